@@ -1,0 +1,126 @@
+"""The records that the controller keeps, as they are in the state, in images and on the wire (msgpack arrays).
+
+Everything here is plain data. A record is immutable: a command replaces it. Tables are dictionaries keyed as noted; a
+delta is a list of `(table, key, record or None)`. Fields may be added at the end with a default, never removed or
+reordered: old snapshots and journals must still load.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from storage.managers import StreamRange
+
+NO_BROKER = -1
+
+
+class StreamState(IntEnum):
+    """Whether a stream has an owner that may append."""
+
+    CLOSED = 0
+    OPENED = 1
+
+
+class ObjectState(IntEnum):
+    """The life of an object in the metadata."""
+
+    PREPARED = 0
+    """An id was given out; nothing may name it yet."""
+    COMMITTED = 1
+    DESTROYED = 2
+    """Nothing names it any more; it is deleted from the bucket after the delay, then forgotten."""
+
+
+class BrokerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `brokers`, key: broker id (int32)."""
+
+    id: int
+    check_code: str
+    """Drawn by the broker with its identity; tells two directories with one id apart."""
+    host: str
+    """Kafka host that clients connect to."""
+    port: int
+    rack: str
+    admin_url: str
+    incarnation: str
+    """Drawn at each process start; a larger registration replaces it."""
+    registration_epoch: int
+    """Grows with each registration (int64)."""
+    alive: bool
+
+
+class ReplicaSetRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `replica_sets`, key: id (the id of the broker that is its preferred master)."""
+
+    id: int
+    members: tuple[int, ...]
+    learners: tuple[int, ...]
+    master: int
+    """Broker id, or -1."""
+    master_epoch: int
+    sync_state_set: tuple[int, ...]
+    sync_state_set_epoch: int
+    committed_wal_offset: int
+    """What committed objects cover of its WAL (int64 bytes)."""
+
+
+class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `topics`, key: topic id (16 bytes)."""
+
+    id: bytes
+    name: str
+    partitions: int
+    configs: dict[str, str]
+    """Overrides only, by Kafka's names."""
+    internal: bool
+    created_ms: int
+
+
+class PartitionRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `partitions`, key: (topic id, index).
+
+    Leader = master of the replica set. Leader epoch = `epoch_base` + that replica set's master epoch, so an election
+    touches no partition record; a move chooses `epoch_base` so that the leader epoch grows.
+    """
+
+    topic_id: bytes
+    index: int
+    replica_set: int
+    epoch_base: int
+    first_stream: int
+    """Stream ids: meta = first_stream, data = +1, time = +2, txn = +3."""
+
+
+class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `streams`, key: stream id (int64)."""
+
+    id: int
+    epoch: int
+    """-1 before the first open."""
+    state: int
+    """A `StreamState`."""
+    replica_set: int
+    start_offset: int
+    end_offset: int
+    """Committed end."""
+    owner_since_epoch: int
+    quarantined: str = ""
+    """Why the stream takes no commits, or empty."""
+
+
+class ObjectRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `objects`, key: object id (int64)."""
+
+    id: int
+    state: int
+    """An `ObjectState`."""
+    kind: int
+    """A `storage.managers.ObjectKind`; 0 while prepared."""
+    size: int
+    ranges: tuple[StreamRange, ...]
+    since_ms: int
+    """When it entered this state."""
+    expires_ms: int
+    """When a prepared id is given up, or a destroyed object may be deleted."""

@@ -1,0 +1,23 @@
+"""Section `[controller]` of the configuration."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the controller listens, elects and keeps time."""
+
+    host: str = "127.0.0.1"
+    """Where its RPC server listens."""
+    port: int = 0
+    """RPC port; 0 chooses a free one and writes it to the data directory."""
+    endpoints: list[str] = msgspec.field(default_factory=list)
+    """`host:port` of every controller's RPC server, for brokers; empty: the one in this process."""
+    session_timeout_ms: int = 10_000
+    """A broker without a heartbeat for so long is dead."""
+    heartbeat_interval_ms: int = 1_000
+    snapshot_entries: int = 10_000
+    """Journal entries after which a snapshot is taken and the journal rewritten."""
+    command_timeout_ms: int = 10_000
+    """After this a command's outcome is unknown and the caller asks again with the same id."""

@@ -1,0 +1,105 @@
+"""`Network`, the door to byte streams between processes.
+
+It is asyncio's protocol interface and nothing more: a factory makes a protocol object for each connection, a transport
+is handed to it. The real door asks the running event loop (uvloop in production); the simulated one joins two
+protocols in memory and may delay, cut or slow what flows between them. Byte streams keep their order on a connection;
+nothing is promised across connections.
+
+Entry: `TcpNetwork`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from runtime.errors import TidelogError, Unavailable
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+
+class AddressInUse(TidelogError):
+    """Another process listens on the wanted port."""
+
+    exit_code = 8
+
+
+class Listener(Protocol):
+    """A listening endpoint."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The bound host and port; the port is the one the system chose where 0 was asked for."""
+        ...
+
+    async def close(self) -> None:
+        """Stop accepting. Connections already open are left to their protocols."""
+        ...
+
+
+class Network(Protocol):
+    """Opens and accepts byte streams."""
+
+    async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
+        """Accept connections on `host`:`port` (0–65535, 0: any free one). Raises `AddressInUse`."""
+        ...
+
+    async def connect(
+        self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        """Open a connection within `timeout_s` seconds. Raises `Unavailable`."""
+        ...
+
+
+class _TcpListener:
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        name = server.sockets[0].getsockname()
+        self._address = (str(name[0]), int(name[1]))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self._address
+
+    async def close(self) -> None:
+        self._server.close()
+
+
+class TcpNetwork:
+    """Real TCP on the running event loop. Sets TCP_NODELAY on both ends."""
+
+    async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
+        """See `Network.listen`."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(factory, host, port, backlog=1024)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
+                raise AddressInUse(
+                    f"port {port} on {host} is in use by another process",
+                    hint=f"stop it (`ss -ltnp 'sport = :{port}'` shows it) or choose another port",
+                ) from error
+            raise AddressInUse(
+                f"cannot listen on {host}:{port}: {error}", hint="check the host and port in the configuration"
+            ) from error
+        return _TcpListener(server)
+
+    async def connect(
+        self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        """See `Network.connect`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                transport, protocol = await loop.create_connection(factory, host, port)
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(
+                f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="is the process up?"
+            ) from error
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return transport, protocol

@@ -1,0 +1,109 @@
+"""What storage needs of a controller, as a protocol of its own (imports go down, never up).
+
+The controller's client implements `ObjectManager`; tests use a small in-memory one. Commit is where rules 3, 4, 5 and 7
+of DESIGN.md are enforced by the controller; storage asserts the same before it asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+from runtime.errors import Fenced, TidelogError
+
+
+class ObjectKind(IntEnum):
+    """What an object in the bucket holds (uint8 on disk and wire)."""
+
+    STREAM_SET = 1
+    """Data blocks of many streams, sorted by stream id then offset."""
+    STREAM = 2
+    """Data blocks of one stream."""
+
+
+class StreamRange(msgspec.Struct, frozen=True, array_like=True):
+    """Offsets `[start_offset, end_offset)` of one stream. All int64."""
+
+    stream_id: int
+    start_offset: int
+    end_offset: int
+
+
+class NewObject(msgspec.Struct, frozen=True, array_like=True):
+    """An object that was written under a prepared id and now asks to be committed."""
+
+    object_id: int
+    kind: int
+    """An `ObjectKind`."""
+    size: int
+    """Bytes."""
+    ranges: tuple[StreamRange, ...]
+    """Sorted by stream id; contiguous within a stream."""
+
+
+class CommitObjects(msgspec.Struct, frozen=True, array_like=True):
+    """One upload: the objects that carry a WAL range of a replica set to the bucket.
+
+    The controller refuses it unless the master epoch is current, `wal_start` is the replica set's committed WAL offset
+    and every stream range starts at the stream's committed end. The same commit twice is success.
+    """
+
+    replica_set_id: int
+    master_epoch: int
+    wal_start: int
+    wal_end: int
+    objects: tuple[NewObject, ...]
+
+
+class ObjectSlice(msgspec.Struct, frozen=True, array_like=True):
+    """A committed object's part of one stream."""
+
+    object_id: int
+    kind: int
+    size: int
+    start_offset: int
+    end_offset: int
+
+
+class CommitRefused(Fenced):
+    """The controller refused a commit for good: a stale master epoch or a stream owned by somebody else."""
+
+
+class CommitGap(TidelogError):
+    """A commit does not start at the committed end of a stream or WAL. The stream is quarantined (rule 5)."""
+
+    kafka_code = 56
+
+    def __init__(self, message: str, *, stream_id: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.stream_id = stream_id
+
+
+class ObjectManager(Protocol):
+    """The controller, as storage sees it."""
+
+    async def prepare_objects(self, count: int, ttl_ms: int) -> int:
+        """Reserve `count` (1–1,024) consecutive object ids and return the first.
+
+        Ids not committed within `ttl_ms` milliseconds are given up: their objects become orphans and are deleted.
+        Raises `Unavailable`.
+        """
+        ...
+
+    async def commit_objects(self, commit: CommitObjects) -> None:
+        """Make the objects part of the metadata. When it returns, `find_objects` here knows them.
+
+        Raises `CommitRefused`, `CommitGap`, and `Unavailable` (outcome unknown: ask again with the same commit).
+        """
+        ...
+
+    def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
+        """At most `limit` slices that hold offsets of `[start_offset, end_offset)`, in order, from local memory."""
+        ...
+
+    def committed_wal_offset(self, replica_set_id: int) -> int:
+        """The WAL offset up to which committed objects cover the replica set's WAL (int64 bytes)."""
+        ...

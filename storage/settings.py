@@ -1,0 +1,80 @@
+"""The configuration of this room: one typed struct a section, each field with its unit, range and reason.
+
+`tidelog.config` composes the sections of all rooms into the one model and documents where each value came from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MIB = 1 << 20
+
+
+class WalSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[wal]`."""
+
+    kind: Literal["disk", "s3", "memory"] = "disk"
+    flush: Literal["sync", "async"] = "sync"
+    """`sync`: acknowledged after fdatasync. `async`: after the write; a power loss may lose `flush_interval_ms`."""
+    flush_interval_ms: int = 100
+    """How often `async` syncs (1–60,000)."""
+    segment_bytes: int = 64 * MIB
+    """Size of a WAL file, zero-filled ahead of use (1 MiB–4 GiB)."""
+    max_bytes: int = 2048 * MIB
+    """Bound on the WAL on disk; at the bound producers wait for uploads."""
+    max_record_bytes: int = 128 * MIB
+    """Bound on one record's payload."""
+
+
+class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[s3]`. Without an endpoint and bucket the embedded store under the data directory is used."""
+
+    endpoint: str = ""
+    """`http(s)://host:port`; empty with a bucket set means AWS."""
+    bucket: str = ""
+    prefix: str = ""
+    """Put before every key; several clusters may share a bucket."""
+    region: str = "us-east-1"
+    access_key_id: str = ""
+    """Empty: the usual chain (environment, shared files, instance role)."""
+    secret_access_key: str = ""
+    create_bucket: bool = True
+    """Create the bucket if it is not there."""
+    max_concurrency: int = 64
+    """Requests in flight (1–1,024)."""
+    request_timeout_ms: int = 10_000
+    """One attempt."""
+    retry_budget_ms: int = 60_000
+    """All attempts of one call together."""
+    multipart_bytes: int = 32 * MIB
+    """Bodies from this size on go as multipart uploads; also the size of a part (≥ 5 MiB)."""
+
+
+class UploadSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[upload]`."""
+
+    size_bytes: int = 64 * MIB
+    """Upload when this much confirmed data waits."""
+    age_ms: int = 10_000
+    """Upload when the oldest confirmed record has waited this long."""
+    split_bytes: int = 8 * MIB
+    """A stream with at least this much in one upload gets an object of its own."""
+    block_bytes: int = 256 * 1024
+    """Target size of a data block (a block holds at least one record)."""
+    max_in_flight: int = 4
+    """Uploads that may overlap; they commit in order."""
+    prepare_ttl_ms: int = 600_000
+    """Object ids not committed by then are given up."""
+    delete_delay_ms: int = 60_000
+    """How long a destroyed object stays in the bucket for readers that hold older metadata (rule 6)."""
+
+
+class CacheSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[cache]`."""
+
+    log_bytes: int = 512 * MIB
+    """Log cache: what is not uploaded must fit; at the bound producers wait."""
+    block_bytes: int = 256 * MIB
+    """Block cache for reads from the bucket."""
