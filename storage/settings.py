@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 MIB = 1 << 20
+
+Bytes = Annotated[int, Meta(ge=0)]
+Millis = Annotated[int, Meta(ge=1)]
 
 
 class WalSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -18,13 +22,13 @@ class WalSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["disk", "s3", "memory"] = "disk"
     flush: Literal["sync", "async"] = "sync"
     """`sync`: acknowledged after fdatasync. `async`: after the write; a power loss may lose `flush_interval_ms`."""
-    flush_interval_ms: int = 100
+    flush_interval_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100
     """How often `async` syncs (1–60,000)."""
-    segment_bytes: int = 64 * MIB
+    segment_bytes: Annotated[int, Meta(ge=MIB, le=4096 * MIB)] = 64 * MIB
     """Size of a WAL file, zero-filled ahead of use (1 MiB–4 GiB)."""
-    max_bytes: int = 2048 * MIB
+    max_bytes: Annotated[int, Meta(ge=4 * MIB)] = 2048 * MIB
     """Bound on the WAL on disk; at the bound producers wait for uploads."""
-    max_record_bytes: int = 128 * MIB
+    max_record_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 128 * MIB
     """Bound on one record's payload."""
 
 
@@ -42,39 +46,39 @@ class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     secret_access_key: str = ""
     create_bucket: bool = True
     """Create the bucket if it is not there."""
-    max_concurrency: int = 64
+    max_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 64
     """Requests in flight (1–1,024)."""
-    request_timeout_ms: int = 10_000
+    request_timeout_ms: Millis = 10_000
     """One attempt."""
-    retry_budget_ms: int = 60_000
+    retry_budget_ms: Millis = 60_000
     """All attempts of one call together."""
-    multipart_bytes: int = 32 * MIB
+    multipart_bytes: Annotated[int, Meta(ge=5 * MIB)] = 32 * MIB
     """Bodies from this size on go as multipart uploads; also the size of a part (≥ 5 MiB)."""
 
 
 class UploadSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[upload]`."""
 
-    size_bytes: int = 64 * MIB
+    size_bytes: Annotated[int, Meta(ge=1024)] = 64 * MIB
     """Upload when this much confirmed data waits."""
-    age_ms: int = 10_000
+    age_ms: Millis = 10_000
     """Upload when the oldest confirmed record has waited this long."""
-    split_bytes: int = 8 * MIB
+    split_bytes: Annotated[int, Meta(ge=1024)] = 8 * MIB
     """A stream with at least this much in one upload gets an object of its own."""
-    block_bytes: int = 256 * 1024
+    block_bytes: Annotated[int, Meta(ge=4096, le=16 * MIB)] = 256 * 1024
     """Target size of a data block (a block holds at least one record)."""
-    max_in_flight: int = 4
+    max_in_flight: Annotated[int, Meta(ge=1, le=64)] = 4
     """Uploads that may overlap; they commit in order."""
-    prepare_ttl_ms: int = 600_000
+    prepare_ttl_ms: Annotated[int, Meta(ge=1000)] = 600_000
     """Object ids not committed by then are given up."""
-    delete_delay_ms: int = 60_000
+    delete_delay_ms: Annotated[int, Meta(ge=0)] = 60_000
     """How long a destroyed object stays in the bucket for readers that hold older metadata (rule 6)."""
 
 
 class CacheSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[cache]`."""
 
-    log_bytes: int = 512 * MIB
+    log_bytes: Annotated[int, Meta(ge=4 * MIB)] = 512 * MIB
     """Log cache: what is not uploaded must fit; at the bound producers wait."""
-    block_bytes: int = 256 * MIB
+    block_bytes: Bytes = 256 * MIB
     """Block cache for reads from the bucket."""

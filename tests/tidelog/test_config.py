@@ -1,0 +1,77 @@
+"""The configuration: sources, their order, and errors that help."""
+
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ConfigError
+from tidelog.config import load, parse_set
+
+
+def test_defaults_load_and_say_so() -> None:
+    loaded = load()
+    assert loaded.config.kafka.port == 9092
+    assert {setting.source for setting in loaded.settings()} == {"default"}
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("[kafka]\nport = 1\nnum_partitions = 7\n[wal]\nflush = 'async'\n")
+    environment = {"TIDELOG_KAFKA__PORT": "2", "TIDELOG_KAFKA__RACK": "r1", "OTHER": "x"}
+    loaded = load(file, environment, [("kafka.port", 3)])
+    by_key = {setting.key: setting for setting in loaded.settings()}
+    assert (by_key["kafka.port"].value, by_key["kafka.port"].source) == (3, "flag")
+    assert (by_key["kafka.rack"].value, by_key["kafka.rack"].source) == ("r1", "environment TIDELOG_KAFKA__RACK")
+    assert (by_key["kafka.num_partitions"].value, by_key["kafka.num_partitions"].source) == (7, f"file {file}")
+    assert by_key["wal.flush"].value == "async"
+
+
+def test_an_unknown_key_names_its_source_and_the_nearest_key(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("[wal]\nflsh = 'async'\n")
+    with pytest.raises(ConfigError, match=r"wal\.flsh.*t\.toml.*did you mean 'wal\.flush'"):
+        load(file)
+
+
+def test_an_unknown_section_suggests_where_the_key_lives() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'wal\.flush'"):
+        load(flags=[("disk.flush", "sync")])
+
+
+@pytest.mark.parametrize("value", ["70000", "-1", "many"])
+def test_a_value_out_of_range_or_of_a_wrong_type_is_refused_with_key_and_source(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.port.*TIDELOG_KAFKA__PORT"):
+        load(environment={"TIDELOG_KAFKA__PORT": value})
+
+
+def test_lists_come_from_commas() -> None:
+    loaded = load(environment={"TIDELOG_NODE__ROLES": "broker, controller"})
+    assert loaded.config.node.roles == ["broker", "controller"]
+
+
+def test_a_key_outside_a_section_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("data_dir = 'x'\n")
+    with pytest.raises(ConfigError, match=r"did you mean 'node\.data_dir'"):
+        load(file)
+
+
+def test_a_missing_or_broken_file_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load(tmp_path / "none.toml")
+    broken = tmp_path / "b.toml"
+    broken.write_text("[")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(broken)
+
+
+def test_secrets_are_not_shown() -> None:
+    loaded = load(flags=[("s3.secret_access_key", "hush")])
+    shown = {setting.key: setting.value for setting in loaded.settings()}
+    assert shown["s3.secret_access_key"] == "********"
+
+
+def test_set_flags_are_parsed_or_explained() -> None:
+    assert parse_set("wal.flush=async") == ("wal.flush", "async")
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        parse_set("wal.flush")

@@ -1,0 +1,173 @@
+"""The configuration: one typed model, one order of sources, and an answer to "where does this value come from?".
+
+Order, the later wins: defaults < TOML file (`--config`) < environment (`TIDELOG_SECTION__KEY`) < flags (`--set
+section.key=value` and the flags of their own). Unknown sections and keys are errors that suggest the nearest name;
+a value of the wrong type or out of range names its key and its source. Secrets are never printed.
+
+The sections' fields, units and ranges are in each room's `settings` module; this module only composes them.
+
+Entry: `load`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from controller.settings import ControllerSettings
+from runtime.errors import ConfigError
+from storage.settings import CacheSettings, S3Settings, UploadSettings, WalSettings
+
+ENV_PREFIX = "TIDELOG_"
+SECRETS = frozenset({"s3.secret_access_key"})
+
+
+class NodeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[node]`: who this process is."""
+
+    id: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 1
+    """Broker id (int32); kept in the data directory's identity file once used."""
+    roles: list[Literal["controller", "broker"]] = msgspec.field(default_factory=lambda: ["controller", "broker"])
+    data_dir: str = "tidelog-data"
+    """Holds `wal/`, `bucket/` (the embedded store) and `controller/`."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    shutdown_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000
+    """How long SIGTERM waits for requests in flight and the last upload."""
+
+
+class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """All sections."""
+
+    node: NodeSettings = msgspec.field(default_factory=NodeSettings)
+    kafka: KafkaSettings = msgspec.field(default_factory=KafkaSettings)
+    admin: AdminSettings = msgspec.field(default_factory=AdminSettings)
+    controller: ControllerSettings = msgspec.field(default_factory=ControllerSettings)
+    wal: WalSettings = msgspec.field(default_factory=WalSettings)
+    s3: S3Settings = msgspec.field(default_factory=S3Settings)
+    upload: UploadSettings = msgspec.field(default_factory=UploadSettings)
+    cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
+    group: GroupSettings = msgspec.field(default_factory=GroupSettings)
+
+
+class Setting(NamedTuple):
+    """One effective value."""
+
+    key: str
+    """Dotted: `wal.flush`."""
+    value: Any
+    source: str
+    """`default`, `file PATH`, `environment NAME` or `flag`."""
+
+
+class Loaded(NamedTuple):
+    """A configuration and where each value that is not a default came from."""
+
+    config: Config
+    sources: dict[str, str]
+
+    def settings(self) -> Iterator[Setting]:
+        """Every setting in the model's order; secrets as `********`."""
+        for section, key, value in _walk(self.config):
+            name = f"{section}.{key}"
+            shown = "********" if name in SECRETS and value else value
+            yield Setting(name, shown, self.sources.get(name, "default"))
+
+
+def _walk(config: Config) -> Iterator[tuple[str, str, Any]]:
+    for section in config.__struct_fields__:
+        struct = getattr(config, section)
+        for key in struct.__struct_fields__:
+            yield section, key, getattr(struct, key)
+
+
+def _known_keys() -> list[str]:
+    return [f"{section}.{key}" for section, key, _ in _walk(Config())]
+
+
+def load(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Iterable[tuple[str, str | int | bool]] = (),
+) -> Loaded:
+    """Merge the sources in their order and check the result. Raises `ConfigError`.
+
+    `flags` are `(dotted key, value)` pairs; strings are parsed as the field's type demands.
+    """
+    merged: dict[str, tuple[Any, str]] = {}
+    if file is not None:
+        merged.update(_from_file(file))
+    for name, value in sorted((environment or {}).items()):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            key = name[len(ENV_PREFIX) :].lower().replace("__", ".", 1)
+            merged[key] = (value, f"environment {name}")
+    for key, flag in flags:
+        merged[key] = (flag, "flag")
+    config = Config()
+    for key, (value, source) in merged.items():
+        _assign(config, key, value, source)
+    return Loaded(config, {key: source for key, (_, source) in merged.items()})
+
+
+def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
+    source = f"file {file}"
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no configuration file {file}", hint="check --config") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read configuration file {file}: {error}") from error
+    values: dict[str, tuple[Any, str]] = {}
+    for section, body in document.items():
+        if not isinstance(body, dict):
+            raise ConfigError(
+                f"{source}: {section!r} stands outside a section",
+                hint=_nearest(f"node.{section}", "put it under a [section]"),
+            )
+        for key, value in body.items():
+            values[f"{section}.{key}"] = (value, source)
+    return values
+
+
+def _nearest(key: str, otherwise: str) -> str:
+    known = _known_keys()
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not close:
+        tail = key.rpartition(".")[2]
+        close = [name for name in known if name.rpartition(".")[2] == tail][:1]
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def _assign(config: Config, key: str, value: Any, source: str) -> None:
+    section, _, name = key.partition(".")
+    struct = getattr(config, section, None) if section in config.__struct_fields__ else None
+    if struct is None or name not in struct.__struct_fields__:
+        raise ConfigError(
+            f"unknown configuration key {key!r} (from {source})",
+            hint=_nearest(key, "`tidelog config` lists every key"),
+        )
+    wanted = next(field.type for field in msgspec.structs.fields(type(struct)) if field.name == name)
+    textual = isinstance(value, str)
+    if textual and msgspec.inspect.type_info(wanted).__class__ is msgspec.inspect.ListType:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        converted = msgspec.convert(value, wanted, strict=not textual)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"configuration key {key!r} (from {source}) has a wrong value {value!r}: {error}") from error
+    setattr(struct, name, converted)
+
+
+def parse_set(text: str) -> tuple[str, str]:
+    """Split one `--set section.key=value`. Raises `ConfigError`."""
+    key, equals, value = text.partition("=")
+    if not equals or "." not in key:
+        raise ConfigError(f"--set takes section.key=value, not {text!r}", hint="for example --set wal.flush=async")
+    return key.strip(), value.strip()
