@@ -12,6 +12,7 @@ Entry: `load`.
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -171,3 +172,15 @@ def parse_set(text: str) -> tuple[str, str]:
     if not equals or "." not in key:
         raise ConfigError(f"--set takes section.key=value, not {text!r}", hint="for example --set wal.flush=async")
     return key.strip(), value.strip()
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration as a TOML document that `load` reads back."""
+    lines: list[str] = []
+    section_before = ""
+    for section, key, value in _walk(config):
+        if section != section_before:
+            lines.append(f"[{section}]")
+            section_before = section
+        lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"

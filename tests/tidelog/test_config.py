@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ConfigError
-from tidelog.config import load, parse_set
+from tidelog.config import load, parse_set, to_toml
 
 
 def test_defaults_load_and_say_so() -> None:
@@ -75,3 +75,10 @@ def test_set_flags_are_parsed_or_explained() -> None:
     assert parse_set("wal.flush=async") == ("wal.flush", "async")
     with pytest.raises(ConfigError, match=r"section\.key=value"):
         parse_set("wal.flush")
+
+
+def test_a_configuration_written_as_toml_reads_back_the_same(tmp_path: Path) -> None:
+    config = load(flags=[("s3.prefix", 'a "quoted" ü\n'), ("wal.flush", "async"), ("node.roles", "broker")]).config
+    file = tmp_path / "t.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert load(file).config == config

@@ -1,0 +1,148 @@
+"""The data directory: who it belongs to, and that only one process uses it.
+
+`identity.json` says which cluster and broker the directory belongs to. It is written in two steps, each durable: a
+`check_code` is drawn and stored before the broker registers, the cluster id is added after the controller has accepted
+it (hot-tier.md C2), so a crash between them is finished by the next start. `lock` is held for the life of the process.
+
+    DIR/identity.json   {"format": 1, "broker_id", "check_code", "cluster_id" or "", "crc32c"}
+    DIR/lock            flock(2), holds the pid
+    DIR/wal/  DIR/bucket/  DIR/controller/
+
+Entry: `DataDirectory.open`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import crc32c
+
+from runtime.errors import CorruptData, TidelogError
+
+FORMAT = 1
+
+
+class WrongDataDirectory(TidelogError):
+    """The data directory is in use, or belongs to another cluster or broker."""
+
+    exit_code = 9
+
+
+def _checksum(body: dict[str, Any]) -> int:
+    return int(crc32c.crc32c(json.dumps(body, sort_keys=True).encode()))
+
+
+class DataDirectory:
+    """An opened, locked data directory."""
+
+    def __init__(self, path: Path, lock_fd: int, broker_id: int, check_code: str, cluster_id: str) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+        self.broker_id = broker_id
+        self.check_code = check_code
+        self.cluster_id = cluster_id
+        """Empty until the broker has registered once."""
+
+    @classmethod
+    def open(cls, path: Path, broker_id: int, new_check_code: str) -> DataDirectory:
+        """Create or open `path`, lock it and read its identity.
+
+        `new_check_code` is stored if the directory has no identity yet. Raises `WrongDataDirectory`, `CorruptData`.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise WrongDataDirectory(
+                f"cannot use data directory {path}: {error.strerror}", hint="check --data-dir and its permissions"
+            ) from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
+            os.close(lock_fd)
+            raise WrongDataDirectory(
+                f"data directory {path} is in use by process {holder or 'unknown'}",
+                hint="stop that process, or choose another --data-dir",
+            ) from error
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+        directory = cls(path, lock_fd, broker_id, new_check_code, "")
+        try:
+            directory._load()
+        except TidelogError:
+            directory.close()
+            raise
+        return directory
+
+    def _load(self) -> None:
+        identity = self._read(self.path / "identity.json")
+        if identity is None:
+            self._write()
+            return
+        if identity["broker_id"] != self.broker_id:
+            raise WrongDataDirectory(
+                f"data directory {self.path} belongs to broker {identity['broker_id']}, "
+                f"this process is broker {self.broker_id}",
+                hint="set node.id to match, or choose another data directory",
+            )
+        self.check_code = identity["check_code"]
+        self.cluster_id = identity["cluster_id"]
+
+    @staticmethod
+    def _read(file: Path) -> dict[str, Any] | None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            body = json.loads(text)
+            stored = body.pop("crc32c")
+            if body["format"] != FORMAT or stored != _checksum(body):
+                raise ValueError("checksum or format does not match")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptData(
+                f"identity file {file} is damaged: {error}",
+                hint="restore it from a copy; deleting it makes this a new, empty broker directory",
+            ) from error
+        assert isinstance(body, dict)
+        return body
+
+    def _write(self) -> None:
+        body = {
+            "format": FORMAT,
+            "broker_id": self.broker_id,
+            "check_code": self.check_code,
+            "cluster_id": self.cluster_id,
+        }
+        draft = self.path / "identity.json.tmp"
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({**body, "crc32c": _checksum(body)}))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self.path / "identity.json")
+        directory_fd = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(directory_fd)
+        finally:
+            os.close(directory_fd)
+
+    def belongs_to(self, cluster_id: str) -> None:
+        """Bind the directory to a cluster, or check that it is bound to this one. Raises `WrongDataDirectory`."""
+        if self.cluster_id == cluster_id:
+            return
+        if self.cluster_id:
+            raise WrongDataDirectory(
+                f"data directory {self.path} belongs to cluster {self.cluster_id}, the controller is of {cluster_id}",
+                hint="choose the data directory of this cluster, or an empty one",
+            )
+        self.cluster_id = cluster_id
+        self._write()
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock_fd)
