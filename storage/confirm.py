@@ -1,0 +1,110 @@
+"""The confirm offset: up to which WAL offset the quorum rule is met. Nothing past it is visible or uploaded (rule 2).
+
+Sans-IO: somebody calls `advance` (the WAL, when a single member syncs; the replication later), and whoever registered
+an offset hears of it, in the order of offsets. Listeners run inside `advance`, before any task that `wait`s resumes:
+high watermarks have moved when a produce response is written.
+
+Invariants: the value never goes back; a listener runs at most once; after `fail` no listener runs and every wait raises.
+
+Entry: `ConfirmOffset`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_NEVER = 1 << 63
+
+
+def _put_in_order(queue: deque[tuple[int, _T]], offset: int, item: _T) -> None:
+    """Append in O(1) when offsets come in order, as they do; otherwise walk back to the place."""
+    if not queue or queue[-1][0] <= offset:
+        queue.append((offset, item))
+        return
+    index = len(queue)
+    while index > 0 and queue[index - 1][0] > offset:
+        index -= 1
+    queue.insert(index, (offset, item))
+
+
+class ConfirmOffset:
+    """A WAL offset (int64 bytes) that only grows, and those who wait for it."""
+
+    __slots__ = ("_error", "_listeners", "_on_watch", "_waiters", "_watch_at", "value")
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+        """The confirm offset now."""
+        self._listeners: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._error: Exception | None = None
+        self._watch_at = _NEVER
+        self._on_watch: Callable[[], None] | None = None
+
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing will be confirmed any more, or None."""
+        return self._error
+
+    def advance(self, offset: int) -> None:
+        """Everything before `offset` is confirmed. A smaller or equal offset than before changes nothing."""
+        if offset <= self.value or self._error is not None:
+            return
+        self.value = offset
+        listeners = self._listeners
+        while listeners and listeners[0][0] <= offset:
+            listeners.popleft()[1]()
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= offset:
+            future = waiters.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+        if offset >= self._watch_at and self._on_watch is not None:
+            self._watch_at = _NEVER
+            self._on_watch()
+
+    def add_listener(self, wal_offset: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the value is at least `wal_offset`: now, if it is already. O(1) in offset order.
+
+        Never called after `fail`. The callback must not raise and must be quick: it runs on the path of every ack.
+        """
+        if wal_offset <= self.value:
+            callback()
+        elif self._error is None:
+            _put_in_order(self._listeners, wal_offset, callback)
+
+    async def wait(self, wal_offset: int) -> None:
+        """Return when the value is at least `wal_offset`. Raises what `fail` was given if it never will be."""
+        if wal_offset <= self.value:
+            return
+        if self._error is not None:
+            raise self._error
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _put_in_order(self._waiters, wal_offset, future)
+        await future
+
+    def watch(self, wal_offset: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the value reaches `wal_offset`. There is one watch; a new one replaces it.
+
+        This is for the uploader, which waits for sizes far ahead and would break the listeners' order.
+        """
+        self._watch_at = wal_offset
+        self._on_watch = callback
+        if wal_offset <= self.value:
+            self._watch_at = _NEVER
+            callback()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will be confirmed: the WAL failed or this master is fenced. The first error stays."""
+        if self._error is not None:
+            return
+        self._error = error
+        self._listeners.clear()
+        waiters, self._waiters = self._waiters, deque()
+        for _, future in waiters:
+            if not future.done():
+                future.set_exception(error)
