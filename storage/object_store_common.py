@@ -1,0 +1,231 @@
+"""What all object stores share: limits on keys, joining and slicing bodies, merging of ranges, retries, the probe.
+
+Invariants:
+- A key that passes `check_key` can be held by every backend, so that data can move between them.
+- `merge_ranges` covers exactly the bytes asked for plus gaps of at most `MERGE_GAP_BYTES`.
+- `Retrier` never starts an attempt after the budget is spent: a call lasts at most the budget plus one attempt.
+
+Entry: `check_key`, `merge_ranges`, `Retrier`, `probe_store`.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from runtime.clock import Clock
+from runtime.errors import ConfigError, InvalidInput, Unavailable
+from runtime.tasks import Backoff
+from storage.object_store import Buffer, ObjectExists, ObjectStore, StoreCapabilities
+from storage.object_store_stats import OperationStats
+
+T = TypeVar("T")
+
+MAX_KEY_BYTES: Final = 1024
+"""S3's bound."""
+MAX_SEGMENT_BYTES: Final = 255
+"""Bound on a part of a key between slashes: what file systems, and therefore the local store and MinIO, can name."""
+MERGE_GAP_BYTES: Final = 64 * 1024
+"""Ranges at most this far apart share a GET. A request costs about 1 ms of CPU in aiobotocore (deps.md), in which
+time several times 64 KiB could have been read; the bound keeps what is read in vain below a quarter of a block."""
+MAX_MERGED_BYTES: Final = 16 * 1024 * 1024
+"""A merged GET does not grow past this, so that large reads run side by side and one retry repeats little."""
+
+
+class StoreFull(Unavailable):
+    """The disk under the store is full (or the quota is used up). Retriable: it passes when space is made."""
+
+
+class StoreAccessDenied(ConfigError):
+    """The store refuses the credentials. A retry cannot help until somebody mends them."""
+
+
+class StoreUnsupported(InvalidInput):
+    """The server does not know how to do what was asked (HTTP 501, or a header it ignores)."""
+
+
+def check_key(key: str) -> str:
+    """Return `key` if every backend can hold it; raise `InvalidInput` otherwise.
+
+    1 to 1,024 UTF-8 bytes; parts between slashes of 1 to 255 bytes, none `.` or `..`; no control characters.
+    """
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"object key {key!r} is not valid UTF-8") from error
+    if not 1 <= len(encoded) <= MAX_KEY_BYTES:
+        raise InvalidInput(f"an object key has 1 to {MAX_KEY_BYTES} bytes, this one has {len(encoded)}: {key[:80]!r}")
+    if any(character < " " or character == "\x7f" for character in key):
+        raise InvalidInput(f"object key {key!r} contains a control character")
+    for segment in key.split("/"):
+        if segment in ("", ".", ".."):
+            raise InvalidInput(f"object key {key!r} has an empty, '.' or '..' part between slashes")
+        if len(segment) > MAX_SEGMENT_BYTES // 4 and len(segment.encode()) > MAX_SEGMENT_BYTES:
+            raise InvalidInput(f"object key {key[:80]!r}… has a part of more than {MAX_SEGMENT_BYTES} bytes")
+    return key
+
+
+def body_size(body: Sequence[Buffer]) -> int:
+    """Bytes in all buffers together."""
+    return sum(memoryview(buffer).nbytes for buffer in body)
+
+
+def join_body(body: Sequence[Buffer]) -> bytes:
+    """All buffers as one `bytes`; without a copy if it is one already."""
+    if len(body) == 1 and isinstance(body[0], bytes):
+        return body[0]
+    return b"".join(body)
+
+
+def slice_body(body: Sequence[Buffer], start: int, end: int) -> bytes:
+    """Bytes `[start, end)` of the joined buffers, copying only those."""
+    parts: list[memoryview] = []
+    position = 0
+    for buffer in body:
+        view = memoryview(buffer).cast("B")
+        if position < end and position + len(view) > start:
+            parts.append(view[max(0, start - position) : end - position])
+        position += len(view)
+        if position >= end:
+            break
+    return b"".join(parts)
+
+
+@dataclass(slots=True)
+class MergedRange:
+    """One read that serves several ranges."""
+
+    start: int
+    end: int
+    members: list[int] = field(default_factory=list)
+    """Indexes into the ranges asked for."""
+
+
+def check_ranges(key: str, ranges: Sequence[tuple[int, int]]) -> None:
+    """Raise `InvalidInput` for a range that is empty, reversed or negative."""
+    for start, end in ranges:
+        if not 0 <= start < end:
+            raise InvalidInput(f"byte range [{start}, {end}) of {key} is empty, reversed or negative")
+
+
+def past_end(key: str, start: int, end: int) -> InvalidInput:
+    """The error for a range past the end of its object."""
+    return InvalidInput(
+        f"byte range [{start}, {end}) is past the end of {key}", hint="the object is shorter than its index says"
+    )
+
+
+def merge_ranges(
+    ranges: Sequence[tuple[int, int]], *, gap: int = MERGE_GAP_BYTES, limit: int = MAX_MERGED_BYTES
+) -> list[MergedRange]:
+    """Join ranges at most `gap` bytes apart, as long as the result has at most `limit` bytes; by start offset.
+
+    Ranges may overlap and come in any order. A single range longer than `limit` stays whole.
+    """
+    merged: list[MergedRange] = []
+    for index in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        start, end = ranges[index]
+        last = merged[-1] if merged else None
+        if last is not None and start <= last.end + gap and (end <= last.end or end - last.start <= limit):
+            last.end = max(last.end, end)
+        else:
+            last = MergedRange(start, end)
+            merged.append(last)
+        last.members.append(index)
+    return merged
+
+
+def split_merged(ranges: Sequence[tuple[int, int]], reads: Sequence[tuple[MergedRange, bytes]]) -> list[bytes]:
+    """Hand each range asked for its bytes out of the merged reads; in the order asked."""
+    parts: dict[int, bytes] = {}
+    for merged, data in reads:
+        assert len(data) == merged.end - merged.start
+        view = memoryview(data)
+        for index in merged.members:
+            start, end = ranges[index]
+            whole = end - start == len(data)
+            parts[index] = data if whole else bytes(view[start - merged.start : end - merged.start])
+    return [parts[index] for index in range(len(ranges))]
+
+
+class Transient(Exception):  # internal to the retry loop
+    """An attempt failed in a way that another attempt may mend. Never leaves the store."""
+
+
+class Retrier:
+    """Repeats attempts with exponential back-off and full jitter, inside a budget (rule 11).
+
+    An attempt that may be repeated raises `Transient`; whatever else it raises goes straight to the caller.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, *, base_s: float = 0.05, cap_s: float = 5.0) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._base_s = base_s
+        self._cap_s = cap_s
+
+    async def run(
+        self, what: str, hint: str, budget_s: float, stats: OperationStats, attempt: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Run `attempt` until it succeeds. Raises `Unavailable` once `budget_s` seconds would be exceeded."""
+        started = self._clock.monotonic()
+        backoff = Backoff(self._base_s, self._cap_s, self._rng)
+        while True:
+            try:
+                return await attempt()
+            except Transient as error:
+                delay_s = backoff.next_delay_s()
+                elapsed_s = self._clock.monotonic() - started
+                if elapsed_s + delay_s >= budget_s:
+                    attempts = f"{backoff.attempts} attempt{'s' if backoff.attempts > 1 else ''}"
+                    raise Unavailable(
+                        f"{what} failed after {attempts} in {elapsed_s:.1f} s: {error}", hint=hint
+                    ) from error
+            stats.retries += 1
+            await self._clock.sleep(delay_s)
+
+
+async def probe_store(store: ObjectStore, name: str) -> StoreCapabilities:
+    """Find out what a store can do, with a key of its own that it removes; `name` says to people what it is.
+
+    Raises `Unavailable` and what else the store's operations raise.
+    """
+    key = f"probe/{secrets.token_hex(16)}"
+    body = b"tidelog probe: may be deleted"
+    problems: list[str] = []
+    conditional = False
+    try:
+        try:
+            await store.put(key, [body], if_absent=True)
+            await store.put(key, [body], if_absent=True)
+            problems.append(
+                f"{name} ignores `If-None-Match: *`: it let the same key be created twice, so a fenced writer"
+                " could not be stopped"
+            )
+        except ObjectExists:
+            conditional = True
+        except StoreUnsupported:
+            problems.append(f"{name} does not support conditional create (`If-None-Match: *`)")
+            await store.put(key, [body])
+        problems += await _probe_reads(store, name, key, body)
+    finally:
+        await store.delete([key])
+    if [info async for info in store.list(key)]:
+        problems.append(f"{name} still lists an object after its delete was acknowledged")
+    return StoreCapabilities(conditional_create=conditional, problems=tuple(problems))
+
+
+async def _probe_reads(store: ObjectStore, name: str, key: str, body: bytes) -> list[str]:
+    problems: list[str] = []
+    try:
+        if await store.get_ranges(key, [(3, 9)]) != [body[3:9]]:
+            problems.append(f"{name} answers a range read with other bytes than those asked for")
+    except StoreUnsupported:
+        problems.append(f"{name} does not support range reads")
+    listed = [info async for info in store.list(key)]
+    if [(info.key, info.size) for info in listed] != [(key, len(body))]:
+        problems.append(f"{name} does not list an object right after its put was acknowledged")
+    return problems

@@ -1,0 +1,117 @@
+"""`MemoryObjectStore`: a bucket in a dictionary, for tests and for what trusts replication alone.
+
+Invariant: every operation is one step without a suspension point inside, so it is atomic on the event loop.
+
+Entry: `MemoryObjectStore`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import AsyncIterator, Sequence
+
+from runtime.clock import Clock, SystemClock
+from runtime.errors import Closed
+from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities
+from storage.object_store_common import check_key, check_ranges, past_end, probe_store
+from storage.object_store_stats import StoreStats
+
+
+class MemoryObjectStore:
+    """An `ObjectStore` that forgets everything when the process ends."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._bodies: dict[str, bytes] = {}
+        self._infos: dict[str, ObjectInfo] = {}
+        self._keys: list[str] = []  # sorted; code point order is the order of UTF-8 bytes
+        self._version = 0
+        self._closed = False
+        self.stats = StoreStats(self._clock)
+
+    @property
+    def url(self) -> str:
+        """See `ObjectStore.url`."""
+        return "memory://"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the memory object store is closed")
+
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
+        """See `ObjectStore.put`."""
+        self._check_open()
+        check_key(key)
+        with self.stats.measure("put") as stats:
+            if key not in self._bodies:
+                bisect.insort(self._keys, key)
+            elif if_absent:
+                raise ObjectExists(f"object {key} exists in {self.url}")
+            data = b"".join(body)
+            self._version += 1
+            info = ObjectInfo(key, len(data), f"{self._version:016x}", self._clock.time_ms())
+            self._bodies[key] = data
+            self._infos[key] = info
+            stats.bytes_out += len(data)
+            return info
+
+    def _body(self, key: str) -> bytes:
+        self._check_open()
+        check_key(key)
+        body = self._bodies.get(key)
+        if body is None:
+            raise ObjectNotFound(f"object {key} does not exist in {self.url}")
+        return body
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        with self.stats.measure("get") as stats:
+            body = self._body(key)
+            stats.bytes_in += len(body)
+            return body
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See `ObjectStore.get_ranges`."""
+        with self.stats.measure("get_ranges") as stats:
+            check_ranges(key, ranges)
+            body = self._body(key)
+            for start, end in ranges:
+                if end > len(body):
+                    raise past_end(key, start, end)
+            parts = [body[start:end] for start, end in ranges]
+            stats.bytes_in += sum(map(len, parts))
+            return parts
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        with self.stats.measure("head"):
+            self._body(key)
+            return self._infos[key]
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """See `ObjectStore.list`. A change while the iteration is suspended may or may not be seen."""
+        self._check_open()
+        with self.stats.measure("list"):
+            last = start_after
+            at = max(bisect.bisect_left(self._keys, prefix), bisect.bisect_right(self._keys, last))
+        while at < len(self._keys) and self._keys[at].startswith(prefix):
+            last = self._keys[at]
+            yield self._infos[last]
+            at = bisect.bisect_right(self._keys, last)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See `ObjectStore.delete`."""
+        self._check_open()
+        with self.stats.measure("delete"):
+            for key in keys:
+                if self._bodies.pop(check_key(key), None) is not None:
+                    del self._infos[key]
+                    del self._keys[bisect.bisect_left(self._keys, key)]
+
+    async def probe(self) -> StoreCapabilities:
+        """See `ObjectStore.probe`."""
+        return await probe_store(self, "the memory store")
+
+    async def close(self) -> None:
+        """See `ObjectStore.close`."""
+        self._closed = True
