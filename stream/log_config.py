@@ -1,0 +1,49 @@
+"""What a partition log obeys: the effective topic configuration, typed.
+
+The broker resolves Kafka's layers (topic, broker, default) into one `LogConfig`; a log takes a new one at any time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+INT64_MAX = (1 << 63) - 1
+
+
+class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """Effective configuration of one partition log. Names and defaults are Kafka's, with dots as underscores."""
+
+    retention_ms: int = 604_800_000
+    """Segments whose newest record is older than this are dropped; -1: never."""
+    retention_bytes: int = -1
+    """Oldest segments are dropped while the rest still holds this many bytes; -1: no limit."""
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 604_800_000
+    max_message_bytes: int = 1_048_588
+    """Largest record batch, its 12-byte prefix included."""
+    timestamp_type: str = "CreateTime"
+    """`CreateTime` or `LogAppendTime`."""
+    cleanup_policy: str = "delete"
+    """`delete`, `compact`, or both with a comma."""
+    message_timestamp_before_max_ms: int = INT64_MAX
+    """How far a CreateTime timestamp may lie in the past."""
+    message_timestamp_after_max_ms: int = 3_600_000
+    """How far a CreateTime timestamp may lie in the future."""
+    producer_id_expiration_ms: int = 86_400_000
+    """Idempotent producers silent for so long are forgotten."""
+    compression_type: str = "producer"
+    """`producer` keeps batches as they come; `uncompressed`, `gzip`, `snappy`, `lz4` or `zstd` repacks the others."""
+    index_interval_bytes: int = 4096
+    """At most one time index entry for so many bytes of batches."""
+    checkpoint_bytes: int = 16 << 20
+    """A checkpoint goes to the meta stream after so many bytes of batches: the bound on what an unclean open scans."""
+
+    @property
+    def compacts(self) -> bool:
+        """Whether records need keys."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        """Whether retention by time and size applies."""
+        return "delete" in self.cleanup_policy
