@@ -1,0 +1,166 @@
+"""The primitives of Kafka's wire format, read from one buffer by position, and written to a bytearray.
+
+Readers take `(buffer, position)` and return `(value, next position)`. They raise `MalformedRequest` for lengths that
+leave the buffer; a fixed-size field past the end raises `struct.error` or `IndexError`, which the message decoders turn
+into `MalformedRequest` in one place. "Compact" means the flexible versions' encoding: an unsigned varint of length + 1.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+from broker.errors import MalformedRequest
+
+Buffer = bytes | bytearray | memoryview
+
+INT16 = Struct(">h")
+INT32 = Struct(">i")
+INT64 = Struct(">q")
+
+DECODE_ERRORS = (IndexError, UnicodeDecodeError, OverflowError, ValueError)
+"""What reading garbage may raise besides `MalformedRequest` and `struct.error`."""
+
+
+def read_uvarint(buffer: Buffer, at: int) -> tuple[int, int]:
+    """An unsigned 32-bit varint, 1 to 5 bytes."""
+    byte = buffer[at]
+    at += 1
+    if byte < 0x80:
+        return byte, at
+    value = byte & 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = buffer[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise MalformedRequest("a varint is longer than five bytes")
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    """Append an unsigned varint."""
+    while value >= 0x80:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _checked_end(buffer: Buffer, at: int, size: int) -> int:
+    end = at + size
+    if end > len(buffer):
+        raise MalformedRequest(f"a field of {size} bytes leaves the frame")
+    return end
+
+
+def read_legacy_string(buffer: Buffer, at: int) -> tuple[str | None, int]:
+    """A string behind an int16 length; -1 is null."""
+    (size,) = INT16.unpack_from(buffer, at)
+    at += 2
+    if size < 0:
+        if size == -1:
+            return None, at
+        raise MalformedRequest(f"negative string length {size}")
+    end = _checked_end(buffer, at, size)
+    return str(buffer[at:end], "utf-8"), end
+
+
+def read_compact_string(buffer: Buffer, at: int) -> tuple[str | None, int]:
+    """A string behind a compact length; 0 is null."""
+    size, at = read_uvarint(buffer, at)
+    if size == 0:
+        return None, at
+    end = _checked_end(buffer, at, size - 1)
+    return str(buffer[at:end], "utf-8"), end
+
+
+def legacy_bytes_span(buffer: Buffer, at: int) -> tuple[int, int]:
+    """Where bytes behind an int32 length start and end; (next, -1) for null."""
+    (size,) = INT32.unpack_from(buffer, at)
+    at += 4
+    if size < 0:
+        if size == -1:
+            return at, -1
+        raise MalformedRequest(f"negative bytes length {size}")
+    return at, _checked_end(buffer, at, size)
+
+
+def compact_bytes_span(buffer: Buffer, at: int) -> tuple[int, int]:
+    """Where bytes behind a compact length start and end; (next, -1) for null."""
+    size, at = read_uvarint(buffer, at)
+    if size == 0:
+        return at, -1
+    return at, _checked_end(buffer, at, size - 1)
+
+
+def read_legacy_count(buffer: Buffer, at: int) -> tuple[int, int]:
+    """The length of an array; -1 is null. Every element takes a byte or more, so a longer one is a lie."""
+    (count,) = INT32.unpack_from(buffer, at)
+    at += 4
+    if count < -1 or count > len(buffer) - at:
+        raise MalformedRequest(f"an array of {count} elements leaves the frame")
+    return count, at
+
+
+def read_compact_count(buffer: Buffer, at: int) -> tuple[int, int]:
+    """The length of an array in flexible versions; -1 is null."""
+    count, at = read_uvarint(buffer, at)
+    if count - 1 > len(buffer) - at:
+        raise MalformedRequest(f"an array of {count - 1} elements leaves the frame")
+    return count - 1, at
+
+
+def skip_tags(buffer: Buffer, at: int) -> int:
+    """Pass over a tagged-field section; unknown tags are ignored, as KIP-482 asks."""
+    count = buffer[at]
+    if count == 0:
+        return at + 1
+    count, at = read_uvarint(buffer, at)
+    for _ in range(count):
+        _, at = read_uvarint(buffer, at)
+        size, at = read_uvarint(buffer, at)
+        at = _checked_end(buffer, at, size)
+    return at
+
+
+def read_tags(buffer: Buffer, at: int) -> tuple[dict[int, tuple[int, int]], int]:
+    """A tagged-field section as `{tag: (start, end)}` of the values."""
+    count, at = read_uvarint(buffer, at)
+    tags: dict[int, tuple[int, int]] = {}
+    for _ in range(count):
+        tag, at = read_uvarint(buffer, at)
+        size, at = read_uvarint(buffer, at)
+        end = _checked_end(buffer, at, size)
+        tags[tag] = (at, end)
+        at = end
+    return tags, at
+
+
+def required(value: Any, what: str) -> Any:
+    """`value`, or `MalformedRequest` where null is not allowed."""
+    if value is None:
+        raise MalformedRequest(f"{what} is null")
+    return value
+
+
+def write_string(out: bytearray, text: str | None, flexible: bool) -> None:
+    """Append a (nullable) string."""
+    if text is None:
+        out += b"\x00" if flexible else b"\xff\xff"
+        return
+    raw = text.encode()
+    if flexible:
+        write_uvarint(out, len(raw) + 1)
+    else:
+        if len(raw) > 0x7FFF:
+            raise ValueError(f"a string of {len(raw)} bytes does not fit an int16 length")
+        out += INT16.pack(len(raw))
+    out += raw
+
+
+def write_count(out: bytearray, count: int, flexible: bool) -> None:
+    """Append an array length; -1 is null."""
+    if flexible:
+        write_uvarint(out, count + 1)
+    else:
+        out += INT32.pack(count)
