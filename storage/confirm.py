@@ -4,7 +4,8 @@ Sans-IO: somebody calls `advance` (the WAL, when a single member syncs; the repl
 an offset hears of it, in the order of offsets. Listeners run inside `advance`, before any task that `wait`s resumes:
 high watermarks have moved when a produce response is written.
 
-Invariants: the value never goes back; a listener runs at most once; after `fail` no listener runs and every wait raises.
+Invariants: the value never goes back; a listener runs at most once; after `fail` no listener runs and every wait for
+more raises.
 
 Entry: `ConfirmOffset`.
 """

@@ -18,7 +18,7 @@ class StreamRecord(NamedTuple):
 
     base_offset: int
     """First stream offset (int64)."""
-    count: int
+    count: int  # type: ignore[assignment]  # the field shadows tuple.count, which nobody needs here
     """How many offsets the payload covers (1 to 2³²−1)."""
     payload: bytes | memoryview
     """The bytes of the append; a view keeps the block it lies in alive."""

@@ -1,0 +1,158 @@
+"""What `tidelog object list|inspect|verify` show: an object's layout, and whether every byte of it is right.
+
+Verification reads everything: footer, index, each block and each record header; a problem is a sentence with the key,
+the byte position, what was expected and what was found. It goes on after a bad block, so that all are named. Memory
+stays bounded whatever the object's size.
+
+Entry: `inspect_object`, `verify_object`, `list_objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+
+from runtime.errors import CorruptData
+from storage.managers import ObjectKind
+from storage.object_format import FOOTER, INDEX_OVERHEAD, Block, Footer, IndexEntry, ObjectIndex, corrupt
+from storage.object_key import object_prefix, parse_object_key
+from storage.object_reader import get_range, load_index
+from storage.object_store import ObjectInfo, ObjectStore
+
+_BATCH_BYTES = 8 << 20
+
+
+class StreamSummary(msgspec.Struct, frozen=True):
+    """One stream's part of an object."""
+
+    stream_id: int
+    start_offset: int
+    end_offset: int
+    blocks: int
+    records: int
+    size_bytes: int
+    """Bytes of its blocks, headers included."""
+
+
+class ObjectReport(msgspec.Struct, frozen=True):
+    """What an object says about itself."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+    object_id: int
+    """-1 for quarantined data."""
+    kind: str
+    created_ms: int
+    cluster_fingerprint: str
+    blocks: int
+    records: int
+    streams: tuple[StreamSummary, ...]
+
+
+def _summaries(index: ObjectIndex) -> Iterator[StreamSummary]:
+    entry: IndexEntry | None = None
+    first = blocks = records = size = 0
+    stream_id = end = 0
+    for entry in index:
+        if blocks and entry.stream_id != stream_id:
+            yield StreamSummary(stream_id, first, end, blocks, records, size)
+            blocks = records = size = 0
+        if not blocks:
+            first = entry.start_offset
+        stream_id, end = entry.stream_id, entry.end_offset
+        blocks, records, size = blocks + 1, records + entry.record_count, size + entry.length
+    if blocks:
+        yield StreamSummary(stream_id, first, end, blocks, records, size)
+
+
+async def _load(store: ObjectStore, key: str, size: int) -> ObjectIndex:
+    named = parse_object_key(key)
+    cluster_id, object_id = named if named is not None else (None, None)
+    return await load_index(store, key, size, object_id=object_id, cluster_id=cluster_id)
+
+
+async def inspect_object(store: ObjectStore, key: str) -> ObjectReport:
+    """Footer and index of one object. Raises `ObjectNotFound`, `CorruptData`, `Unavailable`."""
+    info = await store.head(key)
+    index = await _load(store, key, info.size)
+    footer = index.footer
+    return ObjectReport(
+        key=key,
+        size_bytes=info.size,
+        modified_ms=info.modified_ms,
+        object_id=footer.object_id,
+        kind=ObjectKind(footer.kind).name.lower().replace("_", "-"),
+        created_ms=footer.created_ms,
+        cluster_fingerprint=footer.cluster.hex(),
+        blocks=footer.block_count,
+        records=footer.record_count,
+        streams=tuple(_summaries(index)),
+    )
+
+
+def _batches(index: ObjectIndex) -> Iterator[list[IndexEntry]]:
+    batch: list[IndexEntry] = []
+    for entry in index:
+        if batch and entry.end_position - batch[0].position > _BATCH_BYTES:
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+def _check_blocks(data: bytes | memoryview, batch: list[IndexEntry], key: str) -> list[str]:
+    """The problems of blocks that lie one after another in `data`."""
+    problems, first = [], batch[0].position
+    for entry in batch:
+        try:
+            Block.decode(bytes(data[entry.position - first : entry.end_position - first]), entry, key=key)
+        except CorruptData as error:
+            problems.append(error.message)
+    return problems
+
+
+async def verify_object(store: ObjectStore, key: str) -> list[str]:
+    """Everything that is wrong with the object; empty when every byte is right.
+
+    Raises `ObjectNotFound`, `Unavailable`.
+    """
+    info = await store.head(key)
+    try:
+        index = await _load(store, key, info.size)
+    except CorruptData as error:
+        return [error.message]
+    problems = []
+    for batch in _batches(index):
+        try:
+            data = await get_range(store, key, batch[0].position, batch[-1].end_position)
+        except CorruptData as error:
+            return [*problems, error.message]
+        problems += _check_blocks(data, batch, key)
+    return problems
+
+
+def verify_bytes(data: bytes, key: str) -> list[str]:
+    """`verify_object` for an object already in memory; the key is only named in problems."""
+    try:
+        if len(data) < FOOTER.size + INDEX_OVERHEAD:
+            raise corrupt(key, 0, "object size", f"at least {FOOTER.size + INDEX_OVERHEAD} bytes", len(data))
+        footer = Footer.decode(data[-FOOTER.size :], object_size=len(data), key=key)
+        index = ObjectIndex.decode(data[footer.index_position : -FOOTER.size], footer, key=key)
+    except CorruptData as error:
+        return [error.message]
+    view = memoryview(data)
+    problems = []
+    for batch in _batches(index):
+        problems += _check_blocks(view[batch[0].position : batch[-1].end_position], batch, key)
+    return problems
+
+
+async def list_objects(store: ObjectStore, cluster_id: str) -> AsyncIterator[tuple[int, ObjectInfo]]:
+    """`(object id, info)` of every object of a cluster that is in the bucket, in key order. Raises `Unavailable`."""
+    async for info in store.list(object_prefix(cluster_id)):
+        named = parse_object_key(info.key)
+        if named is not None and named[0] == cluster_id:
+            yield named[1], info
