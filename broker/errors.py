@@ -51,9 +51,7 @@ class MalformedRequest(InvalidInput):
 
 
 class CloseConnection(TidelogError):
-    """Raised by a handler that cannot answer in any other way (a failed Produce with acks=0, KIP-none: Kafka's habit)."""
-
-    exit_code = 1
+    """Raised by a handler that has no other way to answer: a failed Produce with acks=0, as Kafka does."""
 
 
 def fetch_code(error: TidelogError) -> int:

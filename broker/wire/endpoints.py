@@ -8,7 +8,6 @@ from typing import NamedTuple
 from broker.wire.primitives import write_string, write_uvarint
 
 
-
 class LeaderIdAndEpoch(NamedTuple):
     """Who leads a partition now; -1, -1 where unknown."""
 

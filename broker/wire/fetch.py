@@ -1,7 +1,7 @@
 """Fetch (API key 1), versions 4–17, by hand: a response is a list of buffers in which the records are never copied.
 
-Request: `replica id int32 (to v14), max wait int32, min bytes int32, max bytes int32, isolation int8, session id int32 and
-epoch int32 (v7+), [topic name (v13+: id 16 bytes), [partition int32, current leader epoch int32 (v9+), fetch offset
+Request: `replica id int32 (to v14), max wait int32, min bytes int32, max bytes int32, isolation int8, session id int32
+and epoch int32 (v7+), [topic name (v13+: id 16 bytes), [partition int32, current leader epoch int32 (v9+), fetch offset
 int64, last fetched epoch int32 (v12+), log start offset int64 (v5+), partition max bytes int32]], [forgotten topic,
 [partition int32]] (v7+), rack (v11+)`, flexible from v12 with tags 0 cluster id, 1 replica state.
 

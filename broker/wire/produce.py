@@ -1,10 +1,10 @@
 """Produce (API key 0), versions 0–13, by hand: the records are views of the request's frame and are never copied.
 
-Request: `transactional id (v3+), acks int16, timeout int32, [topic name (v13: id 16 bytes), [partition int32, records]]`.
-Response: `[topic, [partition int32, error int16, base offset int64, log append time int64 (v2+), log start offset int64
-(v5+), [batch index int32, message] (v8+), error message (v8+), tag 0: current leader (v10+)]], throttle int32 (v1+), tag
-0: node endpoints (v10+)`. From v9 on the encoding is flexible (KIP-482). Versions 0–2 are decoded only so that they can
-be refused politely (KAFKA-18659).
+Request: `transactional id (v3+), acks int16, timeout int32, [topic name (v13: id 16 bytes), [partition int32,
+records]]`. Response: `[topic, [partition int32, error int16, base offset int64, log append time int64 (v2+), log start
+offset int64 (v5+), [batch index int32, message] (v8+), error message (v8+), tag 0: current leader (v10+)]], throttle
+int32 (v1+), tag 0: node endpoints (v10+)`. From v9 on the encoding is flexible (KIP-482). Versions 0–2 are decoded
+only so that they can be refused politely (KAFKA-18659).
 
 The tests prove both directions byte-identical to kio over the versions that kio knows (3–13).
 """

@@ -1,9 +1,9 @@
 """Decodes any request into kio's message classes.
 
 kio has a native reader, but it trusts array lengths (a 20-byte request makes it allocate gigabytes and abort the
-process), refuses unknown tagged fields (KIP-482: ignore them) and booleans other than 0 and 1. A broker reads bytes from
-strangers, so it decodes with this one: driven by the same classes, checking every length against the frame, raising
-nothing but `MalformedRequest`. The tests prove it equal to kio's on all requests that both accept.
+process), refuses unknown tagged fields (KIP-482: ignore them) and booleans other than 0 and 1. A broker reads bytes
+from strangers, so it decodes with this one: driven by the same classes, checking every length against the frame,
+raising nothing but `MalformedRequest`. The tests prove it equal to kio's on all requests that both accept.
 
 Entry: `request_reader`.
 """

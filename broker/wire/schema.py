@@ -1,9 +1,9 @@
 """kio's message classes, made easy to build: one call for all versions of a message.
 
-kio has one set of dataclasses for each API version, and speaks `datetime`, `timedelta`, `ErrorCode` and tuples. Handlers
-want to write one response for all versions, in milliseconds, integers and lists. `response(key, version)` returns a
-`Schema` whose `make(name, **fields)` drops the fields that the version does not have and converts the rest. A name that
-no served version knows is a programming error and raises.
+kio has one set of dataclasses for each API version, and speaks `datetime`, `timedelta`, `ErrorCode` and tuples.
+Handlers want to write one response for all versions, in milliseconds, integers and lists. `response(key, version)`
+returns a `Schema` whose `make(name, **fields)` drops the fields that the version does not have and converts the rest.
+A name that no served version knows is a programming error and raises.
 
 Classes are imported lazily, per API and version: importing all of kio costs seconds (kafka-wire.md section 1).
 """
@@ -63,7 +63,7 @@ class Schema:
         self.api_key = api_key
         self.version = version
         self._direction = direction
-        self._module = load_payload_module(api_key, version, direction)  # type: ignore[arg-type]
+        self._module = load_payload_module(api_key, version, direction)
         self._converters: dict[str, dict[str, Callable[[Any], Any]]] = {}
         self._dropped: set[tuple[str, str]] = set()
 
@@ -75,7 +75,7 @@ class Schema:
         """The field names of a message class in this version; empty if the version lacks the class."""
         return _fields(self._module, name)
 
-    def make(self, name: str, **fields: Any) -> Any:
+    def make(self, name: str, /, **fields: Any) -> Any:
         """Build message class `name`, or return None if this version lacks it.
 
         Durations and instants may be given in milliseconds, error codes as integers, arrays as lists. Raises
@@ -117,7 +117,7 @@ def _versions(api_key: int, direction: EntityType) -> list[ModuleType]:
     modules = []
     for version in range(32):
         with contextlib.suppress(KioIndexError):  # a version outside kio's range
-            modules.append(load_payload_module(api_key, version, direction))  # type: ignore[arg-type]
+            modules.append(load_payload_module(api_key, version, direction))
     return modules
 
 
