@@ -17,20 +17,25 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[kafka]`: the Kafka listener and its limits."""
 
     host: str = "127.0.0.1"
+    """Address the Kafka listener binds."""
     port: Port = 9092
+    """Port of the Kafka listener; 0 chooses a free one. `tidelog up` gives broker i port + i - 1."""
     advertised_host: str = ""
     """What clients are told; empty: `host`."""
     advertised_port: Port = 0
     """What clients are told; 0: `port`."""
     rack: str = ""
+    """Where this broker is (Kafka: broker.rack)."""
     max_request_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 100 * MIB
     """A larger frame closes the connection before memory is spent (Kafka: socket.request.max.bytes)."""
     max_connections: Positive = 4096
+    """Open connections; one more is closed at once."""
     max_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 512 * MIB
     """Bytes of requests being handled; at the bound the broker stops reading from sockets."""
     idle_timeout_ms: Positive = 600_000
     """A connection without a request for so long is closed (Kafka: connections.max.idle.ms)."""
     auto_create_topics: bool = True
+    """A Metadata request may create the topics it names (Kafka: auto.create.topics.enable)."""
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 4
     """Partitions of a topic created without a number."""
     message_max_bytes: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 1_048_588
@@ -43,6 +48,7 @@ class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[admin]`: the admin HTTP listener."""
 
     host: str = "127.0.0.1"
+    """Address the admin HTTP listener binds."""
     port: Port = 0
     """0 chooses a free one; clients find it through DescribeConfigs of the broker (`tidelog.admin.url`)."""
 
@@ -51,23 +57,37 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[log]`: defaults of topics, named as Kafka's own."""
 
     retention_ms: Annotated[int, Meta(ge=-1)] = 604_800_000
+    """Age at which a segment is deleted; -1: never (Kafka: log.retention.ms)."""
     retention_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Size of a partition above which its oldest segments are deleted; -1: no bound."""
     segment_bytes: Annotated[int, Meta(ge=14)] = 1 << 30
+    """Size at which a segment of a partition is rolled."""
     segment_ms: Positive = 604_800_000
+    """Age at which a segment is rolled."""
     retention_check_interval_ms: Positive = 300_000
+    """How often retention is applied."""
     producer_id_expiration_ms: Positive = 86_400_000
+    """An idempotent producer that is silent for so long is forgotten."""
     timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
+    """Whose time a record carries (Kafka: message.timestamp.type)."""
 
 
 class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[group]`: consumer groups, named as Kafka's own."""
 
     min_session_timeout_ms: Positive = 6_000
+    """Smallest session time-out a member may ask for."""
     max_session_timeout_ms: Positive = 1_800_000
+    """Largest session time-out a member may ask for."""
     initial_rebalance_delay_ms: Annotated[int, Meta(ge=0)] = 3_000
+    """How long the first rebalance of an empty group waits for more members."""
     max_size: Positive = 2_147_483_647
+    """Members of one group."""
     offsets_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """Partitions of `__consumer_offsets`; fixed when the topic is created (Kafka's default is 50)."""
     offsets_retention_ms: Positive = 604_800_000
+    """How long offsets of an empty group are kept."""
     offsets_check_interval_ms: Positive = 600_000
+    """How often expired offsets are looked for."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0)] = 4096
+    """Bound on the metadata string of a committed offset."""

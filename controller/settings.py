@@ -23,6 +23,7 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     session_timeout_ms: Millis = 10_000
     """A broker without a heartbeat for so long is dead."""
     heartbeat_interval_ms: Millis = 1_000
+    """How often a broker says that it is alive."""
     snapshot_entries: Annotated[int, Meta(ge=10)] = 10_000
     """Journal entries after which a snapshot is taken and the journal rewritten."""
     command_timeout_ms: Millis = 10_000

@@ -20,6 +20,7 @@ class WalSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[wal]`."""
 
     kind: Literal["disk", "s3", "memory"] = "disk"
+    """Where the write-ahead log lives."""
     flush: Literal["sync", "async"] = "sync"
     """`sync`: acknowledged after fdatasync. `async`: after the write; a power loss may lose `flush_interval_ms`."""
     flush_interval_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100
@@ -41,9 +42,11 @@ class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prefix: str = ""
     """Put before every key; several clusters may share a bucket."""
     region: str = "us-east-1"
+    """Region that requests are signed for."""
     access_key_id: str = ""
     """Empty: the usual chain (environment, shared files, instance role)."""
     secret_access_key: str = ""
+    """Goes with `access_key_id`; never printed."""
     create_bucket: bool = True
     """Create the bucket if it is not there."""
     max_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 64

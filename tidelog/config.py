@@ -36,10 +36,13 @@ class NodeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 1
     """Broker id (int32); kept in the data directory's identity file once used."""
     roles: list[Literal["controller", "broker"]] = msgspec.field(default_factory=lambda: ["controller", "broker"])
+    """What this process runs: a controller, a broker, or both."""
     data_dir: str = "tidelog-data"
     """Holds `wal/`, `bucket/` (the embedded store) and `controller/`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged, to standard error."""
     log_format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines; one event a line."""
     shutdown_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000
     """How long SIGTERM waits for requests in flight and the last upload."""
 

@@ -27,8 +27,8 @@ from tidelog.config import Loaded, to_toml
 
 FATAL_EXIT_CODES = frozenset({2, 7, 8, 9})
 """Exit codes that a new start cannot mend (`tidelog.cli` lists them)."""
-STEADY_S = 30.0
-"""Ready for so long, and the back-off starts over."""
+STEADY_S = 1.0
+"""A process that lived so long after its start and was ready has done work: the back-off starts over."""
 READY_PREFIX = "ready bootstrap="
 _PR_SET_PDEATHSIG = 1
 
@@ -83,6 +83,13 @@ class Supervisor:
                 continue
         return 0
 
+    def _keep_port(self, bootstrap: str, settings: Path) -> None:
+        """A port that the system chose stays the broker's for as long as this supervisor lives."""
+        kafka = self._loaded.config.kafka
+        if kafka.port == 0:
+            kafka.port = int(bootstrap.rpartition(":")[2])
+            settings.write_text(to_toml(self._loaded.config), encoding="utf-8")
+
     async def _run_child(self, settings: Path) -> tuple[int, bool]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
         self._child = child = await asyncio.create_subprocess_exec(
@@ -112,5 +119,7 @@ class Supervisor:
                 click.echo("broker process is ready again", err=True)
             else:
                 self._announced = True
-                self._on_ready(line.removeprefix(READY_PREFIX))
+                bootstrap = line.removeprefix(READY_PREFIX)
+                self._keep_port(bootstrap, settings)
+                self._on_ready(bootstrap)
         return await child.wait(), ready

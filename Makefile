@@ -1,0 +1,39 @@
+# `make up` needs nothing but Python 3.11: everything else is installed into .venv by these targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install up test lint bench reliability clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+# Starts a one-broker Tidelog on the embedded store under ./tidelog-data and prints how to connect.
+# More flags: make up ARGS="--kafka-port 19092 --data-dir /some/where"
+up: install
+	exec $(BIN)/tidelog up $(ARGS)
+
+# The whole test suite. It starts the S3 servers it needs (moto, LocalStack, MinIO) and keeps them in a user cache.
+test: install
+	$(BIN)/python localstack/install.py all
+	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m bench $(ARGS)
+
+# The long kill -9 run whose output is in docs/reliability.md.
+reliability: install
+	$(BIN)/python -m tests.harness.kill9 --rounds 200 $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
