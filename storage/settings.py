@@ -39,6 +39,7 @@ class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     endpoint: str = ""
     """`http(s)://host:port`; empty with a bucket set means AWS."""
     bucket: str = ""
+    """Name of the bucket; created at start if `create_bucket` is set."""
     prefix: str = ""
     """Put before every key; several clusters may share a bucket."""
     region: str = "us-east-1"
