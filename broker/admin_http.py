@@ -1,0 +1,304 @@
+"""The admin HTTP server: health, metrics, status and the objects in the bucket.
+
+    GET  /healthz            200 while the process serves
+    GET  /readyz             200 once registered and all partitions are open; else 503 with the reasons
+    GET  /metrics            Prometheus (docs/metrics.md)
+    GET  /status             the cluster as this node sees it
+    GET  /objects            ?limit=1–1000&after=ID: objects by id
+    GET  /objects/{id}       an object's footer and index
+    POST /objects/verify     ?id=ID…: reads every byte of all (or the named) objects; JSON lines as it goes
+    POST /upload             ?timeout_ms=: uploads everything confirmed so far, answers when it is committed
+
+Answers are JSON; an error is `{"error": …, "hint": …}` with a fitting status. It has no authentication: it listens on
+loopback unless configured otherwise, and refuses POSTs that a browser sends from another page.
+
+Entry: `AdminHttp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from broker.metrics import Metrics
+from broker.object_report import describe_object, list_objects, verify_object
+from broker.settings import AdminSettings
+from controller.model import ObjectRecord, ObjectState
+from runtime.clock import Clock
+from runtime.errors import InvalidInput, NotFound, TidelogError
+from runtime.network import Listener, Network
+from storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from controller.image import Image
+
+MAX_PAGE = 1_000
+PROGRESS_INTERVAL_S = 0.5
+"""Least time between two progress lines of a verification."""
+UPLOAD_TIMEOUT_MS = 60_000
+SHUTDOWN_S = 2.0
+"""How long requests in flight may take to end when the server closes."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class AdminSources:
+    """What the server reports, as callables of the node. Each is quick and does not block."""
+
+    node_id: int
+    roles: Sequence[str]
+    clock: Clock
+    store: ObjectStore
+    image: Callable[[], Image]
+    not_ready: Callable[[], list[str]]
+    """Why this node is not ready, one sentence each; empty when it is."""
+    partitions: Callable[[], Mapping[str, int]]
+    """`PartitionManager.counts()`."""
+    wal: Callable[[], Mapping[str, Any]]
+    """Offsets and sizes of the WAL."""
+    upload: Callable[[], Mapping[str, Any]]
+    """`backlog_bytes` (confirmed and not uploaded) and `oldest_age_ms` at least."""
+    bucket: Callable[[], Mapping[str, Any]]
+    """`BucketHealth.report()`."""
+    problems: Callable[[], list[str]]
+    """What an operator should look at, one sentence each."""
+    upload_now: Callable[[], Awaitable[None]]
+
+
+class AdminHttp:
+    """The HTTP listener of one node."""
+
+    def __init__(self, sources: AdminSources, metrics: Metrics, network: Network, settings: AdminSettings) -> None:
+        self._sources = sources
+        self._metrics = metrics
+        self._network = network
+        self._settings = settings
+        self._listener: Listener | None = None
+        self._runner: web.AppRunner | None = None
+        self._verifying = False
+
+    @property
+    def url(self) -> str:
+        """`http://host:port` once started, else empty."""
+        if self._listener is None:
+            return ""
+        host, port = self._listener.address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> str:
+        """Listen, and return the URL. Raises `AddressInUse`."""
+        app = web.Application(middlewares=[_errors])
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics_page),
+                web.get("/status", self._status),
+                web.get("/objects", self._objects),
+                web.post("/objects/verify", self._verify),
+                web.get("/objects/{id}", self._object),
+                web.post("/upload", self._upload),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        self._runner = runner
+        server = runner.server
+        assert server is not None
+        try:
+            self._listener = await self._network.listen(server, self._settings.host, self._settings.port)
+        except BaseException:
+            await self.close()
+            raise
+        return self.url
+
+    async def close(self) -> None:
+        """Stop listening and end what is in flight."""
+        if self._listener is not None:
+            await self._listener.close()
+        if self._runner is not None:
+            server = self._runner.server
+            if server is not None:
+                await server.shutdown(SHUTDOWN_S)
+            await self._runner.cleanup()
+            self._runner = None
+
+    # --- health, metrics, status ---------------------------------------------------------------------------------
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        reasons = self._sources.not_ready()
+        if reasons:
+            return _json({"status": "not ready", "reasons": reasons}, status=503)
+        return _json({"status": "ready"})
+
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        sources = self._sources
+        image = sources.image()
+        return _json(
+            {
+                "cluster_id": image.cluster_id,
+                "node_id": sources.node_id,
+                "time_ms": sources.clock.time_ms(),
+                "image_version": image.version,
+                "nodes": self._nodes(image),
+                "topics": len(image.topics),
+                "partitions": dict(sources.partitions()),
+                "wal": dict(sources.wal()),
+                "upload": dict(sources.upload()),
+                "bucket": dict(sources.bucket()),
+                "problems": [*sources.not_ready(), *sources.problems()],
+            }
+        )
+
+    def _nodes(self, image: Image) -> list[dict[str, Any]]:
+        """The brokers. Roles and process id are known of this node only; others are asked for theirs."""
+        nodes = []
+        for broker in sorted(image.brokers.values(), key=lambda broker: broker.id):
+            here = broker.id == self._sources.node_id
+            state = "alive" if broker.alive else "dead"
+            if here:
+                state = "starting" if self._sources.not_ready() else "ready"
+            nodes.append(
+                {
+                    "id": broker.id,
+                    "roles": list(self._sources.roles) if here else ["broker"],
+                    "pid": os.getpid() if here else None,
+                    "address": f"{broker.host}:{broker.port}",
+                    "admin_url": broker.admin_url,
+                    "rack": broker.rack or None,
+                    "state": state,
+                }
+            )
+        return nodes
+
+    # --- objects -------------------------------------------------------------------------------------------------
+
+    async def _objects(self, request: web.Request) -> web.Response:
+        limit = _number(request, "limit", 100, 1, MAX_PAGE)
+        after = _number(request, "after", -1, -1, (1 << 63) - 1)
+        image = self._sources.image()
+        page = list_objects(image, after=after, limit=limit)
+        return _json({"objects": page, "next_after": page[-1]["id"] if len(page) == limit else None})
+
+    async def _object(self, request: web.Request) -> web.Response:
+        image = self._sources.image()
+        record = _committed(image, request.match_info["id"])
+        return _json(await describe_object(image, self._sources.store, record))
+
+    async def _verify(self, request: web.Request) -> web.StreamResponse:
+        image = self._sources.image()
+        wanted = request.query.getall("id", [])
+        records = [_committed(image, text) for text in wanted] or _all_committed(image)
+        if self._verifying:
+            return _json({"error": "a verification is going on", "hint": "wait for it to end"}, status=409)
+        self._verifying = True
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            async for line in self._verification(image, records):
+                await response.write(json.dumps(line).encode() + b"\n")
+            await response.write_eof()
+        except ConnectionResetError:
+            return response  # the client went away, and with it the interest in the result
+        finally:
+            self._verifying = False
+        return response
+
+    async def _verification(self, image: Image, records: list[ObjectRecord]) -> AsyncIterator[dict[str, Any]]:
+        clock = self._sources.clock
+        total = sum(record.size for record in records)
+        checked = found = size = 0
+        told = clock.monotonic()
+        yield {"event": "start", "objects": len(records), "bytes": total}
+        for record in records:
+            try:
+                problems = await verify_object(image, self._sources.store, record)
+            except TidelogError as error:
+                yield {"event": "error", "object": record.id, "error": error.message, "hint": error.hint}
+                return
+            for problem in problems:
+                found += 1
+                yield {"event": "finding", "object": record.id, "problem": problem}
+            checked += 1
+            size += record.size
+            if clock.monotonic() - told >= PROGRESS_INTERVAL_S:
+                told = clock.monotonic()
+                yield {"event": "progress", "objects": checked, "bytes": size, "findings": found}
+        yield {"event": "done", "objects": checked, "bytes": size, "findings": found}
+
+    # --- actions -------------------------------------------------------------------------------------------------
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        timeout_ms = _number(request, "timeout_ms", UPLOAD_TIMEOUT_MS, 1, 3_600_000)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._sources.upload_now()
+        except TimeoutError:
+            body = {"error": f"not uploaded within {timeout_ms} ms; it goes on", "hint": "see bucket in /status"}
+            return _json(body, status=504)
+        return _json({"status": "uploaded", "upload": dict(self._sources.upload())})
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as JSON; a POST from a browser's page of another origin is refused."""
+    if request.method == "POST" and "Origin" in request.headers:
+        return _json({"error": "requests from web pages are refused", "hint": None}, status=403)
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        body = {"error": f"{request.method} {request.path}: {error.reason}", "hint": "see docs/operations.md"}
+        return _json(body, status=error.status)
+    except TidelogError as error:
+        if isinstance(error, NotFound):
+            status = 404
+        elif isinstance(error, InvalidInput):
+            status = 400
+        else:
+            status = 503 if error.retriable else 500
+        return _json({"error": error.message, "hint": error.hint}, status=status)
+
+
+def _json(body: object, *, status: int = 200) -> web.Response:
+    return web.json_response(body, status=status)
+
+
+def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    return _integer(text, name, low, high)
+
+
+def _integer(text: str, name: str, low: int, high: int) -> int:
+    number = int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 20 else None
+    if number is None or not low <= number <= high:
+        raise InvalidInput(f"{name} is {text!r}: a number from {low} to {high} is expected")
+    return number
+
+
+def _committed(image: Image, text: str) -> ObjectRecord:
+    object_id = _integer(text, "id", 0, (1 << 63) - 1)
+    record = image.objects.get(object_id)
+    if record is None or record.state != ObjectState.COMMITTED:
+        raise NotFound(f"no committed object has the id {object_id}", hint="GET /objects lists them")
+    return record
+
+
+def _all_committed(image: Image) -> list[ObjectRecord]:
+    committed = [record for record in image.objects.values() if record.state == ObjectState.COMMITTED]
+    return sorted(committed, key=lambda record: record.id)

@@ -1,0 +1,125 @@
+"""When the bucket last answered, and how it last failed: what `/status` says about it.
+
+`WatchedObjectStore` stands before any object store and notes the outcome of every call. "No such object" and "exists
+already" are answers; a bucket that says so is healthy.
+
+Entry: `WatchedObjectStore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from runtime.clock import Clock
+from runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
+from storage.object_store import Buffer, ObjectInfo, StoreCapabilities
+from storage.object_store_stats import MeasuredObjectStore, StoreStats
+
+
+class BucketHealth:
+    """The last success and the last failure. Times are milliseconds since the Unix epoch, 0 for never."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.last_success_ms = 0
+        self.last_error_ms = 0
+        self.last_error = ""
+        self.failures_in_a_row = 0
+
+    def succeeded(self, now_ms: int) -> None:
+        """The bucket answered."""
+        self.last_success_ms = now_ms
+        self.failures_in_a_row = 0
+
+    def failed(self, now_ms: int, error: Exception) -> None:
+        """A call failed for good: its retry budget is used up."""
+        self.last_error_ms = now_ms
+        self.last_error = str(error)
+        self.failures_in_a_row += 1
+
+    def report(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "url": self.url,
+            "healthy": self.failures_in_a_row == 0,
+            "last_success_ms": self.last_success_ms or None,
+            "last_error_ms": self.last_error_ms or None,
+            "last_error": self.last_error or None,
+            "failures_in_a_row": self.failures_in_a_row,
+        }
+
+
+class WatchedObjectStore:
+    """An object store whose health is watched. See `ObjectStore` for the methods."""
+
+    def __init__(self, store: MeasuredObjectStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.health = BucketHealth(store.url)
+
+    @property
+    def url(self) -> str:
+        """See `ObjectStore.url`."""
+        return self._store.url
+
+    @property
+    def stats(self) -> StoreStats:
+        """The figures of the store behind."""
+        return self._store.stats
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        try:
+            yield
+        except (NotFound, AlreadyExists):
+            self.health.succeeded(self._clock.time_ms())
+            raise
+        except InvalidInput:
+            raise
+        except TidelogError as error:
+            self.health.failed(self._clock.time_ms(), error)
+            raise
+        else:
+            self.health.succeeded(self._clock.time_ms())
+
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
+        """See `ObjectStore.put`."""
+        with self._watch():
+            return await self._store.put(key, body, if_absent=if_absent)
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        with self._watch():
+            return await self._store.get(key)
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See `ObjectStore.get_ranges`."""
+        with self._watch():
+            return await self._store.get_ranges(key, ranges)
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        with self._watch():
+            return await self._store.head(key)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        with self._watch():
+            async for info in self._store.list(prefix, start_after=start_after):
+                yield info
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See `ObjectStore.delete`."""
+        with self._watch():
+            await self._store.delete(keys)
+
+    async def probe(self) -> StoreCapabilities:
+        """See `ObjectStore.probe`."""
+        with self._watch():
+            return await self._store.probe()
+
+    async def close(self) -> None:
+        """See `ObjectStore.close`."""
+        await self._store.close()

@@ -1,0 +1,254 @@
+"""What a broker counts, and how Prometheus reads it. Every name, unit and label is in docs/metrics.md.
+
+Counting happens on the request path, so it is a few additions to plain slots; prometheus-client's objects are built
+only when somebody scrapes. What other parts count already (storage, object store, partitions, controller client) is
+asked for at the scrape through `MetricSources`.
+
+Invariants: a counter never goes back while the process lives; at most `MAX_TOPICS` topics have series of their own, the
+rest are summed under the topic `__other__`.
+
+Entry: `Metrics`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds of the latency buckets in seconds: a cached Metadata at one end, a long poll at the other."""
+MAX_TOPICS = 1_000
+"""Topics with series of their own; each costs four series."""
+OTHER_TOPIC = "__other__"
+_KEYS = 128
+_BUCKETS = len(LATENCY_BOUNDS_S) + 1
+
+API_NAMES: dict[int, str] = {
+    0: "Produce", 1: "Fetch", 2: "ListOffsets", 3: "Metadata", 8: "OffsetCommit", 9: "OffsetFetch",
+    10: "FindCoordinator", 11: "JoinGroup", 12: "Heartbeat", 13: "LeaveGroup", 14: "SyncGroup", 15: "DescribeGroups",
+    16: "ListGroups", 17: "SaslHandshake", 18: "ApiVersions", 19: "CreateTopics", 20: "DeleteTopics",
+    21: "DeleteRecords", 22: "InitProducerId", 23: "OffsetForLeaderEpoch", 24: "AddPartitionsToTxn",
+    25: "AddOffsetsToTxn", 26: "EndTxn", 28: "TxnOffsetCommit", 29: "DescribeAcls", 30: "CreateAcls", 31: "DeleteAcls",
+    32: "DescribeConfigs", 33: "AlterConfigs", 35: "DescribeLogDirs", 36: "SaslAuthenticate", 37: "CreatePartitions",
+    42: "DeleteGroups", 43: "ElectLeaders", 44: "IncrementalAlterConfigs", 45: "AlterPartitionReassignments",
+    46: "ListPartitionReassignments", 47: "OffsetDelete", 48: "DescribeClientQuotas", 60: "DescribeCluster",
+    61: "DescribeProducers", 65: "DescribeTransactions", 66: "ListTransactions", 68: "ConsumerGroupHeartbeat",
+    69: "ConsumerGroupDescribe", 75: "DescribeTopicPartitions",
+}  # fmt: skip
+
+
+def api_name(api_key: int) -> str:
+    """The name of an API, or `Api<key>`."""
+    return API_NAMES.get(api_key, f"Api{api_key}")
+
+
+class _ApiCounts:
+    __slots__ = ("buckets", "bytes_in", "bytes_out", "count", "errors", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.errors = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.seconds = 0.0
+        self.buckets = [0] * _BUCKETS
+
+
+class _TopicCounts:
+    __slots__ = ("fetched_bytes", "fetched_records", "produced_bytes", "produced_records")
+
+    def __init__(self) -> None:
+        self.produced_bytes = 0
+        self.produced_records = 0
+        self.fetched_bytes = 0
+        self.fetched_records = 0
+
+
+def _nothing() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(slots=True)
+class MetricSources:
+    """Figures that other parts keep, asked for at each scrape. Each must be quick and must not block."""
+
+    storage: Callable[[], Mapping[str, int | float]] = _nothing
+    """`Storage.stats()`: each becomes `tidelog_storage_<name>`."""
+    object_store: Callable[[], Mapping[str, Mapping[str, Any]]] = _nothing
+    """`store.stats.snapshot()`: figures by operation."""
+    partitions: Callable[[], Mapping[str, int]] = _nothing
+    """`PartitionManager.counts()`: `led`, `open`, `failing`."""
+    image_version: Callable[[], int] = lambda: 0
+    """Version of the local metadata image."""
+    controller_lag: Callable[[], int] = lambda: 0
+    """Versions that the controller is known to be ahead of the local image."""
+    groups: Callable[[], int] = lambda: 0
+    """Groups that this broker coordinates."""
+
+
+class Metrics(Collector):
+    """The broker's counters. All methods are called on the event loop's thread."""
+
+    def __init__(self, sources: MetricSources | None = None, *, process: bool = True) -> None:
+        """`process=False` leaves out memory, CPU and garbage-collector series."""
+        self.sources = sources or MetricSources()
+        self.connections = 0
+        self.connections_opened = 0
+        self.connections_refused = 0
+        self._apis: list[_ApiCounts | None] = [None] * _KEYS
+        self._topics: dict[str, _TopicCounts] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        if process:
+            ProcessCollector(registry=self._registry)
+            PlatformCollector(registry=self._registry)
+            GCCollector(registry=self._registry)
+
+    # --- counting ------------------------------------------------------------------------------------------------
+
+    def request(self, api_key: int, seconds: float, bytes_in: int, bytes_out: int, error: bool) -> None:
+        """Count one request: its API key, seconds from whole frame to queued reply, and bytes of both frames."""
+        counts = self._apis[api_key & 127] or self._first(api_key)
+        counts.count += 1
+        counts.seconds += seconds
+        counts.bytes_in += bytes_in
+        counts.bytes_out += bytes_out
+        counts.buckets[bisect.bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
+        if error:
+            counts.errors += 1
+
+    def _first(self, api_key: int) -> _ApiCounts:
+        counts = self._apis[api_key & 127] = _ApiCounts()
+        return counts
+
+    def produced(self, topic: str, records: int, size_bytes: int) -> None:
+        """Count records appended for producers, and the bytes of their batches."""
+        counts = self._topics.get(topic) or self._topic(topic)
+        counts.produced_records += records
+        counts.produced_bytes += size_bytes
+
+    def fetched(self, topic: str, records: int, size_bytes: int) -> None:
+        """Count records sent to consumers, and the bytes of their batches."""
+        counts = self._topics.get(topic) or self._topic(topic)
+        counts.fetched_records += records
+        counts.fetched_bytes += size_bytes
+
+    def _topic(self, topic: str) -> _TopicCounts:
+        if len(self._topics) >= MAX_TOPICS:
+            topic = OTHER_TOPIC
+        return self._topics.setdefault(topic, _TopicCounts())
+
+    def connection_opened(self) -> None:
+        """A client connected."""
+        self.connections += 1
+        self.connections_opened += 1
+
+    def connection_closed(self) -> None:
+        """A client's connection ended."""
+        self.connections -= 1
+
+    def connection_refused(self) -> None:
+        """A connection was closed at once because `kafka.max_connections` was reached."""
+        self.connections_refused += 1
+
+    # --- export --------------------------------------------------------------------------------------------------
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The scrape's body and content type, in the format that the `Accept` header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything as Prometheus families (called by the registry)."""
+        yield from self._collect_requests()
+        yield from self._collect_topics()
+        yield from self._collect_broker()
+        yield from _collect_storage(self.sources.storage())
+        yield from _collect_object_store(self.sources.object_store())
+
+    def _collect_requests(self) -> Iterable[Metric]:
+        label = ["api"]
+        latency = HistogramMetricFamily(
+            "tidelog_request_seconds", "Time from a whole request to its queued reply", labels=label
+        )
+        errors = CounterMetricFamily("tidelog_request_errors", "Requests that failed", labels=label)
+        received = CounterMetricFamily("tidelog_request_received_bytes", "Bytes of request frames", labels=label)
+        sent = CounterMetricFamily("tidelog_request_sent_bytes", "Bytes of response frames", labels=label)
+        for api_key, counts in enumerate(self._apis):
+            if counts is None:
+                continue
+            name = [api_name(api_key)]
+            total = 0
+            buckets = []
+            for bound, count in zip((*map(str, LATENCY_BOUNDS_S), "+Inf"), counts.buckets, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            latency.add_metric(name, buckets, counts.seconds)
+            errors.add_metric(name, counts.errors)
+            received.add_metric(name, counts.bytes_in)
+            sent.add_metric(name, counts.bytes_out)
+        return latency, errors, received, sent
+
+    def _collect_topics(self) -> Iterable[Metric]:
+        families = []
+        for field, text in (
+            ("produced_records", "Records appended for producers"),
+            ("produced_bytes", "Bytes of record batches appended for producers"),
+            ("fetched_records", "Records sent to consumers"),
+            ("fetched_bytes", "Bytes of record batches sent to consumers"),
+        ):
+            family = CounterMetricFamily(f"tidelog_topic_{field}", text, labels=["topic"])
+            for topic, counts in self._topics.items():
+                family.add_metric([topic], getattr(counts, field))
+            families.append(family)
+        return families
+
+    def _collect_broker(self) -> Iterable[Metric]:
+        sources = self.sources
+        yield GaugeMetricFamily("tidelog_connections", "Open client connections", value=self.connections)
+        yield CounterMetricFamily("tidelog_connections_opened", "Connections accepted", value=self.connections_opened)
+        yield CounterMetricFamily(
+            "tidelog_connections_refused", "Connections over the limit", value=self.connections_refused
+        )
+        partitions = GaugeMetricFamily("tidelog_partitions", "Partitions of this broker by state", labels=["state"])
+        for state, count in sources.partitions().items():
+            partitions.add_metric([state], count)
+        yield partitions
+        yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=sources.groups())
+        yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=sources.image_version())
+        yield GaugeMetricFamily(
+            "tidelog_image_lag_versions", "Metadata versions behind the controller", value=sources.controller_lag()
+        )
+
+
+def _collect_storage(stats: Mapping[str, int | float]) -> Iterable[Metric]:
+    for name, value in stats.items():
+        yield GaugeMetricFamily(f"tidelog_storage_{name}", f"Storage.stats() {name}", value=value)
+
+
+def _collect_object_store(operations: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
+    label = ["operation"]
+    latency = HistogramMetricFamily(
+        "tidelog_object_store_seconds", "Time of object store calls, retries included", labels=label
+    )
+    counters = {
+        "errors": CounterMetricFamily("tidelog_object_store_errors", "Calls that failed", labels=label),
+        "retries": CounterMetricFamily("tidelog_object_store_retries", "Attempts repeated", labels=label),
+        "bytes_in": CounterMetricFamily("tidelog_object_store_received_bytes", "Bytes received", labels=label),
+        "bytes_out": CounterMetricFamily("tidelog_object_store_sent_bytes", "Bytes sent", labels=label),
+    }
+    in_flight = GaugeMetricFamily("tidelog_object_store_in_flight", "Calls going on", labels=label)
+    for operation, figures in operations.items():
+        buckets = [(bound, float(count)) for bound, count in figures["latency_buckets"].items()]
+        latency.add_metric([operation], buckets, figures["latency_sum_s"])
+        for field, family in counters.items():
+            family.add_metric([operation], figures[field])
+        in_flight.add_metric([operation], figures["in_flight"])
+    return [latency, *counters.values(), in_flight]

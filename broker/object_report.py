@@ -1,0 +1,119 @@
+"""Objects in the bucket for people: listed from the image, their index shown, every byte of them verified.
+
+Reading goes past the caches, straight to the bucket. What an object says about itself comes from `storage.object_tool`;
+this module adds what the metadata says, and whose the streams are.
+
+Entry: `list_objects`, `describe_object`, `verify_object`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+from controller.model import ObjectRecord, ObjectState
+from storage import object_tool
+from storage.managers import ObjectKind
+from storage.object_key import object_key
+from storage.object_reader import load_index
+from storage.object_store import ObjectNotFound, ObjectStore
+
+if TYPE_CHECKING:
+    from controller.image import Image
+
+KINDS = {int(kind): kind.name.lower().replace("_", "-") for kind in ObjectKind}
+STREAM_PARTS = ("meta", "data", "time", "txn")
+
+
+def list_objects(image: Image, *, after: int, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` objects with an id greater than `after`, by id."""
+    ids = heapq.nsmallest(limit, (object_id for object_id in image.objects if object_id > after))
+    return [summary(image, image.objects[object_id]) for object_id in ids]
+
+
+def summary(image: Image, record: ObjectRecord) -> dict[str, Any]:
+    """One object as the metadata has it."""
+    return {
+        "id": record.id,
+        "key": object_key(image.cluster_id, record.id),
+        "state": ObjectState(record.state).name.lower(),
+        "kind": KINDS.get(record.kind),
+        "size_bytes": record.size,
+        "streams": len({one.stream_id for one in record.ranges}),
+        "since_ms": record.since_ms,
+        "expires_ms": record.expires_ms or None,
+    }
+
+
+def stream_owners(image: Image) -> dict[int, dict[str, Any]]:
+    """Which topic, partition and part a stream belongs to, by stream id."""
+    owners: dict[int, dict[str, Any]] = {}
+    for topic in image.topics.values():
+        for partition in image.partitions(topic.id):
+            for number, part in enumerate(STREAM_PARTS):
+                owner = {"topic": topic.name, "partition": partition.index, "part": part}
+                owners[partition.first_stream + number] = owner
+    return owners
+
+
+async def describe_object(image: Image, store: ObjectStore, record: ObjectRecord) -> dict[str, Any]:
+    """An object's footer and index, with the owner of each block. Raises what `load_index` raises."""
+    key = object_key(image.cluster_id, record.id)
+    index = await load_index(store, key, record.size, object_id=record.id, cluster_id=image.cluster_id)
+    owners = stream_owners(image)
+    blocks = [
+        {
+            "stream_id": entry.stream_id,
+            **owners.get(entry.stream_id, {"topic": None, "partition": None, "part": None}),
+            "start_offset": entry.start_offset,
+            "end_offset": entry.end_offset,
+            "position": entry.position,
+            "length_bytes": entry.length,
+            "records": entry.record_count,
+            "crc32c": f"{entry.crc:08x}",
+        }
+        for entry in index
+    ]
+    footer = index.footer
+    return {
+        **summary(image, record),
+        "records": footer.record_count,
+        "created_ms": footer.created_ms,
+        "index_position": footer.index_position,
+        "blocks": blocks,
+    }
+
+
+async def verify_object(image: Image, store: ObjectStore, record: ObjectRecord) -> list[str]:
+    """Read every byte of a committed object, check it, and compare it with its metadata; returns what is wrong.
+
+    An object that was destroyed meanwhile is not wrong. Raises `Unavailable` when the bucket does not answer.
+    """
+    key = object_key(image.cluster_id, record.id)
+    try:
+        problems = await object_tool.verify_object(store, key)
+        if not problems:
+            problems = _compare(await object_tool.inspect_object(store, key), record)
+    except ObjectNotFound:
+        problems = [f"object {key} is not in the bucket"]
+    now = image.objects.get(record.id)
+    return problems if now is not None and now.state == ObjectState.COMMITTED else []
+
+
+def _compare(report: object_tool.ObjectReport, record: ObjectRecord) -> list[str]:
+    """Where a sound object and its metadata differ."""
+    problems = []
+    if report.size_bytes != record.size:
+        problems.append(f"object {report.key} has {report.size_bytes} bytes; its metadata says {record.size}")
+    if report.kind != KINDS.get(record.kind):
+        problems.append(f"object {report.key} is a {report.kind} object; its metadata says {KINDS.get(record.kind)}")
+    held = {one.stream_id: one for one in report.streams}
+    for one in record.ranges:
+        stream = held.get(one.stream_id)
+        if stream is None or one.start_offset < stream.start_offset or stream.end_offset < one.end_offset:
+            found = f"{stream.start_offset} to {stream.end_offset}" if stream is not None else "none"
+            problems.append(
+                f"object {report.key} lacks offsets of stream {one.stream_id}: its metadata says "
+                f"{one.start_offset} to {one.end_offset}, its index {found}"
+            )
+    return problems
