@@ -124,3 +124,23 @@ class ObjectRecord(msgspec.Struct, frozen=True, array_like=True):
     """When it entered this state."""
     expires_ms: int
     """When a prepared id is given up, or a destroyed object may be deleted."""
+
+
+class ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `cluster`, key: "" (one row)."""
+
+    id: str
+    """Kafka's cluster id: 22 characters of URL-safe base64 (16 bytes). Never changes."""
+    active_node: int
+    """Node id of the active controller."""
+    active_term: int
+    """Its Raft term; commands of a smaller term are refused (int64)."""
+    delete_delay_ms: int
+    """How long a destroyed object stays in the bucket."""
+
+
+ConfigRecord = dict[str, str]
+"""Table `configs`, key: (kind "broker" | "cluster", name). Overrides only."""
+
+STREAMS_PER_PARTITION = 4
+"""Meta, data, time, txn; the first id is a multiple of this."""

@@ -1,0 +1,281 @@
+"""The commands of the state machine: typed, small and bounded.
+
+A command is an intention; everything that is not in the state rides in it or in its `Envelope`: time, random ids, the
+term of the controller that proposed it. On the wire and in the journal an envelope is one msgpack array; a command is
+an array whose first element is the integer tag below. Tags are never reused, fields are only added at the end with a
+default: old journals must still load.
+
+Bounds are constants here, each checked where the command is applied (the only place that nobody can get around).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.errors import ErrorInfo
+from storage.managers import CommitObjects as CommitRequest
+
+FORMAT_VERSION = 1
+MAX_COMMAND_BYTES = 4 << 20
+"""An encoded command; a commit of 100,000 stream ranges is about 2 MB."""
+MAX_PARTITIONS_PER_COMMAND = 10_000
+"""Makes 50,000 rows, about a quarter of a second of apply."""
+MAX_PARTITIONS_PER_TOPIC = 100_000
+MAX_STREAMS_PER_COMMAND = 4_096
+MAX_OBJECTS_PER_COMMAND = 1_024
+MAX_RANGES_PER_COMMIT = 100_000
+MAX_CONFIG_ENTRIES = 256
+MAX_CONFIG_VALUE_CHARS = 32_768
+MAX_KEY_CHARS = 256
+MAX_VALUE_BYTES = 65_536
+MAX_TEXT_CHARS = 1_024
+"""Hosts, racks, URLs, check codes."""
+PRODUCER_ID_BLOCK = 1_000
+"""Ids in one block, as Kafka."""
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """The base of all commands."""
+
+
+class BecomeActive(Command, frozen=True, array_like=True, tag=1):
+    """First command of a term: from here on only this node's commands of this term count."""
+
+    node_id: int
+    term: int
+    cluster_id: str
+    """Taken if the cluster has no id yet."""
+    delete_delay_ms: int
+
+
+class Barrier(Command, frozen=True, array_like=True, tag=2):
+    """Changes nothing; when it is applied, everything before it is."""
+
+
+class RegisterBroker(Command, frozen=True, array_like=True, tag=3):
+    """A broker process starts. Creates replica set `broker_id` if there is none. Value: the registration epoch."""
+
+    broker_id: int
+    check_code: str
+    incarnation: str
+    host: str
+    port: int
+    rack: str
+    admin_url: str
+
+
+class SetBrokerAlive(Command, frozen=True, array_like=True, tag=4):
+    """A session began or ended; ignored if the broker registered again since."""
+
+    broker_id: int
+    registration_epoch: int
+    alive: bool
+
+
+class Elect(Command, frozen=True, array_like=True, tag=5):
+    """Make the broker master of the replica set, with the next master epoch. Value: the `ReplicaSetRecord`."""
+
+    replica_set_id: int
+    broker_id: int
+
+
+class CreateTopic(Command, frozen=True, array_like=True, tag=6):
+    """Value: the `TopicRecord`."""
+
+    topic_id: bytes
+    """16 random bytes."""
+    name: str
+    partitions: int
+    configs: dict[str, str]
+    internal: bool
+    validate_only: bool
+    assignment: tuple[int, ...] | None
+    """Replica set of each partition; None: the live one with the fewest."""
+
+
+class DeleteTopic(Command, frozen=True, array_like=True, tag=7):
+    """Deletes partitions and streams; objects nobody else uses are destroyed."""
+
+    topic_id: bytes
+
+
+class CreatePartitions(Command, frozen=True, array_like=True, tag=8):
+    """Grow a topic to `total` partitions. Value: the `TopicRecord`."""
+
+    topic_id: bytes
+    total: int
+    assignment: tuple[int, ...] | None = None
+    """Replica set of each new partition."""
+    validate_only: bool = False
+
+
+class AlterTopicConfigs(Command, frozen=True, array_like=True, tag=9):
+    """Set overrides; None removes one."""
+
+    topic_id: bytes
+    changes: dict[str, str | None]
+
+
+class AlterConfigs(Command, frozen=True, array_like=True, tag=10):
+    """Set dynamic overrides of a broker or the cluster; None removes one."""
+
+    kind: str
+    """`broker` or `cluster`."""
+    name: str
+    changes: dict[str, str | None]
+
+
+class AllocateProducerIds(Command, frozen=True, array_like=True, tag=11):
+    """Value: `(first, count)` of a block nobody else gets."""
+
+    broker_id: int
+    registration_epoch: int
+
+
+class PutKv(Command, frozen=True, array_like=True, tag=12):
+    """Write one key."""
+
+    key: str
+    value: bytes
+
+
+class DeleteKv(Command, frozen=True, array_like=True, tag=13):
+    """Remove one key; an absent one is success."""
+
+    key: str
+
+
+class OpenStreams(Command, frozen=True, array_like=True, tag=14):
+    """See `stream.managers.StreamManager.open_streams`. Value: a list of `OpenedStream`."""
+
+    replica_set_id: int
+    master_epoch: int
+    streams: tuple[tuple[int, int], ...]
+
+
+class CloseStreams(Command, frozen=True, array_like=True, tag=15):
+    """See `stream.managers.StreamManager.close_streams`."""
+
+    replica_set_id: int
+    master_epoch: int
+    streams: tuple[tuple[int, int], ...]
+
+
+class TrimStream(Command, frozen=True, array_like=True, tag=16):
+    """See `stream.managers.StreamManager.trim_stream`."""
+
+    stream_id: int
+    epoch: int
+    start_offset: int
+
+
+class ReleaseStream(Command, frozen=True, array_like=True, tag=17):
+    """An operator lifts a stream's quarantine."""
+
+    stream_id: int
+
+
+class PrepareObjects(Command, frozen=True, array_like=True, tag=18):
+    """See `storage.managers.ObjectManager.prepare_objects`. Value: the first id."""
+
+    count: int
+    ttl_ms: int
+
+
+class Commit(Command, frozen=True, array_like=True, tag=19):
+    """See `storage.managers.CommitObjects`."""
+
+    request: CommitRequest
+
+
+class ExpireObjects(Command, frozen=True, array_like=True, tag=20):
+    """Give up prepared ids whose time is over; others in the list are left alone."""
+
+    object_ids: tuple[int, ...]
+
+
+class ForgetObjects(Command, frozen=True, array_like=True, tag=21):
+    """Destroyed objects that were deleted from the bucket leave the metadata; others in the list are left alone."""
+
+    object_ids: tuple[int, ...]
+
+
+AnyCommand = (
+    BecomeActive
+    | Barrier
+    | RegisterBroker
+    | SetBrokerAlive
+    | Elect
+    | CreateTopic
+    | DeleteTopic
+    | CreatePartitions
+    | AlterTopicConfigs
+    | AlterConfigs
+    | AllocateProducerIds
+    | PutKv
+    | DeleteKv
+    | OpenStreams
+    | CloseStreams
+    | TrimStream
+    | ReleaseStream
+    | PrepareObjects
+    | Commit
+    | ExpireObjects
+    | ForgetObjects
+)
+
+INTERNAL: frozenset[type] = frozenset({BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects})
+"""What only the active controller itself proposes; refused from a client."""
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A command with all that its application may depend on."""
+
+    format_version: int
+    term: int
+    """Raft term of the active controller that proposed it."""
+    now_ms: int
+    """Its clock; the state keeps the maximum."""
+    client_id: str
+    """Who asked; empty for the controller itself, which needs no dedupe."""
+    sequence: int
+    """The client's number for this command, from 1."""
+    done: int
+    """The client has the answers of all sequences below this."""
+    command: AnyCommand
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True):
+    """What a command came to."""
+
+    version: int
+    """A copy of the metadata at this version contains the command's effects."""
+    value: msgspec.Raw
+    """msgpack of the value the command's class names, or nil."""
+    error: ErrorInfo | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+_commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+_results = msgspec.msgpack.Decoder(Result)
+
+
+def encode(value: Envelope | Command | Result) -> bytes:
+    """One msgpack value."""
+    return _encoder.encode(value)
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """Raises `msgspec.DecodeError` (a newer member's command, or not an envelope)."""
+    return _envelopes.decode(data)
+
+
+def decode_command(data: bytes | msgspec.Raw) -> AnyCommand:
+    """Raises `msgspec.DecodeError`."""
+    return _commands.decode(data)
+
+
+def decode_result(data: bytes | msgspec.Raw) -> Result:
+    """Raises `msgspec.DecodeError`."""
+    return _results.decode(data)

@@ -1,0 +1,138 @@
+"""The controller's own kinds of errors, and how an error crosses the wire as the same class.
+
+An error is sent by its class name, its message and hint, and whatever plain values it carries (`CommitGap.stream_id`).
+The receiver looks the name up among all loaded subclasses of `TidelogError`; a name it does not know becomes a
+`RemoteError` that keeps the text. Nothing but `TidelogError` ever crosses.
+
+Entry: `to_wire`, `from_wire`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.errors import AlreadyExists, Fenced, InvalidInput, NotFound, TidelogError, Unavailable
+
+
+class NotController(Unavailable):
+    """This member is not the active controller now; ask another. Kafka: NOT_CONTROLLER (41)."""
+
+    kafka_code = 41
+
+
+class OutcomeUnknown(Unavailable):
+    """The command may or may not take effect: ask again with the same dedupe id."""
+
+
+class TopicExists(AlreadyExists):
+    """A topic of this name exists. Kafka: TOPIC_ALREADY_EXISTS (36)."""
+
+    kafka_code = 36
+
+
+class InvalidTopic(InvalidInput):
+    """The name is not legal, or collides with another in metrics ('.' and '_'). Kafka: INVALID_TOPIC_EXCEPTION (17)."""
+
+    kafka_code = 17
+
+
+class InvalidPartitions(InvalidInput):
+    """The partition count is out of range. Kafka: INVALID_PARTITIONS (37)."""
+
+    kafka_code = 37
+
+
+class InvalidReplicationFactor(InvalidInput):
+    """No replica set is alive to place a partition on. Kafka: INVALID_REPLICATION_FACTOR (38)."""
+
+    kafka_code = 38
+    retriable = True
+
+
+class InvalidReplicaAssignment(InvalidInput):
+    """An assignment names unknown replica sets or has the wrong length. Kafka: INVALID_REPLICA_ASSIGNMENT (39)."""
+
+    kafka_code = 39
+
+
+class UnknownTopicId(NotFound):
+    """No topic has this id. Kafka: UNKNOWN_TOPIC_ID (100)."""
+
+    kafka_code = 100
+
+
+class TopicIdTaken(InvalidInput):
+    """The random topic id given in a command exists already: draw another."""
+
+
+class BrokerIdInUse(AlreadyExists):
+    """Another live broker has this id. Kafka: DUPLICATE_BROKER_REGISTRATION (101)."""
+
+    kafka_code = 101
+
+
+class StaleBrokerEpoch(Fenced):
+    """The broker registered again since (a newer process). Kafka: STALE_BROKER_EPOCH (77)."""
+
+    kafka_code = 77
+
+
+class NotEligible(Fenced):
+    """The broker may not become master: not alive or not in sync. Kafka: ELIGIBLE_LEADERS_NOT_AVAILABLE (83)."""
+
+    kafka_code = 83
+
+
+class StaleCommand(InvalidInput):
+    """The dedupe id is older than what the controller remembers: its answer was given long ago."""
+
+
+class CommandFailed(TidelogError):
+    """A defect: applying the command failed and changed nothing. The controller's log has the traceback."""
+
+
+class RemoteError(TidelogError):
+    """An error of a kind that this process does not know (a newer controller)."""
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An error on the wire."""
+
+    name: str
+    """Class name."""
+    message: str
+    hint: str | None
+    fields: dict[str, int | str | None]
+    """Plain attributes beyond message and hint."""
+
+
+def to_wire(error: TidelogError) -> ErrorInfo:
+    """What is sent of an error."""
+    fields = {
+        key: value
+        for key, value in vars(error).items()
+        if key not in ("message", "hint") and not key.startswith("_") and isinstance(value, int | str | None)
+    }
+    return ErrorInfo(type(error).__name__, error.message, error.hint, fields)
+
+
+def _find_class(name: str) -> type[TidelogError] | None:
+    pending: list[type[TidelogError]] = [TidelogError]
+    while pending:
+        candidate = pending.pop()
+        if candidate.__name__ == name:
+            return candidate
+        pending.extend(candidate.__subclasses__())
+    return None
+
+
+def from_wire(info: ErrorInfo) -> TidelogError:
+    """The same error, as an instance of the same class where this process has it."""
+    kind = _find_class(info.name)
+    if kind is None:
+        return RemoteError(f"{info.name}: {info.message}", hint=info.hint)
+    error = kind.__new__(kind)
+    TidelogError.__init__(error, info.message, hint=info.hint)
+    for key, value in info.fields.items():
+        setattr(error, key, value)
+    return error

@@ -1,0 +1,186 @@
+"""What is derived from the tables: indexes that both the state machine and every image keep.
+
+The index is a pure function of the tables: it is never stored, and a member restored from a snapshot has the same one
+as a member that applied every command. `note` is called once for each changed row, with the row before and after.
+
+A *live* slice is a range of a COMMITTED object that lies at least partly at or above its stream's start offset. A
+stream's live slices are kept in offset order (committed ranges are contiguous, rule 5, so starts are unique) and
+searched by bisection. An object without live slices is *garbage*: it may be destroyed (rule 6).
+
+Entry: `Index`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+from controller.model import (
+    STREAMS_PER_PARTITION,
+    ObjectRecord,
+    ObjectState,
+    PartitionRecord,
+    StreamRecord,
+    TopicRecord,
+)
+from storage.managers import StreamRange
+
+
+class StreamSlices:
+    """The live slices of one stream: three parallel arrays in offset order."""
+
+    __slots__ = ("ends", "object_ids", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.object_ids: list[int] = []
+
+    def add(self, start: int, end: int, object_id: int) -> None:
+        """Insert a slice; nearly always at the end."""
+        at = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
+        self.starts.insert(at, start)
+        self.ends.insert(at, end)
+        self.object_ids.insert(at, object_id)
+
+    def remove(self, start: int, object_id: int) -> bool:
+        """Take one slice out; False if it is not here."""
+        at = bisect_left(self.starts, start)
+        if at == len(self.starts) or self.starts[at] != start or self.object_ids[at] != object_id:
+            return False
+        del self.starts[at], self.ends[at], self.object_ids[at]
+        return True
+
+    def trim(self, start_offset: int) -> list[int]:
+        """Take out what lies wholly below `start_offset`; the object ids."""
+        cut = bisect_right(self.ends, start_offset)
+        gone = self.object_ids[:cut]
+        del self.starts[:cut], self.ends[:cut], self.object_ids[:cut]
+        return gone
+
+    def find(self, start_offset: int, end_offset: int, limit: int) -> range:
+        """Positions of at most `limit` slices that overlap `[start_offset, end_offset)`."""
+        first = bisect_right(self.ends, start_offset)
+        last = bisect_left(self.starts, end_offset)
+        return range(first, min(last, first + limit))
+
+
+class Index:
+    """All derived indexes over the tables."""
+
+    def __init__(self) -> None:
+        self.topic_ids: dict[str, bytes] = {}
+        self.folded_names: dict[str, bytes] = {}
+        """Topic ids by name with '.' as '_': two names that fold alike would share metric names (as Kafka)."""
+        self.partition_of_stream: dict[int, tuple[bytes, int]] = {}
+        """By the partition's first stream id."""
+        self.partition_counts: dict[int, int] = {}
+        """Partitions placed on each replica set."""
+        self.slices: dict[int, StreamSlices] = {}
+        self.live_slices: dict[int, int] = {}
+        """Count for each committed object."""
+        self.garbage: set[int] = set()
+        """Committed objects without a live slice."""
+        self.prepared: set[int] = set()
+        self.destroyed: set[int] = set()
+        self._start_offsets: dict[int, int] = {}
+
+    def note(self, table: str, old: Any, new: Any) -> None:
+        """One row changed from `old` to `new` (None: absent)."""
+        if table == "objects":
+            self._note_object(old, new)
+        elif table == "streams":
+            self._note_stream(old, new)
+        elif table == "partitions":
+            self._note_partition(old, new)
+        elif table == "topics":
+            self._note_topic(old, new)
+
+    def partition_key(self, stream_id: int) -> tuple[bytes, int] | None:
+        """`(topic id, index)` of the partition that owns a stream."""
+        return self.partition_of_stream.get(stream_id - stream_id % STREAMS_PER_PARTITION)
+
+    def _note_topic(self, old: TopicRecord | None, new: TopicRecord | None) -> None:
+        if old is not None:
+            self.topic_ids.pop(old.name, None)
+            self.folded_names.pop(fold(old.name), None)
+        if new is not None:
+            self.topic_ids[new.name] = new.id
+            self.folded_names[fold(new.name)] = new.id
+
+    def _note_partition(self, old: PartitionRecord | None, new: PartitionRecord | None) -> None:
+        if old is not None:
+            self.partition_counts[old.replica_set] -= 1
+            self.partition_of_stream.pop(old.first_stream, None)
+        if new is not None:
+            self.partition_counts[new.replica_set] = self.partition_counts.get(new.replica_set, 0) + 1
+            self.partition_of_stream[new.first_stream] = (new.topic_id, new.index)
+
+    def _note_stream(self, old: StreamRecord | None, new: StreamRecord | None) -> None:
+        record = new or old
+        assert record is not None
+        slices = self.slices.get(record.id)
+        if new is None:
+            self._start_offsets.pop(record.id, None)
+            if slices is not None:
+                self._lost(slices.object_ids)
+                del self.slices[record.id]
+            return
+        self._start_offsets[new.id] = new.start_offset
+        if slices is not None and old is not None and new.start_offset > old.start_offset:
+            self._lost(slices.trim(new.start_offset))
+            if not slices.starts:
+                del self.slices[new.id]
+
+    def _lost(self, object_ids: list[int]) -> None:
+        for object_id in object_ids:
+            left = self.live_slices[object_id] - 1
+            self.live_slices[object_id] = left
+            if left == 0:
+                self.garbage.add(object_id)
+
+    def _note_object(self, old: ObjectRecord | None, new: ObjectRecord | None) -> None:
+        if old is not None:
+            if old.state == ObjectState.PREPARED:
+                self.prepared.discard(old.id)
+            elif old.state == ObjectState.DESTROYED:
+                self.destroyed.discard(old.id)
+            else:
+                self._remove_slices(old)
+        if new is not None:
+            if new.state == ObjectState.PREPARED:
+                self.prepared.add(new.id)
+            elif new.state == ObjectState.DESTROYED:
+                self.destroyed.add(new.id)
+            else:
+                self._add_slices(new)
+
+    def _is_live(self, piece: StreamRange) -> bool:
+        start_offset = self._start_offsets.get(piece.stream_id)
+        return start_offset is not None and piece.end_offset > start_offset
+
+    def _add_slices(self, record: ObjectRecord) -> None:
+        live = 0
+        for piece in record.ranges:
+            if self._is_live(piece):
+                slices = self.slices.get(piece.stream_id)
+                if slices is None:
+                    slices = self.slices[piece.stream_id] = StreamSlices()
+                slices.add(piece.start_offset, piece.end_offset, record.id)
+                live += 1
+        self.live_slices[record.id] = live
+        if live == 0:
+            self.garbage.add(record.id)
+
+    def _remove_slices(self, record: ObjectRecord) -> None:
+        self.live_slices.pop(record.id, None)
+        self.garbage.discard(record.id)
+        for piece in record.ranges:
+            slices = self.slices.get(piece.stream_id)
+            if slices is not None and slices.remove(piece.start_offset, record.id) and not slices.starts:
+                del self.slices[piece.stream_id]
+
+
+def fold(name: str) -> str:
+    """A topic's name as metrics see it."""
+    return name.replace(".", "_")

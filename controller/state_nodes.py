@@ -1,0 +1,154 @@
+"""Commands about the cluster, brokers, replica sets, configs, keys and producer ids.
+
+Invariant: epochs (registration, master, sync-state set) never go down; each is the old one plus one. The sans-IO half
+of hot-tier.md C2 and C5 in the form that one-member replica sets need: elections only inside the sync-state set.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.commands import (
+    MAX_CONFIG_ENTRIES,
+    MAX_CONFIG_VALUE_CHARS,
+    MAX_KEY_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_VALUE_BYTES,
+    PRODUCER_ID_BLOCK,
+    AllocateProducerIds,
+    AlterConfigs,
+    BecomeActive,
+    DeleteKv,
+    Elect,
+    PutKv,
+    RegisterBroker,
+    SetBrokerAlive,
+)
+from controller.errors import BrokerIdInUse, NotController, NotEligible, StaleBrokerEpoch
+from controller.model import NO_BROKER, BrokerRecord, ClusterRecord, ReplicaSetRecord
+from controller.tables import Tables
+from runtime.errors import InvalidInput, NotFound
+
+
+def become_active(tables: Tables, command: BecomeActive) -> None:
+    """Start a controller's term. Raises `NotController` for a term that is not newer."""
+    row = tables.cluster.get("")
+    if row is not None and command.term <= row.active_term:
+        raise NotController(f"term {command.term} is over; term {row.active_term} is active")
+    cluster_id = row.id if row is not None else command.cluster_id
+    tables.cluster.put("", ClusterRecord(cluster_id, command.node_id, command.term, command.delete_delay_ms))
+
+
+def register_broker(tables: Tables, command: RegisterBroker) -> int:
+    """A broker process starts; see `RegisterBroker`. Raises `BrokerIdInUse`, `InvalidInput`."""
+    for text in (command.check_code, command.incarnation, command.host, command.rack, command.admin_url):
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidInput(f"a field of broker {command.broker_id} has more than {MAX_TEXT_CHARS} characters")
+    if not 0 <= command.broker_id <= 0x7FFF_FFFF:
+        raise InvalidInput(f"broker id {command.broker_id} is not in 0..2147483647")
+    old = tables.brokers.get(command.broker_id)
+    if old is not None and old.check_code != command.check_code and old.alive:
+        raise BrokerIdInUse(
+            f"broker id {command.broker_id} belongs to a live broker at {old.host}:{old.port}",
+            hint="give this broker another node id, or stop the other one",
+        )
+    epoch = 1 if old is None else old.registration_epoch
+    if old is not None and (old.incarnation, old.check_code) != (command.incarnation, command.check_code):
+        epoch += 1
+    record = BrokerRecord(
+        id=command.broker_id,
+        check_code=command.check_code,
+        host=command.host,
+        port=command.port,
+        rack=command.rack,
+        admin_url=command.admin_url,
+        incarnation=command.incarnation,
+        registration_epoch=epoch,
+        alive=True,
+    )
+    tables.brokers.put(record.id, record)
+    if tables.replica_sets.get(record.id) is None:
+        members = (record.id,)
+        tables.replica_sets.put(record.id, ReplicaSetRecord(record.id, members, (), NO_BROKER, 0, members, 0, 0))
+    return epoch
+
+
+def set_broker_alive(tables: Tables, command: SetBrokerAlive) -> None:
+    """A session began or ended; a late event about an earlier registration changes nothing."""
+    record = tables.brokers.get(command.broker_id)
+    if record is not None and record.registration_epoch == command.registration_epoch:
+        tables.brokers.put(record.id, msgspec.structs.replace(record, alive=command.alive))
+
+
+def elect(tables: Tables, command: Elect) -> ReplicaSetRecord:
+    """Give the replica set a master with the next epoch. Raises `NotFound`, `NotEligible`."""
+    record = tables.replica_sets.get(command.replica_set_id)
+    if record is None:
+        raise NotFound(f"there is no replica set {command.replica_set_id}")
+    broker = tables.brokers.get(command.broker_id)
+    if broker is None or not broker.alive:
+        raise NotEligible(f"broker {command.broker_id} is not alive")
+    if command.broker_id not in record.sync_state_set:
+        raise NotEligible(
+            f"broker {command.broker_id} is not in the sync-state set {list(record.sync_state_set)} "
+            f"of replica set {record.id}"
+        )
+    elected = msgspec.structs.replace(
+        record,
+        master=command.broker_id,
+        master_epoch=record.master_epoch + 1,
+        sync_state_set_epoch=record.sync_state_set_epoch + 1,
+    )
+    tables.replica_sets.put(record.id, elected)
+    return elected
+
+
+def check_configs(configs: dict[str, str]) -> None:
+    """Bounds of a set of overrides. Raises `InvalidInput`."""
+    if len(configs) > MAX_CONFIG_ENTRIES:
+        raise InvalidInput(f"{len(configs)} overrides exceed the limit of {MAX_CONFIG_ENTRIES}")
+    for key, value in configs.items():
+        if not 0 < len(key) <= MAX_KEY_CHARS or len(value) > MAX_CONFIG_VALUE_CHARS:
+            raise InvalidInput(f"override {key[:MAX_KEY_CHARS]!r} is empty or too long")
+
+
+def merged_configs(old: dict[str, str], changes: dict[str, str | None]) -> dict[str, str]:
+    """`old` with the changes made; None removes. Sorted by key, so that equal content has equal bytes."""
+    merged: dict[str, str | None] = {**old, **changes}
+    kept = {key: value for key, value in sorted(merged.items()) if value is not None}
+    check_configs(kept)
+    return kept
+
+
+def alter_configs(tables: Tables, command: AlterConfigs) -> None:
+    """Change dynamic overrides. Raises `InvalidInput`."""
+    if command.kind not in ("broker", "cluster") or len(command.name) > MAX_KEY_CHARS:
+        raise InvalidInput(f"there are no configs of kind {command.kind[:MAX_KEY_CHARS]!r}")
+    key = (command.kind, command.name)
+    merged = merged_configs(tables.configs.get(key) or {}, command.changes)
+    if merged:
+        tables.configs.put(key, merged)
+    else:
+        tables.configs.delete(key)
+
+
+def put_kv(tables: Tables, command: PutKv) -> None:
+    """Write one key. Raises `InvalidInput`."""
+    if not 0 < len(command.key) <= MAX_KEY_CHARS or len(command.value) > MAX_VALUE_BYTES:
+        raise InvalidInput(f"key {command.key[:MAX_KEY_CHARS]!r} or its value is empty or too long")
+    tables.kv.put(command.key, command.value)
+
+
+def delete_kv(tables: Tables, command: DeleteKv) -> None:
+    """Remove one key."""
+    tables.kv.delete(command.key)
+
+
+def allocate_producer_ids(tables: Tables, command: AllocateProducerIds) -> tuple[int, int]:
+    """A block of producer ids nobody else gets. Raises `StaleBrokerEpoch`."""
+    broker = tables.brokers.get(command.broker_id)
+    if broker is None or broker.registration_epoch != command.registration_epoch:
+        raise StaleBrokerEpoch(
+            f"registration {command.registration_epoch} of broker {command.broker_id} is not current"
+        )
+    return tables.take_ids("producer", PRODUCER_ID_BLOCK, 0), PRODUCER_ID_BLOCK

@@ -1,0 +1,166 @@
+"""Commands about objects: prepare, commit, expire, forget (DESIGN.md, rules 3, 5, 6).
+
+The life of an id: PREPARED (given out, nothing names it) → COMMITTED (readers may find it) → DESTROYED (nothing names
+it any more) → gone (deleted from the bucket after the delay). Never backwards, ids never reused.
+
+A commit is all or nothing. Its WAL range starts at the replica set's committed WAL offset; each stream range starts at
+the stream's committed end; what belongs to streams that do not exist any more is left out. A gap refuses the commit and
+quarantines the stream. The same commit twice is success.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.commands import (
+    MAX_OBJECTS_PER_COMMAND,
+    MAX_RANGES_PER_COMMIT,
+    Commit,
+    ExpireObjects,
+    ForgetObjects,
+    PrepareObjects,
+)
+from controller.model import ObjectRecord, ObjectState, StreamRecord, StreamState
+from controller.state_streams import require_master_epoch
+from controller.tables import Tables
+from runtime.errors import Fenced, InvalidInput
+from storage.managers import CommitGap, CommitObjects, CommitRefused, NewObject, ObjectKind, StreamRange
+
+MAX_TTL_MS = 24 * 3_600_000
+_KINDS = frozenset(int(kind) for kind in ObjectKind)
+
+
+def prepare_objects(tables: Tables, command: PrepareObjects) -> int:
+    """Give out ids. Raises `InvalidInput`."""
+    if not 0 < command.count <= MAX_OBJECTS_PER_COMMAND or not 0 < command.ttl_ms <= MAX_TTL_MS:
+        raise InvalidInput(
+            f"prepare 1 to {MAX_OBJECTS_PER_COMMAND} ids for 1 to {MAX_TTL_MS} ms, "
+            f"not {command.count} for {command.ttl_ms}"
+        )
+    first = tables.take_ids("object", command.count, 1)
+    expires_ms = tables.now_ms + command.ttl_ms
+    for object_id in range(first, first + command.count):
+        tables.objects.put(
+            object_id, ObjectRecord(object_id, ObjectState.PREPARED, 0, 0, (), tables.now_ms, expires_ms)
+        )
+    return first
+
+
+def _check_shape(request: CommitObjects) -> None:
+    if len(request.objects) > MAX_OBJECTS_PER_COMMAND:
+        raise InvalidInput(f"a commit has at most {MAX_OBJECTS_PER_COMMAND} objects, not {len(request.objects)}")
+    if sum(len(new.ranges) for new in request.objects) > MAX_RANGES_PER_COMMIT:
+        raise InvalidInput(f"a commit has at most {MAX_RANGES_PER_COMMIT} stream ranges")
+    if not 0 <= request.wal_start <= request.wal_end:
+        raise InvalidInput(f"WAL range {request.wal_start}..{request.wal_end} is reversed")
+    if len({new.object_id for new in request.objects}) != len(request.objects):
+        raise InvalidInput("a commit names an object twice")
+    for new in request.objects:
+        if new.kind not in _KINDS or new.size < 0:
+            raise InvalidInput(f"object {new.object_id} has kind {new.kind} and {new.size} bytes")
+        for piece in new.ranges:
+            if not 0 <= piece.start_offset < piece.end_offset:
+                raise InvalidInput(
+                    f"object {new.object_id}: range {piece.start_offset}..{piece.end_offset} "
+                    f"of stream {piece.stream_id} is empty or reversed"
+                )
+
+
+def _is_repeat(tables: Tables, request: CommitObjects, committed_wal_offset: int) -> bool:
+    """Whether this very commit has taken effect already. Ids are never reused, so the objects tell."""
+    if not request.objects:
+        return request.wal_end <= committed_wal_offset
+    known = [tables.objects.get(new.object_id) for new in request.objects]
+    return all(row is not None and row.state != ObjectState.PREPARED and row.kind != 0 for row in known)
+
+
+def commit_objects(tables: Tables, command: Commit) -> None:
+    """See `storage.managers.ObjectManager.commit_objects`. Raises `CommitRefused`, `CommitGap`, `InvalidInput`."""
+    request = command.request
+    _check_shape(request)
+    try:
+        replica_set = require_master_epoch(tables, request.replica_set_id, request.master_epoch)
+    except Fenced as error:
+        raise CommitRefused(error.message) from error
+    if _is_repeat(tables, request, replica_set.committed_wal_offset):
+        return
+    if request.wal_start != replica_set.committed_wal_offset:
+        raise CommitGap(
+            f"the commit covers WAL {request.wal_start}..{request.wal_end} of replica set {replica_set.id}; "
+            f"committed is {replica_set.committed_wal_offset}"
+        )
+    for new in request.objects:
+        _commit_one(tables, new, replica_set.id)
+    tables.replica_sets.put(replica_set.id, msgspec.structs.replace(replica_set, committed_wal_offset=request.wal_end))
+
+
+def _commit_one(tables: Tables, new: NewObject, replica_set_id: int) -> None:
+    row = tables.objects.get(new.object_id)
+    if row is None or row.state != ObjectState.PREPARED:
+        raise CommitRefused(f"object {new.object_id} is not prepared: its time was over, or it never was")
+    kept: list[StreamRange] = []
+    for piece in new.ranges:
+        stream = tables.streams.get(piece.stream_id)
+        if stream is None:
+            continue
+        _check_range(stream, piece, new.object_id, replica_set_id)
+        tables.streams.put(stream.id, msgspec.structs.replace(stream, end_offset=piece.end_offset))
+        kept.append(piece)
+    now = tables.now_ms
+    if kept:
+        record = ObjectRecord(new.object_id, ObjectState.COMMITTED, new.kind, new.size, tuple(kept), now, 0)
+    else:
+        expires_ms = now + tables.delete_delay_ms()
+        record = ObjectRecord(new.object_id, ObjectState.DESTROYED, new.kind, new.size, (), now, expires_ms)
+    tables.objects.put(new.object_id, record)
+
+
+def _check_range(stream: StreamRecord, piece: StreamRange, object_id: int, replica_set_id: int) -> None:
+    if stream.replica_set != replica_set_id or stream.state != StreamState.OPENED:
+        raise CommitRefused(
+            f"object {object_id}: stream {stream.id} is not open by replica set {replica_set_id} "
+            f"(owner {stream.replica_set}, {StreamState(stream.state).name})"
+        )
+    where = f"object {object_id}: stream {stream.id} range {piece.start_offset}..{piece.end_offset}"
+    if stream.quarantined:
+        raise CommitGap(f"{where}: the stream is quarantined: {stream.quarantined}", stream_id=stream.id)
+    if piece.start_offset != stream.end_offset:
+        raise CommitGap(f"{where} does not start at the committed end {stream.end_offset}", stream_id=stream.id)
+
+
+def quarantine(tables: Tables, stream_id: int, reason: str) -> None:
+    """Mark a stream so that it takes no commits; the first reason stays."""
+    stream = tables.streams.get(stream_id)
+    if stream is not None and not stream.quarantined:
+        tables.streams.put(stream_id, msgspec.structs.replace(stream, quarantined=reason))
+
+
+def destroy(tables: Tables, object_id: int) -> None:
+    """An object nothing names any more (or an id given up) may be deleted after the delay."""
+    row = tables.objects.get(object_id)
+    assert row is not None and row.state != ObjectState.DESTROYED, object_id
+    tables.objects.put(
+        object_id,
+        msgspec.structs.replace(
+            row,
+            state=ObjectState.DESTROYED,
+            since_ms=tables.now_ms,
+            expires_ms=tables.now_ms + tables.delete_delay_ms(),
+        ),
+    )
+
+
+def expire_objects(tables: Tables, command: ExpireObjects) -> None:
+    """Prepared ids whose time is over become orphans to delete."""
+    for object_id in command.object_ids[:MAX_OBJECTS_PER_COMMAND]:
+        row = tables.objects.get(object_id)
+        if row is not None and row.state == ObjectState.PREPARED and row.expires_ms <= tables.now_ms:
+            destroy(tables, object_id)
+
+
+def forget_objects(tables: Tables, command: ForgetObjects) -> None:
+    """Objects deleted from the bucket leave the metadata."""
+    for object_id in command.object_ids[:MAX_OBJECTS_PER_COMMAND]:
+        row = tables.objects.get(object_id)
+        if row is not None and row.state == ObjectState.DESTROYED and row.expires_ms <= tables.now_ms:
+            tables.objects.delete(object_id)

@@ -1,0 +1,105 @@
+"""Commands about streams: open, close, trim (DESIGN.md, rule 4).
+
+A stream has at most one open owner. An open needs the replica set's current master epoch, and a stream that is CLOSED
+or OPENED with a smaller epoch. Epochs and start offsets never go down. The same request twice is success.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.commands import MAX_STREAMS_PER_COMMAND, CloseStreams, OpenStreams, ReleaseStream, TrimStream
+from controller.model import ReplicaSetRecord, StreamRecord, StreamState
+from controller.tables import Tables
+from runtime.errors import Fenced, InvalidInput, NotFound
+from stream.managers import OpenedStream
+
+
+def require_master_epoch(tables: Tables, replica_set_id: int, master_epoch: int) -> ReplicaSetRecord:
+    """The replica set, if `master_epoch` is its current one. Raises `NotFound`, `Fenced`."""
+    record = tables.replica_sets.get(replica_set_id)
+    if record is None:
+        raise NotFound(f"there is no replica set {replica_set_id}")
+    if record.master_epoch != master_epoch:
+        raise Fenced(
+            f"master epoch {master_epoch} of replica set {replica_set_id} is stale; it is {record.master_epoch}"
+        )
+    return record
+
+
+def _check_count(count: int) -> None:
+    if not 0 < count <= MAX_STREAMS_PER_COMMAND:
+        raise InvalidInput(f"a command names 1 to {MAX_STREAMS_PER_COMMAND} streams, not {count}")
+
+
+def open_streams(tables: Tables, command: OpenStreams) -> list[OpenedStream]:
+    """See `stream.managers.StreamManager.open_streams`. All or none."""
+    _check_count(len(command.streams))
+    require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    return [_open(tables, stream_id, epoch, command.replica_set_id) for stream_id, epoch in command.streams]
+
+
+def _open(tables: Tables, stream_id: int, epoch: int, replica_set_id: int) -> OpenedStream:
+    record = tables.streams.get(stream_id)
+    if record is None:
+        raise NotFound(f"there is no stream {stream_id}")
+    key = tables.index.partition_key(stream_id)
+    partition = tables.partitions.get(key) if key is not None else None
+    if partition is None or partition.replica_set != replica_set_id:
+        raise Fenced(f"stream {stream_id} is not placed on replica set {replica_set_id}")
+    if epoch < max(record.epoch, 0):
+        raise Fenced(f"epoch {epoch} of stream {stream_id} is stale; it is {record.epoch}")
+    is_open = record.state == StreamState.OPENED
+    if is_open and epoch == record.epoch and record.replica_set != replica_set_id:
+        raise Fenced(f"stream {stream_id} is open with epoch {epoch} by replica set {record.replica_set}")
+    changes_owner = record.epoch < 0 or record.replica_set != replica_set_id
+    opened = msgspec.structs.replace(
+        record,
+        epoch=epoch,
+        state=StreamState.OPENED,
+        replica_set=replica_set_id,
+        owner_since_epoch=epoch if changes_owner else record.owner_since_epoch,
+    )
+    assert opened.epoch >= record.epoch
+    tables.streams.put(stream_id, opened)
+    return OpenedStream(stream_id, epoch, opened.start_offset, opened.end_offset, opened.owner_since_epoch)
+
+
+def _require_epoch(record: StreamRecord, epoch: int) -> None:
+    if record.epoch != epoch:
+        raise Fenced(f"epoch {epoch} of stream {record.id} is stale; it is {record.epoch}")
+
+
+def close_streams(tables: Tables, command: CloseStreams) -> None:
+    """See `stream.managers.StreamManager.close_streams`. All or none; deleted streams are closed enough."""
+    _check_count(len(command.streams))
+    require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    for stream_id, epoch in command.streams:
+        record = tables.streams.get(stream_id)
+        if record is None:
+            continue
+        _require_epoch(record, epoch)
+        if record.replica_set != command.replica_set_id:
+            raise Fenced(f"stream {stream_id} belongs to replica set {record.replica_set}")
+        tables.streams.put(stream_id, msgspec.structs.replace(record, state=StreamState.CLOSED))
+
+
+def trim_stream(tables: Tables, command: TrimStream) -> None:
+    """See `stream.managers.StreamManager.trim_stream`.
+
+    The start may pass the committed end: the records between are still in the WAL, and dead when they are committed.
+    """
+    record = tables.streams.get(command.stream_id)
+    if record is None:
+        raise NotFound(f"there is no stream {command.stream_id}")
+    _require_epoch(record, command.epoch)
+    if command.start_offset > record.start_offset:
+        tables.streams.put(record.id, msgspec.structs.replace(record, start_offset=command.start_offset))
+
+
+def release_stream(tables: Tables, command: ReleaseStream) -> None:
+    """Lift a quarantine. Raises `NotFound`."""
+    record = tables.streams.get(command.stream_id)
+    if record is None:
+        raise NotFound(f"there is no stream {command.stream_id}")
+    tables.streams.put(record.id, msgspec.structs.replace(record, quarantined=""))
