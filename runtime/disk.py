@@ -1,0 +1,496 @@
+"""`Disk`, the door to the files of a write-ahead log.
+
+A disk is one flat directory of files. It has two lanes:
+
+- The *ordered lane*: `DiskFile.write`, `sync` and `publish` are submitted without waiting and run strictly in the order
+  of submission, over all files of the disk. Each ends with one call of its `done` on the event loop, in that order.
+- The *background lane*: everything declared `async` (open, read, fill with zeros, list, rename, remove, replace). Calls
+  on one file must not contradict writes of the ordered lane that are still under way.
+
+Invariants that the log above builds on:
+1. `done(None)` of a write with `sync=True`, or of a sync, means: those bytes, and all bytes submitted for the same file
+   before them, survive a power loss.
+2. After one failed operation in the ordered lane every later one of the disk fails with the same error. A failed fsync
+   is never repeated as if nothing had happened: the kernel may have dropped the dirty pages already.
+3. `publish`, `rename`, `remove`, `replace` and a newly created file's name are durable (directory fsync) when they
+   report success.
+
+Errors are plain `OSError`s with their errno: the log above decides what is back-pressure and what is the end.
+
+Entry: `FileDisk`, the real one: one writer thread that merges everything that arrived while the last fdatasync ran
+into one `pwritev` and one `fdatasync` (group commit), and two helper threads for the background lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+Buffer = bytes | bytearray | memoryview
+Done = Callable[[OSError | None], None]
+T = TypeVar("T")
+
+_IOV_MAX = 1024
+"""The kernel's bound on buffers in one vectored write (UIO_MAXIOV)."""
+_GROUP_BYTES = 16 << 20
+"""Bound on one group commit, so that its first record does not wait for megabytes of later ones."""
+_ZERO_PIECE = 4 << 20
+"""Zeros are written and synced in pieces, so that filling a spare file never floods the device's queue."""
+_ZEROS = memoryview(bytes(_ZERO_PIECE))
+_TEMPORARY = ".tmp"
+"""Suffix of files that a crash may leave half-written; their owner removes them at recovery."""
+
+
+class FileInfo(NamedTuple):
+    """One directory entry."""
+
+    name: str
+    size: int
+    """Bytes."""
+
+
+class DiskFile(Protocol):
+    """One open file. Offsets and sizes are bytes (int64)."""
+
+    @property
+    def name(self) -> str:
+        """The file's current name (after the last rename or publish asked for)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Size when opened, or as grown by `fill_zeros` since. Writes of the ordered lane stay below it."""
+        ...
+
+    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done) -> None:
+        """Submit a write of `buffers`, one after the other, at `offset`; with `sync` it is durable when done.
+
+        The buffers (contiguous, of bytes) must not change until `done` was called.
+        """
+        ...
+
+    def sync(self, done: Done) -> None:
+        """Submit a sync of everything submitted for this file so far."""
+        ...
+
+    def publish(self, name: str, done: Done) -> None:
+        """Submit a durable rename to `name`: later writes start only after it is durable."""
+        ...
+
+    async def rename(self, name: str) -> None:
+        """Rename durably, in the background lane."""
+        ...
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`; fewer only at the end of the file."""
+        ...
+
+    async def fill_zeros(self, offset: int, length: int) -> None:
+        """Write real zeros over the range and sync, growing the file where it ends before. Not atomic."""
+        ...
+
+    async def settle(self) -> None:
+        """Sync, and have the reads that follow see what the device holds.
+
+        After an fsync error the page cache may show bytes that never reached the device (and calls them clean).
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release the file after all its operations have ended."""
+        ...
+
+
+class Disk(Protocol):
+    """One flat directory of files. Names hold no '/'."""
+
+    async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> DiskFile:
+        """Open a file; `create` makes an empty one (`FileExistsError` if there is one already).
+
+        Raises `FileNotFoundError` and other `OSError`s.
+        """
+        ...
+
+    async def entries(self) -> list[FileInfo]:
+        """All files, sorted by name; empty if the directory is not there."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a file durably. `FileNotFoundError` if there is none."""
+        ...
+
+    async def load(self, name: str) -> bytes | None:
+        """The whole of a small file; None if there is none."""
+        ...
+
+    async def replace(self, name: str, data: Buffer) -> None:
+        """Put `data` into a small file atomically and durably: after a crash it is the old or the new one, whole."""
+        ...
+
+    async def free_bytes(self) -> int:
+        """What an ordinary process may still write to the file system, in bytes."""
+        ...
+
+    async def close(self) -> None:
+        """End the threads after all submitted operations. Open files are the caller's to close before."""
+        ...
+
+
+@dataclass(slots=True)
+class _Operation:
+    """One submitted operation of the ordered lane: a write, a publish (`new_name`), a sync, or a close."""
+
+    file: FileDiskFile
+    done: Done
+    offset: int = 0
+    buffers: Sequence[Buffer] = ()
+    sync: bool = False
+    close: bool = False
+    old_name: str = ""
+    new_name: str = ""
+
+
+def _pwritev(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """Write all of `buffers` at `offset`, however often the kernel stops short."""
+    for first in range(0, len(buffers), _IOV_MAX):
+        chunk = buffers[first : first + _IOV_MAX]
+        total = sum(map(len, chunk))
+        written = os.pwritev(fd, chunk, offset)
+        if written < total:
+            _pwrite_rest(fd, chunk, offset, written)
+        offset += total
+
+
+def _pwrite_rest(fd: int, buffers: Sequence[Buffer], offset: int, skip: int) -> None:
+    offset += skip
+    for buffer in buffers:
+        view = memoryview(buffer)[skip:]
+        skip = max(0, skip - len(buffer))
+        while view:
+            written = os.pwrite(fd, view, offset)
+            if written == 0:
+                raise OSError(errno.EIO, "the device accepted no bytes")
+            view = view[written:]
+            offset += written
+
+
+def _fsync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class FileDiskFile:
+    """A `DiskFile` on a real file system. Made by `FileDisk.open`."""
+
+    def __init__(self, disk: FileDisk, name: str, fd: int, size: int) -> None:
+        self._disk = disk
+        self._name = name
+        self._fd = fd
+        self._size = size
+        self._closed: asyncio.Future[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """See `DiskFile.name`."""
+        return self._name
+
+    @property
+    def size(self) -> int:
+        """See `DiskFile.size`."""
+        return self._size
+
+    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done) -> None:
+        """See `DiskFile.write`."""
+        self._disk._submit(_Operation(self, done, offset, buffers, sync))
+
+    def sync(self, done: Done) -> None:
+        """See `DiskFile.sync`."""
+        self._disk._submit(_Operation(self, done, sync=True))
+
+    def publish(self, name: str, done: Done) -> None:
+        """See `DiskFile.publish`."""
+        self._disk._submit(_Operation(self, done, old_name=self._name, new_name=name))
+        self._name = name
+
+    async def rename(self, name: str) -> None:
+        """See `DiskFile.rename`."""
+        await self._disk._run(self._disk._rename, self._name, name)
+        self._name = name
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """See `DiskFile.read`."""
+        return await self._disk._run(self._read, offset, length)
+
+    async def fill_zeros(self, offset: int, length: int) -> None:
+        """See `DiskFile.fill_zeros`."""
+        end = offset + length
+        while offset < end:
+            piece = min(_ZERO_PIECE, end - offset)
+            await self._disk._run(self._fill_piece, offset, piece)
+            offset += piece
+            self._size = max(self._size, offset)
+        await self._disk._run(os.fsync, self._fd)
+
+    async def settle(self) -> None:
+        """See `DiskFile.settle`."""
+        await self._disk._run(self._settle)
+
+    async def close(self) -> None:
+        """See `DiskFile.close`."""
+        if self._closed is None:
+            closed = self._closed = asyncio.get_running_loop().create_future()
+            self._disk._submit(_Operation(self, lambda _error: closed.set_result(None), close=True))
+        await asyncio.shield(self._closed)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length and (data := os.pread(self._fd, length - got, offset + got)):
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def _fill_piece(self, offset: int, length: int) -> None:
+        _pwritev(self._fd, (_ZEROS[:length],), offset)
+        os.fdatasync(self._fd)
+
+    def _settle(self) -> None:
+        os.fsync(self._fd)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _commit(self, operations: Sequence[_Operation]) -> None:
+        """Run consecutive operations of this file (writer thread): one write per contiguous range, one fdatasync."""
+        buffers: list[Buffer] = []
+        start = end = 0
+        sync = False
+        for operation in operations:
+            if operation.new_name:
+                if buffers:
+                    _pwritev(self._fd, buffers, start)
+                    buffers = []
+                self._disk._rename(operation.old_name, operation.new_name)
+            if operation.buffers:
+                if buffers and operation.offset != end:
+                    _pwritev(self._fd, buffers, start)
+                    buffers = []
+                if not buffers:
+                    start = end = operation.offset
+                buffers.extend(operation.buffers)
+                end += sum(map(len, operation.buffers))
+            sync = sync or operation.sync
+        if buffers:
+            _pwritev(self._fd, buffers, start)
+        if sync:
+            os.fdatasync(self._fd)
+
+
+class FileDisk:
+    """A `Disk` in a directory of a real file system. The directory is created with the first file.
+
+    Belongs to the event loop that first used it. `name` is used for its threads.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, name: str = "wal") -> None:
+        self._path = os.fspath(path)
+        self._name = name
+        self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix=f"{name}-disk")
+        self._writer: threading.Thread | None = None
+        self._error: OSError | None = None
+        self.groups = 0
+        """How many groups the writer thread has committed; submitted operations per group is the merging."""
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._path
+
+    async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> FileDiskFile:
+        """See `Disk.open`."""
+        fd, size = await self._run(self._open, name, create, read_only)
+        return FileDiskFile(self, name, fd, size)
+
+    async def entries(self) -> list[FileInfo]:
+        """See `Disk.entries`."""
+        return await self._run(self._entries)
+
+    async def remove(self, name: str) -> None:
+        """See `Disk.remove`."""
+        await self._run(self._remove, name)
+
+    async def load(self, name: str) -> bytes | None:
+        """See `Disk.load`."""
+        return await self._run(self._load, name)
+
+    async def replace(self, name: str, data: Buffer) -> None:
+        """See `Disk.replace`."""
+        await self._run(self._replace, name, data)
+
+    async def free_bytes(self) -> int:
+        """See `Disk.free_bytes`."""
+        status = await self._run(os.statvfs, self._path)
+        return status.f_bavail * status.f_frsize
+
+    async def close(self) -> None:
+        """See `Disk.close`."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._queue.put(None)
+            await asyncio.get_running_loop().run_in_executor(self._executor, writer.join)
+        self._executor.shutdown(wait=True)
+
+    # Background lane
+
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
+        """Run `function` on a helper thread. A cancelled caller still waits until it has ended.
+
+        Otherwise a file could be closed, and its descriptor given away, under a call that uses it.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            future.exception()  # heard: the caller is gone
+            raise
+
+    def _full(self, name: str) -> str:
+        assert name and "/" not in name and name not in (".", ".."), name
+        return os.path.join(self._path, name)
+
+    def _ensure_directory(self) -> None:
+        if os.path.isdir(self._path):
+            return
+        os.makedirs(self._path, exist_ok=True)
+        _fsync_directory(os.path.dirname(os.path.abspath(self._path)))
+
+    def _open(self, name: str, create: bool, read_only: bool) -> tuple[int, int]:
+        flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
+        if create:
+            self._ensure_directory()
+            flags |= os.O_CREAT | os.O_EXCL
+        fd = os.open(self._full(name), flags, 0o640)
+        if create:
+            _fsync_directory(self._path)
+        return fd, os.fstat(fd).st_size
+
+    def _entries(self) -> list[FileInfo]:
+        if not os.path.isdir(self._path):
+            return []
+        found = []
+        with os.scandir(self._path) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_file():
+                        found.append(FileInfo(entry.name, entry.stat().st_size))
+                except FileNotFoundError:  # removed while we looked
+                    continue
+        return sorted(found)
+
+    def _remove(self, name: str) -> None:
+        os.unlink(self._full(name))
+        _fsync_directory(self._path)
+
+    def _rename(self, old: str, new: str) -> None:
+        os.rename(self._full(old), self._full(new))
+        _fsync_directory(self._path)
+
+    def _load(self, name: str) -> bytes | None:
+        try:
+            with open(self._full(name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def _replace(self, name: str, data: Buffer) -> None:
+        self._ensure_directory()
+        temporary = self._full(name + _TEMPORARY)
+        fd = os.open(temporary, os.O_CLOEXEC | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640)
+        try:
+            _pwritev(fd, (data,), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, self._full(name))
+        _fsync_directory(self._path)
+
+    # Ordered lane
+
+    def _submit(self, operation: _Operation) -> None:
+        if self._writer is None:
+            loop = asyncio.get_running_loop()
+            self._writer = threading.Thread(
+                target=self._write_forever, args=(loop,), name=f"{self._name}-writer", daemon=True
+            )
+            self._writer.start()
+        self._queue.put(operation)
+
+    def _write_forever(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The writer thread: take what is there, commit it as one group, report, again."""
+        while (group := self._next_group()) is not None:
+            finished = self._commit(group)
+            self.groups += 1
+            try:
+                loop.call_soon_threadsafe(_report, loop, finished)
+            except RuntimeError:  # the loop was closed under us: nobody is left to be told
+                return
+
+    def _next_group(self) -> list[_Operation] | None:
+        """Everything submitted so far, up to `_GROUP_BYTES`; waits for the first. None: close was asked for."""
+        operation = self._queue.get()
+        if operation is None:
+            return None
+        group = [operation]
+        size = sum(map(len, operation.buffers))
+        while size < _GROUP_BYTES:
+            try:
+                operation = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if operation is None:
+                self._queue.put(None)  # close comes last by contract: seen again after this group
+                break
+            group.append(operation)
+            size += sum(map(len, operation.buffers))
+        return group
+
+    def _commit(self, group: list[_Operation]) -> list[tuple[Done, OSError | None]]:
+        finished: list[tuple[Done, OSError | None]] = []
+        first = 0
+        while first < len(group):
+            file = group[first].file
+            last = first + 1
+            while last < len(group) and group[last].file is file:
+                last += 1
+            operations = group[first:last]
+            if self._error is None:
+                try:
+                    file._commit(operations)
+                except OSError as error:
+                    self._error = error
+            if operations[-1].close:  # the last of its file by contract; also after a failure
+                os.close(file._fd)
+            finished.extend((operation.done, self._error) for operation in operations)
+            first = last
+        return finished
+
+
+def _report(loop: asyncio.AbstractEventLoop, finished: Sequence[tuple[Done, OSError | None]]) -> None:
+    """Call each `done`, in order; one that raises does not keep the others from hearing."""
+    for done, error in finished[1:]:
+        loop.call_soon(done, error)
+    finished[0][0](finished[0][1])

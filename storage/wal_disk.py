@@ -1,0 +1,534 @@
+"""`DiskWal`: the WAL of one replica set in files on a local disk.
+
+All of it runs on the event loop's thread; the `Disk` door does the waiting. An append packs a header, puts it and the
+caller's buffers on a list, and returns. Once per turn of the loop the list goes to the door as one write; the door
+merges everything that arrives while its last fdatasync ran (group commit) and reports the writes in order.
+
+Invariants:
+1. start ≤ synced ≤ durable ≤ submitted ≤ end, all WAL offsets. With `flush = "sync"` durable is synced. With `async`
+   durable is what the operating system has accepted: a power loss (not a crash of the process) may lose the last
+   `flush_interval_ms` of it.
+2. A file gets its segment name only after everything before its start is synced (the door's ordered lane), so a later
+   file proves the earlier ones whole.
+3. A header never claims more than min(confirmed, synced) as confirm offset, so recovery can trust it as proof.
+4. Appends go only into bytes allocated before: a full disk is met by the spare pool, and is back-pressure.
+5. After the first failed write or sync nothing is acknowledged any more.
+
+Entry: `DiskWal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from runtime.disk import Disk, DiskFile
+from runtime.errors import Closed, ConfigError, CorruptData, Fenced, InvalidInput, NotFound
+from storage.epoch_history import EPOCH_FILE, EpochHistory, encode_epoch_file
+from storage.object_store import Buffer
+from storage.settings import WalSettings
+from storage.wal import WalFailed, WalFull, WalRecord, WalRecordType
+from storage.wal_format import HEADER_BYTES, MAX_PAYLOAD_BYTES, WalHeader, encode_header, record_of
+from storage.wal_recovery import recover
+from storage.wal_scan import ScanState, scan
+from storage.wal_segments import Segment, SegmentPool, is_passing, segment_name
+
+_MAX_WAITING_BYTES = 128 << 20
+"""Bound on what waits for the disk (rule 12): more only makes everybody's acknowledgement later."""
+_DATA = int(WalRecordType.DATA)
+_EPOCH_START = int(WalRecordType.EPOCH_START)
+
+
+def check_settings(settings: WalSettings) -> None:
+    """Refuse sizes that cannot work together. Raises `ConfigError`."""
+    if settings.segment_bytes < 4096:
+        raise ConfigError(f"wal.segment_bytes is {settings.segment_bytes}: at least 4,096 bytes")
+    if not 0 < settings.max_record_bytes <= MAX_PAYLOAD_BYTES:
+        raise ConfigError(f"wal.max_record_bytes is {settings.max_record_bytes}: 1 to {MAX_PAYLOAD_BYTES:,}")
+    largest = max(settings.max_record_bytes + HEADER_BYTES, settings.segment_bytes)
+    if settings.max_bytes < settings.segment_bytes + largest:
+        raise ConfigError(
+            f"wal.max_bytes is {settings.max_bytes}: there must be room for a segment and for the largest record,"
+            f" {settings.segment_bytes + largest} bytes"
+        )
+    if not 1 <= settings.flush_interval_ms <= 60_000:
+        raise ConfigError(f"wal.flush_interval_ms is {settings.flush_interval_ms}: 1 to 60,000")
+
+
+class DiskWal:
+    """See `storage.wal.Wal`. The disk is the caller's: close it after the WAL."""
+
+    def __init__(self, disk: Disk, settings: WalSettings, *, rng: random.Random) -> None:
+        check_settings(settings)
+        self._disk = disk
+        self._settings = settings
+        self._sync_writes = settings.flush == "sync"
+        self._max_record_bytes = settings.max_record_bytes
+        self._pool = SegmentPool(
+            disk,
+            segment_bytes=settings.segment_bytes,
+            max_bytes=settings.max_bytes,
+            rng=rng,
+            on_change=self._wake,
+            on_failed=self._fail,
+        )
+        self._trim_lock = asyncio.Lock()
+        self._segments: list[Segment] = []
+        self._file: DiskFile | None = None
+        self._file_start = 0
+        self._limit = 0  # WAL offset after the current file's last byte
+        self._start = self._end = self._submitted = self._durable = self._synced = 0
+        self._confirm = self._header_confirm = 0
+        self._epoch = -1
+        self._history = EpochHistory()
+        self._pending: list[Buffer] = []
+        self._flush_scheduled = False
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._recovered = self._switching = self._closed = False
+        self._failure: WalFailed | None = None
+        self._on_durable: Callable[[int], None] = lambda _offset: None
+        self._on_failed: Callable[[Exception], None] = lambda _error: None
+        self._appends = self._writes = 0
+
+    # What the log knows
+
+    @property
+    def start_offset(self) -> int:
+        """See `Wal.start_offset`. After a restart: the start of the oldest file kept."""
+        return self._start
+
+    @property
+    def end_offset(self) -> int:
+        """See `Wal.end_offset`."""
+        return self._end
+
+    @property
+    def durable_offset(self) -> int:
+        """See `Wal.durable_offset`; invariant 1 above says what it means with `flush = "async"`."""
+        return self._durable
+
+    @property
+    def master_epoch(self) -> int:
+        """See `Wal.master_epoch`."""
+        return self._epoch
+
+    @property
+    def epoch_history(self) -> EpochHistory:
+        """The epochs of this log; do not change it."""
+        return self._history
+
+    def stats(self) -> dict[str, int]:
+        """Figures for metrics; bytes and counts."""
+        return {
+            "appends": self._appends,
+            "writes": self._writes,
+            "segments": len(self._segments),
+            "spares": self._pool.spares,
+            "disk_bytes": self._pool.live_bytes + self._pool.spare_bytes,
+            "unsynced_bytes": self._end - self._synced,
+            "record_bytes": self._end - self._start,
+        }
+
+    def set_on_durable(self, callback: Callable[[int], None]) -> None:
+        """See `Wal.set_on_durable`."""
+        self._on_durable = callback
+
+    def set_on_failed(self, callback: Callable[[Exception], None]) -> None:
+        """See `Wal.set_on_failed`."""
+        self._on_failed = callback
+
+    def note_confirmed(self, confirm_offset: int) -> None:
+        """See `Wal.note_confirmed`."""
+        if confirm_offset > self._confirm:
+            self._confirm = confirm_offset
+            self._header_confirm = min(confirm_offset, self._synced)
+
+    # From the start to the first append
+
+    async def recover(self, on_record: Callable[[WalRecord], None]) -> int:
+        """See `Wal.recover` and `storage.wal_recovery`."""
+        assert not self._recovered, "recover is called once"
+        try:
+            found = await recover(self._disk, on_record)
+            self._segments = found.segments
+            self._pool.live_bytes = sum(segment.file.size for segment in found.segments)
+            for name in found.spare_names:
+                await self._pool.adopt(name)
+        except OSError as error:
+            raise WalFailed(
+                f"the WAL cannot be recovered: {error}", hint="check the disk and its permissions"
+            ) from error
+        self._history = found.history
+        self._start = found.start_offset
+        self._end = self._submitted = self._durable = self._synced = found.end_offset
+        self._confirm = self._header_confirm = found.confirm_offset
+        if found.segments:
+            self._use(found.segments[-1])
+        self._recovered = True
+        self._pool.start()
+        return found.confirm_offset
+
+    async def reset(self, offset: int) -> None:
+        """Start over, empty, at WAL offset `offset`, between `recover` and `begin_epoch`.
+
+        For a log whose every record is in the bucket and that ends before the committed WAL offset: the disk was
+        replaced, or `flush = "async"` met a power loss (hot-tier.md A5). Raises `WalFailed`.
+        """
+        assert self._recovered and self._epoch < 0 and offset >= 0
+        self._check_usable()
+        try:
+            # The epoch file first: what it proves must not contradict what is left after a crash in here.
+            await self._store_epochs(EpochHistory(), 0)
+            while self._segments:  # the newest first: what is left is a whole log at any moment
+                segment = self._segments[-1]
+                await segment.file.close()
+                await self._disk.remove(segment.file.name)
+                self._segments.pop()
+                self._pool.live_bytes -= segment.file.size
+        except OSError as error:
+            raise self._fail(error) from error
+        self._history = EpochHistory()
+        self._file = None
+        self._start = self._end = self._limit = offset
+        self._submitted = self._durable = self._synced = offset
+        self._confirm = self._header_confirm = offset
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """See `Wal.begin_epoch`. Appends meanwhile raise `WalFull`.
+
+        Raises `Fenced` for an epoch that is not newer, `WalFull` if the disk has no room (call again), `WalFailed`.
+        """
+        assert self._recovered and not self._switching
+        self._check_usable()
+        if epoch <= self._history.last_epoch:
+            raise Fenced(f"master epoch {epoch} is not newer than {self._history.last_epoch}, which the WAL has seen")
+        await _unbroken(self._begin_epoch(epoch))
+
+    async def _begin_epoch(self, epoch: int) -> None:
+        self._switching = True
+        try:
+            await self._all_synced()  # the epoch's start offset proves the bytes before it durable
+            while not self._has_space(HEADER_BYTES):
+                if self._pool.blocked:
+                    raise self._full()
+                await self._changed()
+            if self._end + HEADER_BYTES > self._limit:
+                self._roll(HEADER_BYTES)
+            history = self._history.copy()
+            history.append(epoch, self._end)
+            try:
+                await self._store_epochs(history, self._synced)
+            except OSError as error:
+                if is_passing(error):
+                    message = f"the epoch file cannot be written: {error.strerror}"
+                    raise WalFull(message, hint="free disk space, then retry") from error
+                raise self._fail(error) from error
+            self._history = history
+            self._epoch = epoch
+            self._enqueue(_EPOCH_START, 0, 0, 0, 0, (), 0)
+        finally:
+            self._switching = False
+            self._wake()
+        await self._all_synced()
+
+    # Appending
+
+    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+        """See `Wal.append`."""
+        length = 0
+        for buffer in payload:
+            length += len(buffer)
+        if (
+            self._failure is not None
+            or self._epoch < 0
+            or self._switching
+            or self._closed
+            or length > self._max_record_bytes
+            or self._end - self._durable > _MAX_WAITING_BYTES
+        ):
+            self._refuse(length)
+        self._appends += 1
+        return self._enqueue(_DATA, stream_id, stream_epoch, base_offset, count, payload, length)
+
+    async def writable(self, payload_bytes: int = 0) -> None:
+        """Wait until an append of `payload_bytes` would not raise `WalFull`. Raises `WalFailed`, `Closed`."""
+        while True:
+            self._check_usable()
+            if (
+                not self._switching
+                and self._end - self._durable <= _MAX_WAITING_BYTES
+                and self._has_space(HEADER_BYTES + payload_bytes)
+            ):
+                return
+            await self._changed()
+
+    def _refuse(self, length: int) -> None:
+        """Raise what keeps `append` from going on."""
+        self._check_usable()
+        assert self._epoch >= 0 or self._switching, "begin_epoch comes before append"
+        if length > self._max_record_bytes:
+            raise InvalidInput(
+                f"a WAL record of {length} bytes is over the limit of {self._max_record_bytes}",
+                hint="send smaller batches or raise wal.max_record_bytes",
+            )
+        if self._switching:
+            raise WalFull("the WAL enters a new master epoch", hint="retry")
+        raise WalFull(f"{self._end - self._durable} bytes wait for the disk", hint="retry; the disk is slow")
+
+    def _enqueue(
+        self,
+        type: int,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        length: int,
+    ) -> int:
+        offset = self._end
+        end = offset + HEADER_BYTES + length
+        if end > self._limit:
+            self._roll(HEADER_BYTES + length)
+        header = encode_header(
+            type,
+            length,
+            offset,
+            self._header_confirm,
+            stream_id,
+            stream_epoch,
+            base_offset,
+            self._epoch,
+            count,
+            payload,
+        )
+        pending = self._pending
+        pending.append(header)
+        pending.extend(payload)
+        self._end = end
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return end
+
+    def _has_space(self, size: int) -> bool:
+        return self._end + size <= self._limit or self._pool.holds(size)
+
+    def _full(self) -> WalFull:
+        reason = self._pool.blocked or "the next WAL file is being prepared"
+        return WalFull(reason, hint="retry; uploads to the bucket make room")
+
+    def _roll(self, size: int) -> None:
+        """Go on in a spare file. Raises `WalFull` before anything is changed."""
+        file = self._pool.take(size)
+        if file is None:
+            raise self._full()
+        self._submit()
+        if self._file is not None and not self._sync_writes:
+            self._file.sync(partial(self._on_synced, self._end))
+        file.publish(segment_name(self._end), self._on_published)
+        segment = Segment(self._end, file)
+        self._segments.append(segment)
+        self._use(segment)
+
+    def _use(self, segment: Segment) -> None:
+        self._file = segment.file
+        self._file_start = segment.start
+        self._limit = segment.limit
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self._submit()
+
+    def _submit(self) -> None:
+        """Hand what is pending to the door as one write."""
+        if not self._pending or self._failure is not None:
+            return
+        assert self._file is not None
+        buffers, self._pending = self._pending, []
+        at = self._submitted - self._file_start
+        self._submitted = self._end
+        self._writes += 1
+        self._file.write(at, buffers, sync=self._sync_writes, done=partial(self._on_written, self._end))
+        if not self._sync_writes and self._sync_timer is None:
+            delay_s = self._settings.flush_interval_ms / 1000
+            self._sync_timer = asyncio.get_running_loop().call_later(delay_s, self._sync_now)
+
+    def _sync_now(self) -> None:
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        if self._file is not None and self._failure is None:
+            self._file.sync(partial(self._on_synced, self._submitted))
+
+    # What the door reports
+
+    def _on_written(self, end: int, error: OSError | None) -> None:
+        if self._failure is not None:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        assert end >= self._durable
+        self._durable = end
+        if self._sync_writes:
+            self._synced = end
+            self._header_confirm = min(self._confirm, end)
+        if self._waiters:
+            self._wake()
+        self._on_durable(end)
+
+    def _on_synced(self, end: int, error: OSError | None) -> None:
+        if self._failure is not None:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        self._synced = max(self._synced, end)
+        self._header_confirm = min(self._confirm, self._synced)
+        if self._waiters:
+            self._wake()
+
+    def _on_published(self, error: OSError | None) -> None:
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> WalFailed:
+        if self._failure is None:
+            self._failure = WalFailed(
+                f"the WAL's disk failed: {error}",
+                hint="check the disk (dmesg) and restart the broker: what was acknowledged is recovered",
+            )
+            self._failure.__cause__ = error
+            self._pending.clear()
+            self._wake()
+            self._on_failed(self._failure)
+        return self._failure
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
+        if self._closed:
+            raise Closed("the WAL is closed")
+
+    async def _changed(self) -> None:
+        """Wait until something that a waiter may wait for has changed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _all_synced(self) -> None:
+        """Sync everything appended so far. Raises `WalFailed`."""
+        target = self._end
+        self._submit()
+        if self._synced < target and not self._sync_writes:
+            self._sync_now()
+        while self._synced < target:
+            if self._failure is not None:
+                raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
+            await self._changed()
+
+    async def _store_epochs(self, history: EpochHistory, durable_offset: int) -> None:
+        await self._disk.replace(EPOCH_FILE, encode_epoch_file(history, durable_offset))
+
+    # The other end, and reading back
+
+    async def trim(self, offset: int) -> None:
+        """See `Wal.trim`. Whole files before `offset` are freed or kept for reuse. Raises `WalFailed`."""
+        self._check_usable()
+        assert offset <= self._durable, f"trim to {offset}, past the durable end {self._durable}"
+        if offset <= self._start:
+            return
+        self._start = offset
+        await _unbroken(self._release_files())
+
+    async def _release_files(self) -> None:
+        async with self._trim_lock:
+            while len(self._segments) > 1 and self._segments[1].start <= self._start:
+                if self._closed:
+                    return
+                self._check_usable()
+                try:
+                    await self._pool.release(self._segments[0].file)
+                except OSError as error:
+                    raise self._fail(error) from error
+                self._segments.pop(0)
+                self._history.forget_before(self._segments[0].start)  # not before: recovery checks file and records
+
+    async def read_records(self, start_offset: int, max_bytes: int) -> list[WalRecord]:
+        """Durable records from the record boundary `start_offset` on, of one file, at least one if there is one.
+
+        Stops with the record that reaches `max_bytes`. Raises `NotFound` if `start_offset` was trimmed and
+        `CorruptData` if the bytes fail their check.
+        """
+        self._check_usable()
+        index = bisect_right(self._segments, start_offset, key=lambda segment: segment.start) - 1
+        if index < 0 or start_offset < self._start:
+            raise self._trimmed(start_offset)
+        segment = self._segments[index]
+        stop = self._segments[index + 1].start if index + 1 < len(self._segments) else self._durable
+        records: list[WalRecord] = []
+
+        def on_header(header: WalHeader, window: memoryview, position: int) -> None:
+            records.append(record_of(header, window, position))
+
+        stop = min(stop, self._durable, start_offset + max(1, max_bytes))
+        if start_offset >= stop:
+            return records
+        try:
+            end = await scan(segment, start_offset, stop, ScanState(), on_header)
+        except OSError as error:
+            if start_offset < self._start:
+                raise self._trimmed(start_offset) from error
+            raise self._fail(error) from error
+        if end.reason:
+            if start_offset < self._start:
+                raise self._trimmed(start_offset)
+            raise CorruptData(f"WAL offset {end.offset}: {end.reason}", hint="look with `tidelog wal verify`")
+        return records
+
+    def _trimmed(self, offset: int) -> NotFound:
+        return NotFound(f"WAL offset {offset} was trimmed; the WAL starts at {self._start}")
+
+    async def close(self) -> None:
+        """See `Wal.close`. After a failure it only releases the files. Raises `WalFailed` if it fails here."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._recovered and self._failure is None:
+                await self._all_synced()
+                if self._segments:
+                    await self._store_epochs(self._history, self._synced)
+        except OSError as error:
+            raise self._fail(error) from error
+        finally:
+            if self._sync_timer is not None:
+                self._sync_timer.cancel()
+            self._wake()
+            async with self._trim_lock:  # a file that is just being released comes to its end first
+                await self._pool.close()
+                for segment in self._segments:
+                    await segment.file.close()
+
+
+async def _unbroken(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end even if the caller is cancelled: half of it would be worse than all or nothing."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # heard: the caller is gone
+        raise

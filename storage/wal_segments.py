@@ -1,0 +1,240 @@
+"""The files of a WAL: their names, and the pool that prepares the next one ahead of need.
+
+A segment file `<start offset, 20 digits>.wal` holds the WAL from that offset on; byte i of the file is WAL offset
+start + i. The next file begins at the very offset where the records of this one end: nothing of the linear addressing
+depends on how a member cuts its files. Spare files `<number>.spare` are whole files of real zeros (or of stale records,
+when recycled), synced before they get that name; `*.tmp` is one that is not ready, and is removed at recovery.
+
+An append goes only into blocks that are allocated already, so it never meets a full disk. The pool meets it instead:
+it retries with back-off, and as long as it has no spare the WAL answers `WalFull` where it would need one.
+
+Invariant: live files + spares (ready and in preparation) ≤ max_bytes.
+
+Entry: `Segment`, `SegmentPool`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.disk import Disk, DiskFile
+from runtime.tasks import Backoff, TaskSet
+
+log = logging.getLogger(__name__)
+
+SEGMENT_SUFFIX = ".wal"
+SPARE_SUFFIX = ".spare"
+TEMPORARY_SUFFIX = ".tmp"
+_DIGITS = 20
+_MAX_RECYCLED = 2
+"""Files kept for reuse after a trim; more than that goes back to the file system."""
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+
+
+def is_passing(error: OSError) -> bool:
+    """Whether the error is a shortage that may pass (a full disk, too many files) and not a broken disk."""
+    return error.errno in _PASSING
+
+
+def segment_name(start_offset: int) -> str:
+    """The file name of the segment that begins at `start_offset`."""
+    return f"{start_offset:0{_DIGITS}d}{SEGMENT_SUFFIX}"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """The start offset in a segment's file name; None for any other name."""
+    stem = name.removesuffix(SEGMENT_SUFFIX)
+    if len(stem) != _DIGITS or stem == name or not (stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem)
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of the log."""
+
+    start: int
+    """WAL offset of its first byte."""
+    file: DiskFile
+
+    @property
+    def limit(self) -> int:
+        """WAL offset after the file's last byte; the records may end before."""
+        return self.start + self.file.size
+
+
+class SegmentPool:
+    """Keeps a zero-filled (or recycled) file ready for the moment the current one is full."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        segment_bytes: int,
+        max_bytes: int,
+        rng: random.Random,
+        on_change: Callable[[], None],
+        on_failed: Callable[[OSError], object],
+    ) -> None:
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._max_bytes = max_bytes
+        self._rng = rng
+        self._on_change = on_change
+        self._on_failed = on_failed
+        self._spares: list[DiskFile] = []
+        self._next_number = 0
+        self._wanted = segment_bytes
+        self._wake = asyncio.Event()
+        self._tasks = TaskSet("wal.spares")
+        self.live_bytes = 0
+        """Sizes of all segment files; kept by the log."""
+        self.blocked = ""
+        """Why there is no spare now, in words; empty if nothing is in the way."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """Sizes of the spares that are ready."""
+        return sum(file.size for file in self._spares)
+
+    @property
+    def spares(self) -> int:
+        """How many spares are ready."""
+        return len(self._spares)
+
+    async def adopt(self, name: str) -> None:
+        """Take over a spare that an earlier life left; one of another size is removed."""
+        stem = name.removesuffix(SPARE_SUFFIX)
+        file = await self._disk.open(name)
+        fits = self.live_bytes + self.spare_bytes + file.size <= self._max_bytes
+        if file.size == self._segment_bytes and stem.isdigit() and fits and len(self._spares) <= _MAX_RECYCLED:
+            self._next_number = max(self._next_number, int(stem) + 1)
+            self._spares.append(file)
+            return
+        await file.close()
+        await self._disk.remove(name)
+
+    def start(self) -> None:
+        """Begin to keep a spare ready."""
+        self._tasks.spawn(self._keep_ready(), "prepare")
+        self._wake.set()
+
+    def holds(self, size: int) -> bool:
+        """Whether a spare of at least `size` bytes is ready; if not, one is wanted from now on."""
+        if any(file.size >= size for file in self._spares):
+            return True
+        if size > self._wanted:
+            self._wanted = size
+            self._wake.set()
+        return False
+
+    def take(self, size: int) -> DiskFile | None:
+        """The smallest ready spare of at least `size` bytes; the next one is prepared in the background."""
+        if not self.holds(size):
+            return None
+        file = min((spare for spare in self._spares if spare.size >= size), key=lambda spare: spare.size)
+        self._spares.remove(file)
+        self.live_bytes += file.size
+        self._wanted = self._segment_bytes
+        self._wake.set()
+        return file
+
+    async def release(self, file: DiskFile) -> None:
+        """A segment was trimmed away: keep its file for reuse, or remove it. Durable on return."""
+        size = file.size
+        if await self._recycle(file):
+            self._spares.append(file)
+        else:
+            await file.close()
+            await self._disk.remove(file.name)
+        self.live_bytes -= size
+        self._wake.set()
+
+    async def _recycle(self, file: DiskFile) -> bool:
+        if file.size != self._segment_bytes or len(self._spares) >= _MAX_RECYCLED:
+            return False
+        try:
+            await file.rename(f"{self._number():08d}{SPARE_SUFFIX}")
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            return False  # no room for a new name: removing it makes some
+        return True
+
+    async def close(self) -> None:
+        """Stop preparing and release the files."""
+        await self._tasks.close()
+        while self._spares:
+            await self._spares.pop().close()
+
+    def _number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+    async def _keep_ready(self) -> None:
+        backoff = Backoff(0.05, 2.0, self._rng)
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while not self.holds(self._wanted):
+                if not await self._make_room():
+                    break  # at the bound: a trim wakes us
+                try:
+                    await self._prepare(self._wanted)
+                except OSError as error:
+                    if not is_passing(error):
+                        self._on_failed(error)
+                        return
+                    self._note_blocked(f"the next WAL file cannot be prepared: {error.strerror}")
+                    await self._pause(backoff.next_delay_s())
+                else:
+                    backoff.reset()
+            else:
+                self._note_free()
+
+    async def _make_room(self) -> bool:
+        """Whether a file of the wanted size stays within the bound; spares that are too small make way for it."""
+        while self.live_bytes + self.spare_bytes + self._wanted > self._max_bytes:
+            if not self._spares:
+                self._note_blocked("the WAL is at its bound (wal.max_bytes) and waits for uploads")
+                return False
+            spare = self._spares.pop()
+            await spare.close()
+            await self._disk.remove(spare.name)
+        return True
+
+    async def _prepare(self, size: int) -> None:
+        name = f"{self._number():08d}"
+        file = await self._disk.open(name + TEMPORARY_SUFFIX, create=True)
+        try:
+            await file.fill_zeros(0, size)
+            await file.rename(name + SPARE_SUFFIX)
+        except BaseException:
+            await file.close()
+            await self._disk.remove(file.name)
+            raise
+        self._spares.append(file)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not past a trim, which may have made room."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        self._wake.clear()
+
+    def _note_blocked(self, reason: str) -> None:
+        if reason != self.blocked:
+            log.warning("the WAL has no spare file", extra={"reason": reason, "live_bytes": self.live_bytes})
+        self.blocked = reason
+        self._on_change()
+
+    def _note_free(self) -> None:
+        if self.blocked:
+            log.info("the WAL has a spare file again")
+        self.blocked = ""
+        self._on_change()
