@@ -1,0 +1,113 @@
+"""The meta stream: a small compacted key-value log, where a partition keeps what it must find when it is opened.
+
+Each stream append holds one or more entries and is atomic: after a crash all of its entries are there or none. Payload:
+version (1 byte, =1), then a msgpack array of `[key (str), value (bin) or nil]`; nil removes the key. The append covers
+as many stream offsets as it has entries. A CRC is kept by the WAL and by the blocks of objects.
+
+It stays small: once more entries are garbage than live, all live ones are written again and what was before is trimmed.
+Invariant: the trim follows only when the rewrite is confirmed.
+
+Entry: `MetaStream.load`, then `get`, `put`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from runtime.errors import CorruptData
+from stream.stream import Stream
+
+MIN_GARBAGE = 64
+"""Below so many dead entries a rewrite is not worth it."""
+_READ_BYTES = 1 << 20
+_REWRITE_BYTES = 1 << 20
+"""A rewrite is cut into appends of about this size."""
+_VERSION = b"\x01"
+
+_Entry = tuple[str, bytes | None]
+_decoder = msgspec.msgpack.Decoder(list[_Entry])
+
+
+class MetaStream:
+    """The live keys of one meta stream, in memory and on the stream."""
+
+    __slots__ = ("_live", "_stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._live: dict[str, bytes] = {}
+
+    @property
+    def stream(self) -> Stream:
+        """The stream underneath."""
+        return self._stream
+
+    async def load(self) -> None:
+        """Read the stream from its start. Raises `CorruptData`, `Unavailable`."""
+        stream = self._stream
+        at = stream.start_offset
+        while at < stream.next_offset:
+            for record in await stream.read(at, stream.next_offset, _READ_BYTES):
+                self._apply(_decode(record.payload))
+                at = record.base_offset + record.count
+
+    def _apply(self, entries: list[_Entry]) -> None:
+        for key, value in entries:
+            if value is None:
+                self._live.pop(key, None)
+            else:
+                self._live[key] = value
+
+    def get(self, key: str) -> bytes | None:
+        """The value of `key`, or None."""
+        return self._live.get(key)
+
+    def items(self, prefix: str = "") -> list[tuple[str, bytes]]:
+        """All live entries whose key starts with `prefix`, in the order of keys."""
+        return sorted((key, value) for key, value in self._live.items() if key.startswith(prefix))
+
+    def put(self, entries: Mapping[str, bytes | None]) -> int:
+        """Append all entries atomically (None removes a key); the WAL end to wait for.
+
+        Raises `WalFull`, `Overloaded` (nothing was written), `WalFailed`.
+        """
+        assert entries
+        rows: list[_Entry] = list(entries.items())
+        _, wal_end = self._stream.append(len(rows), [_VERSION, msgspec.msgpack.encode(rows)])
+        self._apply(rows)
+        return wal_end
+
+    @property
+    def garbage(self) -> int:
+        """Entries on the stream that count no more."""
+        return self._stream.next_offset - self._stream.start_offset - len(self._live)
+
+    def needs_compaction(self) -> bool:
+        """Whether the dead outnumber the living."""
+        return self.garbage > max(MIN_GARBAGE, len(self._live))
+
+    def rewrite(self) -> tuple[int, int]:
+        """Write all live entries again; `(offset to trim to, WAL end to wait for before that)`."""
+        trim_to, wal_end = self._stream.next_offset, 0
+        chunk: dict[str, bytes | None] = {}
+        size = 0
+        for key, value in list(self._live.items()):
+            chunk[key] = value
+            size += len(key) + len(value)
+            if size >= _REWRITE_BYTES:
+                wal_end = self.put(chunk)
+                chunk, size = {}, 0
+        if chunk:
+            wal_end = self.put(chunk)
+        return trim_to, wal_end
+
+
+def _decode(payload: bytes | memoryview) -> list[_Entry]:
+    if bytes(payload[:1]) != _VERSION:
+        raise CorruptData(f"a meta stream entry has the unknown version {bytes(payload[:1]).hex()}")
+    try:
+        return _decoder.decode(payload[1:])
+    except msgspec.DecodeError as error:
+        raise CorruptData(f"a meta stream entry does not parse: {error}") from error

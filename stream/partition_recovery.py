@@ -1,0 +1,162 @@
+"""How a partition log comes back when its streams are opened.
+
+Clean (the `clean` record is there and matches the streams): the meta stream is trusted, nothing is scanned. Unclean: the
+last checkpoint is loaded, then the batch headers from there to the end of the data stream are read again, which rebuilds
+producers, the active segment, leader epochs and the entries of the time and txn indexes that were not written.
+
+Invariant: what comes out is what an uninterrupted process would have in memory, save wall-clock times of appends since
+the checkpoint, which become the time of recovery. Entry: `recover`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+import msgspec
+
+from runtime.errors import CorruptData, Overloaded
+from storage.record_batch import BatchHeader, ControlType, control_epoch, control_type, iter_records, parse_header
+from storage.records import StreamRecord
+from stream.leader_epochs import LeaderEpochs
+from stream.log_config import LogConfig
+from stream.partition_state import (
+    ACTIVE,
+    CHECKPOINT,
+    CLEAN,
+    EPOCHS,
+    PRODUCERS,
+    SEGMENT_PREFIX,
+    START,
+    Checkpoint,
+    Clean,
+    PartitionState,
+    Start,
+)
+from stream.producer_state import ProducerStates
+from stream.segments import Segment
+from stream.txn_index import AbortedTxn
+
+log = logging.getLogger(__name__)
+
+_SCAN_BYTES = 1 << 20
+_T = TypeVar("_T")
+
+
+async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
+    """Fill `state` from its streams; how many batches had to be scanned. Raises `CorruptData`, `Unavailable`."""
+    await state.meta.load()
+    try:
+        checkpoint = _load(state, now_ms)
+        clean = _is_clean(state)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptData(f"stream {state.meta.stream.stream_id}: a meta value does not parse: {error}") from error
+    if clean:
+        state.dirty = False
+        return 0
+    scanned = await _scan(state, checkpoint, config, now_ms)
+    # Without a clean record there is none to take away, and a close must write one.
+    state.dirty = scanned > 0 or state.data.next_offset > 0
+    if state.bytes_since_checkpoint > config.checkpoint_bytes // 4:
+        try:
+            state.checkpoint()
+        except Overloaded as error:  # it only saves the next opening some work
+            log.info("checkpoint after recovery put off", extra={"error": str(error)})
+    return scanned
+
+
+def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:
+    data = state.meta.get(key)
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)
+
+
+def _load(state: PartitionState, now_ms: int) -> int:
+    """Take over the last checkpoint; the data offset it covers."""
+    start = _value(state, START, Start)
+    state.log_start = max(state.data.start_offset, start.log_start_offset if start else 0)
+    checkpoint = _value(state, CHECKPOINT, Checkpoint)
+    if checkpoint is not None and checkpoint.data_offset > state.data.next_offset:
+        raise CorruptData(
+            f"stream {state.data.stream_id} ends at {state.data.next_offset}, "
+            f"but its partition's checkpoint covers offsets up to {checkpoint.data_offset}"
+        )
+    if (epochs := state.meta.get(EPOCHS)) is not None:
+        state.epochs = LeaderEpochs.decode(epochs)
+    if (producers := state.meta.get(PRODUCERS)) is not None:
+        state.producers = ProducerStates.decode(producers)
+    segments = [msgspec.msgpack.decode(data, type=Segment) for _, data in state.meta.items(SEGMENT_PREFIX)]
+    active = _value(state, ACTIVE, Segment)
+    if active is None:
+        active = Segment(state.data.start_offset, now_ms, state.time.stream.start_offset)
+    segments.append(active)
+    # A crash between a move of the log start and its trim leaves nothing here, but a lost key must not confuse lookups.
+    state.segments = [
+        segment
+        for index, segment in enumerate(segments)
+        if segment is active or segments[index + 1].base_offset > state.log_start
+    ]
+    return checkpoint.data_offset if checkpoint is not None else 0
+
+
+def _is_clean(state: PartitionState) -> bool:
+    clean = _value(state, CLEAN, Clean)
+    if clean is None:
+        return False
+    found = (state.data.next_offset, state.time.stream.next_offset, state.txn.stream.next_offset)
+    if found == (clean.data_end, clean.time_end, clean.txn_end):
+        return True
+    log.warning(
+        "streams do not end where the clean close left them; scanning",
+        extra={"stream": state.data.stream_id, "expected": str(clean), "found": str(found)},
+    )
+    return False
+
+
+async def _scan(state: PartitionState, checkpoint: int, config: LogConfig, now_ms: int) -> int:
+    data = state.data
+    at, end = max(checkpoint, data.start_offset), data.next_offset
+    if at >= end:
+        return 0
+    last_aborted = await state.txn.last_offset()
+    scanned = 0
+    while at < end:
+        for record in await data.read(at, end, _SCAN_BYTES):
+            _replay(state, record, config, now_ms, last_aborted)
+            at = record.base_offset + record.count
+            scanned += 1
+    await state.time.forget_flushed()
+    state.producers.confirmed(end)
+    return scanned
+
+
+def _replay(state: PartitionState, record: StreamRecord, config: LogConfig, now_ms: int, last_aborted: int) -> None:
+    header = parse_header(record.payload)
+    if (header.base_offset, header.last_offset_delta + 1, header.size_bytes) != (
+        record.base_offset,
+        record.count,
+        len(record.payload),
+    ):
+        raise CorruptData(
+            f"stream {state.data.stream_id}: the batch at {record.base_offset} does not match its stream record"
+        )
+    state.epochs.assign(header.partition_leader_epoch, record.base_offset)
+    state.track(header, record.base_offset, header.max_timestamp, now_ms, config)
+    if header.is_control:
+        aborted = apply_marker(state, header, record.payload, record.base_offset, now_ms)
+        if aborted is not None and aborted.last_offset > last_aborted:
+            state.txn.append(aborted)
+
+
+def apply_marker(
+    state: PartitionState, header: BatchHeader, batch: bytes | memoryview, offset: int, now_ms: int
+) -> AbortedTxn | None:
+    """Let the transaction marker at `offset` end its producer's transaction; the index entry if it was an abort."""
+    record = next(iter_records(batch, header=header))
+    kind = control_type(record)
+    if kind not in (ControlType.ABORT, ControlType.COMMIT):
+        return None  # a later kind of control record says nothing about transactions
+    completed = state.producers.append_marker(header, offset, control_epoch(record), now_ms)
+    if completed is None or kind == ControlType.COMMIT:
+        return None
+    ongoing = state.producers.first_ongoing()
+    return AbortedTxn(*completed, offset + 1 if ongoing is None else ongoing)

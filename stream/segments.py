@@ -1,0 +1,92 @@
+"""Segments: slices of the data stream, the grain of rolling and retention. They are bookkeeping, not files.
+
+Sans-IO. Invariant of a log's list of segments: sorted by base offset; each ends where the next begins; only the last,
+the *active* one, grows. Decisions (when to roll, how far retention reaches) are pure functions with Kafka's rules.
+
+Entry: `Segment`, `should_roll`, `retention_start`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import msgspec
+
+from stream.log_config import LogConfig
+
+NO_TIMESTAMP = -1
+
+
+class Segment(msgspec.Struct, array_like=True):
+    """One slice of the data stream, as it is kept in the meta stream (msgpack array, fields only added at the end)."""
+
+    base_offset: int
+    """First offset (int64)."""
+    created_ms: int
+    """Wall clock when its first batch was appended; also the default for batches without timestamps."""
+    time_start: int
+    """Index of its first entry in the time stream."""
+    size_bytes: int = 0
+    first_timestamp: int = NO_TIMESTAMP
+    """Largest timestamp of its first batch, ms; -1: none."""
+    max_timestamp: int = NO_TIMESTAMP
+    appended_ms: int = NO_TIMESTAMP
+    """Wall clock of the last append."""
+
+    def add(self, size_bytes: int, max_timestamp: int, now_ms: int) -> None:
+        """Count one batch."""
+        if not self.size_bytes:
+            self.created_ms = now_ms
+        if self.first_timestamp < 0:
+            self.first_timestamp = max_timestamp
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        self.size_bytes += size_bytes
+        self.appended_ms = now_ms
+
+    def newest_ms(self) -> int:
+        """What retention by time compares: the largest timestamp, or the last append where records carry none."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self.appended_ms
+
+
+def should_roll(active: Segment, batch_bytes: int, max_timestamp: int, now_ms: int, config: LogConfig) -> bool:
+    """Whether a batch opens a new segment: the active one would outgrow its size or its age (in record time)."""
+    if not active.size_bytes:
+        return False
+    if active.size_bytes + batch_bytes > config.segment_bytes:
+        return True
+    if active.first_timestamp >= 0 and max_timestamp >= 0:
+        return max_timestamp - active.first_timestamp > config.segment_ms
+    return now_ms - active.created_ms > config.segment_ms
+
+
+def find_segment(segments: Sequence[Segment], offset: int) -> int:
+    """Index of the segment that holds `offset`; 0 for what lies before the first."""
+    return max(0, bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1)
+
+
+def retention_start(
+    segments: Sequence[Segment], log_start: int, high_watermark: int, log_end: int, now_ms: int, config: LogConfig
+) -> int:
+    """The new log start that retention by time and size asks for; never past the high watermark.
+
+    Whole segments only, oldest first, stopping at the first that must stay. The active one goes too once all of it is
+    older than `retention.ms`; size alone never takes it.
+    """
+    if not config.deletes:
+        return log_start
+    start = log_start
+    excess = sum(segment.size_bytes for segment in segments) - config.retention_bytes
+    for index, segment in enumerate(segments):
+        last = index + 1 == len(segments)
+        end = log_end if last else segments[index + 1].base_offset
+        if end > high_watermark or not segment.size_bytes:
+            break
+        expired = 0 <= config.retention_ms < now_ms - segment.newest_ms()
+        oversize = config.retention_bytes >= 0 and not last and excess >= segment.size_bytes
+        if not (expired or oversize):
+            break
+        excess -= segment.size_bytes
+        start = max(start, end)
+    return start

@@ -1,0 +1,125 @@
+"""The index of aborted transactions: what a read_committed consumer must skip.
+
+An entry on the txn stream is 32 bytes, big-endian: producer id (int64), first offset (int64), last offset (int64: the
+abort marker's), last stable offset when the marker was written (int64). Entries come in the order of their markers, so
+last offsets grow, and every later entry begins at or after an earlier one's last stable offset: lookups stop there.
+
+The newest entries are kept in memory once somebody asked. Entry: `TxnIndex.lookup`.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from stream.index_stream import IndexStream
+from stream.stream import Stream
+
+_LAYOUT = Struct(">qqqq")
+_KEPT = 1024
+"""Entries in memory: 32 KiB of payload for a partition that aborts much."""
+
+
+class AbortedTxn(NamedTuple):
+    """One aborted transaction. Offsets int64."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TxnIndex:
+    """The aborted transactions of one partition."""
+
+    __slots__ = ("_index", "_tail", "_tail_start")
+
+    def __init__(self, stream: Stream) -> None:
+        self._index = IndexStream(stream, _LAYOUT)
+        self._tail: list[AbortedTxn] | None = None
+        self._tail_start = stream.next_offset
+
+    @property
+    def stream(self) -> Stream:
+        """The stream underneath."""
+        return self._index.stream
+
+    def append(self, entry: AbortedTxn) -> int:
+        """Add the newest entry; the WAL end. Raises `WalFull`, `Overloaded`, `WalFailed`."""
+        wal_end = self._index.append([entry])
+        if self._tail is None:
+            self._tail = []
+        self._tail.append(entry)
+        if len(self._tail) > 2 * _KEPT:
+            del self._tail[:_KEPT]
+            self._tail_start += _KEPT
+        return wal_end
+
+    def lookup_hot(self, start_offset: int, end_offset: int) -> list[AbortedTxn] | None:
+        """As `lookup`, from memory; None if that does not know."""
+        stream = self.stream
+        if stream.next_offset == stream.start_offset:
+            return []
+        tail = self._tail
+        if not tail or (self._tail_start > stream.start_offset and tail[0].last_offset >= start_offset):
+            return None
+        found: list[AbortedTxn] = []
+        _collect(tail, start_offset, end_offset, found)
+        return found
+
+    async def lookup(self, start_offset: int, end_offset: int) -> list[AbortedTxn]:
+        """Aborted transactions that overlap offsets `[start_offset, end_offset)`, by marker.
+
+        Raises `CorruptData`, `Unavailable`.
+        """
+        await self._load_tail()
+        hot = self.lookup_hot(start_offset, end_offset)
+        if hot is not None:
+            return hot
+        stream = self.stream
+        end = stream.next_offset
+        at = await self._index.first_where(stream.start_offset, end, lambda row: row[2] >= start_offset)
+        found: list[AbortedTxn] = []
+        while at < end:
+            rows = [AbortedTxn._make(row) for row in await self._index.read(at, end)]
+            if _collect(rows, start_offset, end_offset, found):
+                break
+            at += len(rows)
+        return found
+
+    async def last_offset(self) -> int:
+        """The last offset of the newest entry, or -1."""
+        stream = self.stream
+        if stream.next_offset == stream.start_offset:
+            return -1
+        return (await self._index.read(stream.next_offset - 1, stream.next_offset))[0][2]
+
+    async def trim_point(self, log_start_offset: int) -> int:
+        """The index to trim the stream to: the first entry that reaches `log_start_offset`."""
+        stream = self.stream
+        return await self._index.first_where(
+            stream.start_offset, stream.next_offset, lambda row: row[2] >= log_start_offset
+        )
+
+    async def _load_tail(self) -> None:
+        stream = self.stream
+        if self._tail is not None and self._tail:
+            return
+        end = stream.next_offset
+        start = at = max(stream.start_offset, end - _KEPT)
+        rows: list[AbortedTxn] = []
+        while at < end:
+            rows += [AbortedTxn._make(row) for row in await self._index.read(at, end)]
+            at = start + len(rows)
+        if stream.next_offset == end:  # else somebody appended meanwhile: the stream is asked this time
+            self._tail, self._tail_start = rows, start
+
+
+def _collect(rows: list[AbortedTxn], start_offset: int, end_offset: int, found: list[AbortedTxn]) -> bool:
+    """Add what overlaps to `found`; whether no later entry can."""
+    for entry in rows:
+        if entry.last_offset >= start_offset and entry.first_offset < end_offset:
+            found.append(entry)
+        if entry.last_stable_offset >= end_offset:
+            return True
+    return False
