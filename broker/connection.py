@@ -1,0 +1,424 @@
+"""One client connection: frames in, requests started in order, responses out in the same order.
+
+Kafka handles one request of a connection at a time. So does this, with one exception: a handler that is a plain
+function (Produce) has done what must be ordered when it returns, and hands back a future for the rest. The next request
+may start then, so that a producer with five requests in flight does not wait for the disk five times. An `async`
+handler starts when everything before it is answered, and nothing starts until it is.
+
+Bounds: requests in flight on a connection (`MAX_PIPELINE`), bytes of requests in flight in the broker (`ByteBudget`),
+output that the client does not read (the transport's high-water mark). At each bound the connection stops reading.
+
+A request that breaks the protocol, or a handler that fails unexpectedly, closes the connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from broker.errors import CloseConnection, MalformedRequest
+from broker.services import ApiHandler, RequestContext, Services
+from broker.wire.codec import API_VERSIONS, MessageCodec, RequestHeader, message_codec, parse_header
+from broker.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
+from broker.wire.primitives import Buffer
+
+log = logging.getLogger(__name__)
+
+MAX_PIPELINE = 128
+"""Requests started on one connection and not answered. Clients rarely keep more than 5 in flight; librdkafka may."""
+WRITE_HIGH_WATER_BYTES = 256 << 10
+"""Output that a client leaves unread before its next requests wait."""
+MAX_CONTROL_REQUEST_BYTES = 16 << 20
+"""Bound on requests that carry no records: they are decoded field by field on the loop, so size is time."""
+
+_PRODUCE, _FETCH = 0, 1
+
+
+class ByteBudget:
+    """Bytes of requests that are being received or handled, and the connections that wait for some to be done."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.used = 0
+
+    def admit(self, size: int) -> bool:
+        """Take `size` bytes if they fit. One frame alone always fits, or it could never be received."""
+        if self.used and self.used + size > self._limit:
+            return False
+        self.used += size
+        return True
+
+    def take(self, size: int) -> None:
+        """Take bytes that are in memory already."""
+        self.used += size
+
+    def release(self, size: int) -> None:
+        """Give bytes back and wake who waits, in order."""
+        self.used -= size
+        assert self.used >= 0
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft()()
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when bytes were given back."""
+        self._waiting.append(wake)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A handler as connections call it."""
+
+    handler: ApiHandler
+    pipelined: bool
+    """A plain function that has done its ordered part when it returns a future."""
+
+    @classmethod
+    def of(cls, handler: ApiHandler) -> Api:
+        """Find out which kind of handler it is."""
+        return cls(handler, not inspect.iscoroutinefunction(handler.handle))
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of one server have in common."""
+
+    services: Services
+    apis: dict[int, Api]
+    unsupported_api_versions: Callable[[], Any]
+    """The ApiVersions v0 response for a version that is not served."""
+    max_request_bytes: int
+    max_connections: int
+    budget: ByteBudget
+    receive_buffer: bytearray = field(default_factory=lambda: bytearray(RECEIVE_BUFFER_BYTES))
+    connections: set[Connection] = field(default_factory=set)
+    empty: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last connection has ended."""
+    refusing: bool = False
+
+
+class _Exchange:
+    """A request that was started, until its response is written."""
+
+    __slots__ = ("api_key", "buffers", "bytes_in", "codec", "correlation_id", "done", "error", "future", "started")
+
+    def __init__(self, header: RequestHeader, bytes_in: int, codec: MessageCodec, started: float) -> None:
+        self.api_key = header.api_key
+        self.correlation_id = header.correlation_id
+        self.bytes_in = bytes_in
+        self.codec = codec
+        self.started = started
+        self.done = False
+        self.error = False
+        self.buffers: Sequence[Buffer] = ()
+        self.future: asyncio.Future[Any] | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._clock = shared.services.clock
+        self._metrics = shared.services.metrics
+        self._frames = FrameReader(shared.receive_buffer, shared.max_request_bytes, shared.budget.admit)
+        self._pending: deque[bytearray] = deque()
+        self._exchanges: deque[_Exchange] = deque()
+        self._blocker: _Exchange | None = None
+        self._transport: asyncio.Transport | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._facts: dict[str, Any] = {}
+        self._host = ""
+        self._reading = True
+        self._write_paused = False
+        self._waiting_for_budget = False
+        self._unwritten_bytes = 0
+        self._draining = False
+        self._pumping = False
+        self.last_active = 0.0
+        """Monotonic seconds."""
+
+    # --- the transport's side --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, or close it at once when there are too many."""
+        shared = self._shared
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast(asyncio.Transport, transport)
+        self.last_active = self._clock.monotonic()
+        peer = transport.get_extra_info("peername")
+        self._host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        if len(shared.connections) >= shared.max_connections:
+            self._refuse()
+            return
+        shared.refusing = False
+        shared.connections.add(self)
+        shared.empty.clear()
+        self._metrics.connection_opened()
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+
+    def _refuse(self) -> None:
+        assert self._transport is not None
+        if not self._shared.refusing:  # once for each time that the bound is reached
+            self._shared.refusing = True
+            log.warning(
+                "connections refused: kafka.max_connections reached",
+                extra={"max_connections": self._shared.max_connections, "client": self._host},
+            )
+        self._metrics.connection_refused()
+        self._draining = True
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection. A waiting Fetch is cancelled; what may change state runs to its end unheard."""
+        self._transport = None
+        if self not in self._shared.connections:
+            return
+        self._shared.connections.discard(self)
+        self._metrics.connection_closed()
+        held = self._frames.reserved_bytes + sum(len(frame) for frame in self._pending)
+        self._pending.clear()
+        self._shared.budget.release(held)
+        for exchange in self._exchanges:
+            if exchange.api_key == _FETCH and exchange.future is not None:
+                exchange.future.cancel()
+        if not self._shared.connections:
+            self._shared.empty.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport receives next."""
+        return self._frames.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes arrived: cut frames and start what may start."""
+        self.last_active = self._clock.monotonic()
+        admitted = self._frames.reserved_bytes > 0  # a large frame was admitted before it was received
+        try:
+            frames = self._frames.received(nbytes)
+        except MalformedRequest as error:
+            self._abort("connection closed: not a Kafka frame", error=str(error))
+            return
+        for frame in frames:
+            if not admitted:
+                self._shared.budget.take(len(frame))
+            self._pending.append(frame)
+        self._pump()
+
+    def pause_writing(self) -> None:
+        """The client does not read its responses: start nothing more."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._write_paused = False
+        self.last_active = self._clock.monotonic()
+        self._pump()
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Start what may start, then decide whether to read on. Not re-entrant: a request may complete at once."""
+        if self._pumping or self._transport is None:
+            return
+        self._pumping = True
+        try:
+            while self._pending and self._may_start() and self._start(self._pending[0]):
+                self._pending.popleft()
+        except MalformedRequest as error:
+            self._abort("connection closed: request does not decode", error=str(error))
+        finally:
+            self._pumping = False
+        self._choose_reading()
+
+    def _may_start(self) -> bool:
+        return (
+            self._blocker is None
+            and not self._write_paused
+            and not self._draining
+            and self._transport is not None
+            and len(self._exchanges) < MAX_PIPELINE
+        )
+
+    def _choose_reading(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._frames.blocked and not self._waiting_for_budget and not self._frames.unblock():
+            self._waiting_for_budget = True
+            self._shared.budget.wait(self._budget_freed)
+        wanted = not self._pending and not self._frames.blocked and self._may_read()
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                transport.resume_reading()
+            else:
+                transport.pause_reading()
+
+    def _budget_freed(self) -> None:
+        self._waiting_for_budget = False
+        self._choose_reading()
+
+    def _may_read(self) -> bool:
+        return not self._write_paused and not self._draining and len(self._exchanges) < MAX_PIPELINE
+
+    def _start(self, frame: bytearray) -> bool:
+        """Start one request; False if it must wait for those before it."""
+        header = parse_header(frame)
+        api = self._shared.apis.get(header.api_key)
+        if api is None:
+            raise MalformedRequest(f"API {header.api_key} is not served")
+        if self._exchanges and not api.pipelined:
+            return False
+        handler = api.handler
+        if not handler.min_version <= header.api_version <= handler.max_version:
+            if header.api_key != API_VERSIONS:
+                raise MalformedRequest(f"version {header.api_version} of API {header.api_key} is not served")
+            exchange = self._begin(header, frame, message_codec(API_VERSIONS, 0))
+            self._answer(exchange, self._shared.unsupported_api_versions())
+            return True
+        if len(frame) > MAX_CONTROL_REQUEST_BYTES and header.api_key != _PRODUCE:
+            raise MalformedRequest(f"a request of API {header.api_key} with {len(frame)} bytes is too large")
+        codec = message_codec(header.api_key, header.api_version)
+        client_id, request = codec.decode(frame)
+        context = RequestContext(
+            self._shared.services,
+            header.api_key,
+            header.api_version,
+            header.correlation_id,
+            client_id,
+            self._host,
+            self._facts,
+        )
+        self._call(self._begin(header, frame, codec), api, context, request)
+        return True
+
+    def _begin(self, header: RequestHeader, frame: bytearray, codec: MessageCodec) -> _Exchange:
+        exchange = _Exchange(header, len(frame), codec, self._clock.monotonic())
+        self._exchanges.append(exchange)
+        return exchange
+
+    def _call(self, exchange: _Exchange, api: Api, context: RequestContext, request: Any) -> None:
+        future: asyncio.Future[Any]
+        try:
+            result = api.handler.handle(context, request)
+        except Exception:  # one request's defect must not touch other connections
+            log.exception("request failed: connection closed", extra=self._ids(exchange))
+            self._abandon(exchange)
+            return
+        if asyncio.isfuture(result):
+            future = result
+        else:
+            future = self._loop.create_task(cast(Any, result))
+            self._blocker = exchange
+        exchange.future = future
+        if future.done():
+            self._finished(exchange, future)
+        else:
+            future.add_done_callback(lambda done: self._finished(exchange, done))
+
+    def _finished(self, exchange: _Exchange, future: asyncio.Future[Any]) -> None:
+        """A handler ended: encode its response, and write all that are next in order."""
+        exchange.future = None
+        if self._blocker is exchange:
+            self._blocker = None
+        if future.cancelled():
+            self._abandon(exchange)
+            return
+        error = future.exception()
+        if isinstance(error, CloseConnection):
+            log.info("connection closed", extra={**self._ids(exchange), "reason": str(error)})
+            self._abandon(exchange)
+        elif error is not None:
+            log.error("request failed: connection closed", exc_info=error, extra=self._ids(exchange))
+            self._abandon(exchange)
+        else:
+            self._answer(exchange, future.result())
+
+    def _answer(self, exchange: _Exchange, response: Any) -> None:
+        if self._transport is not None and response is not None:
+            try:
+                exchange.buffers = exchange.codec.encode(exchange.correlation_id, response)
+            except Exception:  # a defect of the handler, which ends only this connection
+                log.exception("response does not encode: connection closed", extra=self._ids(exchange))
+                self._abandon(exchange)
+                return
+        exchange.done = True
+        self._flush()
+        self._pump()
+
+    def _abandon(self, exchange: _Exchange) -> None:
+        exchange.done = True
+        exchange.error = self._transport is not None  # a Fetch cancelled because its client left is no error
+        self._abort_quietly()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write the responses that are done up to the first one that is not."""
+        exchanges = self._exchanges
+        now = self._clock.monotonic()
+        out: list[Buffer] = []
+        while exchanges and exchanges[0].done:
+            exchange = exchanges.popleft()
+            bytes_out = 0
+            for buffer in exchange.buffers:
+                bytes_out += len(buffer)
+            out += exchange.buffers
+            self._shared.budget.release(exchange.bytes_in)
+            self._metrics.request(
+                exchange.api_key, now - exchange.started, exchange.bytes_in, bytes_out, exchange.error
+            )
+        transport = self._transport
+        if transport is None:
+            return
+        self.last_active = now
+        if len(out) == 1:
+            transport.write(out[0])
+        elif out:
+            transport.writelines(out)
+        if self._draining and not exchanges:
+            transport.close()
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _ids(self, exchange: _Exchange) -> dict[str, Any]:
+        return {"api_key": exchange.api_key, "correlation_id": exchange.correlation_id, "client": self._host}
+
+    def _abort(self, event: str, **fields: Any) -> None:
+        log.warning(event, extra={"client": self._host, **fields})
+        self._abort_quietly()
+
+    def _abort_quietly(self) -> None:
+        if self._transport is not None:
+            self._draining = True
+            self._transport.abort()
+
+    def drain(self) -> None:
+        """Take no more requests; close once what was started is answered and written."""
+        self._draining = True
+        self._choose_reading()
+        if self._transport is not None and not self._exchanges:
+            self._transport.close()
+
+    def end(self) -> None:
+        """Close now, and stop what still runs for this connection."""
+        for exchange in self._exchanges:
+            if exchange.future is not None:
+                exchange.future.cancel()
+        self._abort_quietly()
+
+    def close_if_idle(self, deadline: float) -> None:
+        """Close if nothing has moved since `deadline`: no request, no answer, no byte of output taken."""
+        transport = self._transport
+        if transport is None:
+            return
+        unwritten = transport.get_write_buffer_size()
+        if unwritten != self._unwritten_bytes:
+            self._unwritten_bytes = unwritten
+            self.last_active = self._clock.monotonic()
+        if self.last_active < deadline and (not self._exchanges or self._write_paused):
+            self._abort_quietly()

@@ -1,0 +1,100 @@
+"""The Kafka listener: accepts connections and ends them.
+
+What a connection does is in `broker.connection`; what is served is the list of `ApiHandler`s given here, and nothing
+else (ApiVersions is added, made from that list).
+
+Close: stop accepting, answer what was started, then close; what is not done at the deadline is cut.
+
+Entry: `KafkaServer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from broker.connection import Api, ByteBudget, Connection, Shared
+from broker.handlers.api_versions import ApiVersions
+from broker.services import ApiHandler, Services
+from broker.settings import KafkaSettings
+from runtime.network import Listener, Network
+from runtime.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+_SWEEPS_A_TIMEOUT = 4
+_LONGEST_SWEEP_S = 30.0
+
+
+class KafkaServer:
+    """One listener and its connections."""
+
+    def __init__(
+        self, services: Services, apis: Sequence[ApiHandler], network: Network, settings: KafkaSettings
+    ) -> None:
+        keys = [api.api_key for api in apis]
+        assert len(set(keys)) == len(keys), f"an API is served twice: {sorted(keys)}"
+        api_versions = ApiVersions(apis)
+        self._network = network
+        self._settings = settings
+        self._clock = services.clock
+        self._shared = Shared(
+            services=services,
+            apis={api.api_key: Api.of(api) for api in [*apis, api_versions.api]},
+            unsupported_api_versions=api_versions.unsupported,
+            max_request_bytes=settings.max_request_bytes,
+            max_connections=settings.max_connections,
+            budget=ByteBudget(settings.max_in_flight_bytes),
+        )
+        self._tasks = TaskSet("kafka-server")
+        self._listener: Listener | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The bound host and port, once started."""
+        assert self._listener is not None, "the server has not been started"
+        return self._listener.address
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._shared.connections)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of requests that are being received or handled."""
+        return self._shared.budget.used
+
+    async def start(self) -> None:
+        """Listen on the configured address. Raises `AddressInUse`."""
+        self._listener = await self._network.listen(
+            lambda: Connection(self._shared), self._settings.host, self._settings.port
+        )
+        self._tasks.spawn(self._close_idle(), "idle")
+
+    async def _close_idle(self) -> None:
+        timeout_s = self._settings.idle_timeout_ms / 1000
+        while True:
+            await self._clock.sleep(min(timeout_s / _SWEEPS_A_TIMEOUT, _LONGEST_SWEEP_S))
+            deadline = self._clock.monotonic() - timeout_s
+            for connection in list(self._shared.connections):
+                connection.close_if_idle(deadline)
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Stop accepting, let requests in flight finish for `grace_s` seconds, then cut what is left."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self._tasks.close()
+        for connection in list(self._shared.connections):
+            connection.drain()
+        if not self._shared.connections:
+            return
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._shared.empty.wait()
+        except TimeoutError:
+            log.warning("connections cut at the end", extra={"connections": len(self._shared.connections)})
+            for connection in list(self._shared.connections):
+                connection.end()
+            await self._shared.empty.wait()
