@@ -45,17 +45,20 @@ async def create_topics(context: RequestContext, request: Any) -> Any:
     deadline = services.clock.monotonic() + _budget_s(request)
     counts = Counter(topic.name for topic in request.topics)
 
-    async def create(topic: Any) -> Any:
+    async def create(topic: Any) -> Outcome[TopicRecord]:
         if counts[topic.name] > 1:
-            return _create_result(s, services, topic.name, NAMED_TWICE)
+            return NAMED_TWICE
         budget_s = max(deadline - services.clock.monotonic(), 0.001)
-        made = await outcome(_create(services, topic, request.validate_only), budget_s)
-        if made.value is not None and not request.validate_only:
-            await wait_open(services, made.value, deadline)
-        return _create_result(s, services, topic.name, made, validate_only=request.validate_only)
+        return await outcome(_create(services, topic, request.validate_only), budget_s)
 
     unique = {topic.name: topic for topic in request.topics}
-    results = await each(unique.values(), create)
+    made = await each(unique.values(), create)
+    if not request.validate_only:
+        await wait_open(services, [one.value for one in made if one.value is not None], deadline)
+    results = [
+        _create_result(s, services, name, one, validate_only=request.validate_only)
+        for name, one in zip(unique, made, strict=True)
+    ]
     return s.make("CreateTopicsResponse", throttle_time=0, topics=results)
 
 
@@ -162,14 +165,15 @@ def _created_configs(s: schema.Schema, services: Services, record: TopicRecord) 
     return configs
 
 
-async def wait_open(services: Services, topic: TopicRecord, deadline: float) -> bool:
+async def wait_open(services: Services, topics: Sequence[TopicRecord], deadline: float) -> bool:
     """Wait until the partitions that this broker leads are open; False if `deadline` (monotonic) came first."""
     clock = services.clock
+    image = services.controller.image
     deadline = min(deadline, clock.monotonic() + OPEN_WAIT_S)
     pause = POLL_S
-    waiting = {partition.index for partition in services.controller.image.partitions(topic.id)}
+    waiting = [(topic.id, partition.index) for topic in topics for partition in image.partitions(topic.id)]
     while True:
-        waiting = {index for index in waiting if not _is_open(services, topic, index)}
+        waiting = [key for key in waiting if not _is_open(services, *key)]
         if not waiting:
             return True
         if clock.monotonic() + pause > deadline:
@@ -178,16 +182,16 @@ async def wait_open(services: Services, topic: TopicRecord, deadline: float) -> 
         pause = min(pause * 1.5, 0.1)
 
 
-def _is_open(services: Services, topic: TopicRecord, index: int) -> bool:
+def _is_open(services: Services, topic_id: bytes, index: int) -> bool:
     image = services.controller.image
-    partition = image.partition(topic.id, index)
+    partition = image.partition(topic_id, index)
     if partition is None:
-        return topic.id not in image.topics  # deleted meanwhile: nothing to wait for
+        return topic_id not in image.topics  # deleted meanwhile: nothing to wait for
     leader, _ = image.leader(partition)
     if leader != services.node_id:
         return leader >= 0  # another broker opens it; its clients retry there
     try:
-        services.partitions.get_by_id(topic.id, index)
+        services.partitions.get_by_id(topic_id, index)
     except TidelogError:
         return False
     return True
@@ -251,18 +255,20 @@ async def create_partitions(context: RequestContext, request: Any) -> Any:
     deadline = services.clock.monotonic() + _budget_s(request)
     counts = Counter(topic.name for topic in request.topics)
 
-    async def grow(topic: Any) -> Any:
+    async def grow(topic: Any) -> Outcome[TopicRecord]:
         if counts[topic.name] > 1:
-            done: Outcome[Any] = NAMED_TWICE
-        else:
-            budget_s = max(deadline - services.clock.monotonic(), 0.001)
-            done = await outcome(_grow(services, topic, request.validate_only), budget_s)
-            if done.value is not None and not request.validate_only:
-                await wait_open(services, done.value, deadline)
-        return s.make("CreatePartitionsTopicResult", name=topic.name, error_code=done.code, error_message=done.message)
+            return NAMED_TWICE
+        budget_s = max(deadline - services.clock.monotonic(), 0.001)
+        return await outcome(_grow(services, topic, request.validate_only), budget_s)
 
     unique = {topic.name: topic for topic in request.topics}
-    results = await each(unique.values(), grow)
+    grown = await each(unique.values(), grow)
+    if not request.validate_only:
+        await wait_open(services, [one.value for one in grown if one.value is not None], deadline)
+    results = [
+        s.make("CreatePartitionsTopicResult", name=name, error_code=one.code, error_message=one.message)
+        for name, one in zip(unique, grown, strict=True)
+    ]
     return s.make("CreatePartitionsResponse", throttle_time=0, results=results)
 
 
@@ -272,26 +278,23 @@ async def _grow(services: Services, topic: Any, validate_only: bool) -> TopicRec
         raise InvalidPartitions(
             f"topic {record.name} has {record.partitions} partitions; {topic.count} asked for, and it can only grow"
         )
-    if topic.assignments is not None:
-        _check_new_assignments(services, record, topic)
+    assignment = _new_assignment(services, record, topic)
     if not validate_only:
-        await services.controller.create_partitions(record.id, topic.count)
+        await services.controller.create_partitions(record.id, topic.count, assignment=assignment)
     return record
 
 
-def _check_new_assignments(services: Services, record: TopicRecord, topic: Any) -> None:
-    if len(topic.assignments) != topic.count - record.partitions:
-        raise InvalidReplicaAssignment(
-            f"{topic.count - record.partitions} new partitions, but {len(topic.assignments)} assignments"
-        )
-    alive = {broker.id for broker in services.controller.image.brokers.values() if broker.alive}
-    for index, assignment in enumerate(topic.assignments, start=record.partitions):
-        broker = assigned_broker(services, index, list(assignment.broker_ids))
-        if alive != {broker}:
-            raise InvalidReplicaAssignment(
-                f"partition {index}: new partitions cannot be placed by hand in a cluster of several brokers",
-                hint="leave the assignments out",
-            )
+def _new_assignment(services: Services, record: TopicRecord, topic: Any) -> list[int] | None:
+    """The broker of each new partition from a manual assignment; None if there is none."""
+    if topic.assignments is None:
+        return None
+    added = topic.count - record.partitions
+    if len(topic.assignments) != added:
+        raise InvalidReplicaAssignment(f"{added} new partitions, but {len(topic.assignments)} assignments")
+    return [
+        assigned_broker(services, index, list(one.broker_ids))
+        for index, one in enumerate(topic.assignments, start=record.partitions)
+    ]
 
 
 APIS = [

@@ -1,0 +1,242 @@
+"""One broker's services for the admin handlers: the real controller state and image, partition logs that only remember.
+
+    world = AdminWorld()
+    answer = world.call(topics.APIS, 19, version, topics=[...])
+
+`call` sends the request through kio's bytes both ways, so that what it returns is what a client would read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from broker.metrics import Metrics
+from broker.services import ApiHandler, RequestContext, Services
+from broker.settings import GroupSettings, KafkaSettings, LogSettings
+from broker.topic_config import log_config
+from broker.wire import schema
+from controller import commands as c
+from controller.errors import UnknownTopicId, from_wire
+from controller.image import Delta, Image
+from controller.model import TopicRecord
+from controller.state import ControllerState
+from runtime.clock import SystemClock
+from runtime.errors import NotFound, NotLeader, Unavailable
+
+NODE_ID = 1
+CLUSTER_ID = "admin-world-cluster-id"
+
+
+class Opening(Unavailable):
+    kafka_code = 5
+
+
+class OutOfRange(NotFound):
+    kafka_code = 1
+
+
+class WorldController:
+    """`ControllerClient`'s commands, applied at once to a real state machine."""
+
+    def __init__(self) -> None:
+        self.state = ControllerState()
+        self.image = Image()
+        self.commands: list[str] = []
+        self.gate: asyncio.Event | None = None
+        """While set and not triggered, commands hang."""
+        self._index = 0
+        self._ids = 0
+        self.apply(c.BecomeActive(1, 1, CLUSTER_ID, 60_000))
+        self.commands.clear()
+
+    def apply(self, command: Any) -> Any:
+        self._index += 1
+        self.commands.append(type(command).__name__)
+        applied = self.state.apply(c.Envelope(c.FORMAT_VERSION, 1, 1_700_000_000_000, "", 0, 0, command), self._index)
+        self.image.apply(Delta(self._index, applied.mutations))
+        result = msgspec.msgpack.decode(applied.result, type=c.Result)
+        if result.error is not None:
+            raise from_wire(result.error)
+        return msgspec.msgpack.decode(result.value)
+
+    async def _ask(self, command: Any) -> Any:
+        if self.gate is not None:
+            await self.gate.wait()
+        return self.apply(command)
+
+    def register(self, broker_id: int, *, elect: bool = True) -> None:
+        self.apply(
+            c.RegisterBroker(broker_id, f"code{broker_id}", f"inc{broker_id}", "127.0.0.1", 9091 + broker_id, "", "")
+        )
+        if elect:
+            self.apply(c.Elect(broker_id, broker_id))
+
+    def set_alive(self, broker_id: int, alive: bool) -> None:
+        epoch = self.image.brokers[broker_id].registration_epoch
+        self.apply(c.SetBrokerAlive(broker_id, epoch, alive))
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        configs: dict[str, str],
+        *,
+        internal: bool = False,
+        validate_only: bool = False,
+        assignment: list[int] | None = None,
+    ) -> TopicRecord:
+        self._ids += 1
+        topic_id = self._ids.to_bytes(16, "big")
+        chosen = None if assignment is None else tuple(assignment)
+        value = await self._ask(c.CreateTopic(topic_id, name, partitions, configs, internal, validate_only, chosen))
+        return msgspec.convert(value, TopicRecord)
+
+    async def delete_topic(self, topic_id: bytes) -> None:
+        await self._ask(c.DeleteTopic(topic_id))
+
+    async def create_partitions(
+        self, topic_id: bytes, total: int, *, assignment: Sequence[int] | None = None, validate_only: bool = False
+    ) -> TopicRecord:
+        chosen = None if assignment is None else tuple(assignment)
+        value = await self._ask(c.CreatePartitions(topic_id, total, chosen, validate_only))
+        return msgspec.convert(value, TopicRecord)
+
+    async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None]) -> None:
+        await self._ask(c.AlterTopicConfigs(topic_id, changes))
+
+    async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None]) -> None:
+        await self._ask(c.AlterConfigs(kind, name, changes))
+
+
+class WorldLog:
+    """What the admin handlers use of a partition log."""
+
+    def __init__(self, topic: TopicRecord, partition: int) -> None:
+        self.topic = topic.name
+        self.topic_id = topic.id
+        self.partition = partition
+        self.config = log_config(topic.configs, KafkaSettings(), LogSettings())
+        self.log_start_offset = 0
+        self.high_watermark = 100
+        self.states: list[Any] = []
+
+    def size_bytes(self) -> int:
+        return 1000 + self.partition
+
+    def producers(self) -> list[Any]:
+        return self.states
+
+    async def delete_records(self, before_offset: int) -> int:
+        wanted = self.high_watermark if before_offset == -1 else before_offset
+        if not 0 <= wanted <= self.high_watermark:
+            raise OutOfRange(f"offset {before_offset} is past the high watermark {self.high_watermark}")
+        self.log_start_offset = max(self.log_start_offset, wanted)
+        return self.log_start_offset
+
+
+class WorldPartitions:
+    """`PartitionManager`: opens what the image places here after it was asked for `lag` times."""
+
+    def __init__(self, controller: WorldController, lag: int = 0) -> None:
+        self._controller = controller
+        self._logs: dict[tuple[bytes, int], WorldLog] = {}
+        self._asked: dict[tuple[bytes, int], int] = {}
+        self.lag = lag
+
+    def get(self, topic: str, partition: int) -> WorldLog:
+        record = self._controller.image.topic(topic)
+        if record is None:
+            raise NotFound(f"topic {topic!r} does not exist")
+        return self.get_by_id(record.id, partition)
+
+    def get_by_id(self, topic_id: bytes, partition: int) -> WorldLog:
+        image = self._controller.image
+        topic = image.topics.get(topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"no topic {topic_id.hex()}")
+        placed = image.partition(topic_id, partition)
+        if placed is None:
+            raise NotFound(f"no partition {partition}")
+        if image.leader(placed)[0] != NODE_ID:
+            raise NotLeader("led elsewhere")
+        key = (topic_id, partition)
+        self._asked[key] = self._asked.get(key, 0) + 1
+        if self._asked[key] <= self.lag:
+            raise Opening("opening")
+        return self._logs.setdefault(key, WorldLog(topic, partition))
+
+    def all(self) -> Iterable[WorldLog]:
+        return list(self._logs.values())
+
+
+class AdminWorld:
+    """A broker with id 1 in a cluster of `brokers` (default: only itself)."""
+
+    def __init__(self, brokers: Sequence[int] = (NODE_ID,), lag: int = 0, **broker_configs: str) -> None:
+        self.controller = WorldController()
+        for broker in brokers:
+            self.controller.register(broker)
+        self.partitions = WorldPartitions(self.controller, lag)
+        configs = {key.replace("__", "."): value for key, value in broker_configs.items()}
+        parts: Any = SimpleNamespace()
+        self.services = Services(
+            node_id=NODE_ID,
+            clock=SystemClock(),
+            kafka=KafkaSettings(),
+            log=LogSettings(),
+            group=GroupSettings(),
+            controller=self.controller,  # type: ignore[arg-type]
+            partitions=self.partitions,  # type: ignore[arg-type]
+            groups=parts,
+            producer_ids=parts,
+            metrics=Metrics(process=False),
+            broker_configs=lambda: configs,
+        )
+
+    def topic(self, name: str, partitions: int = 1, **configs: str) -> TopicRecord:
+        """Create a topic directly; `retention_ms="1"` stands for `retention.ms`."""
+        overrides = {key.replace("_", "."): value for key, value in configs.items()}
+        return asyncio.run(self.controller.create_topic(name, partitions, overrides))
+
+    def call(self, apis: list[ApiHandler], api_key: int, version: int, **fields: Any) -> Any:
+        return asyncio.run(self.acall(apis, api_key, version, **fields))
+
+    async def acall(self, apis: list[ApiHandler], api_key: int, version: int, **fields: Any) -> Any:
+        """One request through its bytes, its handler, and the response's bytes."""
+        handler = next(api for api in apis if api.api_key == api_key)
+        assert handler.min_version <= version <= handler.max_version
+        request_class = load_request_schema(api_key, version)
+        request = _through_bytes(schema.request(api_key, version).make(request_class.__name__, **fields))
+        context = RequestContext(self.services, api_key, version, 7, "test", "127.0.0.1")
+        response = await handler.handle(context, request)
+        assert type(response) is load_response_schema(api_key, version)
+        return _through_bytes(response)
+
+
+def _through_bytes(entity: Any) -> Any:
+    out = io.BytesIO()
+    entity_writer(type(entity))(out, entity)
+    data = out.getvalue()
+    decoded, size = entity_reader(type(entity))(data, 0)
+    assert size == len(data)
+    assert decoded == entity
+    return decoded
+
+
+def versions(apis: list[ApiHandler], api_key: int) -> range:
+    """Every version served of an API."""
+    handler = next(api for api in apis if api.api_key == api_key)
+    return range(handler.min_version, handler.max_version + 1)
+
+
+def part(api_key: int, version: int, message: str, /, **fields: Any) -> Any:
+    """A nested message of a request."""
+    return schema.request(api_key, version).make(message, **fields)
