@@ -39,10 +39,12 @@ __all__ = [
     "build_control_batch",
     "check_batch",
     "check_crc",
+    "control_epoch",
     "control_type",
     "iter_batches",
     "iter_records",
     "parse_header",
+    "repack",
     "set_base_offset",
     "set_leader_epoch",
     "set_log_append_time",
@@ -53,6 +55,8 @@ Buffer = bytes | bytearray | memoryview
 HEADER_BYTES = 61
 LENGTH_PREFIX_BYTES = 12
 """Base offset and length: what a batch has in front of the bytes that `length` counts."""
+MIN_RECORD_BYTES = 7
+"""Length, attributes, timestamp and offset deltas, two null fields, no headers: a byte each."""
 DEFAULT_MAX_DECOMPRESSED_BYTES = 256 << 20
 """Bound on what one batch may decompress to; Kafka has none, and a 1 MiB batch of zeros can hold a gigabyte."""
 
@@ -191,6 +195,8 @@ def check_batch(batch: memoryview, *, limit_bytes: int, allow_control: bool = Fa
         raise InvalidRecord(
             f"a record batch says {header.count} records and a last offset delta of {header.last_offset_delta}"
         )
+    if not header.attributes & _COMPRESSION_MASK and header.count * MIN_RECORD_BYTES > size - HEADER_BYTES:
+        raise InvalidRecord(f"a record batch of {size} bytes cannot hold {header.count} records")
     if header.attributes & _CONTROL and not allow_control:
         raise InvalidRecord("clients may not write control batches")
     if header.attributes & _COMPRESSION_MASK > Compression.ZSTD:
@@ -221,6 +227,26 @@ def set_log_append_time(batch: memoryview | bytearray, timestamp_ms: int) -> Non
     _INT16.pack_into(batch, _ATTRIBUTES_AT, attributes | _LOG_APPEND_TIME)
     _INT64.pack_into(batch, 35, timestamp_ms)
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
+
+
+def repack(batch: Buffer, codec: int, *, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES) -> bytearray:
+    """The same batch with its records compressed by `codec`. Raises as `iter_records` does."""
+    header = parse_header(batch)
+    packed = compress(bytes(decompress(memoryview(batch)[HEADER_BYTES:], header.compression, max_bytes)), codec)
+    out = bytearray(memoryview(batch)[:HEADER_BYTES])
+    out += packed
+    _INT32.pack_into(out, 8, _MIN_LENGTH + len(packed))
+    _INT16.pack_into(out, _ATTRIBUTES_AT, header.attributes & ~_COMPRESSION_MASK | codec)
+    _UINT32.pack_into(out, _CRC_AT, crc32c(memoryview(out)[_ATTRIBUTES_AT:]))
+    return out
+
+
+def control_epoch(record: Record) -> int:
+    """The coordinator epoch (int32) in a transaction marker. Raises `CorruptRecord` if the value is too short."""
+    if record.value is None or len(record.value) < _CONTROL_VALUE.size:
+        raise CorruptRecord("a transaction marker has no coordinator epoch")
+    epoch: int = _CONTROL_VALUE.unpack_from(record.value)[1]
+    return epoch
 
 
 def iter_batches(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:

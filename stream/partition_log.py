@@ -1,9 +1,9 @@
 """The Kafka partition: one leader's log on four streams.
 
-The offset of the data stream is the Kafka offset; a batch is one stream append. `append` validates, assigns offsets and
-hands the bytes to the WAL without waiting; the high watermark follows when the storage confirms (rule 2), and everything
-that waits for it (acks, long polls) is called then. Reads never pass the high watermark, and read_committed ones never
-the last stable offset.
+The offset of the data stream is the Kafka offset; a batch is one stream append. `append` validates, assigns offsets
+and hands the bytes to the WAL without waiting; the high watermark follows when the storage confirms (rule 2), and
+everything that waits for it (acks, long polls) is called then. Reads never pass the high watermark, and read_committed
+ones never the last stable offset.
 
 Invariants: log start ≤ last stable ≤ high watermark ≤ log end; `append` either has done everything or has changed
 nothing but the caller's buffer; after `close` nothing is appended or read.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -111,6 +110,7 @@ class PartitionLog:
         "_clock",
         "_closed",
         "_codec",
+        "_compacts",
         "_config",
         "_last_wal_end",
         "_log_append_time",
@@ -208,6 +208,7 @@ class PartitionLog:
     def config(self, config: LogConfig) -> None:
         self._config = config
         self._log_append_time = config.timestamp_type == "LogAppendTime"
+        self._compacts = config.compacts
         self._codec = _CODECS.get(config.compression_type)
 
     @property
@@ -268,9 +269,13 @@ class PartitionLog:
         """
         if self._watchers is None:
             self._watchers = {}
-        key = object()
-        self._watchers[key] = callback
-        return partial(self._watchers.pop, key, None)
+        watchers, key = self._watchers, object()
+        watchers[key] = callback
+
+        def remove() -> None:
+            watchers.pop(key, None)
+
+        return remove
 
     def _notify(self) -> None:
         if self._watchers:
@@ -304,7 +309,7 @@ class PartitionLog:
         now_ms = self._clock.time_ms()
         if not self._log_append_time:
             _check_timestamps(header, now_ms, config)
-        if config.compacts:
+        if self._compacts:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:
             records = memoryview(repack(records, self._codec))
@@ -345,6 +350,8 @@ class PartitionLog:
             state.roll(now_ms)
         elif state.bytes_since_checkpoint >= config.checkpoint_bytes:
             state.checkpoint()
+        if state.txn.waiting:
+            state.txn.flush()
         data = state.data
         base = data.next_offset
         _OFFSET.pack_into(view, 0, base)
@@ -365,7 +372,7 @@ class PartitionLog:
 
     def _end_transaction(self, header: BatchHeader, view: memoryview, base: int, now_ms: int, wal_end: int) -> int:
         aborted = apply_marker(self._state, header, view, base, now_ms)
-        return wal_end if aborted is None else self._state.txn.append(aborted)
+        return wal_end if aborted is None else max(wal_end, self._state.note_aborted(aborted))
 
     def _duplicate(self, original: BatchEntry) -> AppendResult:
         state = self._state
@@ -450,7 +457,7 @@ class PartitionLog:
         return await first_at_or_after(self._state, timestamp_ms, bound)
 
     async def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """`(offset, timestamp, leader epoch)` of the first record with the largest timestamp, or None. Raises so too."""
+        """`(offset, timestamp, leader epoch)` of the first record with the largest timestamp, or None. Raises alike."""
         self._require_open()
         await self._storage.confirm.wait(self._last_wal_end)
         return await largest(self._state, self.high_watermark)
@@ -501,6 +508,8 @@ class PartitionLog:
     async def _trim(self) -> None:
         """Let the streams follow the log start. The controller may be away: the next housekeeping tries again."""
         state = self._state
+        if self._closed:
+            return
         try:
             await state.data.trim(state.log_start)
             time = state.time.stream
@@ -568,12 +577,12 @@ def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> No
     """CreateTime within the topic's bounds, as the header tells it."""
     if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
         raise InvalidTimestamp(
-            f"timestamp {header.max_timestamp} is more than {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",
+            f"timestamp {header.max_timestamp} is over {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",
             hint="check the producer's clock, or message.timestamp.after.max.ms",
         )
     if header.base_timestamp >= 0 and now_ms - header.base_timestamp > config.message_timestamp_before_max_ms:
         raise InvalidTimestamp(
-            f"timestamp {header.base_timestamp} is more than {config.message_timestamp_before_max_ms} ms before {now_ms}",
+            f"timestamp {header.base_timestamp} is over {config.message_timestamp_before_max_ms} ms before {now_ms}",
             hint="check the producer's clock, or message.timestamp.before.max.ms",
         )
 

@@ -1,8 +1,8 @@
 """How a partition log comes back when its streams are opened.
 
-Clean (the `clean` record is there and matches the streams): the meta stream is trusted, nothing is scanned. Unclean: the
-last checkpoint is loaded, then the batch headers from there to the end of the data stream are read again, which rebuilds
-producers, the active segment, leader epochs and the entries of the time and txn indexes that were not written.
+Clean (the `clean` record is there and matches the streams): the meta stream is trusted, nothing is scanned. Unclean:
+the last checkpoint is loaded, then the batch headers from there to the end of the data stream are read again, which
+rebuilds producers, the active segment, leader epochs and what the time and txn indexes had not written.
 
 Invariant: what comes out is what an uninterrupted process would have in memory, save wall-clock times of appends since
 the checkpoint, which become the time of recovery. Entry: `recover`.
@@ -144,7 +144,7 @@ def _replay(state: PartitionState, record: StreamRecord, config: LogConfig, now_
     if header.is_control:
         aborted = apply_marker(state, header, record.payload, record.base_offset, now_ms)
         if aborted is not None and aborted.last_offset > last_aborted:
-            state.txn.append(aborted)
+            state.txn.add(aborted)
 
 
 def apply_marker(

@@ -9,8 +9,8 @@ from them in memory: segments, producers, leader epochs. Keys of the meta stream
 - `start`: the log start offset, where DeleteRecords or retention has moved it.
 - `clean`: the ends of the data, time and txn streams at a clean close; removed before the first append after it.
 
-Invariants: all that a checkpoint covers was appended before it, to the same WAL. While `clean` is there nothing has been
-appended since. Everything here is synchronous: no step sees another one half done.
+Invariants: all that a checkpoint covers was appended before it, to the same WAL. While `clean` is there nothing has
+been appended since. Everything here is synchronous: no step sees another one half done.
 
 Entry: `PartitionState`; `stream.partition_recovery` fills one.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from runtime.errors import Overloaded
 from storage.record_batch import BatchHeader
 from stream.leader_epochs import LeaderEpochs
 from stream.log_config import LogConfig
@@ -27,7 +28,7 @@ from stream.producer_state import ProducerStates
 from stream.segments import Segment
 from stream.stream import Stream
 from stream.time_index import TimeIndex
-from stream.txn_index import TxnIndex
+from stream.txn_index import AbortedTxn, TxnIndex
 
 CHECKPOINT = "checkpoint"
 CLEAN = "clean"
@@ -122,6 +123,18 @@ class PartitionState:
         if header.producer_id >= 0 and not header.is_control:
             self.producers.append(header, base_offset, timestamp, now_ms)
 
+    def note_aborted(self, entry: AbortedTxn) -> int:
+        """Index an aborted transaction whose marker was appended; the WAL end, or 0 if it must wait for room.
+
+        The marker cannot be taken back, so a full WAL does not fail it: the entry goes with the next append or
+        checkpoint, and a crash before that makes recovery find the marker again.
+        """
+        self.txn.add(entry)
+        try:
+            return self.txn.flush()
+        except Overloaded:
+            return 0
+
     def mark_dirty(self) -> None:
         """Before the first append after opening: take the clean flag away. Raises `WalFull`, `Overloaded`."""
         if self.meta.get(CLEAN) is not None:
@@ -142,6 +155,7 @@ class PartitionState:
 
     def _write_checkpoint(self, entries: dict[str, bytes | None], active: Segment, *, clean: bool = False) -> int:
         self.time.flush()
+        self.txn.flush()
         entries[EPOCHS] = self.epochs.encode()
         entries[PRODUCERS] = self.producers.encode()
         entries[ACTIVE] = msgspec.msgpack.encode(active)
@@ -149,6 +163,8 @@ class PartitionState:
         if clean:
             ends = Clean(VERSION, self.data.next_offset, self.time.stream.next_offset, self.txn.stream.next_offset)
             entries[CLEAN] = msgspec.msgpack.encode(ends)
+        elif self.dirty and self.meta.get(CLEAN) is not None:
+            entries[CLEAN] = None  # one that did not match: recovery left it
         wal_end = self.meta.put(entries)
         self.bytes_since_checkpoint = 0
         if clean:

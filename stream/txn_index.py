@@ -32,36 +32,51 @@ class AbortedTxn(NamedTuple):
 class TxnIndex:
     """The aborted transactions of one partition."""
 
-    __slots__ = ("_index", "_tail", "_tail_start")
+    __slots__ = ("_index", "_tail", "_tail_start", "_waiting")
 
     def __init__(self, stream: Stream) -> None:
         self._index = IndexStream(stream, _LAYOUT)
         self._tail: list[AbortedTxn] | None = None
+        """The newest entries, those that wait for the stream included; None: nobody asked yet."""
         self._tail_start = stream.next_offset
+        self._waiting = 0
 
     @property
     def stream(self) -> Stream:
         """The stream underneath."""
         return self._index.stream
 
-    def append(self, entry: AbortedTxn) -> int:
-        """Add the newest entry; the WAL end. Raises `WalFull`, `Overloaded`, `WalFailed`."""
-        wal_end = self._index.append([entry])
+    @property
+    def waiting(self) -> int:
+        """How many entries are not on the stream yet."""
+        return self._waiting
+
+    def add(self, entry: AbortedTxn) -> None:
+        """Note the newest entry; `flush` puts it on the stream."""
         if self._tail is None:
             self._tail = []
         self._tail.append(entry)
+        self._waiting += 1
+
+    def flush(self) -> int:
+        """Put what waits on the stream; the WAL end, or 0. Raises `WalFull`, `Overloaded`, `WalFailed`; it waits on."""
+        if not self._waiting:
+            return 0
+        assert self._tail is not None
+        wal_end = self._index.append(self._tail[-self._waiting :])
+        self._waiting = 0
         if len(self._tail) > 2 * _KEPT:
-            del self._tail[:_KEPT]
-            self._tail_start += _KEPT
+            cut = len(self._tail) - _KEPT
+            del self._tail[:cut]
+            self._tail_start += cut
         return wal_end
 
     def lookup_hot(self, start_offset: int, end_offset: int) -> list[AbortedTxn] | None:
         """As `lookup`, from memory; None if that does not know."""
-        stream = self.stream
-        if stream.next_offset == stream.start_offset:
-            return []
-        tail = self._tail
-        if not tail or (self._tail_start > stream.start_offset and tail[0].last_offset >= start_offset):
+        stream, tail = self.stream, self._tail
+        if not tail:
+            return [] if stream.next_offset == stream.start_offset else None
+        if self._tail_start > stream.start_offset and tail[0].last_offset >= start_offset:
             return None
         found: list[AbortedTxn] = []
         _collect(tail, start_offset, end_offset, found)
@@ -76,15 +91,15 @@ class TxnIndex:
         hot = self.lookup_hot(start_offset, end_offset)
         if hot is not None:
             return hot
-        stream = self.stream
-        end = stream.next_offset
-        at = await self._index.first_where(stream.start_offset, end, lambda row: row[2] >= start_offset)
+        stream, tail, tail_start = self.stream, list(self._tail or ()), self._tail_start
+        at = await self._index.first_where(stream.start_offset, tail_start, lambda row: row[2] >= start_offset)
         found: list[AbortedTxn] = []
-        while at < end:
-            rows = [AbortedTxn._make(row) for row in await self._index.read(at, end)]
+        while at < tail_start:
+            rows = [AbortedTxn._make(row) for row in await self._index.read(at, tail_start)]
             if _collect(rows, start_offset, end_offset, found):
-                break
+                return found
             at += len(rows)
+        _collect(tail, start_offset, end_offset, found)
         return found
 
     async def last_offset(self) -> int:
@@ -102,17 +117,19 @@ class TxnIndex:
         )
 
     async def _load_tail(self) -> None:
-        stream = self.stream
-        if self._tail is not None and self._tail:
+        if self._tail:
             return
+        stream = self.stream
         end = stream.next_offset
         start = at = max(stream.start_offset, end - _KEPT)
         rows: list[AbortedTxn] = []
         while at < end:
             rows += [AbortedTxn._make(row) for row in await self._index.read(at, end)]
             at = start + len(rows)
-        if stream.next_offset == end:  # else somebody appended meanwhile: the stream is asked this time
+        if not self._tail:
             self._tail, self._tail_start = rows, start
+        else:  # somebody added while this read
+            self._tail[:0], self._tail_start = rows, start
 
 
 def _collect(rows: list[AbortedTxn], start_offset: int, end_offset: int, found: list[AbortedTxn]) -> bool:

@@ -1,0 +1,178 @@
+"""An in-memory stand-in for `storage.storage.Storage` and the controller's streams, for faults that need control.
+
+`FakeWorld` is what survives a crash: the WAL's records, in order, and the start of each stream. A `FakeStorage` is one
+process on it. Confirming is automatic or by hand; appends can be refused, reads can be made cold or fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.errors import TidelogError, Unavailable
+from storage.confirm import ConfirmOffset
+from storage.object_store import Buffer
+from storage.records import OffsetTrimmed, StreamRecord
+from stream.log_config import LogConfig
+from stream.managers import OpenedStream
+from stream.partition_log import PartitionLog
+
+
+class FakeClock:
+    """Time that moves when it is told to."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def time_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_ms += int(seconds * 1000)
+
+
+@dataclass
+class FakeWorld:
+    """The durable part: `(stream id, record)` in WAL order, and the trimmed starts."""
+
+    wal: list[tuple[int, StreamRecord]] = field(default_factory=list)
+    starts: dict[int, int] = field(default_factory=dict)
+    confirmed: int = 0
+    epoch: int = 0
+
+    def crash(self, keep: int | None = None) -> None:
+        """Cut the WAL to `keep` records, at least the confirmed ones (default: exactly those)."""
+        del self.wal[max(self.confirmed, keep or 0) :]
+        self.confirmed = len(self.wal)
+
+    def opened(self, stream_id: int) -> OpenedStream:
+        start = self.starts.get(stream_id, 0)
+        return OpenedStream(stream_id, self.epoch, start, start, 0)
+
+
+class FakeStorage:
+    """One process's storage over a world. A WAL offset is the number of records before it."""
+
+    def __init__(self, world: FakeWorld, *, auto_confirm: bool = True) -> None:
+        self.world = world
+        self.auto_confirm = auto_confirm
+        self.confirm = ConfirmOffset(world.confirmed)
+        self.hot = True
+        self.refusals: list[TidelogError] = []
+        """What the next appends raise, one each."""
+        self.reads = 0
+        """Cold reads so far."""
+        self._records: dict[int, list[StreamRecord]] = {}
+        for stream_id, record in world.wal:
+            self._records.setdefault(stream_id, []).append(record)
+        self._open: set[int] = set()
+        self.dropped: set[int] = set()
+
+    def open_stream(self, stream_id: int, epoch: int, start_offset: int, end_offset: int, owner_since: int) -> int:
+        assert stream_id not in self._open
+        self._open.add(stream_id)
+        records = self._records.setdefault(stream_id, [])
+        return records[-1].base_offset + records[-1].count if records else start_offset
+
+    def close_stream(self, stream_id: int) -> None:
+        self._open.discard(stream_id)
+
+    def drop_stream(self, stream_id: int) -> None:
+        self.dropped.add(stream_id)
+
+    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+        assert stream_id in self._open
+        if self.refusals:
+            raise self.refusals.pop(0)
+        records = self._records[stream_id]
+        if records:
+            assert base_offset == records[-1].base_offset + records[-1].count
+        whole = payload[0] if len(payload) == 1 else b"".join(payload)
+        record = StreamRecord(base_offset, count, memoryview(whole).toreadonly())
+        records.append(record)
+        self.world.wal.append((stream_id, record))
+        if self.auto_confirm:
+            self.confirm_all()
+        return len(self.world.wal)
+
+    def confirm_all(self) -> None:
+        self.confirm_to(len(self.world.wal))
+
+    def confirm_to(self, wal_end: int) -> None:
+        self.world.confirmed = max(self.world.confirmed, wal_end)
+        self.confirm.advance(wal_end)
+
+    async def writable(self) -> None:
+        return None
+
+    def _find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
+        if start < self.world.starts.get(stream_id, 0):
+            raise OffsetTrimmed(f"stream {stream_id}: {start} is trimmed")
+        found: list[StreamRecord] = []
+        size = 0
+        for record in self._records[stream_id]:
+            if record.base_offset + record.count <= start:
+                continue
+            size += len(record.payload)
+            if record.base_offset >= end or (found and size > max_bytes):
+                break
+            found.append(record)
+        return found
+
+    def read_hot(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord] | None:
+        return self._find(stream_id, start, end, max_bytes) if self.hot else None
+
+    async def read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
+        await asyncio.sleep(0)
+        self.reads += 1
+        return self._find(stream_id, start, end, max_bytes)
+
+    def set_trimmed(self, stream_id: int, start_offset: int) -> None:
+        assert self.world.starts[stream_id] >= start_offset
+
+
+class FakeManager:
+    """The controller's stream calls, over a world."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.world = world
+        self.away = False
+
+    async def trim_stream(self, stream_id: int, epoch: int, start_offset: int) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("the controller does not answer")
+        self.world.starts[stream_id] = max(self.world.starts.get(stream_id, 0), start_offset)
+
+
+META, DATA, TIME, TXN = 0, 1, 2, 3
+
+
+class Process:
+    """One process with one partition log on a world."""
+
+    def __init__(self, world: FakeWorld, clock: FakeClock, *, auto_confirm: bool = True) -> None:
+        self.world = world
+        self.clock = clock
+        world.epoch += 1
+        self.storage = FakeStorage(world, auto_confirm=auto_confirm)
+        self.manager = FakeManager(world)
+
+    async def open(self, config: LogConfig | None = None, first_stream: int = 0, partition: int = 0) -> PartitionLog:
+        ids = range(first_stream, first_stream + 4)
+        meta, data, time, txn = (self.world.opened(stream_id) for stream_id in ids)
+        return await PartitionLog.open(
+            topic="t",
+            topic_id=bytes(16),
+            partition=partition,
+            leader_epoch=self.world.epoch,
+            streams=(meta, data, time, txn),
+            storage=self.storage,  # type: ignore[arg-type]
+            manager=self.manager,  # type: ignore[arg-type]
+            config=config or LogConfig(),
+            clock=self.clock,
+        )
