@@ -29,11 +29,11 @@ async def describe_producers(context: RequestContext, request: Any) -> Any:
                     s.make(
                         "ProducerState",
                         producer_id=producer.producer_id,
-                        producer_epoch=producer.epoch,
+                        producer_epoch=producer.producer_epoch,
                         last_sequence=producer.last_sequence,
                         last_timestamp=producer.last_timestamp,
                         coordinator_epoch=producer.coordinator_epoch,
-                        current_txn_start_offset=producer.txn_start_offset,
+                        current_txn_start_offset=producer.current_txn_start_offset,
                     )
                     for producer in producers
                 ],

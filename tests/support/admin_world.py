@@ -30,6 +30,7 @@ from controller.model import TopicRecord
 from controller.state import ControllerState
 from runtime.clock import SystemClock
 from runtime.errors import NotFound, NotLeader, Unavailable
+from stream.partition_log import ProducerInfo
 
 NODE_ID = 1
 CLUSTER_ID = "admin-world-cluster-id"
@@ -126,12 +127,12 @@ class WorldLog:
         self.config = log_config(topic.configs, KafkaSettings(), LogSettings())
         self.log_start_offset = 0
         self.high_watermark = 100
-        self.states: list[Any] = []
+        self.states: list[ProducerInfo] = []
 
     def size_bytes(self) -> int:
         return 1000 + self.partition
 
-    def producers(self) -> list[Any]:
+    def producers(self) -> list[ProducerInfo]:
         return self.states
 
     async def delete_records(self, before_offset: int) -> int:
