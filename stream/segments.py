@@ -8,7 +8,6 @@ Entry: `Segment`, `should_roll`, `retention_start`.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -59,11 +58,6 @@ def should_roll(active: Segment, batch_bytes: int, max_timestamp: int, now_ms: i
     if active.first_timestamp >= 0 and max_timestamp >= 0:
         return max_timestamp - active.first_timestamp > config.segment_ms
     return now_ms - active.created_ms > config.segment_ms
-
-
-def find_segment(segments: Sequence[Segment], offset: int) -> int:
-    """Index of the segment that holds `offset`; 0 for what lies before the first."""
-    return max(0, bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1)
 
 
 def retention_start(

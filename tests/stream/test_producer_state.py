@@ -1,0 +1,214 @@
+"""Idempotence and transactions as one partition sees them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.record_batch import BatchHeader, ControlType, Record, build_batch, build_control_batch, parse_header
+from stream import producer_state
+from stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
+from stream.producer_state import ProducerStates
+
+MAX = (1 << 31) - 1
+ROW = Record(0, 1000, b"k", b"v")
+
+
+def batch(sequence: int, *, epoch: int = 0, count: int = 1, pid: int = 7, txn: bool = False) -> BatchHeader:
+    built = build_batch([ROW] * count, producer_id=pid, producer_epoch=epoch, base_sequence=sequence, transactional=txn)
+    return parse_header(built)
+
+
+def marker(*, pid: int = 7, epoch: int = 0) -> BatchHeader:
+    built = build_control_batch(
+        ControlType.COMMIT, producer_id=pid, producer_epoch=epoch, coordinator_epoch=1, timestamp=1000
+    )
+    return parse_header(built)
+
+
+def put(states: ProducerStates, header: BatchHeader, offset: int, now_ms: int = 0) -> None:
+    assert states.check(header) is None
+    states.append(header, offset, 1000, now_ms)
+
+
+def test_batches_in_sequence_are_taken() -> None:
+    states = ProducerStates()
+    put(states, batch(0, count=3), 10)
+    put(states, batch(3, count=2), 13)
+    put(states, batch(5), 15)
+
+
+def test_the_last_five_batches_are_known_as_duplicates_with_their_offsets() -> None:
+    states = ProducerStates()
+    for n in range(7):
+        put(states, batch(2 * n, count=2), 100 + 2 * n)
+    for n in range(2, 7):
+        original = states.check(batch(2 * n, count=2))
+        assert original is not None
+        assert (original.base_offset, original.last_offset) == (100 + 2 * n, 101 + 2 * n)
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(2, count=2))
+
+
+def test_a_duplicate_must_match_first_and_last_sequence() -> None:
+    states = ProducerStates()
+    put(states, batch(0, count=3), 0)
+    for header in (batch(0, count=2), batch(1, count=2)):
+        with pytest.raises(OutOfOrderSequence) as caught:
+            states.check(header)
+        assert caught.value.kafka_code == 45
+
+
+def test_a_gap_is_out_of_order() -> None:
+    states = ProducerStates()
+    put(states, batch(0), 0)
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(2))
+
+
+def test_an_unknown_producer_may_start_anywhere() -> None:
+    states = ProducerStates()
+    put(states, batch(4711), 0)
+    put(states, batch(4712), 1)
+
+
+def test_an_older_epoch_is_refused_and_a_newer_one_starts_at_zero() -> None:
+    states = ProducerStates()
+    put(states, batch(0, epoch=3), 0)
+    with pytest.raises(InvalidProducerEpoch) as caught:
+        states.check(batch(1, epoch=2))
+    assert caught.value.kafka_code == 47
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(1, epoch=4))
+    put(states, batch(0, epoch=4), 1)
+    with pytest.raises(InvalidProducerEpoch):
+        states.check(batch(1, epoch=3))
+
+
+def test_duplicates_do_not_reach_over_epochs() -> None:
+    states = ProducerStates()
+    put(states, batch(0), 0)
+    put(states, batch(0, epoch=1), 1)
+    original = states.check(batch(0, epoch=1))
+    assert original is not None
+    assert original.base_offset == 1
+
+
+def test_sequences_wrap_after_the_largest_int32() -> None:
+    states = ProducerStates()
+    put(states, batch(MAX - 1), 0)
+    put(states, batch(MAX, count=3), 1)
+    original = states.check(batch(MAX, count=3))
+    assert original is not None
+    assert (original.first_sequence, original.last_sequence) == (MAX, 1)
+    put(states, batch(2), 4)
+    assert states.check(batch(2)) is not None
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(MAX))
+
+
+def test_a_batch_ending_at_the_largest_sequence_is_followed_by_zero() -> None:
+    states = ProducerStates()
+    put(states, batch(MAX - 1, count=2), 0)
+    put(states, batch(0), 2)
+
+
+def test_silent_producers_expire_unless_a_transaction_is_open() -> None:
+    states = ProducerStates()
+    put(states, batch(0, pid=1), 0, now_ms=0)
+    put(states, batch(0, pid=2), 1, now_ms=600)
+    put(states, batch(0, pid=3, txn=True), 2, now_ms=0)
+    assert states.expire(1000, 1000) == 1
+    assert [state.producer_id for state in states.all()] == [2, 3]
+    put(states, batch(99, pid=1), 3, now_ms=1000)
+
+
+def test_the_number_of_producers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 20)
+    states = ProducerStates()
+    for pid in range(50):
+        put(states, batch(0, pid=pid), pid, now_ms=pid)
+        assert len(states) <= 20
+    assert states.get(49) is not None
+    assert states.get(0) is None
+
+
+def test_the_first_undecided_offset_is_the_oldest_open_transaction() -> None:
+    states = ProducerStates()
+    put(states, batch(0, pid=1), 0)
+    assert states.first_unstable() is None
+    put(states, batch(0, pid=2, txn=True), 1)
+    put(states, batch(0, pid=3, txn=True), 2)
+    put(states, batch(1, pid=2, txn=True), 3)
+    assert states.first_unstable() == 1
+    completed = states.append_marker(marker(pid=2), 4, 1, 0)
+    assert completed == (2, 1, 4)
+    assert states.first_ongoing() == 2
+    assert states.first_unstable() == 1, "the marker itself is not confirmed"
+    states.confirmed(4)
+    assert states.first_unstable() == 1
+    states.confirmed(5)
+    assert states.first_unstable() == 2
+    states.append_marker(marker(pid=3), 5, 1, 0)
+    states.confirmed(6)
+    assert states.first_unstable() is None
+
+
+def test_plain_writes_inside_a_transaction_are_refused() -> None:
+    states = ProducerStates()
+    put(states, batch(0, txn=True), 0)
+    with pytest.raises(InvalidTxnState) as caught:
+        states.check(batch(1))
+    assert caught.value.kafka_code == 48
+
+
+def test_markers_are_fenced_by_producer_and_coordinator_epoch() -> None:
+    states = ProducerStates()
+    put(states, batch(0, epoch=2, txn=True), 0)
+    with pytest.raises(InvalidProducerEpoch):
+        states.check_marker(marker(epoch=1), 5)
+    states.append_marker(marker(epoch=2), 1, 5, 0)
+    with pytest.raises(FencedCoordinator):
+        states.check_marker(marker(epoch=2), 4)
+    states.check_marker(marker(epoch=2), 5)
+
+
+def test_a_marker_with_a_newer_epoch_restarts_sequences() -> None:
+    states = ProducerStates()
+    put(states, batch(0, txn=True, count=4), 0)
+    states.append_marker(marker(epoch=1), 4, 1, 0)
+    with pytest.raises(OutOfOrderSequence):
+        states.check(batch(4, epoch=1, txn=True))
+    put(states, batch(0, epoch=1, txn=True), 5)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.booleans()), max_size=30
+    )
+)
+def test_snapshots_round_trip(steps: list[tuple[int, int, int, bool, bool]]) -> None:
+    states = ProducerStates()
+    offset = 0
+    for pid, epoch, count, txn, end in steps:
+        known = states.get(pid)
+        if end and known is not None:
+            states.append_marker(marker(pid=pid, epoch=max(epoch, known.epoch)), offset, 1, offset)
+            offset += 1
+            continue
+        sequence = known.last_sequence + 1 if known is not None and known.epoch >= epoch else 0
+        epoch = max(epoch, known.epoch if known else 0)
+        txn = txn or (known is not None and known.txn_start_offset >= 0)
+        put(states, batch(sequence, pid=pid, epoch=epoch, count=count, txn=txn), offset, now_ms=offset)
+        offset += count
+    states.confirmed(offset)
+    again = ProducerStates.decode(states.encode())
+    assert again.encode() == states.encode()
+    assert again.first_unstable() == states.first_unstable()
+    assert [vars_of(state) for state in again.all()] == [vars_of(state) for state in states.all()]
+
+
+def vars_of(state: producer_state.ProducerState) -> tuple[object, ...]:
+    return tuple(getattr(state, name) for name in type(state).__slots__)
