@@ -1,0 +1,54 @@
+"""All the APIs that this broker serves, collected from the handlers' lists.
+
+Entry: `all_apis`. ApiVersions is not in it: `broker.server` makes it from what it is given.
+"""
+
+from __future__ import annotations
+
+from broker.handlers import (
+    acls,
+    configs,
+    delete_records,
+    describe_cluster,
+    describe_producers,
+    describe_topics,
+    elections,
+    fetch,
+    find_coordinator,
+    groups,
+    init_producer_id,
+    leader_epoch,
+    list_offsets,
+    log_dirs,
+    metadata,
+    offsets,
+    produce,
+    topics,
+)
+from broker.services import ApiHandler
+
+_MODULES = (
+    acls,
+    configs,
+    delete_records,
+    describe_cluster,
+    describe_producers,
+    describe_topics,
+    elections,
+    fetch,
+    find_coordinator,
+    groups,
+    init_producer_id,
+    leader_epoch,
+    list_offsets,
+    log_dirs,
+    metadata,
+    offsets,
+    produce,
+    topics,
+)
+
+
+def all_apis() -> list[ApiHandler]:
+    """Every handler, in no particular order; each API key once."""
+    return [api for module in _MODULES for api in module.APIS]

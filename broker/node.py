@@ -1,0 +1,313 @@
+"""One running broker: the parts of this room tied to a WAL, a bucket and a controller, in the order that is safe.
+
+Start: controller session and identity → election (a new master epoch) → WAL recovery → uploads → partitions → groups →
+listeners. Until its listener is open the broker serves nothing (hot-tier.md C8). The bucket is not needed to start over
+an existing data directory: what cannot be read from it yet is retried and shown (rule 11).
+
+Stop: listener closed and requests in flight finished → groups → partitions closed cleanly → everything uploaded → WAL
+closed. A failed WAL or a deposed master ends the process: `failed` is set, and whoever runs the node starts it anew.
+
+Entry: `BrokerNode.start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from controller.client import ControllerClient
+
+from broker.admin_http import AdminHttp, AdminSources
+from broker.apis import all_apis
+from broker.bucket_health import WatchedObjectStore
+from broker.groups.coordinator import GroupCoordinator
+from broker.metrics import Metrics, MetricSources
+from broker.partitions import PartitionManager
+from broker.producer_ids import ProducerIds
+from broker.server import KafkaServer
+from broker.services import Services
+from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from runtime.clock import Clock
+from runtime.errors import TidelogError, Unavailable
+from runtime.network import Network
+from runtime.tasks import Backoff, TaskSet
+from storage.settings import CacheSettings, UploadSettings
+from storage.storage import Storage
+from storage.wal import Wal
+
+log = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 20.0
+"""How long a start waits for its partitions to open before it serves those that did."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """Who this broker is, from its data directory."""
+
+    broker_id: int
+    check_code: str
+    first_start: bool
+    """The directory has not belonged to a cluster before."""
+    bind: Callable[[str], None]
+    """Binds the data directory to a cluster id; raises if it belongs to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The sections of the configuration that a broker reads."""
+
+    kafka: KafkaSettings
+    admin: AdminSettings
+    log: LogSettings
+    group: GroupSettings
+    upload: UploadSettings
+    cache: CacheSettings
+    roles: Sequence[str]
+    flat: Callable[[], dict[str, str]]
+    """The effective configuration by dotted key, secrets hidden."""
+
+
+class BrokerNode:
+    """A broker. Everything it needs of the world is passed in."""
+
+    def __init__(
+        self,
+        *,
+        identity: BrokerIdentity,
+        settings: BrokerSettings,
+        controllers: list[tuple[str, int]],
+        wal: Wal,
+        store: WatchedObjectStore,
+        network: Network,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._wal = wal
+        self._store = store
+        self._network = network
+        self._clock = clock
+        self._rng = rng
+        self._tasks = TaskSet("broker", self._fail)
+        self._bucket_problems: tuple[str, ...] = ()
+        self._ready = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the error that ended this broker for good."""
+        self.controller = ControllerClient(controllers, network, clock, rng)
+        self.metrics = Metrics()
+        self._storage: Storage | None = None
+        self._partitions: PartitionManager | None = None
+        self._groups: GroupCoordinator | None = None
+        self._server: KafkaServer | None = None
+        self._admin: AdminHttp | None = None
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Come up and serve. Raises what a new start cannot mend; everything else is retried."""
+        await self.controller.start()
+        image = self.controller.image
+        self._identity.bind(image.cluster_id)
+        await self._meet_the_bucket()
+        storage = self._make_storage(image.cluster_id)
+        partitions = self._partitions = PartitionManager(
+            node_id=self._identity.broker_id,
+            controller=self.controller,
+            storage=storage,
+            clock=self._clock,
+            kafka=self._settings.kafka,
+            defaults=self._settings.log,
+            rng=self._rng,
+        )
+        self._groups = GroupCoordinator(partitions, self.controller, self._clock, self._settings.group, self._rng)
+        self._admin = AdminHttp(self._admin_sources(storage), self.metrics, self._network, self._settings.admin)
+        admin_url = await self._admin.start()
+        self._server = KafkaServer(
+            self._services(partitions, self._groups, admin_url), all_apis(), self._network, self._settings.kafka
+        )
+        await self._become_master(storage, admin_url)
+        await partitions.start()
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await partitions.wait_settled()
+        except TimeoutError:
+            log.warning("some partitions are still opening; serving the others")
+        storage.recovered_done()
+        await self._groups.start()
+        await self._server.start()
+        self._ready = True
+
+    def _make_storage(self, cluster_id: str) -> Storage:
+        storage = self._storage = Storage(
+            wal=self._wal,
+            store=self._store,
+            objects=self.controller,
+            clock=self._clock,
+            cluster_id=cluster_id,
+            replica_set_id=self._identity.broker_id,
+            upload=self._settings.upload,
+            cache=self._settings.cache,
+            rng=self._rng,
+        )
+        self.metrics.sources = MetricSources(
+            storage=storage.stats,
+            object_store=self._store.stats.snapshot,
+            partitions=lambda: self._partitions.counts() if self._partitions is not None else {},
+            image_version=lambda: self.controller.image.version,
+            groups=lambda: self._groups.stats()["groups"] if self._groups is not None else 0,
+        )
+        return storage
+
+    async def _become_master(self, storage: Storage, admin_url: str) -> None:
+        """Register, be elected master of the own replica set under a new epoch, and recover its WAL."""
+        kafka = self._settings.kafka
+        host = kafka.advertised_host or kafka.host
+        await self.controller.register_broker(
+            broker_id=self._identity.broker_id,
+            check_code=self._identity.check_code,
+            incarnation=str(uuid.UUID(int=self._rng.getrandbits(128), version=4)),
+            host=host,
+            port=kafka.advertised_port or kafka.port,
+            rack=kafka.rack,
+            admin_url=admin_url,
+        )
+        elected = await self.controller.elect(self._identity.broker_id, self._identity.broker_id)
+        await storage.recover()
+        await storage.start(elected.master_epoch)
+
+    def _services(self, partitions: PartitionManager, groups: GroupCoordinator, admin_url: str) -> Services:
+        return Services(
+            node_id=self._identity.broker_id,
+            clock=self._clock,
+            kafka=self._settings.kafka,
+            log=self._settings.log,
+            group=self._settings.group,
+            controller=self.controller,
+            partitions=partitions,
+            groups=groups,
+            producer_ids=ProducerIds(self.controller),
+            metrics=self.metrics,
+            broker_configs=lambda: {**self._settings.flat(), "tidelog.admin.url": admin_url},
+        )
+
+    # --- the bucket ----------------------------------------------------------------------------------------------
+
+    async def _meet_the_bucket(self) -> None:
+        """Probe the bucket. A new data directory waits for it (its address may be wrong); an old one serves already."""
+        if self._identity.first_start:
+            await self._probe_until_it_answers()
+        else:
+            self._tasks.spawn(self._probe_until_it_answers(), "probe")
+
+    async def _probe_until_it_answers(self) -> None:
+        backoff = Backoff(0.5, 10.0, self._rng)
+        while True:
+            try:
+                found = await self._store.probe()
+            except Unavailable as error:
+                delay_s = backoff.next_delay_s()
+                self._bucket_problems = (f"the bucket {self._store.url} does not answer: {error.message}",)
+                log.error(
+                    "the bucket does not answer; will try again",
+                    extra={"bucket": self._store.url, "error": str(error), "retry_s": round(delay_s, 1)},
+                )
+                await self._clock.sleep(delay_s)
+            else:
+                self._bucket_problems = found.problems
+                for problem in found.problems:
+                    log.warning("the bucket's server lacks something", extra={"problem": problem})
+                log.info("the bucket answers", extra={"bucket": self._store.url})
+                return
+
+    # --- what operators see --------------------------------------------------------------------------------------
+
+    def _problems(self) -> list[str]:
+        found = list(self._bucket_problems)
+        if self._partitions is not None:
+            found += self._partitions.problems()
+        health = self._store.health
+        if health.failures_in_a_row and not self._bucket_problems:
+            found.append(f"the bucket {health.url} fails: {health.last_error}")
+        return found
+
+    def _not_ready(self) -> list[str]:
+        if not self._ready:
+            return ["the broker is still starting"]
+        assert self._partitions is not None
+        counts = self._partitions.counts()
+        opening = counts["led"] - counts["open"]
+        return [f"{opening} of {counts['led']} partitions are not open"] if opening > 0 else []
+
+    def _admin_sources(self, storage: Storage) -> AdminSources:
+        def partitions() -> dict[str, int]:
+            return self._partitions.counts() if self._partitions is not None else {}
+
+        return AdminSources(
+            node_id=self._identity.broker_id,
+            roles=list(self._settings.roles),
+            clock=self._clock,
+            store=self._store,
+            image=lambda: self.controller.image,
+            not_ready=self._not_ready,
+            partitions=partitions,
+            wal=lambda: {
+                "start_offset": self._wal.start_offset,
+                "end_offset": self._wal.end_offset,
+                "durable_offset": self._wal.durable_offset,
+                "confirm_offset": storage.confirm.value,
+                "master_epoch": self._wal.master_epoch,
+            },
+            upload=storage.backlog,
+            bucket=self._store.health.report,
+            problems=self._problems,
+            upload_now=storage.upload_now,
+        )
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> tuple[str, int]:
+        """Host and port that clients connect to."""
+        assert self._server is not None, "the broker has not been started"
+        return self._server.address
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def stop(self, grace_s: float) -> None:
+        """Finish what is in flight, close the partitions, upload, and let go. Works after a failed start, too."""
+        self._ready = False
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        if self._server is not None:
+            await self._server.close(grace_s / 4)
+        if self._groups is not None:
+            await self._groups.close()
+        if self._partitions is not None:
+            await self._partitions.close()
+        if self._storage is not None:
+            await self._close_storage(self._storage, max(1.0, deadline - loop.time()))
+        if self._admin is not None:
+            await self._admin.close()
+        await self._tasks.close()
+        await self.controller.close()
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()  # whoever runs the node has seen it, or did not wait for it
+
+    async def _close_storage(self, storage: Storage, budget_s: float) -> None:
+        try:
+            async with asyncio.timeout(budget_s):
+                await storage.close(upload=not self.failed.done())
+        except (TimeoutError, TidelogError) as error:
+            log.warning(
+                "the last upload was not finished; what is missing stays in the WAL and goes at the next start",
+                extra={"error": str(error) or "time is up"},
+            )
+            await storage.close(upload=False)

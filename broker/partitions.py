@@ -1,0 +1,380 @@
+"""Opens and closes the partition logs that the controller's image assigns to this broker.
+
+One reconciler compares what the image wants (partitions whose replica set this broker is master of, with their leader
+epochs) with what is open, and starts the difference: streams are opened at the controller many partitions to a call,
+logs open side by side, failures are retried with back-off and shown in `problems()`. Invariants: a partition is
+opened, closed or dropped by one task at a time (`_busy`); the last placement in the image wins; a log is in the tables
+only while it may serve.
+
+Entry: `PartitionManager.start`, then `get` for every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from controller.client import ControllerClient
+
+from broker.settings import KafkaSettings, LogSettings
+from broker.topic_config import log_config
+from controller.image import Delta
+from controller.model import PartitionRecord, TopicRecord
+from runtime.clock import Clock
+from runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
+from runtime.tasks import Backoff, TaskSet
+from storage.storage import Storage
+from stream.log_config import LogConfig
+from stream.managers import OpenedStream
+from stream.partition_log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+STREAMS_A_PARTITION = 4
+PARTITIONS_A_CALL = 1024
+"""4,096 streams, the controller's bound for one command."""
+OPENS_AT_ONCE = 32
+"""Logs opening side by side: enough to hide the bucket's latency, few enough to leave it room."""
+_PLACEMENT_TABLES = frozenset({"topics", "partitions", "replica_sets", "configs"})
+
+Key = tuple[bytes, int]
+
+
+class UnknownTopicId(NotFound):
+    """No topic has this id. Kafka: UNKNOWN_TOPIC_ID (100)."""
+
+    kafka_code = 100
+
+
+class LeaderNotAvailable(Unavailable):
+    """This broker leads the partition and is still opening it. Kafka: LEADER_NOT_AVAILABLE (5), retriable."""
+
+    kafka_code = 5
+
+
+@dataclass(slots=True)
+class _Wanted:
+    topic: TopicRecord
+    partition: PartitionRecord
+    leader_epoch: int
+    master_epoch: int
+
+
+@dataclass(slots=True)
+class _Failure:
+    error: TidelogError
+    backoff: Backoff
+    retry_at: float
+
+
+class PartitionManager:
+    """The partition logs of one broker."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        controller: ControllerClient,
+        storage: Storage,
+        clock: Clock,
+        kafka: KafkaSettings,
+        defaults: LogSettings,
+        rng: random.Random,
+    ) -> None:
+        self.storage = storage
+        self._node_id = node_id
+        self._controller = controller
+        self._clock = clock
+        self._kafka = kafka
+        self._defaults = defaults
+        self._rng = rng
+        self._logs: dict[Key, PartitionLog] = {}
+        self._by_name: dict[tuple[str, int], PartitionLog] = {}
+        self._wanted: dict[Key, _Wanted] = {}
+        self._configs: dict[bytes, LogConfig] = {}
+        self._busy: set[Key] = set()
+        self._failures: dict[Key, _Failure] = {}
+        self._changed = asyncio.Event()
+        self._stale = True
+        self._settled = asyncio.Event()
+        self._gate = asyncio.Semaphore(OPENS_AT_ONCE)
+        self._tasks = TaskSet("partitions")
+        self._on_opened: list[Callable[[PartitionLog], None]] = []
+        self._on_closed: list[Callable[[PartitionLog], None]] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    # --- what requests ask ---------------------------------------------------------------------------------------
+
+    def get(self, topic: str, partition: int) -> PartitionLog:
+        """The open log of a partition. Raises `NotFound`, `NotLeader`, `LeaderNotAvailable`."""
+        found = self._by_name.get((topic, partition))
+        if found is not None:
+            return found
+        record = self._controller.image.topic(topic)
+        if record is None:
+            raise NotFound(f"topic {topic!r} does not exist")
+        raise self._why_not(record, partition)
+
+    def get_by_id(self, topic_id: bytes, partition: int) -> PartitionLog:
+        """The open log of a partition by topic id. Raises `UnknownTopicId`, and as `get`."""
+        found = self._logs.get((topic_id, partition))
+        if found is not None:
+            return found
+        record = self._controller.image.topics.get(topic_id)
+        if record is None:
+            raise UnknownTopicId(f"no topic has the id {topic_id.hex()}")
+        raise self._why_not(record, partition)
+
+    def _why_not(self, topic: TopicRecord, index: int) -> TidelogError:
+        partition = self._controller.image.partition(topic.id, index)
+        if partition is None:
+            return NotFound(f"topic {topic.name!r} has {topic.partitions} partitions, not one with index {index}")
+        leader, _ = self._controller.image.leader(partition)
+        if leader != self._node_id:
+            return NotLeader(f"broker {leader} leads {topic.name}-{index}, not this one ({self._node_id})")
+        return LeaderNotAvailable(f"{topic.name}-{index} is still opening on broker {self._node_id}")
+
+    def all(self) -> Iterable[PartitionLog]:
+        """Every open log, in no particular order."""
+        return list(self._logs.values())
+
+    def problems(self) -> list[str]:
+        """What could not be opened and why, for operators."""
+        found = []
+        for key, failure in self._failures.items():
+            wanted = self._wanted.get(key)
+            if wanted is not None:
+                found.append(f"{wanted.topic.name}-{key[1]} does not open: {failure.error}")
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """`led` (wanted here), `open`, `failing`."""
+        return {"led": len(self._wanted), "open": len(self._logs), "failing": len(self._failures)}
+
+    def on_opened(self, callback: Callable[[PartitionLog], None]) -> None:
+        """Call back for each log that opens from now on."""
+        self._on_opened.append(callback)
+
+    def on_closed(self, callback: Callable[[PartitionLog], None]) -> None:
+        """Call back for each log that stops serving from now on."""
+        self._on_closed.append(callback)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Follow the image from now on, and keep retention."""
+        self._unsubscribe = self._controller.subscribe(self._image_changed)
+        self._tasks.spawn(self._reconcile_forever(), "reconcile")
+        self._tasks.spawn(self._keep_retention(), "retention")
+        self._changed.set()
+
+    async def wait_settled(self) -> None:
+        """Until everything wanted has been opened or has failed once."""
+        await self._settled.wait()
+
+    async def close(self) -> None:
+        """Close every log cleanly. The storage stays open: its last upload comes after this."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        await self._tasks.close()
+        logs = list(self._logs.values())
+        self._logs.clear()
+        self._by_name.clear()
+
+        async def close_one(one: PartitionLog) -> None:
+            async with self._gate:
+                try:
+                    await one.close()
+                except TidelogError as error:
+                    log.error(
+                        "partition did not close cleanly; it will be recovered",
+                        extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
+                    )
+
+        await asyncio.gather(*(close_one(one) for one in logs))
+
+    def _image_changed(self, delta: Delta) -> None:
+        if any(table in _PLACEMENT_TABLES for table, _, _ in delta.mutations):
+            self._stale = True
+            self._changed.set()
+
+    # --- reconciling ---------------------------------------------------------------------------------------------
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            self._changed.clear()
+            if self._stale:
+                self._stale = False
+                self._refresh_wanted()
+            wait_s = self._start_what_is_due()
+            if not self._busy and all(key in self._logs or key in self._failures for key in self._wanted):
+                self._settled.set()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _refresh_wanted(self) -> None:
+        image = self._controller.image
+        mine = {
+            record.id: record.master_epoch for record in image.replica_sets.values() if record.master == self._node_id
+        }
+        wanted: dict[Key, _Wanted] = {}
+        for topic in image.topics.values():
+            for partition in image.partitions(topic.id):
+                master_epoch = mine.get(partition.replica_set)
+                if master_epoch is not None:
+                    _, leader_epoch = image.leader(partition)
+                    wanted[topic.id, partition.index] = _Wanted(topic, partition, leader_epoch, master_epoch)
+        self._wanted = wanted
+        for key in self._failures.keys() - wanted.keys():
+            del self._failures[key]
+        self._refresh_configs()
+
+    def _refresh_configs(self) -> None:
+        """Hand changed settings to the open logs; logs of one topic share one object."""
+        self._configs.clear()
+        for key, one in self._logs.items():
+            wanted = self._wanted.get(key)
+            if wanted is not None:
+                config = self._config(wanted.topic)
+                if config != one.config:
+                    one.config = config
+
+    def _config(self, topic: TopicRecord) -> LogConfig:
+        config = self._configs.get(topic.id)
+        if config is None:
+            configs = self._controller.image.configs
+            config = self._configs[topic.id] = log_config(
+                topic.configs,
+                self._kafka,
+                self._defaults,
+                cluster=configs.get(("cluster", ""), {}),
+                broker=configs.get(("broker", str(self._node_id)), {}),
+            )
+        return config
+
+    def _start_what_is_due(self) -> float | None:
+        """Start tasks for all that differs and may be started; returns the seconds to the next retry."""
+        for key, one in list(self._logs.items()):
+            wanted = self._wanted.get(key)
+            if key not in self._busy and (wanted is None or wanted.leader_epoch > one.leader_epoch):
+                self._busy.add(key)
+                self._withdraw(key)
+                self._tasks.spawn(self._finish(key, one, dropped=key[0] not in self._controller.image.topics), "close")
+        now = self._clock.monotonic()
+        due: list[Key] = []
+        next_retry: float | None = None
+        for key in self._wanted:
+            if key in self._logs or key in self._busy:
+                continue
+            failure = self._failures.get(key)
+            if failure is not None and failure.retry_at > now:
+                remaining = failure.retry_at - now
+                next_retry = remaining if next_retry is None else min(next_retry, remaining)
+            else:
+                due.append(key)
+        for start in range(0, len(due), PARTITIONS_A_CALL):
+            batch = {key: self._wanted[key] for key in due[start : start + PARTITIONS_A_CALL]}
+            self._busy.update(batch)
+            self._tasks.spawn(self._open_batch(batch), "open")
+        return next_retry
+
+    def _withdraw(self, key: Key) -> None:
+        one = self._logs.pop(key)
+        del self._by_name[one.topic, one.partition]
+        for callback in self._on_closed:
+            callback(one)
+
+    async def _finish(self, key: Key, one: PartitionLog, *, dropped: bool) -> None:
+        try:
+            if dropped:
+                await one.drop()
+            else:
+                await one.close()
+        except TidelogError as error:
+            log.error(
+                "partition did not close cleanly",
+                extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
+            )
+        finally:
+            self._busy.discard(key)
+            self._changed.set()
+
+    async def _open_batch(self, batch: dict[Key, _Wanted]) -> None:
+        try:
+            opened = await self._open_streams(batch)
+        except TidelogError as error:
+            for key in batch:
+                self._failed(key, error)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for key, wanted in batch.items():
+                    group.create_task(self._open_one(key, wanted, opened))
+        finally:
+            self._busy.difference_update(batch)
+            self._changed.set()
+
+    async def _open_streams(self, batch: dict[Key, _Wanted]) -> dict[int, OpenedStream]:
+        by_replica_set: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for wanted in batch.values():
+            streams = by_replica_set.setdefault((wanted.partition.replica_set, wanted.master_epoch), [])
+            first = wanted.partition.first_stream
+            streams.extend((first + n, wanted.leader_epoch) for n in range(STREAMS_A_PARTITION))
+        opened: dict[int, OpenedStream] = {}
+        for (replica_set, master_epoch), streams in by_replica_set.items():
+            for one in await self._controller.open_streams(replica_set, master_epoch, streams):
+                opened[one.stream_id] = one
+        return opened
+
+    async def _open_one(self, key: Key, wanted: _Wanted, opened: dict[int, OpenedStream]) -> None:
+        first = wanted.partition.first_stream
+        async with self._gate:
+            try:
+                one = await PartitionLog.open(
+                    topic=wanted.topic.name,
+                    topic_id=wanted.topic.id,
+                    partition=wanted.partition.index,
+                    leader_epoch=wanted.leader_epoch,
+                    streams=(opened[first], opened[first + 1], opened[first + 2], opened[first + 3]),
+                    storage=self.storage,
+                    manager=self._controller,
+                    config=self._config(wanted.topic),
+                    clock=self._clock,
+                )
+            except TidelogError as error:
+                self._failed(key, error)
+                return
+        self._failures.pop(key, None)
+        self._logs[key] = one
+        self._by_name[one.topic, one.partition] = one
+        for callback in self._on_opened:
+            callback(one)
+
+    def _failed(self, key: Key, error: TidelogError) -> None:
+        failure = self._failures.get(key)
+        backoff = failure.backoff if failure is not None else Backoff(0.1, 5.0, self._rng)
+        self._failures[key] = _Failure(error, backoff, self._clock.monotonic() + backoff.next_delay_s())
+        wanted = self._wanted.get(key)
+        log.warning(
+            "partition does not open; will try again",
+            extra={"topic": wanted.topic.name if wanted else key[0].hex(), "partition": key[1], "error": str(error)},
+        )
+
+    # --- retention -----------------------------------------------------------------------------------------------
+
+    async def _keep_retention(self) -> None:
+        while True:
+            await self._clock.sleep(self._defaults.retention_check_interval_ms / 1000)
+            for one in self.all():
+                try:
+                    await one.apply_retention()
+                except TidelogError as error:
+                    log.warning(
+                        "retention could not be applied; will try again",
+                        extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
+                    )

@@ -1,0 +1,143 @@
+"""One `tidelog serve` process: the roles that the configuration names, over one data directory.
+
+Entry: `NodeProcess.start`, then `run_until`, then `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import uuid
+from pathlib import Path
+
+from controller.node import ControllerNode
+
+from broker.bucket_health import WatchedObjectStore
+from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
+from runtime.clock import SystemClock
+from runtime.disk import FileDisk
+from runtime.errors import StorageFailed
+from runtime.network import AddressInUse, TcpNetwork
+from storage.open_store import open_store
+from storage.wal_disk import DiskWal
+from tidelog.config import Config, Loaded
+from tidelog.data_dir import DataDirectory
+
+log = logging.getLogger(__name__)
+
+
+class NodeProcess:
+    """A controller, a broker or both, started and stopped together."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._clock = SystemClock()
+        self._network = TcpNetwork()
+        self._rng = random.Random(uuid.uuid4().int)
+        self._directory: DataDirectory | None = None
+        self._store: WatchedObjectStore | None = None
+        self._controller: ControllerNode | None = None
+        self._broker: BrokerNode | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port` for clients."""
+        assert self._broker is not None
+        host, port = self._broker.bootstrap
+        return f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Start the roles in their order. Raises the `TidelogError` that a person has to mend."""
+        config = self._config
+        kafka = config.kafka
+        kafka.port = reserve_port(kafka.host, kafka.port)
+        path = Path(config.node.data_dir).resolve()
+        directory = self._directory = DataDirectory.open(path, config.node.id, str(uuid.uuid4()))
+        store = self._store = WatchedObjectStore(open_store(config.s3, path, self._clock, self._rng), self._clock)
+        endpoints = [_endpoint(text) for text in config.controller.endpoints]
+        if "controller" in config.node.roles:
+            self._controller = ControllerNode(
+                settings=config.controller,
+                directory=path / "controller",
+                store=store,
+                network=self._network,
+                clock=self._clock,
+                rng=self._rng,
+                delete_delay_ms=config.upload.delete_delay_ms,
+            )
+            await self._controller.start()
+            endpoints = endpoints or [self._controller.address]
+        if "broker" in config.node.roles:
+            broker = self._broker = BrokerNode(
+                identity=BrokerIdentity(
+                    directory.broker_id, directory.check_code, not directory.cluster_id, directory.belongs_to
+                ),
+                settings=_broker_settings(config),
+                controllers=endpoints,
+                wal=DiskWal(FileDisk(path / "wal"), config.wal, rng=self._rng),
+                store=store,
+                network=self._network,
+                clock=self._clock,
+                rng=self._rng,
+            )
+            await broker.start()
+
+    async def run_until(self, stop: asyncio.Task[bool]) -> None:
+        """Serve until `stop` is done. Raises `StorageFailed` when the broker has failed for good."""
+        failures = [self._broker.failed] if self._broker is not None else []
+        await asyncio.wait({stop, *failures}, return_when=asyncio.FIRST_COMPLETED)
+        for failure in failures:
+            if failure.done():
+                error = failure.exception()
+                raise StorageFailed(f"the broker cannot go on: {error}", hint="it is started anew") from error
+
+    async def stop(self) -> None:
+        """Stop broker, controller, store and lock, in this order; whatever was started."""
+        if self._broker is not None:
+            await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000)
+        if self._controller is not None:
+            await self._controller.close()
+        if self._store is not None:
+            await self._store.close()
+        if self._directory is not None:
+            self._directory.close()
+
+
+def reserve_port(host: str, port: int) -> int:
+    """The port itself if it is free (0: one that is), found out before anything is touched. Raises `AddressInUse`."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise AddressInUse(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint=f"`ss -ltnp 'sport = :{port}'` shows who does; choose another with --kafka-port",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def _broker_settings(config: Config) -> BrokerSettings:
+    def flat() -> dict[str, str]:
+        return {
+            setting.key: setting.value if isinstance(setting.value, str) else str(setting.value).lower()
+            for setting in Loaded(config, {}).settings()
+        }
+
+    return BrokerSettings(
+        kafka=config.kafka,
+        admin=config.admin,
+        log=config.log,
+        group=config.group,
+        upload=config.upload,
+        cache=config.cache,
+        roles=config.node.roles,
+        flat=flat,
+    )
