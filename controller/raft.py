@@ -1,0 +1,373 @@
+"""`RaftConsensus`: the `Consensus` door over pysyncobj, on a thread of its own.
+
+The event loop hands proposals over by a queue and an eventfd; the thread ticks pysyncobj, and between taking a command
+and counting it as held by this member lies one fdatasync for all that arrived meanwhile (group commit). Results go back
+in batches by `call_soon_threadsafe`, after the state machine's `flush`.
+
+Order in one turn of the thread, which durability rests on: take proposals → tick (commit what was durable *before* this
+turn, apply, append new entries) → fdatasync → release held acknowledgements → deliver results → sleep if idle.
+
+A disk that is full stalls the member (it neither commits nor acknowledges until a write works); a failed fdatasync, a
+damaged file or an error that repeats ends it, and says so once through `set_on_failed`. A watchdog on the loop reports
+a thread that died or hangs. Entry: `RaftConsensus`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pysyncobj import FAIL_REASON
+
+from controller.consensus import OnFailed, OnRole, Role, StateMachine
+from controller.errors import NotController, OutcomeUnknown
+from controller.journal import JournalStalled
+from controller.raft_member import RaftMember
+from runtime.clock import Clock
+from runtime.errors import Closed, ConfigError, CorruptData, InvalidInput, Overloaded, StorageFailed, TidelogError
+from runtime.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+MAX_PROPOSAL_BYTES = 4 << 20
+MAX_IN_FLIGHT = 1_024
+IDLE_S = 0.25
+"""A single member's tick when nothing happens; proposals wake it at once."""
+STALL_RETRY_S = 0.2
+SNAPSHOT_RETRY_S = 10.0
+MAX_REPEATED_ERRORS = 10
+HUNG_S = 5.0
+_LOOPBACK = ("127.", "[::1]", "localhost")
+
+
+@dataclass(slots=True)
+class RaftSettings:
+    """How a member takes part. With no peers it is alone and opens no port."""
+
+    directory: Path
+    """Journal and snapshot; of this member only."""
+    address: str = ""
+    """`host:port` that the peers know this member by. Required with peers."""
+    peers: list[str] = field(default_factory=list)
+    bind_address: str = ""
+    """`host:port` to listen on. Required with peers: pysyncobj would bind 0.0.0.0."""
+    password: str = ""
+    """Encrypts and authenticates. Required with peers: pysyncobj unpickles what they send."""
+    snapshot_entries: int = 10_000
+    election_min_s: float = 0.4
+    election_max_s: float = 0.8
+    heartbeat_s: float = 0.05
+
+    def check(self) -> None:
+        """Raises `ConfigError` for what would be unsafe."""
+        if not self.peers:
+            return
+        for name in ("address", "bind_address", "password"):
+            if not getattr(self, name):
+                raise ConfigError(f"a controller with peers needs `{name}`", hint="set it in section [controller]")
+        if len(self.peers) not in (2, 4):
+            raise ConfigError(f"a controller quorum has 1, 3 or 5 members, not {len(self.peers) + 1}")
+        if len(self.password) < 8:
+            raise ConfigError("the controllers' password has fewer than 8 characters")
+
+    def pysyncobj(self) -> dict[str, Any]:
+        """The options for pysyncobj."""
+        options: dict[str, Any] = {
+            "raftMinTimeout": self.election_min_s,
+            "raftMaxTimeout": self.election_max_s,
+            "appendEntriesPeriod": self.heartbeat_s,
+            "leaderFallbackTimeout": max(1.0, 2 * self.heartbeat_s),
+            "connectionTimeout": max(1.5, self.election_max_s),
+            "connectionRetryTime": 0.2,
+        }
+        if self.peers:
+            options |= {"password": self.password, "bindAddress": self.bind_address, "maxBindRetries": 5}
+        return options
+
+
+class _Done(NamedTuple):
+    future: asyncio.Future[bytes]
+    result: Any
+    reason: int
+
+
+class RaftConsensus:
+    """See `controller.consensus.Consensus`."""
+
+    def __init__(self, settings: RaftSettings, clock: Clock) -> None:
+        settings.check()
+        self._settings = settings
+        self._clock = clock
+        self._alone = not settings.peers
+        self._role = Role(False, 0, None)
+        self._seen_role = self._role
+        self._on_role: OnRole = lambda role: None
+        self._on_failed: OnFailed = lambda error: None
+        self._inbox: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        self._pending: set[asyncio.Future[bytes]] = set()
+        self._done: list[_Done] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._tasks = TaskSet("raft")
+        self._error: Exception | None = None
+        self._last_turn = clock.monotonic()
+        self._snapshot_after = 0.0
+        self._status: dict[str, int | float | str] = {}
+
+    @property
+    def role(self) -> Role:
+        """See `Consensus.role`."""
+        return self._role
+
+    def set_on_role(self, callback: OnRole) -> None:
+        """See `Consensus.set_on_role`."""
+        self._on_role = callback
+
+    def set_on_failed(self, callback: OnFailed) -> None:
+        """See `Consensus.set_on_failed`."""
+        self._on_failed = callback
+
+    async def start(self, machine: StateMachine) -> None:
+        """See `Consensus.start`."""
+        assert self._thread is None
+        self._machine = machine
+        self._loop = asyncio.get_running_loop()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="tidelog-raft", daemon=True)
+        self._thread.start()
+        try:
+            await opened
+        except TidelogError:
+            self._thread.join()
+            os.close(self._wake_fd)
+            self._thread = None
+            raise
+        self._tasks.spawn(self._watchdog(), "watchdog")
+
+    async def propose(self, blob: bytes, timeout_s: float) -> bytes:
+        """See `Consensus.propose`."""
+        if len(blob) > MAX_PROPOSAL_BYTES:
+            raise InvalidInput(f"a command of {len(blob)} bytes exceeds the limit of {MAX_PROPOSAL_BYTES} bytes")
+        assert blob, "an empty entry is a barrier"
+        return await self._propose(blob, timeout_s)
+
+    async def barrier(self, timeout_s: float) -> None:
+        """See `Consensus.barrier`: an empty entry, which the machine never sees."""
+        await self._propose(b"", timeout_s)
+
+    async def _propose(self, blob: bytes, timeout_s: float) -> bytes:
+        if self._error is not None:
+            raise NotController(f"this controller has failed: {self._error}")
+        if self._thread is None or self._stop.is_set() or not self._role.is_leader:
+            raise NotController("this controller is not the leader", hint=f"the leader is {self._role.leader}")
+        if len(self._pending) >= MAX_IN_FLIGHT:
+            raise Overloaded(f"{MAX_IN_FLIGHT} commands are in flight")
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        self._inbox.append((blob, future))
+        os.eventfd_write(self._wake_fd, 1)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise OutcomeUnknown(f"the command was not committed within {timeout_s} s") from None
+
+    def status(self) -> dict[str, int | float | str]:
+        """See `Consensus.status`."""
+        age_s = round(self._clock.monotonic() - self._last_turn, 3)
+        return {"kind": "raft", **self._status, "tick_age_s": age_s, "in_flight": len(self._pending)}
+
+    async def close(self) -> None:
+        """See `Consensus.close`."""
+        if self._thread is None:
+            return
+        await self._tasks.close()
+        self._stop.set()
+        os.eventfd_write(self._wake_fd, 1)
+        await asyncio.to_thread(self._thread.join)
+        self._thread = None
+        os.close(self._wake_fd)
+        self._fail_pending(Closed("the controller is closed"))
+        await asyncio.sleep(0)  # let the last deliveries run
+
+    # On the loop
+
+    def _deliver(self, done: list[_Done]) -> None:
+        for future, result, reason in done:
+            if future.done():
+                continue  # timed out or cancelled meanwhile
+            if reason == FAIL_REASON.SUCCESS:
+                future.set_result(result)
+            elif reason == FAIL_REASON.QUEUE_FULL:
+                future.set_exception(Overloaded("the controller's command queue is full"))
+            elif reason in (FAIL_REASON.MISSING_LEADER, FAIL_REASON.NOT_LEADER, FAIL_REASON.DISCARDED):
+                future.set_exception(NotController("leadership changed before the command was accepted"))
+            else:
+                future.set_exception(OutcomeUnknown("leadership changed while the command was in flight"))
+
+    def _take_role(self, role: Role) -> None:
+        was_leader, self._role = self._role.is_leader, role
+        if was_leader and not role.is_leader:
+            self._fail_pending(OutcomeUnknown("leadership was lost while the command was in flight"))
+        self._on_role(role)
+
+    def _fail_pending(self, error: TidelogError) -> None:
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(error)
+
+    def _take_failure(self, error: Exception) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._role = Role(False, self._role.term, None)
+        self._fail_pending(OutcomeUnknown(f"this controller has failed: {error}"))
+        self._on_failed(error)
+
+    async def _watchdog(self) -> None:
+        while self._error is None:
+            await self._clock.sleep(1.0)
+            thread = self._thread
+            if thread is not None and not thread.is_alive() and not self._stop.is_set():
+                self._take_failure(StorageFailed("the Raft thread died"))
+            age_s = self._clock.monotonic() - self._last_turn
+            if age_s > HUNG_S:
+                log.error("the Raft thread hangs", extra={"seconds": round(age_s, 1)})
+
+    # On the consensus thread
+
+    def _post(self, callback: Any, *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _run(self, opened: asyncio.Future[None]) -> None:
+        try:
+            member = self._open()
+        except (TidelogError, OSError) as error:
+            failure = error if isinstance(error, TidelogError) else StorageFailed(f"cannot open the Raft log: {error}")
+            self._post(opened.set_exception, failure)
+            return
+        try:
+            self._turns(member, opened)
+        except (TidelogError, MemoryError, RecursionError) as error:
+            log.critical("this controller member stops", exc_info=error)
+            self._post(self._take_failure, error)
+            if not opened.done():
+                self._post(_set_exception_once, opened, error)
+        finally:
+            self._flush()
+            try:
+                member.close()
+            except (TidelogError, OSError) as error:
+                log.error("closing the Raft log failed", extra={"error": str(error)})
+
+    def _open(self) -> RaftMember:
+        settings = self._settings
+        member = RaftMember(
+            address=settings.address or None if settings.peers else None,
+            peers=settings.peers,
+            conf=settings.pysyncobj(),
+            directory=settings.directory,
+            apply=self._apply,
+            dump=self._machine.dump,
+            load=self._machine.load,
+        )
+        member.watch(self._wake_fd, self._woken)
+        return member
+
+    def _woken(self, fd: int, event: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(fd)
+
+    def _apply(self, blob: bytes, index: int) -> bytes:
+        return self._machine.apply(blob, index) if blob else b""
+
+    def _turns(self, member: RaftMember, opened: asyncio.Future[None]) -> None:
+        repeated = 0
+        ready = False
+        while not self._stop.is_set():
+            self._last_turn = self._clock.monotonic()
+            try:
+                self._turn(member)
+                repeated = 0
+            except JournalStalled as error:
+                log.error("the Raft log cannot be written; waiting", extra={"error": str(error)})
+                self._stop.wait(STALL_RETRY_S)
+                continue
+            except (TidelogError, MemoryError, RecursionError):
+                raise
+            except Exception as error:
+                repeated += 1
+                log.exception("a Raft tick failed", extra={"times": repeated})
+                if repeated >= MAX_REPEATED_ERRORS:
+                    raise StorageFailed(f"Raft ticks keep failing: {error!r}") from error
+                self._stop.wait(0.05)
+                continue
+            if not ready:
+                ready = True
+                self._post(opened.set_result, None)
+            if not self._inbox and not member.has_work(alone=self._alone):
+                member.wait(IDLE_S if self._alone else self._settings.heartbeat_s / 2)
+
+    def _turn(self, member: RaftMember) -> None:
+        member.after_tick()  # what a stalled turn left behind must be durable before the next commit
+        while self._inbox:
+            blob, future = self._inbox.popleft()
+            member.submit(blob, partial(self._note_done, future))
+        member.before_tick()
+        member.doTick(0.0)
+        if member.failure is not None:
+            failure = member.failure
+            raise failure if isinstance(failure, TidelogError) else CorruptData(f"a snapshot failed: {failure}")
+        member.after_tick()
+        self._flush()
+        self._note_role(member)
+        self._maybe_snapshot(member)
+
+    def _note_done(self, future: asyncio.Future[bytes], result: Any, reason: int) -> None:
+        self._done.append(_Done(future, result, reason))
+
+    def _flush(self) -> None:
+        self._machine.flush()
+        if self._done:
+            done, self._done = self._done, []
+            self._post(self._deliver, done)
+
+    def _note_role(self, member: RaftMember) -> None:
+        self._status = {
+            "term": member.raftCurrentTerm,
+            "last_index": member.journal.last_index,
+            "commit_index": member.raftCommitIndex,
+            "applied_index": member.raftLastApplied,
+            "journal_entries": len(member.journal.entries),
+            "journal_bytes": member.journal.size_bytes,
+            "syncs": member.journal.syncs,
+        }
+        role = Role(bool(member._isLeader()), member.raftCurrentTerm, member.leader_id())
+        if role != self._seen_role:
+            self._seen_role = role
+            self._post(self._take_role, role)
+
+    def _maybe_snapshot(self, member: RaftMember) -> None:
+        now = self._clock.monotonic()
+        if member.snapshot_failed:
+            member.snapshot_failed = False
+            self._snapshot_after = now + SNAPSHOT_RETRY_S
+        elif len(member.journal.entries) > self._settings.snapshot_entries and now >= self._snapshot_after:
+            self._snapshot_after = now + 1.0  # the next ticks write it and rewrite the journal
+            member.forceLogCompaction()
+
+
+def _set_exception_once(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,81 @@
+"""The snapshot file of one Raft member: header, CRC32C, msgpack.
+
+Format (little-endian): magic "TLSNAPS\\x01" (8), format version (uint32), body length (uint64), CRC32C of the body
+(uint32), CRC32C of the header so far (uint32); body = msgpack `[last entry, entry before it, state]`, an entry being
+`[command, index, term]` and the state the machine's own versioned bytes.
+
+A snapshot is written beside the old one, synced, renamed: a crash leaves one or the other, whole.
+Entry: `write_snapshot`, `read_snapshot`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from controller.journal import Entry
+from runtime.errors import CorruptData, StorageFailed
+
+MAGIC: Final = b"TLSNAPS\x01"
+FORMAT_VERSION: Final = 1
+_HEADER = struct.Struct("<8sIQI")
+_CRC = struct.Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+
+
+class Snapshot(NamedTuple):
+    """What the file holds. `last` is the newest entry that `state` contains."""
+
+    last: Entry
+    previous: Entry
+    state: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(tuple[tuple[bytes, int, int], tuple[bytes, int, int], bytes])
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """Write and sync `path` (the caller renames it into place). Raises `OSError`."""
+    body = msgspec.msgpack.encode(tuple(snapshot))
+    header = _HEADER.pack(MAGIC, FORMAT_VERSION, len(body), crc32c(body))
+    with path.open("wb") as file:
+        file.write(header + _CRC.pack(crc32c(header)))
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_snapshot(path: Path) -> Snapshot | None:
+    """Read and check a snapshot; None if there is no file. Raises `CorruptData`, `StorageFailed`."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailed(f"cannot read the snapshot {path}: {error}") from error
+    if len(data) < HEADER_BYTES:
+        raise _corrupt(path, 0, "the header is incomplete")
+    magic, version, length, crc = _HEADER.unpack_from(data)
+    if magic != MAGIC or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
+        raise _corrupt(path, 0, "this is not a snapshot, or its header is damaged")
+    if version != FORMAT_VERSION:
+        raise _corrupt(path, len(MAGIC), f"format version {version} is not known")
+    body = data[HEADER_BYTES:]
+    if len(body) != length or crc32c(body) != crc:
+        raise _corrupt(path, HEADER_BYTES, f"the body ({len(body)} of {length} bytes) fails its checksum")
+    try:
+        return Snapshot(*_decoder.decode(body))
+    except msgspec.DecodeError as error:
+        raise _corrupt(path, HEADER_BYTES, f"the body does not decode: {error}") from error
+
+
+def _corrupt(path: Path, offset: int, what: str) -> CorruptData:
+    return CorruptData(
+        f"{path} at byte {offset}: {what}",
+        hint="restore the controller's directory from another member or a backup; nothing was changed",
+    )
