@@ -1,0 +1,276 @@
+"""The group coordinator: what the handlers of all group APIs call.
+
+It finds the offsets partition of a group, hands the request to the group or its offsets, and answers; the machinery
+below it is `broker.groups.shards`. What it answers as done is durable. An API whose partition is not here raises
+`NotCoordinator`, `CoordinatorLoading` or `CoordinatorNotAvailable`; all are retriable for the client.
+
+Entry: `GroupCoordinator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.groups.errors import (
+    CoordinatorLoading,
+    CoordinatorNotAvailable,
+    GroupError,
+    InvalidGroupId,
+    InvalidGroupRequest,
+)
+from broker.groups.members import MemberIdentity
+from broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from broker.groups.offsets_topic import OffsetsTopic
+from broker.groups.records import (
+    MAX_STRING_BYTES,
+    MemberValue,
+    OffsetKey,
+    OffsetValue,
+    encode_offset_key,
+    encode_offset_value,
+)
+from broker.groups.shards import Phase, Shard, ShardTable
+from broker.groups.state import ClassicGroup, GroupState
+from broker.groups.store import Removal
+from broker.settings import GroupSettings
+from runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from broker.partitions import PartitionManager
+    from controller.client import ControllerClient
+    from controller.model import BrokerRecord
+    from stream.partition_log import PartitionLog
+
+MAX_ID_BYTES = MAX_STRING_BYTES - 64
+"""Bound on ids a client chooses; a member id is such an id and a UUID, and must fit in a record."""
+LOAD_WAIT_S = 3.0
+"""How long FindCoordinator waits for a partition that is just being opened here; then the client waits itself."""
+
+
+class GroupDescription(NamedTuple):
+    """A group as DescribeGroups and ListGroups show it."""
+
+    group_id: str
+    state: GroupState
+    protocol_type: str
+    """Empty for a group that only keeps offsets."""
+    protocol: str
+    """Empty unless Stable, as in Kafka; so is the members' metadata."""
+    members: tuple[MemberValue, ...]
+
+
+class GroupCoordinator:
+    """Serves the groups of the offsets partitions that this broker leads."""
+
+    def __init__(
+        self,
+        partitions: PartitionManager,
+        controller: ControllerClient,
+        clock: Clock,
+        settings: GroupSettings,
+        rng: random.Random,
+    ) -> None:
+        self.settings = settings
+        self._topic = OffsetsTopic(controller, settings)
+        self._shards = ShardTable(partitions, controller, clock, settings, rng)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Follow the partitions that open and close from now on, and load those that are open."""
+        self._shards.start()
+
+    async def close(self) -> None:
+        """Answer all who wait with NOT_COORDINATOR and stop. The partitions stay open: they are their owner's."""
+        await self._shards.close()
+
+    async def load_partition(self, partition_log: PartitionLog) -> None:
+        """Read an offsets partition; its groups are served afterwards. `start` has this done by itself."""
+        await self._shards.load(partition_log)
+
+    def unload_partition(self, index: int) -> None:
+        """This broker does not lead the partition any more. `start` has this done by itself."""
+        self._shards.unload(index)
+
+    def stats(self) -> dict[str, int]:
+        """Counts for metrics: partitions led and not yet active, groups, offsets, requests that wait."""
+        shards = self._shards.all()
+        return {
+            "partitions": len(shards),
+            "loading": sum(shard.phase is not Phase.ACTIVE for shard in shards),
+            "groups": sum(len(shard.store.groups) for shard in shards),
+            "offsets": sum(shard.store.offsets.count for shard in shards),
+            "waiting": self._shards.waiting(),
+        }
+
+    # --- membership ----------------------------------------------------------------------------------------------
+
+    async def find(self, group_id: str) -> BrokerRecord:
+        """The broker that coordinates a group; creates the offsets topic at first. Raises `CoordinatorNotAvailable`."""
+        broker = await self._topic.find(group_id)
+        with contextlib.suppress(TimeoutError):  # the client will be told that it is loading
+            async with asyncio.timeout(LOAD_WAIT_S):
+                await self._shards.wait_until_loaded(self._topic.partition_of(group_id))
+        return broker
+
+    async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
+        """JoinGroup; returns when the round is over. Raises `InvalidGroupId`, `InvalidGroupRequest`."""
+        _check_id(group_id)
+        _check_request(request)
+        shard = self._shard(group_id)
+        low, high = self.settings.min_session_timeout_ms, self.settings.max_session_timeout_ms
+        if not low <= request.session_timeout_ms <= high:
+            return JoinResult(GroupError.INVALID_SESSION_TIMEOUT, request.identity.member_id)
+        group = shard.store.obtain(group_id)
+        now = self._shards.now()
+        result = await self._shards.wait_for(shard, group, lambda waiter: group.join(waiter, request, now))
+        assert isinstance(result, JoinResult)
+        return result
+
+    async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
+        """SyncGroup; returns when the leader's assignment is durable. Raises `InvalidGroupId`."""
+        _check_id(group_id)
+        shard = self._shard(group_id)
+        group = shard.store.groups.get(group_id)
+        if group is None:
+            return SyncResult(GroupError.UNKNOWN_MEMBER_ID)
+        result = await self._shards.wait_for(shard, group, lambda waiter: group.sync(waiter, request))
+        assert isinstance(result, SyncResult)
+        return result
+
+    def heartbeat(self, group_id: str, identity: MemberIdentity, generation: int) -> GroupError:
+        """Heartbeat. Raises `InvalidGroupId`."""
+        _check_id(group_id)
+        shard = self._shard(group_id)
+        group = shard.store.groups.get(group_id)
+        if group is None:
+            return GroupError.UNKNOWN_MEMBER_ID
+        error = group.heartbeat(identity, generation, self._shards.now())
+        self._shards.settle(shard, group)
+        return error
+
+    def leave(self, group_id: str, identities: Sequence[MemberIdentity]) -> list[GroupError]:
+        """LeaveGroup: an error for each member. Raises `InvalidGroupId`."""
+        _check_id(group_id)
+        shard = self._shard(group_id)
+        group = shard.store.groups.get(group_id)
+        if group is None:
+            return [GroupError.UNKNOWN_MEMBER_ID] * len(identities)
+        errors = group.leave(identities, self._shards.now())
+        self._shards.settle(shard, group)
+        return errors
+
+    # --- offsets -------------------------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        group_id: str,
+        identity: MemberIdentity,
+        generation: int,
+        offsets: Sequence[tuple[OffsetKey, OffsetValue]],
+    ) -> GroupError:
+        """OffsetCommit; `NONE` when all are durable and visible. The group id may be empty, as in Kafka.
+
+        The caller bounds the metadata strings. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
+        """
+        _check_id(group_id, may_be_empty=True)
+        shard = self._shard(group_id)
+        group = shard.store.groups.get(group_id)
+        if group is None:
+            error = GroupError.ILLEGAL_GENERATION if generation >= 0 else GroupError.NONE
+        else:
+            error = group.check_commit(identity, generation, self._shards.now())
+            self._shards.settle(shard, group)
+        if error is not GroupError.NONE or not offsets:
+            return error
+        if shard.writer.is_full:
+            raise CoordinatorNotAvailable(f"too many commits wait for offsets partition {shard.index}")
+        records = [(encode_offset_key(key), encode_offset_value(value)) for key, value in offsets]
+        return await self._shards.write(shard, records, lambda: shard.store.put_offsets(offsets))
+
+    def committed(
+        self, group_id: str, topics: Mapping[str, Collection[int]] | None
+    ) -> dict[str, dict[int, OffsetValue | None]]:
+        """OffsetFetch: durable offsets of the partitions named (None: nothing committed), or of all there are."""
+        store = self._shard(group_id).store
+        wanted = store.offsets.topics(group_id) if topics is None else topics
+        return {
+            topic: {partition: store.offsets.get(group_id, topic, partition) for partition in partitions}
+            for topic, partitions in wanted.items()
+        }
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Sequence[tuple[str, int]]
+    ) -> tuple[GroupError, list[GroupError]]:
+        """OffsetDelete: an error for the group, and one for each `(topic, partition)`."""
+        shard = self._shard(group_id)
+        error = shard.store.offset_delete_error(group_id)
+        if error is not GroupError.NONE:
+            return error, []
+        keys = [OffsetKey(group_id, topic, partition) for topic, partition in partitions]
+        errors: list[GroupError] = []
+
+        def plan() -> Removal:
+            nonlocal errors
+            errors, removal = shard.store.plan_delete_offsets(group_id, keys)
+            return removal
+
+        error = await self._shards.remove(shard, plan)
+        return error, errors
+
+    # --- administration ------------------------------------------------------------------------------------------
+
+    def describe(self, group_id: str) -> GroupDescription | None:
+        """DescribeGroups; None if there is no such group."""
+        group = self._shard(group_id).store.groups.get(group_id)
+        return None if group is None or group.state is GroupState.DEAD else _describe(group)
+
+    def list_groups(self) -> list[GroupDescription]:
+        """ListGroups: every group of the partitions led here. Raises `CoordinatorLoading` while any of them loads."""
+        shards = self._shards.all()
+        for shard in shards:
+            if shard.phase is Phase.LOADING:
+                raise CoordinatorLoading(f"offsets partition {shard.index} is being loaded")
+        groups = (group for shard in shards for group in shard.store.groups.values())
+        return [_describe(group) for group in groups if group.state is not GroupState.DEAD]
+
+    async def delete_group(self, group_id: str) -> GroupError:
+        """DeleteGroups, one group: gone with all its offsets, if nobody is in it."""
+        shard = self._shard(group_id)
+        refused = GroupError.NONE
+
+        def plan() -> Removal:
+            nonlocal refused
+            refused, removal = shard.store.plan_delete_group(group_id)
+            return removal
+
+        error = await self._shards.remove(shard, plan)
+        return refused if error is GroupError.NONE else error
+
+    def _shard(self, group_id: str) -> Shard:
+        return self._shards.get(self._topic.partition_of(group_id))
+
+
+def _check_id(group_id: str, *, may_be_empty: bool = False) -> None:
+    if not group_id and not may_be_empty:
+        raise InvalidGroupId("the group id is empty")
+    if len(group_id.encode()) > MAX_ID_BYTES:
+        raise InvalidGroupId(f"the group id is longer than {MAX_ID_BYTES} bytes")
+
+
+def _check_request(request: JoinRequest) -> None:
+    texts = [request.identity.instance_id or "", request.client_id, request.protocol_type]
+    texts += [name for name, _ in request.protocols]
+    if any(len(text.encode()) > MAX_ID_BYTES for text in texts):
+        raise InvalidGroupRequest(f"an id or name is longer than {MAX_ID_BYTES} bytes")
+
+
+def _describe(group: ClassicGroup) -> GroupDescription:
+    protocol = group.protocol if group.state is GroupState.STABLE else None
+    return GroupDescription(
+        group.group_id, group.state, group.protocol_type, protocol or "", group.members.values(protocol)
+    )

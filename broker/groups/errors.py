@@ -1,0 +1,66 @@
+"""The Kafka error codes that groups speak, and the errors that say this broker cannot coordinate a group now.
+
+Entry: `GroupError` for answers of the state machine, `NotCoordinator` and its neighbours for the shell.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from runtime.errors import InvalidInput, NotLeader, Unavailable
+
+
+class GroupError(IntEnum):
+    """Kafka's error codes (int16) as far as groups use them."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_REQUEST = 42
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    UNSTABLE_OFFSET_COMMIT = 88
+
+
+class NotCoordinator(NotLeader):
+    """This broker does not coordinate the group: ask FindCoordinator again. Kafka: NOT_COORDINATOR (16)."""
+
+    kafka_code = 16
+
+
+class CoordinatorLoading(Unavailable):
+    """The group's offsets partition is still being read. Kafka: COORDINATOR_LOAD_IN_PROGRESS (14)."""
+
+    kafka_code = 14
+
+
+class CoordinatorNotAvailable(Unavailable):
+    """The coordinator cannot answer or persist now: retry later. Kafka: COORDINATOR_NOT_AVAILABLE (15)."""
+
+    kafka_code = 15
+
+
+class InvalidGroupId(InvalidInput):
+    """The group id is empty where Kafka wants one, or too long. Kafka: INVALID_GROUP_ID (24)."""
+
+    kafka_code = 24
+
+
+class InvalidGroupRequest(InvalidInput):
+    """A group request holds something no record could keep. Kafka: INVALID_REQUEST (42)."""
+
+    kafka_code = 42

@@ -1,0 +1,234 @@
+"""The members of a classic group: who they are, what they support, who leads. No I/O, and no phases.
+
+Metadata and assignments are opaque bytes: Connect, Schema Registry and others bring their own protocol types. Only
+`subscribed_topics` looks inside, for protocol type `consumer`, because offset expiry must know what is subscribed.
+
+Invariants: a static member is reachable by its instance id, and by one member id only; the leader is a member, or None
+if there are no members; members keep the order in which they came.
+
+Entry: `Members`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+from broker.groups.errors import GroupError
+from broker.groups.records import GroupValue, MemberValue
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+
+Protocols = tuple[tuple[str, bytes], ...]
+"""`(name, metadata)` in the member's order of preference."""
+
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+
+
+class MemberIdentity(NamedTuple):
+    """How a request names a member."""
+
+    member_id: str
+    """Empty: not known yet, or (LeaveGroup) named by instance id."""
+    instance_id: str | None = None
+    """Set for a static member (KIP-345)."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One member. A waiter is the number under which the shell keeps a request that has no answer yet."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: Protocols
+    assignment: bytes = b""
+    join_waiter: int | None = None
+    sync_waiter: int | None = None
+    is_new: bool = False
+    """Has not been told its member id yet, so it cannot send heartbeats."""
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """What the member said under a protocol; empty if it does not support it."""
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
+class Members:
+    """The members of one group."""
+
+    def __init__(self) -> None:
+        self.leader: str | None = None
+        self.pending: set[str] = set()
+        """Member ids given out with MEMBER_ID_REQUIRED that have not come back (KIP-394)."""
+        self._members: dict[str, Member] = {}
+        self._static: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def __contains__(self, member_id: object) -> bool:
+        return member_id in self._members
+
+    def get(self, member_id: str) -> Member | None:
+        """A member, pending ones excluded."""
+        return self._members.get(member_id)
+
+    def static_member_id(self, instance_id: str | None) -> str | None:
+        """The member id that a static member has now."""
+        return self._static.get(instance_id) if instance_id is not None else None
+
+    def add(self, member: Member) -> None:
+        """Take a member in; the first one leads."""
+        assert member.member_id not in self._members
+        self._members[member.member_id] = member
+        self.pending.discard(member.member_id)
+        if member.instance_id is not None:
+            assert member.instance_id not in self._static
+            self._static[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+
+    def remove(self, member_id: str) -> Member | None:
+        """Take a member out. If it led, the oldest of the others leads."""
+        self.pending.discard(member_id)
+        member = self._members.pop(member_id, None)
+        if member is None:
+            return None
+        if member.instance_id is not None:
+            del self._static[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self._members), None)
+        return member
+
+    def rename(self, member: Member, new_id: str) -> None:
+        """Give a static member a new member id (it restarted); its place and its leadership stay."""
+        assert member.instance_id is not None
+        old_id = member.member_id
+        self._members = {new_id if key == old_id else key: value for key, value in self._members.items()}
+        self._static[member.instance_id] = new_id
+        member.member_id = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+
+    def check(self, identity: MemberIdentity) -> GroupError:
+        """Whether a request comes from a current member, and from the newest owner of its instance id."""
+        if identity.instance_id is not None:
+            current = self._static.get(identity.instance_id)
+            if current is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if current != identity.member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        return GroupError.NONE if identity.member_id in self._members else GroupError.UNKNOWN_MEMBER_ID
+
+    @property
+    def awaiting_join(self) -> int:
+        """How many members have joined the round that is being prepared."""
+        return sum(member.join_waiter is not None for member in self._members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest that any member asks for."""
+        return max((member.rebalance_timeout_ms for member in self._members.values()), default=0)
+
+    def elect_joined_leader(self) -> bool:
+        """Make sure the leader is one that has joined this round; False if nobody has."""
+        leader = self._members.get(self.leader) if self.leader is not None else None
+        if leader is not None and leader.join_waiter is not None:
+            return True
+        for member in self._members.values():
+            if member.join_waiter is not None:
+                self.leader = member.member_id
+                return True
+        return False
+
+    def common_protocols(self) -> set[str]:
+        """The protocols that every member supports."""
+        counts = Counter(name for member in self._members.values() for name in {name for name, _ in member.protocols})
+        return {name for name, count in counts.items() if count == len(self._members)}
+
+    def select_protocol(self) -> str:
+        """The vote: each member votes for its most preferred common protocol; a tie goes to the one voted for first."""
+        common = self.common_protocols()
+        assert common, "a member without a common protocol was let in"
+        votes = Counter(
+            next(name for name, _ in member.protocols if name in common) for member in self._members.values()
+        )
+        return max(votes, key=votes.__getitem__)
+
+    def values(self, protocol: str | None, assignments: dict[str, bytes] | None = None) -> tuple[MemberValue, ...]:
+        """The members as a group's record keeps them; `assignments` in place of what they have."""
+        return tuple(
+            MemberValue(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.metadata(protocol),
+                member.assignment if assignments is None else assignments.get(member.member_id, b""),
+            )
+            for member in self._members.values()
+        )
+
+    @classmethod
+    def load(cls, value: GroupValue) -> Members:
+        """The members that a group's record names."""
+        members = cls()
+        for one in value.members:
+            members.add(
+                Member(
+                    one.member_id,
+                    one.instance_id,
+                    one.client_id,
+                    one.client_host,
+                    one.session_timeout_ms,
+                    one.rebalance_timeout_ms,
+                    ((value.protocol or "", one.subscription),),
+                    one.assignment,
+                )
+            )
+        if value.leader in members:
+            members.leader = value.leader
+        return members
+
+
+def generate_member_id(prefix: str, rng: random.Random) -> str:
+    """`<client or instance id>-<random UUID>`, as Kafka makes them."""
+    return f"{prefix}-{uuid.UUID(int=rng.getrandbits(128), version=4)}"
+
+
+def subscribed_topics(metadata: Sequence[bytes]) -> frozenset[str] | None:
+    """All topics that members of protocol type `consumer` subscribe to; None if any of them cannot be read.
+
+    Layout of a subscription (ConsumerProtocolSubscription): version int16, topics (int32 count, then strings of int16
+    length), and more that is of no interest here.
+    """
+    topics: set[str] = set()
+    try:
+        for data in metadata:
+            (count,) = _INT32.unpack_from(data, _INT16.size)
+            at = _INT16.size + _INT32.size
+            for _ in range(count):
+                (length,) = _INT16.unpack_from(data, at)
+                at += _INT16.size
+                if length < 0 or at + length > len(data):
+                    return None
+                topics.add(data[at : at + length].decode())
+                at += length
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return frozenset(topics)

@@ -1,0 +1,99 @@
+"""The committed offsets of the groups of one offsets partition. No I/O.
+
+What is in the table is durable: the shell puts an offset here after its record is confirmed, never before, so that no
+client reads an offset that a crash could take back. Offsets of open transactions do not come here until their marker
+does; they will have a table of their own beside this one.
+
+Invariants: a group is in the table only while it has an offset; `count` is the number of offsets.
+
+Entry: `OffsetTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from broker.groups.records import NO_TIMESTAMP, OffsetKey, OffsetValue
+
+
+class Expiry(NamedTuple):
+    """When a group's offsets may expire (Kafka's KIP-211)."""
+
+    since_ms: int | None
+    """The retention counts from here (the group became Empty); None: from each offset's own commit."""
+    keep_topics: Collection[str] = ()
+    """Topics that members are subscribed to: their offsets stay."""
+
+
+class OffsetTable:
+    """Committed offsets by group, topic and partition."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, dict[int, OffsetValue]]] = {}
+        self.count = 0
+
+    def __contains__(self, group: object) -> bool:
+        return group in self._groups
+
+    def put(self, key: OffsetKey, value: OffsetValue) -> None:
+        """Commit an offset, in place of an earlier one. A smaller offset is as good as a larger one: users rewind."""
+        partitions = self._groups.setdefault(key.group, {}).setdefault(key.topic, {})
+        self.count += key.partition not in partitions
+        partitions[key.partition] = value
+
+    def remove(self, key: OffsetKey) -> None:
+        """Forget an offset; none is fine."""
+        topics = self._groups.get(key.group, {})
+        partitions = topics.get(key.topic, {})
+        if partitions.pop(key.partition, None) is None:
+            return
+        self.count -= 1
+        if not partitions:
+            del topics[key.topic]
+        if not topics:
+            del self._groups[key.group]
+
+    def get(self, group: str, topic: str, partition: int) -> OffsetValue | None:
+        """A committed offset, or None."""
+        return self._groups.get(group, {}).get(topic, {}).get(partition)
+
+    def groups(self) -> list[str]:
+        """The groups that have offsets."""
+        return list(self._groups)
+
+    def topics(self, group: str) -> dict[str, list[int]]:
+        """The topics and partitions a group has offsets of, in the order of their first commits."""
+        return {topic: list(partitions) for topic, partitions in self._groups.get(group, {}).items()}
+
+    def items(self, group: str) -> Iterator[tuple[OffsetKey, OffsetValue]]:
+        """All offsets of a group."""
+        for topic, partitions in self._groups.get(group, {}).items():
+            for partition, value in partitions.items():
+                yield OffsetKey(group, topic, partition), value
+
+    def of_topics(self, names: Collection[str]) -> list[OffsetKey]:
+        """The offsets that any group has of these topics."""
+        return [
+            OffsetKey(group, topic, partition)
+            for group, topics in self._groups.items()
+            for topic, partitions in topics.items()
+            if topic in names
+            for partition in partitions
+        ]
+
+    def expired(self, group: str, expiry: Expiry, retention_ms: int, now_ms: int) -> list[OffsetKey]:
+        """The offsets of a group that are past their time at `now_ms` (wall clock)."""
+        found = []
+        for key, value in self.items(group):
+            if key.topic in expiry.keep_topics:
+                continue
+            if value.expire_ms != NO_TIMESTAMP:
+                due_ms = value.expire_ms
+            else:
+                # A commit may be younger than the state: a simple consumer commits to an Empty group.
+                since_ms = value.commit_ms if expiry.since_ms is None else max(expiry.since_ms, value.commit_ms)
+                due_ms = since_ms + retention_ms
+            if now_ms >= due_ms:
+                found.append(key)
+        return found

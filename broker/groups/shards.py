@@ -1,0 +1,454 @@
+"""The offsets partitions that this broker leads, each with its groups: loading, timers, effects, persistence.
+
+The shell around `GroupStore` and `ClassicGroup`, and the only place of this package that knows tasks and timers. It
+carries out what groups decide: answers go to the futures of waiting requests, records to the partition's
+`OffsetsWriter`, and one timer on the loop stands for all deadlines of all groups.
+
+Invariants: a shard answers only while it is loaded and led; after `settle` a group has no effects left and its next
+deadline is in the table; when a partition goes, all its waiting requests are answered.
+
+Entry: `ShardTable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
+from broker.groups.loader import load_store
+from broker.groups.messages import JoinResult, Limits, Now, Reply, SyncResult
+from broker.groups.offsets_topic import OFFSETS_TOPIC
+from broker.groups.records import encode_group_key, encode_group_value
+from broker.groups.state import ClassicGroup
+from broker.groups.store import GroupStore, KeyValue, Removal
+from broker.groups.timers import TimerTable
+from broker.groups.writer import OffsetsWriter, Write
+from broker.settings import GroupSettings
+from runtime.clock import Clock
+from runtime.errors import CorruptData, TidelogError
+from runtime.tasks import Backoff, TaskSet
+
+if TYPE_CHECKING:
+    from broker.partitions import PartitionManager
+    from controller.client import ControllerClient
+    from controller.image import Delta
+    from stream.partition_log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+PERSIST_TIMEOUT_S = 5.0
+"""How long a commit waits to be durable before the client is told to try again (offsets.commit.timeout.ms)."""
+_LEADER_NOT_AVAILABLE = 5
+"""Kafka code of `PartitionManager.get` while a partition that is led here opens."""
+
+_GroupTimer = tuple[int, str]
+"""Partition and group id."""
+_EXPIRY: _GroupTimer = (-1, "")
+
+
+class Phase(Enum):
+    """The life of a shard."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    BROKEN = "broken"
+    """Its log is corrupt."""
+
+
+@dataclass(slots=True)
+class Shard:
+    """One led partition."""
+
+    log: PartitionLog
+    store: GroupStore
+    phase: Phase = Phase.LOADING
+    _writer: OffsetsWriter | None = None
+    deleted_topics: set[str] = field(default_factory=set)
+    """Deleted while it was loading."""
+
+    @property
+    def index(self) -> int:
+        """The partition."""
+        return self.log.partition
+
+    @property
+    def writer(self) -> OffsetsWriter:
+        """The writer; there is one once the shard is active."""
+        assert self._writer is not None, f"offsets partition {self.index} is not active"
+        return self._writer
+
+    def activate(self, writer: OffsetsWriter) -> None:
+        """From now on it answers."""
+        self._writer = writer
+        self.phase = Phase.ACTIVE
+
+    def close(self) -> None:
+        """Whatever waits to be written is not."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class ShardTable:
+    """All shards of one broker."""
+
+    def __init__(
+        self,
+        partitions: PartitionManager,
+        controller: ControllerClient,
+        clock: Clock,
+        settings: GroupSettings,
+        rng: random.Random,
+    ) -> None:
+        self._partitions = partitions
+        self._controller = controller
+        self._clock = clock
+        self._settings = settings
+        self._rng = rng
+        self._limits = Limits(settings.initial_rebalance_delay_ms, settings.max_size)
+        self._shards: dict[int, Shard] = {}
+        self._waiting: dict[int, asyncio.Future[JoinResult | SyncResult]] = {}
+        self._waiters = itertools.count(1)
+        self._timers: TimerTable[_GroupTimer] = TimerTable()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms = 0
+        self._tasks = TaskSet("groups")
+        self._phase_changed = asyncio.Event()
+        self._topic_names: dict[bytes, str] = {}
+        self._unsubscribe: Callable[[], None] | None = None
+        self._closed = False
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Follow the partitions that open and close from now on, and load those that are open."""
+        self._topic_names = {topic.id: topic.name for topic in self._controller.image.topics.values()}
+        self._unsubscribe = self._controller.subscribe(self._image_changed)
+        self._partitions.on_opened(self.partition_opened)
+        self._partitions.on_closed(self.partition_closed)
+        for partition_log in self._partitions.all():
+            self.partition_opened(partition_log)
+        self._set_timer(_EXPIRY, self.now().mono_ms + self._settings.offsets_check_interval_ms)
+
+    async def close(self) -> None:
+        """Answer all who wait with NOT_COORDINATOR and stop. The logs stay open: they are their owner's."""
+        self._closed = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        for index in list(self._shards):
+            self.unload(index)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await self._tasks.close()
+
+    def partition_opened(self, partition_log: PartitionLog) -> None:
+        """A log opened on this broker; those of other topics are none of our business."""
+        if partition_log.topic != OFFSETS_TOPIC or self._closed:
+            return
+        shard = self._admit(partition_log)
+        if shard is not None:
+            self._tasks.spawn(self._load(shard), f"load-{shard.index}")
+
+    def partition_closed(self, partition_log: PartitionLog) -> None:
+        """A log stops serving on this broker."""
+        shard = self._shards.get(partition_log.partition)
+        if partition_log.topic == OFFSETS_TOPIC and shard is not None and shard.log is partition_log:
+            self.unload(partition_log.partition)
+
+    async def load(self, partition_log: PartitionLog) -> None:
+        """Read a partition of the offsets topic; its groups are served afterwards. Retries while it is unavailable."""
+        shard = self._admit(partition_log)
+        if shard is not None:
+            await self._load(shard)
+
+    def _admit(self, partition_log: PartitionLog) -> Shard | None:
+        """A new shard in place of any older one; None if a newer or the same one is there."""
+        index = partition_log.partition
+        known = self._shards.get(index)
+        if known is not None and (known.log is partition_log or known.log.leader_epoch > partition_log.leader_epoch):
+            return None
+        self.unload(index)
+        shard = self._shards[index] = Shard(partition_log, GroupStore(self._limits, self._rng))
+        return shard
+
+    async def _load(self, shard: Shard) -> None:
+        size_bytes = await self._read(shard)
+        if size_bytes is not None and self._is_current(shard):
+            self._activate(shard, size_bytes)
+        self._phase_changed.set()
+
+    def unload(self, index: int) -> None:
+        """This broker does not lead the partition any more: all who wait are sent to look for the coordinator."""
+        shard = self._shards.pop(index, None)
+        if shard is None:
+            return
+        for group in shard.store.groups.values():
+            group.shut(GroupError.NOT_COORDINATOR)
+            self._carry_out(shard, group)
+            self._timers.cancel((index, group.group_id))
+        shard.close()
+        self._phase_changed.set()
+
+    async def _read(self, shard: Shard) -> int | None:
+        """Bytes read, or None if the partition went away or cannot be read at all."""
+        backoff = Backoff(0.1, 5.0, self._rng)
+        while self._is_current(shard):
+            try:
+                return await load_store(shard.log, shard.store)
+            except CorruptData as error:
+                shard.phase = Phase.BROKEN
+                log.error(
+                    "offsets partition is corrupt; its groups are not served",
+                    extra={"partition": shard.index, "error": str(error)},
+                )
+                return None
+            except TidelogError as error:
+                log.warning(
+                    "offsets partition cannot be read; will try again",
+                    extra={"partition": shard.index, "error": str(error)},
+                )
+            shard.store = GroupStore(self._limits, self._rng)
+            await self._clock.sleep(backoff.next_delay_s())
+        return None
+
+    def _activate(self, shard: Shard, size_bytes: int) -> None:
+        shard.store.finish_loading(self.now())
+        writer = OffsetsWriter(
+            shard.log,
+            self._partitions.storage,
+            self._clock,
+            self._tasks,
+            shard.store.live_records,
+            functools.partial(self._lost, shard),
+        )
+        shard.activate(writer)
+        writer.loaded(size_bytes)
+        for group in list(shard.store.groups.values()):
+            self.settle(shard, group)
+        self._forget_topics(shard, shard.deleted_topics)
+        log.info(
+            "offsets partition loaded",
+            extra={
+                "partition": shard.index,
+                "leader_epoch": shard.log.leader_epoch,
+                "bytes": size_bytes,
+                "groups": len(shard.store.groups),
+                "offsets": shard.store.offsets.count,
+            },
+        )
+
+    def _lost(self, shard: Shard) -> None:
+        if self._is_current(shard):
+            self.unload(shard.index)
+
+    def _is_current(self, shard: Shard) -> bool:
+        return self._shards.get(shard.index) is shard
+
+    # --- finding -------------------------------------------------------------------------------------------------
+
+    def now(self) -> Now:
+        """Both clocks."""
+        return Now(int(self._clock.monotonic() * 1000), self._clock.time_ms())
+
+    def all(self) -> list[Shard]:
+        """Every shard, in whatever phase."""
+        return list(self._shards.values())
+
+    def get(self, index: int | None) -> Shard:
+        """The active shard of a partition. Raises `NotCoordinator`, `CoordinatorLoading`, `CoordinatorNotAvailable`."""
+        shard = self._shards.get(index) if index is not None else None
+        if shard is not None and shard.phase is Phase.ACTIVE:
+            return shard
+        if self._is_coming(index):
+            raise CoordinatorLoading(f"offsets partition {index} is being loaded")
+        if shard is None:
+            raise NotCoordinator(f"this broker does not lead offsets partition {index}")
+        raise CoordinatorNotAvailable(f"offsets partition {index} is corrupt", hint="see this broker's log")
+
+    async def wait_until_loaded(self, index: int | None) -> None:
+        """If the partition is on its way to this broker, until it is there. Bound it with a timeout."""
+        while self._is_coming(index):
+            self._phase_changed.clear()
+            await self._phase_changed.wait()
+
+    def waiting(self) -> int:
+        """How many requests wait for an answer."""
+        return len(self._waiting)
+
+    def _is_coming(self, index: int | None) -> bool:
+        if index is None or self._closed:
+            return False
+        shard = self._shards.get(index)
+        if shard is not None:
+            return shard.phase is Phase.LOADING
+        try:
+            self._partitions.get(OFFSETS_TOPIC, index)
+        except TidelogError as error:
+            return error.kafka_code == _LEADER_NOT_AVAILABLE
+        return False
+
+    # --- effects -------------------------------------------------------------------------------------------------
+
+    async def wait_for(
+        self, shard: Shard, group: ClassicGroup, event: Callable[[int], None]
+    ) -> JoinResult | SyncResult:
+        """Hand an event to a group and wait for its answer. A client that goes away just leaves its answer unread."""
+        waiter = next(self._waiters)
+        future: asyncio.Future[JoinResult | SyncResult] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = future
+        try:
+            event(waiter)
+            self.settle(shard, group)
+            return await future
+        finally:
+            self._waiting.pop(waiter, None)
+
+    def settle(self, shard: Shard, group: ClassicGroup) -> None:
+        """After any event: carry out the effects, and know when the group wants to be called next."""
+        self._carry_out(shard, group)
+        shard.store.drop_if_blank(group)
+        if not self._is_current(shard):
+            return
+        key = (shard.index, group.group_id)
+        deadline_ms = group.next_deadline_ms()
+        if deadline_ms is None:
+            self._timers.cancel(key)
+        else:
+            self._set_timer(key, deadline_ms)
+
+    def _carry_out(self, shard: Shard, group: ClassicGroup) -> None:
+        for effect in group.take_effects():
+            if isinstance(effect, Reply):
+                future = self._waiting.pop(effect.waiter, None)
+                if future is not None and not future.done():
+                    future.set_result(effect.result)
+                continue
+            record = (encode_group_key(group.group_id), encode_group_value(effect.value))
+            done = functools.partial(self._persisted, shard, group, effect.ticket)
+            shard.writer.submit(Write(functools.partial(list, [record]), done))
+
+    def _persisted(self, shard: Shard, group: ClassicGroup, ticket: int, error: GroupError) -> None:
+        group.persisted(ticket, error, self.now())
+        self.settle(shard, group)
+
+    # --- persistence ---------------------------------------------------------------------------------------------
+
+    async def write(self, shard: Shard, records: Sequence[KeyValue], apply: Callable[[], None]) -> GroupError:
+        """Persist records, then apply. Raises `CoordinatorNotAvailable` if that takes long; it may still happen."""
+        future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
+
+        def done(error: GroupError) -> None:
+            if error is GroupError.NONE:
+                apply()
+            if not future.done():
+                future.set_result(error)
+
+        shard.writer.submit(Write(lambda: records, done))
+        return await self._outcome(shard, future)
+
+    async def remove(self, shard: Shard, plan: Callable[[], Removal]) -> GroupError:
+        """Plan a removal on the newest state, persist and apply it. Raises `CoordinatorNotAvailable` as `write`."""
+        future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
+        self._submit_removal(shard, plan, lambda error: None if future.done() else future.set_result(error))
+        return await self._outcome(shard, future)
+
+    async def _outcome(self, shard: Shard, future: asyncio.Future[GroupError]) -> GroupError:
+        try:
+            async with asyncio.timeout(PERSIST_TIMEOUT_S):
+                return await future
+        except TimeoutError as error:
+            raise CoordinatorNotAvailable(f"offsets partition {shard.index} is not confirmed in time") from error
+
+    def _submit_removal(
+        self, shard: Shard, plan: Callable[[], Removal], then: Callable[[GroupError], None] | None = None
+    ) -> None:
+        planned = Removal()
+
+        def build() -> Sequence[KeyValue]:
+            nonlocal planned
+            planned = plan()
+            return shard.store.tombstones(planned)
+
+        def done(error: GroupError) -> None:
+            if error is GroupError.NONE:
+                shard.store.apply(planned)
+            elif self._is_current(shard):
+                shard.store.undo(planned)
+            for group in planned.groups:
+                self.settle(shard, group)
+            if then is not None:
+                then(error)
+
+        shard.writer.submit(Write(build, done, alone=True))
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, key: _GroupTimer, deadline_ms: int) -> None:
+        self._timers.set(key, deadline_ms)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Keep the one timer of the loop at the earliest deadline."""
+        next_ms = self._timers.next_ms()
+        if next_ms is None or self._closed:
+            return
+        if self._alarm is not None:
+            if self._alarm_ms <= next_ms:
+                return
+            self._alarm.cancel()
+        delay_s = max(0.0, next_ms / 1000 - self._clock.monotonic())
+        self._alarm_ms = next_ms
+        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        now = self.now()
+        for key in self._timers.pop_due(now.mono_ms):
+            if key == _EXPIRY:
+                self._expire_offsets()
+                continue
+            index, group_id = key
+            shard = self._shards.get(index)
+            group = shard.store.groups.get(group_id) if shard is not None else None
+            if shard is not None and group is not None:
+                group.tick(now)
+                self.settle(shard, group)
+        self._arm()
+
+    def _expire_offsets(self) -> None:
+        for shard in self.all():
+            if shard.phase is Phase.ACTIVE:
+                self._submit_removal(shard, functools.partial(self._plan_expiry, shard))
+        self._set_timer(_EXPIRY, self.now().mono_ms + self._settings.offsets_check_interval_ms)
+
+    def _plan_expiry(self, shard: Shard) -> Removal:
+        return shard.store.plan_expiry(self._settings.offsets_retention_ms, self.now())
+
+    # --- deleted topics ------------------------------------------------------------------------------------------
+
+    def _image_changed(self, delta: Delta) -> None:
+        """A topic that is no more takes its offsets along: one of the same name must not begin in the middle."""
+        deleted = set()
+        for _, topic_id, record in delta.of("topics"):
+            if record is not None:
+                self._topic_names[topic_id] = record.name
+            else:
+                deleted.add(self._topic_names.pop(topic_id, ""))
+        if not deleted:
+            return
+        for shard in self.all():
+            if shard.phase is Phase.LOADING:
+                shard.deleted_topics |= deleted
+            elif shard.phase is Phase.ACTIVE:
+                self._forget_topics(shard, deleted)
+
+    def _forget_topics(self, shard: Shard, names: set[str]) -> None:
+        if names:
+            self._submit_removal(shard, lambda: shard.store.plan_topics_deleted(names))

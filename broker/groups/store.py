@@ -1,0 +1,202 @@
+"""What one partition of `__consumer_offsets` says, in memory: its groups and their offsets. No I/O.
+
+Records go in through `replay` while the partition is loaded; afterwards the shell persists first and applies then.
+A removal (expiry, DeleteGroups, OffsetDelete, a deleted topic) is planned, written as tombstones, and applied or taken
+back. `live_records` is the whole content again, as few records as can be: replaying them gives the same store.
+
+Invariants: a group with offsets or with a durable record is in `groups`; a group being deleted is Dead, so that nobody
+joins or commits to it before the tombstones are durable.
+
+Entry: `GroupStore`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from broker.groups.errors import GroupError
+from broker.groups.messages import Limits, Now
+from broker.groups.offsets import OffsetTable
+from broker.groups.records import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+    encode_group_key,
+    encode_group_value,
+    encode_offset_key,
+    encode_offset_value,
+    parse_group_value,
+    parse_key,
+    parse_offset_value,
+)
+from broker.groups.state import ClassicGroup, GroupState
+
+KeyValue = tuple[bytes, bytes | None]
+"""A record of the topic; None is a tombstone."""
+
+
+@dataclass(slots=True)
+class Removal:
+    """What is about to go."""
+
+    offsets: list[OffsetKey] = field(default_factory=list)
+    groups: list[ClassicGroup] = field(default_factory=list)
+
+
+class GroupStore:
+    """The groups and offsets of one offsets partition."""
+
+    def __init__(self, limits: Limits, rng: random.Random) -> None:
+        self.groups: dict[str, ClassicGroup] = {}
+        self.offsets = OffsetTable()
+        self._limits = limits
+        self._rng = rng
+        self._replayed: dict[str, GroupValue] = {}
+        self._unknown: dict[bytes, bytes] = {}
+        """Records of types that a newer version wrote: kept as they are, so that going back loses nothing."""
+
+    # --- loading -------------------------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Take one record of the log, in order. Raises `CorruptRecord`."""
+        parsed = parse_key(key)
+        if isinstance(parsed, OffsetKey):
+            if value is None:
+                self.offsets.remove(parsed)
+            else:
+                self.offsets.put(parsed, parse_offset_value(value))
+        elif isinstance(parsed, GroupKey):
+            if value is None:
+                self._replayed.pop(parsed.group, None)
+            else:
+                self._replayed[parsed.group] = parse_group_value(value)
+        elif value is None:
+            self._unknown.pop(key, None)
+        else:
+            self._unknown[key] = value
+
+    def finish_loading(self, now: Now) -> None:
+        """The log has been read to its end: make the groups. Their sessions begin now."""
+        for group_id, value in self._replayed.items():
+            self.groups[group_id] = ClassicGroup.load(group_id, value, self._limits, self._rng, now)
+        self._replayed.clear()
+        for group_id in self.offsets.groups():
+            self.obtain(group_id)
+
+    # --- groups --------------------------------------------------------------------------------------------------
+
+    def obtain(self, group_id: str) -> ClassicGroup:
+        """The group, new and Empty if there is none."""
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = ClassicGroup(group_id, self._limits, self._rng)
+        return group
+
+    def drop_if_blank(self, group: ClassicGroup) -> None:
+        """Forget a group that nothing is known of: a rejected first join must leave nothing behind."""
+        if group.is_blank and group.group_id not in self.offsets and self.groups.get(group.group_id) is group:
+            del self.groups[group.group_id]
+
+    def put_offsets(self, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
+        """Commit offsets whose records are durable."""
+        for key, value in offsets:
+            self.offsets.put(key, value)
+            self.obtain(key.group)
+
+    # --- removals ------------------------------------------------------------------------------------------------
+
+    def plan_expiry(self, retention_ms: int, now: Now) -> Removal:
+        """Offsets past their retention, and Empty groups that have none left."""
+        removal = Removal()
+        for group in list(self.groups.values()):
+            expiry = group.expiry() if group.state is not GroupState.DEAD else None
+            if expiry is None:
+                continue
+            expired = self.offsets.expired(group.group_id, expiry, retention_ms, now.wall_ms)
+            removal.offsets += expired
+            kept = sum(map(len, self.offsets.topics(group.group_id).values())) - len(expired)
+            if not kept and group.is_deletable:
+                self._plan_group(removal, group)
+        return removal
+
+    def plan_delete_group(self, group_id: str) -> tuple[GroupError, Removal]:
+        """DeleteGroups: the group and all its offsets, if nobody is in it."""
+        group = self.groups.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            return GroupError.GROUP_ID_NOT_FOUND, Removal()
+        if not group.is_deletable:
+            return GroupError.NON_EMPTY_GROUP, Removal()
+        removal = Removal([key for key, _ in self.offsets.items(group_id)])
+        self._plan_group(removal, group)
+        return GroupError.NONE, removal
+
+    def plan_delete_offsets(self, group_id: str, keys: Sequence[OffsetKey]) -> tuple[list[GroupError], Removal]:
+        """OffsetDelete: an error for each key, and what may go. Raises nothing; see `offset_delete_error` first."""
+        group = self.groups.get(group_id)
+        errors = [
+            GroupError.GROUP_SUBSCRIBED_TO_TOPIC
+            if group is not None and len(group.members) and group.is_subscribed(key.topic)
+            else GroupError.NONE
+            for key in keys
+        ]
+        known = [
+            key
+            for key, error in zip(keys, errors, strict=True)
+            if error is GroupError.NONE and self.offsets.get(*key) is not None
+        ]
+        return errors, Removal(list(dict.fromkeys(known)))
+
+    def offset_delete_error(self, group_id: str) -> GroupError:
+        """Whether OffsetDelete is possible for the group at all."""
+        group = self.groups.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            return GroupError.GROUP_ID_NOT_FOUND
+        if len(group.members) and not group.is_consumer:
+            return GroupError.NON_EMPTY_GROUP
+        return GroupError.NONE
+
+    def plan_topics_deleted(self, names: Collection[str]) -> Removal:
+        """The offsets of topics that are no more."""
+        return Removal(self.offsets.of_topics(names))
+
+    def tombstones(self, removal: Removal) -> list[KeyValue]:
+        """The records that make a removal durable: offsets first, so that a cut leaves a whole group behind."""
+        records: list[KeyValue] = [(encode_offset_key(key), None) for key in removal.offsets]
+        records += [(encode_group_key(group.group_id), None) for group in removal.groups if group.durable is not None]
+        return records
+
+    def apply(self, removal: Removal) -> None:
+        """The tombstones are durable."""
+        touched = {key.group for key in removal.offsets}
+        for key in removal.offsets:
+            self.offsets.remove(key)
+        for group in removal.groups:
+            if self.groups.get(group.group_id) is group:
+                del self.groups[group.group_id]
+        for group_id in touched & self.groups.keys():
+            self.drop_if_blank(self.groups[group_id])
+
+    def undo(self, removal: Removal) -> None:
+        """The tombstones could not be written."""
+        for group in removal.groups:
+            if self.groups.get(group.group_id) is group:
+                group.undo_delete()
+
+    def _plan_group(self, removal: Removal, group: ClassicGroup) -> None:
+        group.begin_delete()
+        removal.groups.append(group)
+
+    # --- the whole -----------------------------------------------------------------------------------------------
+
+    def live_records(self) -> Iterator[tuple[bytes, bytes]]:
+        """Everything durable, each once. What is not durable must not change while this runs; groups may come."""
+        for group in list(self.groups.values()):
+            if group.durable is not None:
+                yield encode_group_key(group.group_id), encode_group_value(group.durable)
+        for group_id in self.offsets.groups():
+            for key, value in self.offsets.items(group_id):
+                yield encode_offset_key(key), encode_offset_value(value)
+        yield from self._unknown.items()

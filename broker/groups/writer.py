@@ -1,0 +1,272 @@
+"""The one writer of an offsets partition: batches what waits, applies it in order once confirmed, bounds the log.
+
+Every change goes through a queue. The writer takes what waits together (one batch, one wait for the confirm offset,
+however many commits), and calls each `done` in order when the batch is confirmed: what is in memory is always exactly
+what the log says. A write that must be decided on the newest state (a removal) is taken alone, and decides only then.
+
+The log is bounded like this: when it has grown by more than `max(1 MiB, 2 × live)` over its live content, everything
+live is appended again, and after that is confirmed the records before it are deleted. A crash in between leaves old
+records and then the same state again, so replaying gives the same; readers see ordinary records throughout.
+
+Invariants: `done` is called exactly once for each write; after the partition is lost, with NOT_COORDINATOR; nothing is
+deleted before what replaces it is confirmed.
+
+Entry: `OffsetsWriter.submit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.groups.errors import GroupError
+from broker.groups.store import KeyValue
+from runtime.clock import Clock
+from runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
+from runtime.tasks import TaskSet
+from storage.record_batch import Record, build_batch
+
+if TYPE_CHECKING:
+    from storage.storage import Storage
+    from stream.partition_log import AppendResult, PartitionLog
+
+log = logging.getLogger(__name__)
+
+BATCH_BYTES = 256 * 1024
+"""Records of one batch together; a larger record goes alone."""
+MIN_GARBAGE_BYTES = 1 << 20
+GARBAGE_FACTOR = 2
+WRITABLE_BUDGET_S = 5.0
+"""How long a write waits while the WAL is full (Kafka: offsets.commit.timeout.ms)."""
+RETRY_PAUSE_S = 0.05
+TIDY_RETRY_S = 30.0
+"""Pause after a snapshot that failed: it costs as much as the whole live content."""
+MAX_QUEUED = 100_000
+"""Writes that may wait; at the bound commits are told to come again."""
+
+
+class Write(NamedTuple):
+    """One change."""
+
+    build: Callable[[], Sequence[KeyValue]]
+    """Called when the turn of the write has come."""
+    done: Callable[[GroupError], None]
+    alone: bool = False
+    """`build` must see everything before it applied."""
+
+
+class _Appended(NamedTuple):
+    error: GroupError
+    first_offset: int = -1
+    size_bytes: int = 0
+
+
+class OffsetsWriter:
+    """Writes one offsets partition."""
+
+    def __init__(
+        self,
+        partition_log: PartitionLog,
+        storage: Storage,
+        clock: Clock,
+        tasks: TaskSet,
+        live_records: Callable[[], Iterator[tuple[bytes, bytes]]],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._log = partition_log
+        self._storage = storage
+        self._clock = clock
+        self._tasks = tasks
+        self._live_records = live_records
+        self._on_lost = on_lost
+        self._queue: deque[Write] = deque()
+        self._current: list[Write] = []
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._log_bytes = 0
+        self._live_bytes = 0
+        self._trim_to: int | None = None
+        """Records before this offset are replaced by a confirmed snapshot."""
+        self._tidy_not_before = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new commit should be refused."""
+        return len(self._queue) >= MAX_QUEUED
+
+    def stats(self) -> dict[str, int]:
+        """Bytes of the log and of what was live in it when that was last counted, and writes waiting."""
+        return {"log_bytes": self._log_bytes, "live_bytes": self._live_bytes, "queued": len(self._queue)}
+
+    def loaded(self, log_bytes: int) -> None:
+        """The log has been read whole and has this many bytes; tidy it now if there is reason to."""
+        self._log_bytes = log_bytes
+        self._live_bytes = sum(len(key) + len(value) for key, value in self._live_records())
+        self._wake()
+
+    def submit(self, write: Write) -> None:
+        """Queue a change. Its `done` may be called at once if the partition is lost."""
+        if self._closed:
+            write.done(GroupError.NOT_COORDINATOR)
+            return
+        self._queue.append(write)
+        self._wake()
+
+    def close(self) -> None:
+        """This broker no longer leads: whatever waits is told so."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._fail_all()
+
+    def _wake(self) -> None:
+        if self._task is None and not self._closed:
+            self._task = self._tasks.spawn(self._run(), f"offsets-{self._log.partition}")
+
+    async def _run(self) -> None:
+        try:
+            await self._tidy()
+            while self._queue and not self._closed:
+                await self._write_next()
+                await self._tidy()
+            self._task = None
+        finally:
+            if self._task is not None:  # cancelled, lost or broken
+                self._closed = True
+                self._fail_all()
+
+    def _fail_all(self) -> None:
+        writes = [*self._current, *self._queue]
+        self._current = []
+        self._queue.clear()
+        for write in writes:
+            write.done(GroupError.NOT_COORDINATOR)
+
+    async def _write_next(self) -> None:
+        self._current = self._take()
+        records = [record for write in self._current for record in write.build()]
+        appended = await self._append(records)
+        writes, self._current = self._current, []
+        for write in writes:
+            write.done(appended.error)
+        if appended.error is GroupError.NOT_COORDINATOR:
+            self._lose()
+
+    def _take(self) -> list[Write]:
+        writes = [self._queue.popleft()]
+        while not writes[0].alone and self._queue and not self._queue[0].alone:
+            writes.append(self._queue.popleft())
+        return writes
+
+    def _lose(self) -> None:
+        self._closed = True
+        self._fail_all()
+        self._on_lost()
+
+    # --- appending -----------------------------------------------------------------------------------------------
+
+    async def _append(self, records: Iterable[KeyValue]) -> _Appended:
+        """Append batches and wait until they are confirmed."""
+        first_offset, size, wal_end = -1, 0, -1
+        try:
+            for batch in self._batches(records):
+                if wal_end >= 0:
+                    await self._clock.sleep(0)  # a long snapshot lets others run between its batches
+                result = await self._append_batch(batch)
+                wal_end = result.wal_end
+                size += len(batch)
+                self._log_bytes += len(batch)
+                if first_offset < 0:
+                    first_offset = result.base_offset
+        except InvalidInput as error:
+            log.error("offsets partition refuses a record", extra=self._ids(error))
+            return _Appended(GroupError.UNKNOWN_SERVER_ERROR)
+        except (Overloaded, Unavailable) as error:
+            log.warning("offsets partition cannot be written now", extra=self._ids(error))
+            return _Appended(GroupError.COORDINATOR_NOT_AVAILABLE)
+        except TidelogError as error:
+            return self._is_lost(error)
+        try:
+            if wal_end >= 0:
+                await self._storage.confirm.wait(wal_end)
+        except TidelogError as error:
+            return self._is_lost(error)
+        return _Appended(GroupError.NONE, first_offset, size)
+
+    def _is_lost(self, error: TidelogError) -> _Appended:
+        """Not the leader, fenced, closed, or the WAL failed: what is durable is not known here any more."""
+        log.warning("offsets partition is lost", extra=self._ids(error))
+        return _Appended(GroupError.NOT_COORDINATOR)
+
+    def _batches(self, records: Iterable[KeyValue]) -> Iterator[bytes]:
+        timestamp = self._clock.time_ms()
+        waiting: list[Record] = []
+        size = 0
+        for key, value in records:
+            record_bytes = len(key) + len(value or b"")
+            if waiting and size + record_bytes > BATCH_BYTES:
+                yield build_batch(waiting)
+                waiting, size = [], 0
+            waiting.append(Record(0, timestamp, key, value))
+            size += record_bytes
+        if waiting:
+            yield build_batch(waiting)
+
+    async def _append_batch(self, batch: bytes) -> AppendResult:
+        deadline = self._clock.monotonic() + WRITABLE_BUDGET_S
+        while True:
+            try:
+                return self._log.append_internal(memoryview(bytearray(batch)))
+            except Overloaded:
+                remaining_s = deadline - self._clock.monotonic()
+                if remaining_s <= 0:
+                    raise
+            try:
+                async with asyncio.timeout(remaining_s):
+                    await self._storage.writable()
+            except TimeoutError:
+                continue
+            await self._clock.sleep(RETRY_PAUSE_S)
+
+    # --- bounding ------------------------------------------------------------------------------------------------
+
+    async def _tidy(self) -> None:
+        garbage = self._log_bytes - self._live_bytes
+        if self._closed:
+            return
+        due = self._trim_to is not None or garbage > max(MIN_GARBAGE_BYTES, GARBAGE_FACTOR * self._live_bytes)
+        if not due or self._clock.monotonic() < self._tidy_not_before:
+            return
+        self._tidy_not_before = self._clock.monotonic() + TIDY_RETRY_S
+        if self._trim_to is None and not await self._snapshot():
+            return
+        assert self._trim_to is not None
+        try:
+            await self._log.delete_records(self._trim_to)
+        except TidelogError as error:
+            log.warning("offsets partition is not trimmed; will try again", extra=self._ids(error))
+            return
+        self._trim_to = None
+        self._tidy_not_before = 0.0
+
+    async def _snapshot(self) -> bool:
+        """Append everything live and wait until it is confirmed. Nothing else is appended meanwhile."""
+        end_offset = self._log.log_end_offset
+        appended = await self._append(self._live_records())
+        if appended.error is not GroupError.NONE:
+            if appended.error is GroupError.NOT_COORDINATOR:
+                self._lose()
+            return False
+        self._trim_to = appended.first_offset if appended.size_bytes else end_offset
+        self._log_bytes = self._live_bytes = appended.size_bytes
+        log.info(
+            "offsets partition rewritten",
+            extra={"partition": self._log.partition, "bytes": appended.size_bytes, "start_offset": self._trim_to},
+        )
+        return True
+
+    def _ids(self, error: TidelogError) -> dict[str, object]:
+        return {"partition": self._log.partition, "leader_epoch": self._log.leader_epoch, "error": str(error)}
