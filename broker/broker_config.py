@@ -111,7 +111,9 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
     below = layers(services)
     retention_ms = int(topic_config.effective("retention.ms", {}, below))
     roll_ms = int(topic_config.effective("segment.ms", {}, below))
-    advertised = f"{kafka.advertised_host or kafka.host}:{kafka.advertised_port or kafka.port}"
+    here = services.controller.image.brokers.get(services.node_id)
+    port = here.port if here is not None else kafka.advertised_port or kafka.port
+    advertised = f"{here.host if here is not None else kafka.advertised_host or kafka.host}:{port}"
     hour, minute = 3_600_000, 60_000
     return {
         "advertised.listeners": (text, f"PLAINTEXT://{advertised}", "What clients are told to connect to."),

@@ -27,6 +27,21 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 MAX_TOPICS = 1_000
 """Topics with series of their own; each costs four series."""
 OTHER_TOPIC = "__other__"
+STORAGE_COUNTERS = frozenset(
+    {
+        "block_cache_hits",
+        "block_cache_misses",
+        "block_get_bytes",
+        "block_gets",
+        "quarantined_records",
+        "upload_bytes",
+        "upload_commits",
+        "upload_objects",
+        "upload_rebuilt",
+        "upload_retries",
+    }
+)
+"""Figures of `Storage.stats()` that only grow."""
 _KEYS = 128
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 
@@ -80,15 +95,15 @@ class MetricSources:
     """Figures that other parts keep, asked for at each scrape. Each must be quick and must not block."""
 
     storage: Callable[[], Mapping[str, int | float]] = _nothing
-    """`Storage.stats()`: each becomes `tidelog_storage_<name>`."""
+    """`Storage.stats()`: each becomes `tidelog_storage_<name>`, a counter if it is one of `STORAGE_COUNTERS`."""
     object_store: Callable[[], Mapping[str, Mapping[str, Any]]] = _nothing
     """`store.stats.snapshot()`: figures by operation."""
     partitions: Callable[[], Mapping[str, int]] = _nothing
     """`PartitionManager.counts()`: `led`, `open`, `failing`."""
     image_version: Callable[[], int] = lambda: 0
     """Version of the local metadata image."""
-    controller_lag: Callable[[], int] = lambda: 0
-    """Versions that the controller is known to be ahead of the local image."""
+    controller_lag: Callable[[], int] | None = None
+    """Versions that the controller is known to be ahead of the local image; None: not known, and not exported."""
     groups: Callable[[], int] = lambda: 0
     """Groups that this broker coordinates."""
 
@@ -223,14 +238,19 @@ class Metrics(Collector):
         yield partitions
         yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=sources.groups())
         yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=sources.image_version())
-        yield GaugeMetricFamily(
-            "tidelog_image_lag_versions", "Metadata versions behind the controller", value=sources.controller_lag()
-        )
+        if sources.controller_lag is not None:
+            yield GaugeMetricFamily(
+                "tidelog_image_lag_versions", "Metadata versions behind the controller", value=sources.controller_lag()
+            )
 
 
 def _collect_storage(stats: Mapping[str, int | float]) -> Iterable[Metric]:
     for name, value in stats.items():
-        yield GaugeMetricFamily(f"tidelog_storage_{name}", f"Storage.stats() {name}", value=value)
+        text = f"Storage: {name.replace('_', ' ')}"
+        if name in STORAGE_COUNTERS:
+            yield CounterMetricFamily(f"tidelog_storage_{name}", text, value=value)
+        else:
+            yield GaugeMetricFamily(f"tidelog_storage_{name}", text, value=value)
 
 
 def _collect_object_store(operations: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:

@@ -1,0 +1,157 @@
+"""The broker's counters and what a scrape shows of them."""
+
+from __future__ import annotations
+
+import random
+import re
+import timeit
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker import metrics as module
+from broker.metrics import Metrics, MetricSources, api_name
+from runtime.clock import SystemClock
+from storage.managers import CommitObjects, ObjectSlice
+from storage.object_store_memory import MemoryObjectStore
+from storage.settings import CacheSettings, UploadSettings, WalSettings
+from storage.storage import Storage
+from storage.wal_memory import MemoryWal
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def scrape(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+class NoObjects:
+    """A controller without any objects."""
+
+    async def prepare_objects(self, count: int, ttl_ms: int) -> int:
+        raise AssertionError("nothing is uploaded here")
+
+    async def commit_objects(self, commit: CommitObjects) -> None:
+        raise AssertionError("nothing is uploaded here")
+
+    def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
+        return []
+
+    def committed_wal_offset(self, replica_set_id: int) -> int:
+        return 0
+
+
+def busy_metrics() -> Metrics:
+    metrics = Metrics(
+        MetricSources(
+            storage=lambda: {"log_cache_bytes": 7, "upload_pending_bytes": 1.5},
+            object_store=lambda: {"put": MemoryObjectStore().stats.operation("put").snapshot()},
+            partitions=lambda: {"led": 3, "open": 2, "failing": 1},
+            image_version=lambda: 42,
+            controller_lag=lambda: 2,
+            groups=lambda: 5,
+        )
+    )
+    metrics.request(0, 0.003, 100, 50, False)
+    metrics.request(0, 99.0, 100, 50, True)
+    metrics.request(3, 0.0001, 1, 2, False)
+    metrics.produced("t", 10, 1000)
+    metrics.fetched("t", 5, 500)
+    metrics.connection_opened()
+    metrics.connection_opened()
+    metrics.connection_closed()
+    metrics.connection_refused()
+    return metrics
+
+
+def test_requests_are_counted_by_api_with_their_latency_bytes_and_errors() -> None:
+    found = scrape(busy_metrics())
+    api = (("api", "Produce"),)
+    assert found["tidelog_request_seconds_count", api] == 2
+    assert found["tidelog_request_seconds_sum", api] == pytest.approx(99.003)
+    assert found["tidelog_request_seconds_bucket", (*api, ("le", "0.0025"))] == 0
+    assert found["tidelog_request_seconds_bucket", (*api, ("le", "0.005"))] == 1
+    assert found["tidelog_request_seconds_bucket", (*api, ("le", "+Inf"))] == 2
+    assert found["tidelog_request_errors_total", api] == 1
+    assert found["tidelog_request_received_bytes_total", api] == 200
+    assert found["tidelog_request_sent_bytes_total", api] == 100
+    assert found["tidelog_request_seconds_count", (("api", "Metadata"),)] == 1
+
+
+def test_topics_connections_and_sources_are_shown() -> None:
+    found = scrape(busy_metrics())
+    topic = (("topic", "t"),)
+    assert found["tidelog_topic_produced_records_total", topic] == 10
+    assert found["tidelog_topic_produced_bytes_total", topic] == 1000
+    assert found["tidelog_topic_fetched_records_total", topic] == 5
+    assert found["tidelog_topic_fetched_bytes_total", topic] == 500
+    assert found["tidelog_connections", ()] == 1
+    assert found["tidelog_connections_opened_total", ()] == 2
+    assert found["tidelog_connections_refused_total", ()] == 1
+    assert found["tidelog_partitions", (("state", "failing"),)] == 1
+    assert found["tidelog_image_version", ()] == 42
+    assert found["tidelog_image_lag_versions", ()] == 2
+    assert found["tidelog_groups", ()] == 5
+    assert found["tidelog_storage_log_cache_bytes", ()] == 7
+    assert found["tidelog_object_store_seconds_count", (("operation", "put"),)] == 0
+
+
+def test_the_process_itself_is_measured() -> None:
+    found = scrape(Metrics())
+    assert found["process_resident_memory_bytes", ()] > 0
+    assert ("process_cpu_seconds_total", ()) in found
+
+
+def test_open_metrics_is_served_to_those_who_ask() -> None:
+    body, content_type = busy_metrics().render("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_topics_beyond_the_bound_share_one_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TOPICS", 3)
+    metrics = Metrics(process=False)
+    for number in range(10):
+        metrics.produced(f"t{number}", 1, 10)
+    found = {
+        labels[0][1]: value
+        for (name, labels), value in scrape(metrics).items()
+        if name.endswith("produced_bytes_total")
+    }
+    assert found == {"t0": 10, "t1": 10, "t2": 10, "__other__": 70}
+
+
+def test_an_api_without_a_name_is_shown_by_its_key() -> None:
+    assert (api_name(18), api_name(99)) == ("ApiVersions", "Api99")
+
+
+def test_counting_a_request_costs_less_than_two_microseconds() -> None:
+    metrics = Metrics(process=False)
+    best = min(timeit.repeat(lambda: metrics.request(0, 0.003, 100, 50, False), number=2_000, repeat=20)) / 2_000
+    assert best < 2e-6, f"{best * 1e6:.2f} µs"
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
+    documented = set(re.findall(r"^\| `(tidelog_[a-z_]+)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    metrics = busy_metrics()
+    storage = Storage(
+        wal=MemoryWal(WalSettings()),
+        store=MemoryObjectStore(),
+        objects=NoObjects(),
+        clock=SystemClock(),
+        cluster_id="c",
+        replica_set_id=1,
+        upload=UploadSettings(),
+        cache=CacheSettings(),
+        rng=random.Random(1),
+    )
+    metrics.sources.storage = storage.stats
+    exported = {family.name + ("_total" if family.type == "counter" else "") for family in metrics.collect()}
+    assert documented == exported
