@@ -5,16 +5,18 @@ Invariants:
 - `merge_ranges` covers exactly the bytes asked for plus gaps of at most `MERGE_GAP_BYTES`.
 - `Retrier` never starts an attempt after the budget is spent: a call lasts at most the budget plus one attempt.
 
-Entry: `check_key`, `merge_ranges`, `Retrier`, `probe_store`.
+Entry: `check_key`, `merge_ranges`, `Retrier`, `gather_or_cancel`, `probe_store`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import ConfigError, InvalidInput, Unavailable
@@ -22,6 +24,7 @@ from runtime.tasks import Backoff
 from storage.object_store import Buffer, ObjectExists, ObjectStore, StoreCapabilities
 from storage.object_store_stats import OperationStats
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEY_BYTES: Final = 1024
@@ -33,6 +36,8 @@ MERGE_GAP_BYTES: Final = 64 * 1024
 time several times 64 KiB could have been read; the bound keeps what is read in vain below a quarter of a block."""
 MAX_MERGED_BYTES: Final = 16 * 1024 * 1024
 """A merged GET does not grow past this, so that large reads run side by side and one retry repeats little."""
+LOG_INTERVAL_S: Final = 10.0
+"""A store that fails says so once in this time, not at every attempt."""
 
 
 class StoreFull(Unavailable):
@@ -50,7 +55,8 @@ class StoreUnsupported(InvalidInput):
 def check_key(key: str) -> str:
     """Return `key` if every backend can hold it; raise `InvalidInput` otherwise.
 
-    1 to 1,024 UTF-8 bytes; parts between slashes of 1 to 255 bytes, none `.` or `..`; no control characters.
+    1 to 1,024 UTF-8 bytes; parts between slashes of 1 to 255 bytes,
+    none `.` or `..`; no control characters, nor others that XML cannot carry.
     """
     try:
         encoded = key.encode()
@@ -58,8 +64,8 @@ def check_key(key: str) -> str:
         raise InvalidInput(f"object key {key!r} is not valid UTF-8") from error
     if not 1 <= len(encoded) <= MAX_KEY_BYTES:
         raise InvalidInput(f"an object key has 1 to {MAX_KEY_BYTES} bytes, this one has {len(encoded)}: {key[:80]!r}")
-    if any(character < " " or character == "\x7f" for character in key):
-        raise InvalidInput(f"object key {key!r} contains a control character")
+    if not key.isprintable() and any(character < " " or character in "\x7f\ufffe\uffff" for character in key):
+        raise InvalidInput(f"object key {key!r} contains a control character, or one that XML cannot carry")
     for segment in key.split("/"):
         if segment in ("", ".", ".."):
             raise InvalidInput(f"object key {key!r} has an empty, '.' or '..' part between slashes")
@@ -166,6 +172,7 @@ class Retrier:
         self._rng = rng
         self._base_s = base_s
         self._cap_s = cap_s
+        self._last_logged_s = -LOG_INTERVAL_S
 
     async def run(
         self, what: str, hint: str, budget_s: float, stats: OperationStats, attempt: Callable[[], Awaitable[T]]
@@ -184,8 +191,27 @@ class Retrier:
                     raise Unavailable(
                         f"{what} failed after {attempts} in {elapsed_s:.1f} s: {error}", hint=hint
                     ) from error
+                self._log(what, error)
             stats.retries += 1
             await self._clock.sleep(delay_s)
+
+    def _log(self, what: str, error: Transient) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._last_logged_s >= LOG_INTERVAL_S:
+            self._last_logged_s = now_s
+            log.warning("object store attempt failed, trying again", extra={"operation": what, "reason": str(error)})
+
+
+async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run `work` side by side; when one fails or the caller is cancelled, cancel the others and wait for them."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def probe_store(store: ObjectStore, name: str) -> StoreCapabilities:

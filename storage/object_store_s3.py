@@ -1,0 +1,355 @@
+"""`S3ObjectStore`: a bucket on AWS, MinIO, LocalStack or whatever speaks S3, through aiobotocore.
+
+What aiobotocore leaves to be done is done here: retries inside one budget (botocore's own are off), a bound on requests
+in flight, a bound on the time of each attempt, one GET for neighbouring ranges, parallel parts.
+
+Invariants:
+- A conditional create is one PUT with `If-None-Match: *`, never a multipart upload (servers differ there; deps.md).
+- A PUT whose reply was lost is sent again, and may then be refused because of its own success. So every conditional PUT
+  carries a writer id in the object's metadata; after a 412 the id in the bucket decides who won.
+- A multipart upload that fails is aborted; its parts do not stay in the bucket.
+- After `Unavailable` from a put, whether the object is there is unknown.
+
+Everything bound to an event loop is made on first use, so the store can live on a loop in a thread of its own.
+Payloads are not signed: TLS, or the CRC32C of our formats, guards them, and SHA-256 would cost more CPU than all else.
+
+Entry: `S3ObjectStore`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeVar
+
+from botocore.exceptions import ClientError
+
+from runtime.clock import Clock
+from runtime.errors import Closed, ConfigError, InvalidInput
+from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabilities
+from storage.object_store_common import (
+    MergedRange,
+    Retrier,
+    StoreUnsupported,
+    Transient,
+    body_size,
+    check_key,
+    check_ranges,
+    gather_or_cancel,
+    join_body,
+    merge_ranges,
+    past_end,
+    probe_store,
+    split_merged,
+)
+from storage.object_store_s3_client import WRITER_ID, open_client, payload
+from storage.object_store_s3_errors import ATTEMPT_ERRORS, BucketMissing, classify
+from storage.object_store_s3_multipart import MIN_PART_BYTES, MultipartUpload
+from storage.object_store_stats import OperationStats, StoreStats
+from storage.settings import S3Settings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Request = Callable[[Any, asyncio.Timeout], Awaitable[T]]
+"""One attempt: gets the aiobotocore client and the time-out it runs under."""
+
+MIN_BYTES_PER_S: Final = 1 << 20
+"""An attempt gets its time-out plus a second for each MiB it moves: slower than that, a retry on another connection
+is the better bet."""
+MAX_PUT_BYTES: Final = 5 << 30
+"""S3's bound on a single PUT, and so on a conditional create."""
+DELETE_BATCH: Final = 1000
+LIST_PAGE: Final = 1000
+START_BUDGET_S: Final = 5.0
+"""How long `start` tries before it says clearly what is wrong; the caller repeats it."""
+
+
+class S3ObjectStore:
+    """An `ObjectStore` on an S3 server. The constructor does no I/O. Raises `ConfigError` for wrong settings."""
+
+    def __init__(self, settings: S3Settings, clock: Clock, rng: random.Random) -> None:
+        _check_settings(settings)
+        self._settings = settings
+        self._clock = clock
+        self._endpoint = settings.endpoint or f"AWS S3 ({settings.region})"
+        self._bucket = settings.bucket
+        self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
+        self._retrier = Retrier(clock, rng)
+        self._slots = asyncio.Semaphore(settings.max_concurrency)
+        self._opening = asyncio.Lock()
+        self._resources = AsyncExitStack()
+        self._client: Any = None
+        self._closed = False
+        self.stats = StoreStats(clock)
+
+    @property
+    def url(self) -> str:
+        """See `ObjectStore.url`."""
+        return f"s3://{self._bucket}/{self._prefix} at {self._endpoint}"
+
+    async def start(self) -> None:
+        """Connect, and find or create the bucket. May be called again after a failure; other calls do not need it.
+
+        Raises `Unavailable` (nothing answers there, or the bucket is missing) and `ConfigError` (access refused).
+        """
+        stats = self.stats.operation("start")
+        try:
+            await self._call(stats, "finding the bucket", "", self._head_bucket, budget_s=START_BUDGET_S)
+        except ObjectNotFound as error:
+            if not self._settings.create_bucket:
+                raise BucketMissing(
+                    f"bucket {self._bucket} does not exist at {self._endpoint}",
+                    hint="create it, or set s3.create_bucket = true",
+                ) from error
+            await self._call(stats, "creating the bucket", "", self._create_bucket, budget_s=START_BUDGET_S)
+            log.info("bucket created", extra={"bucket": self._bucket, "endpoint": self._endpoint})
+
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
+        """See `ObjectStore.put`. `modified_ms` is this machine's time."""
+        name = self._name(key)
+        size = body_size(body)
+        with self.stats.measure("put") as stats:
+            if if_absent:
+                if size > MAX_PUT_BYTES:
+                    raise InvalidInput(f"a conditional create takes at most {MAX_PUT_BYTES} bytes, {key} has {size}")
+                etag = await self._create(stats, key, name, join_body(body))
+            elif size >= self._settings.multipart_bytes:
+                upload = MultipartUpload(self._call, self._bucket, key, name, self._settings.multipart_bytes)
+                etag = await upload.run(stats, body, size)
+            else:
+                etag = await self._put(stats, key, name, join_body(body))
+            stats.bytes_out += size
+            return ObjectInfo(key, size, etag, self._clock.time_ms())
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        name = self._name(key)
+
+        async def request(client: Any, deadline: asyncio.Timeout) -> bytes:
+            return await _read(await client.get_object(Bucket=self._bucket, Key=name), deadline)
+
+        with self.stats.measure("get") as stats:
+            data = await self._call(stats, "get", key, request)
+            stats.bytes_in += len(data)
+            return data
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See `ObjectStore.get_ranges`. Ranges at most `MERGE_GAP_BYTES` apart share a GET."""
+        name = self._name(key)
+        check_ranges(key, ranges)
+        with self.stats.measure("get_ranges") as stats:
+            merged = merge_ranges(ranges)
+            reads = await gather_or_cancel([self._get_range(stats, key, name, one) for one in merged])
+            return split_merged(ranges, [*zip(merged, reads, strict=True)])
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        name = self._name(key)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> ObjectInfo:
+            answer = await client.head_object(Bucket=self._bucket, Key=name)
+            modified_ms = int(answer["LastModified"].timestamp() * 1000)
+            return ObjectInfo(key, int(answer["ContentLength"]), answer["ETag"].strip('"'), modified_ms)
+
+        with self.stats.measure("head") as stats:
+            return await self._call(stats, "head", key, request)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """See `ObjectStore.list`. Each page begins after the last key of the one before: it can be repeated."""
+        after = self._prefix + start_after if start_after else ""
+        more = True
+        while more:
+            arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": LIST_PAGE}
+            if after:
+                arguments["StartAfter"] = after
+
+            async def request(client: Any, _deadline: asyncio.Timeout, arguments: Any = arguments) -> Any:
+                return await client.list_objects_v2(**arguments)
+
+            with self.stats.measure("list") as stats:
+                page = await self._call(stats, "list", prefix, request)
+            contents = page.get("Contents", [])
+            for entry in contents:
+                yield ObjectInfo(
+                    entry["Key"].removeprefix(self._prefix),
+                    int(entry["Size"]),
+                    entry["ETag"].strip('"'),
+                    int(entry["LastModified"].timestamp() * 1000),
+                )
+            more = bool(page["IsTruncated"] and contents)
+            after = contents[-1]["Key"] if contents else after
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See `ObjectStore.delete`. 1,000 keys to a request, one request after the other."""
+        names = list(dict.fromkeys(self._name(key) for key in keys))
+        for first in range(0, len(names), DELETE_BATCH):
+            batch = {"Objects": [{"Key": name} for name in names[first : first + DELETE_BATCH]], "Quiet": True}
+
+            async def request(client: Any, _deadline: asyncio.Timeout, batch: Any = batch) -> None:
+                answer = await client.delete_objects(Bucket=self._bucket, Delete=batch)
+                _check_deleted(answer.get("Errors", []))
+
+            with self.stats.measure("delete") as stats:
+                await self._call(stats, "delete", names[first], request)
+
+    async def probe(self) -> StoreCapabilities:
+        """See `ObjectStore.probe`. Finds or creates the bucket first (`start`)."""
+        await self.start()
+        return await probe_store(self, self._endpoint)
+
+    async def close(self) -> None:
+        """See `ObjectStore.close`. Calls under way should have ended; what they get otherwise is undefined."""
+        self._closed = True
+        async with self._opening:
+            self._client = None
+            await self._resources.aclose()
+
+    # -- single requests -----------------------------------------------------------------------------------------------
+
+    async def _put(self, stats: OperationStats, key: str, name: str, data: bytes) -> str:
+        async def request(client: Any, _deadline: asyncio.Timeout) -> str:
+            answer = await client.put_object(Bucket=self._bucket, Key=name, Body=payload(data))
+            return str(answer["ETag"]).strip('"')
+
+        return await self._call(stats, "put", key, request, size=len(data))
+
+    async def _create(self, stats: OperationStats, key: str, name: str, data: bytes) -> str:
+        # From the system's entropy and not from `rng`: two writers must differ, whatever their seeds.
+        writer = secrets.token_hex(16)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> str:
+            try:
+                answer = await client.put_object(
+                    Bucket=self._bucket, Key=name, Body=payload(data), IfNoneMatch="*", Metadata={WRITER_ID: writer}
+                )
+            except ClientError as error:
+                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:
+                    raise
+                answer = await self._own_success(client, name, writer, error)
+            return str(answer["ETag"]).strip('"')
+
+        return await self._call(stats, "conditional create", key, request, size=len(data))
+
+    async def _own_success(self, client: Any, name: str, writer: str, refusal: ClientError) -> Any:
+        """After a 412: what HEAD says of the object if this call wrote it; raises `refusal` if somebody else did.
+
+        Asked even on a first attempt: aiohttp repeats a PUT by itself when a kept connection breaks.
+        """
+        try:
+            answer = await client.head_object(Bucket=self._bucket, Key=name)
+        except ClientError as error:
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
+                raise refusal from None  # it was there, and was deleted since
+            raise
+        if answer.get("Metadata", {}).get(WRITER_ID) != writer:
+            raise refusal
+        return answer
+
+    async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> bytes:
+        async def request(client: Any, deadline: asyncio.Timeout) -> bytes:
+            wanted = f"bytes={one.start}-{one.end - 1}"
+            answer = await client.get_object(Bucket=self._bucket, Key=name, Range=wanted)
+            if "ContentRange" not in answer:
+                answer["Body"].close()
+                raise StoreUnsupported(f"{self._endpoint} ignores the Range header of a GET")
+            return await _read(answer, deadline)
+
+        data = await self._call(stats, "range get", key, request, size=one.end - one.start)
+        if len(data) != one.end - one.start:
+            raise past_end(key, one.start, one.end)
+        stats.bytes_in += len(data)
+        return data
+
+    async def _head_bucket(self, client: Any, _deadline: asyncio.Timeout) -> None:
+        await client.head_bucket(Bucket=self._bucket)
+
+    async def _create_bucket(self, client: Any, _deadline: asyncio.Timeout) -> None:
+        arguments: dict[str, Any] = {"Bucket": self._bucket}
+        if self._settings.region != "us-east-1":
+            arguments["CreateBucketConfiguration"] = {"LocationConstraint": self._settings.region}
+        try:
+            await client.create_bucket(**arguments)
+        except ClientError as error:
+            # Another broker was faster; if it belongs to somebody else, the first access says so.
+            if error.response.get("Error", {}).get("Code") not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise
+
+    # -- around every request ------------------------------------------------------------------------------------------
+
+    def _name(self, key: str) -> str:
+        return check_key(self._prefix + check_key(key))
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            async with self._opening:
+                if self._closed:
+                    raise Closed(f"the object store {self.url} is closed")
+                if self._client is None:
+                    self._client = await open_client(self._settings, self._resources)
+        return self._client
+
+    async def _call(
+        self,
+        stats: OperationStats,
+        what: str,
+        key: str,
+        request: Request[T],
+        *,
+        size: int = 0,
+        budget_s: float | None = None,
+    ) -> T:
+        """Run `request`, which moves about `size` bytes, with retries, a time-out an attempt and a bound on all."""
+
+        async def attempt() -> T:
+            try:
+                client = await self._connected()
+                async with self._slots:
+                    timeout_s = self._settings.request_timeout_ms / 1000 + size / MIN_BYTES_PER_S
+                    async with asyncio.timeout(timeout_s) as deadline:
+                        return await request(client, deadline)
+            except ATTEMPT_ERRORS as error:
+                raise classify(error, what=what, key=key, bucket=self._bucket, endpoint=self._endpoint) from error
+
+        budget = min(self._settings.retry_budget_ms / 1000, budget_s or float("inf"))
+        subject = f"{what} {key} in {self.url}" if key else f"{what} {self._bucket} at {self._endpoint}"
+        hint = f"is an S3 server running and healthy at {self._endpoint}? Check s3.endpoint"
+        return await self._retrier.run(subject, hint, budget, stats, attempt)
+
+
+async def _read(answer: Any, deadline: asyncio.Timeout) -> bytes:
+    """The body of an answer, complete, or `Transient`."""
+    size = int(answer["ContentLength"])
+    when = deadline.when()
+    assert when is not None
+    deadline.reschedule(when + size / MIN_BYTES_PER_S)
+    async with answer["Body"] as stream:
+        data: bytes = await stream.read()
+    if len(data) != size:
+        raise Transient(f"the answer ended after {len(data)} of {size} bytes")
+    return data
+
+
+def _check_deleted(errors: Sequence[Any]) -> None:
+    """Raise the first of a batch delete's errors as if it had come alone; absent keys are success."""
+    for error in errors:
+        if error.get("Code") not in ("NoSuchKey", None):
+            status = {"InternalError": 500, "AccessDenied": 403}.get(error["Code"], 400)
+            raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "DeleteObjects")
+
+
+def _check_settings(settings: S3Settings) -> None:
+    if not settings.bucket:
+        raise ConfigError("s3.endpoint is set but s3.bucket is not", hint="name the bucket: --bucket NAME")
+    if settings.endpoint and not settings.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"s3.endpoint is {settings.endpoint!r}", hint="it begins with http:// or https://")
+    if bool(settings.access_key_id) != bool(settings.secret_access_key):
+        raise ConfigError("one of s3.access_key_id and s3.secret_access_key is set", hint="set both, or neither")
+    if settings.multipart_bytes < MIN_PART_BYTES:
+        raise ConfigError(f"s3.multipart_bytes is {settings.multipart_bytes}", hint=f"at least {MIN_PART_BYTES}")
+    for field in ("max_concurrency", "request_timeout_ms", "retry_budget_ms"):
+        if getattr(settings, field) < 1:
+            raise ConfigError(f"s3.{field} is {getattr(settings, field)}", hint="at least 1")

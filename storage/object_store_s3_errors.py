@@ -1,0 +1,123 @@
+"""What an S3 server's answers mean: which are worth another attempt, and what the others are called here.
+
+`classify` turns what botocore and aiohttp raise into `Transient` (the retry loop goes on) or into the error for the
+caller. The codes are those of "Error responses" in the Amazon S3 API reference, which other servers use too.
+
+Entry: `classify`, `ATTEMPT_ERRORS`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    ReadTimeoutError,
+    SSLError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.parsers import ResponseParserError
+
+from runtime.errors import ConfigError, InvalidInput, Unavailable
+from storage.object_store import ObjectExists, ObjectNotFound
+from storage.object_store_common import StoreAccessDenied, StoreUnsupported, Transient
+
+ATTEMPT_ERRORS: Final = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
+"""Everything that an attempt may raise and `classify` understands; the rest is a defect."""
+
+_NETWORK_ERRORS: Final = (
+    BotoConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    ResponseParserError,
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+)
+_CREDENTIAL_ERRORS: Final = (NoCredentialsError, PartialCredentialsError, ProfileNotFound)
+_TRANSIENT_CODES: Final = frozenset(
+    {
+        "ConditionalRequestConflict",  # 409: a concurrent conditional put; S3 asks for another attempt
+        "OperationAborted",  # 409: a conflicting operation on the bucket
+        "RequestTimeout",  # 400: the body came too slowly
+        "ExpiredToken",  # botocore fetches new temporary credentials before the next attempt
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "Throttling",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+        "TooManyRequests",
+    }
+)
+_ACCESS_HINTS: Final = {
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "InvalidAccessKeyId": "check s3.access_key_id, or AWS_ACCESS_KEY_ID in the environment",
+    "SignatureDoesNotMatch": "check s3.secret_access_key, or AWS_SECRET_ACCESS_KEY in the environment",
+}
+_ACCESS_HINT: Final = "check the credentials and that their policy allows the bucket"
+_REGION_CODES: Final = frozenset(
+    {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
+)
+
+
+class BucketMissing(Unavailable):
+    """The bucket does not exist (yet). Retriable: somebody may create it."""
+
+
+def classify(error: BaseException, *, what: str, key: str, bucket: str, endpoint: str) -> Exception:
+    """The error that `error`, raised by one attempt of `what` on `key`, stands for."""
+    if isinstance(error, ClientError):
+        return _classify_answer(error, what=what, key=key, bucket=bucket, endpoint=endpoint)
+    if isinstance(error, _CREDENTIAL_ERRORS):
+        return StoreAccessDenied(
+            f"no usable credentials for {endpoint}: {error}",
+            hint="set s3.access_key_id and s3.secret_access_key, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if isinstance(error, (*_NETWORK_ERRORS, CredentialRetrievalError)):
+        return Transient(_network_reason(error, endpoint))
+    return ConfigError(f"{what} cannot be sent to {endpoint}: {error}", hint="check the section [s3]")
+
+
+def _network_reason(error: BaseException, endpoint: str) -> str:
+    if isinstance(error, SSLError):
+        return f"the TLS connection to {endpoint} failed: {error}"
+    if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
+        return f"cannot connect to {endpoint}"
+    if isinstance(error, ReadTimeoutError | TimeoutError):
+        return f"no answer from {endpoint} in time"
+    return f"the connection to {endpoint} broke: {error or type(error).__name__}"
+
+
+def _classify_answer(error: ClientError, *, what: str, key: str, bucket: str, endpoint: str) -> Exception:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    text = str(error.response.get("Error", {}).get("Message", "") or code)
+    answer = f"{endpoint} answered {status} {code}" + (f": {text}" if text not in (code, "") else "")
+    if code == "NotImplemented" or status == 501:
+        return StoreUnsupported(f"{what} is not supported: {answer}")
+    if code in _TRANSIENT_CODES or status >= 500 or status in (408, 429):
+        return Transient(answer)
+    if code == "NoSuchBucket":
+        return BucketMissing(
+            f"bucket {bucket} does not exist at {endpoint}", hint="create it, or set s3.create_bucket = true"
+        )
+    if status == 412 or code == "PreconditionFailed":
+        return ObjectExists(f"object {key} exists in bucket {bucket} at {endpoint}")
+    if status == 404:
+        return ObjectNotFound(f"object {key} does not exist in bucket {bucket} at {endpoint}")
+    if code in _REGION_CODES or status in (301, 307):
+        return ConfigError(f"{what} was sent to the wrong region: {answer}", hint="check s3.region and s3.endpoint")
+    if code in _ACCESS_HINTS or status in (401, 403):
+        return StoreAccessDenied(f"{what} was refused: {answer}", hint=_ACCESS_HINTS.get(code, _ACCESS_HINT))
+    return InvalidInput(f"{what} was refused: {answer}")
