@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Install what the tests and examples need beyond Python packages, into a cache of the user's.
+
+    python localstack/install.py {minio|localstack|kcat|all}
+
+prints one line `<kind> <path of the executable>` each. What is there already is left alone; several callers may run at
+once (a lock file each kind). The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`;
+deleting it is safe.
+
+- minio: built from source by the Go toolchain (MinIO publishes no binaries any more). About 3 minutes on two cores.
+- localstack: an environment of its own, because its requirements clash with ours. About 40 seconds.
+- kcat: the one on PATH; else Debian's or Ubuntu's packages, unpacked without installing them. A few seconds.
+
+Exit codes: 0 all is there; 1 something could not be installed (said on stderr, one line each, `missing: <kind>: why`).
+Needs the standard library only, and never has the repository's root on `sys.path`: this folder's name is also that of
+the package `localstack`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+MINIO_MODULE = "github.com/minio/minio"
+MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
+"""The last commit of the archived repository. The Go module proxy knows no release tags of MinIO, only commits."""
+
+LOCALSTACK_VERSION = "4.14.0" if sys.version_info >= (3, 12) else "4.8.1"
+"""4.14.0 needs Python 3.12; 4.8.1 runs on 3.11. Both create conditionally."""
+LOCALSTACK_PACKAGES = (
+    f"localstack-core[base-runtime]=={LOCALSTACK_VERSION}",
+    # Newer ones break the versions above when they are imported.
+    "cbor2<6",
+    "cryptography<46",
+    "pyopenssl<25.2",
+    "service-identity<25",
+)
+
+KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "libzstd1", "libssl3", "zlib1g")
+"""kcat and what it is linked with, less the C library. Which of them a release of the distribution has, varies."""
+
+COMMAND_TIMEOUT_S = 1800
+
+
+class Missing(Exception):
+    """Something cannot be installed here; the message says why."""
+
+
+def cache_dir() -> Path:
+    """The cache of the user's; not created yet."""
+    chosen = os.environ.get("TIDELOG_CACHE")
+    if chosen:
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tidelog"
+
+
+@contextlib.contextmanager
+def locked(kind: str) -> Iterator[None]:
+    """Only one process at a time installs `kind`; the others wait and then find it there."""
+    path = cache_dir() / f"{kind}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run(command: Sequence[str | Path], *, cwd: Path, **environment: str) -> None:
+    """Run a command quietly in `cwd`; raise `Missing` with the end of its output when it fails."""
+    try:
+        result = subprocess.run(
+            [str(part) for part in command],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": "", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Missing(f"{command[0]} did not run: {error}") from error
+    if result.returncode != 0:
+        tail = " | ".join(result.stdout.strip().splitlines()[-3:])
+        raise Missing(f"`{' '.join(map(str, command[:4]))} …` failed: {tail}")
+
+
+def minio_path() -> Path:
+    """Where the MinIO binary is or will be."""
+    return cache_dir() / f"minio-{MINIO_VERSION}" / "minio"
+
+
+def install_minio(work: Path) -> None:
+    """Build MinIO with `go install`."""
+    go = shutil.which("go")
+    if go is None:
+        raise Missing("no `go` on PATH, and MinIO is published as source only")
+    built = work / "bin"
+    options = ["-trimpath", "-ldflags=-s -w"]  # 40 MB smaller
+    run([go, "install", *options, f"{MINIO_MODULE}@{MINIO_VERSION}"], cwd=work, GOBIN=str(built), CGO_ENABLED="0")
+    run([built / "minio", "--version"], cwd=work)
+    minio_path().parent.mkdir(parents=True, exist_ok=True)
+    (built / "minio").replace(minio_path())
+
+
+def localstack_path() -> Path:
+    """The Python of LocalStack's environment."""
+    release = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return cache_dir() / f"localstack-{LOCALSTACK_VERSION}-{release}" / "bin" / "python"
+
+
+def install_localstack(work: Path) -> None:
+    """Make an environment and install LocalStack with pip. An environment cannot be moved: a link marks it complete."""
+    environment = localstack_path().parent.parent
+    contents = environment.with_name(environment.name + ".d")
+    shutil.rmtree(contents, ignore_errors=True)
+    run([sys.executable, "-m", "venv", contents], cwd=work)
+    python = contents / "bin" / "python"
+    run([python, "-m", "pip", "install", "--quiet", "--no-input", *LOCALSTACK_PACKAGES], cwd=work)
+    run([python, "-c", "import localstack.runtime.main, hypercorn"], cwd=work)
+    environment.unlink(missing_ok=True)
+    environment.symlink_to(contents.name)
+
+
+def kcat_path() -> Path:
+    """The kcat on PATH, or else the wrapper in the cache."""
+    found = shutil.which("kcat")
+    return Path(found) if found else cache_dir() / "kcat" / "kcat"
+
+
+def install_kcat(work: Path) -> None:
+    """Unpack the distribution's packages, and write a wrapper that finds their libraries."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise Missing("no `kcat` on PATH, and no apt-get to fetch its package: install kcat")
+    downloads = work / "downloads"
+    downloads.mkdir()
+    downloads.chmod(0o777)  # apt fetches as another user, where it can
+    try:
+        run(["apt-get", "download", "kcat"], cwd=downloads)
+    except Missing:
+        if os.geteuid() != 0:
+            raise
+        run(["apt-get", "update"], cwd=downloads)
+        run(["apt-get", "download", "kcat"], cwd=downloads)
+    for package in KCAT_PACKAGES[1:]:
+        with contextlib.suppress(Missing):  # named otherwise in this release, or not needed; the run below decides
+            run(["apt-get", "download", package], cwd=downloads)
+    root = work / "root"
+    for archive in sorted(downloads.glob("*.deb")):
+        run(["dpkg-deb", "-x", archive, root], cwd=work)
+    target = kcat_path().parent
+    libraries = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.so.*")})
+    wrapper = root / "kcat"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        'here=$(dirname "$(readlink -f "$0")")\n'
+        f'LD_LIBRARY_PATH="{":".join("$here/" + path for path in libraries)}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"\n'
+        "export LD_LIBRARY_PATH\n"
+        'exec "$here/usr/bin/kcat" "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    run([wrapper, "-V"], cwd=work)
+    shutil.rmtree(target, ignore_errors=True)
+    root.replace(target)
+
+
+KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
+    "minio": (minio_path, install_minio),
+    "localstack": (localstack_path, install_localstack),
+    "kcat": (kcat_path, install_kcat),
+}
+
+
+def install(kind: str) -> Path:
+    """The path of `kind`'s executable, installed now if it was not there. Raises `Missing`."""
+    path, make = KINDS[kind]
+    if path().exists():
+        return path()
+    try:
+        with locked(kind):
+            if not path().exists():
+                with tempfile.TemporaryDirectory(prefix=f"{kind}.", dir=cache_dir()) as work:
+                    make(Path(work))
+    except OSError as error:
+        raise Missing(f"cannot write the cache {cache_dir()}: {error}") from error
+    return path()
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in (*KINDS, "all"):
+        print(f"usage: python localstack/install.py {{{'|'.join([*KINDS, 'all'])}}}", file=sys.stderr)
+        return 2
+    failed = False
+    for kind in KINDS if arguments[0] == "all" else arguments:
+        try:
+            print(f"{kind} {install(kind)}", flush=True)
+        except Missing as error:
+            failed = True
+            print(f"missing: {kind}: {error}", file=sys.stderr, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
