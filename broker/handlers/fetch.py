@@ -1,0 +1,285 @@
+"""Fetch (1): record batches from memory or the bucket, with long polls.
+
+- Batches are whole, and the one that contains the offset comes even if it lies before it. The first partition that has
+  data sends at least one batch, whatever the limits; later ones keep to them.
+- The request waits until `min_bytes` are there, `max_wait` is over, or any partition has an error or a diverging epoch.
+- Hot partitions are answered at once; cold ones are read side by side, each inside its share of the response.
+- Leader epochs are checked (KIP-320). Consumers are told of a diverging epoch from v12, of an unknown topic id from
+  v13, and of the new leader from v16 (KIP-951).
+- Fetch sessions (KIP-227) are declined: the session id is always 0 and every response is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from broker.errors import (
+    FENCED_LEADER_EPOCH,
+    FETCH_SESSION_ID_NOT_FOUND,
+    INVALID_FETCH_SESSION_EPOCH,
+    NOT_LEADER_OR_FOLLOWER,
+    fetch_code,
+)
+from broker.handlers.epochs import check_leader_epoch
+from broker.handlers.leaders import current_leader, endpoints
+from broker.services import ApiHandler, RequestContext
+from broker.wire.fetch import (
+    API_KEY,
+    FIRST_WITH_TOPIC_ID,
+    MAX_VERSION,
+    MIN_VERSION,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    FetchTopicResponse,
+    PartitionData,
+)
+from runtime.errors import TidelogError
+from stream.errors import OffsetOutOfRange
+
+if TYPE_CHECKING:
+    from stream.partition_log import FetchResult, PartitionLog
+
+_FIRST_WITH_LEADERS = 16
+_READ_COMMITTED = 1
+_FULL_FETCH_EPOCHS = (0, -1)
+"""Session epochs of a request that names all its partitions (KIP-227)."""
+MAX_COLD_READS = 16
+"""Cold partitions read for one request at a time; the others come with the next request."""
+COLD_READ_TIMEOUT_S = 15.0
+"""A response must leave before clients give up (30 s and more); what was read meanwhile stays in the cache."""
+_REREAD_PAUSE_S = 0.005
+"""Between two looks at a partition that grows in small steps towards a large `min_bytes`."""
+_BASE_OFFSET = Struct(">q")
+_LAST_OFFSET_DELTA = Struct(">i")
+_LAST_OFFSET_DELTA_AT = 23
+
+
+class _Slot:
+    """One partition of the request, and what is known of it so far."""
+
+    __slots__ = ("data", "log", "size", "spec", "topic")
+
+    def __init__(self, topic: FetchTopic, spec: FetchPartition) -> None:
+        self.topic = topic
+        self.spec = spec
+        self.data = PartitionData(spec.partition)
+        self.log: PartitionLog | None = None
+        self.size = 0
+
+
+class _Fetch:
+    """One Fetch request on its way."""
+
+    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
+        self._context = context
+        self._services = context.services
+        self._request = request
+        self._committed = request.isolation_level == _READ_COMMITTED
+        self._by_id = context.api_version >= FIRST_WITH_TOPIC_ID
+        self._slots = [_Slot(topic, spec) for topic in request.topics for spec in topic.partitions]
+        self._limit = min(request.max_bytes, context.services.kafka.fetch_max_bytes)
+        self._size = 0
+        self._urgent = not self._slots
+        self._cold: list[tuple[_Slot, asyncio.Task[FetchResult]]] = []
+
+    async def run(self) -> FetchResponse:
+        """Collect until there is enough or the time is over."""
+        request = self._request
+        await self._collect(self._slots)
+        if self._urgent or self._size >= request.min_bytes or request.max_wait_ms <= 0:
+            return self._response()
+        clock = self._services.clock
+        deadline = clock.monotonic() + request.max_wait_ms / 1000
+        changed: dict[_Slot, None] = {}
+        wake = asyncio.Event()
+        removers = [self._listen(slot, changed, wake) for slot in self._slots if slot.log is not None]
+        try:
+            # A cold read may have let time pass in which a watermark moved unheard.
+            again: Iterable[_Slot] = [slot for slot in self._slots if self._may_have_more(slot)]
+            while True:
+                await self._collect(again)
+                remaining = deadline - clock.monotonic()
+                if self._urgent or self._size >= request.min_bytes or remaining <= 0:
+                    return self._response()
+                await _wait(wake, remaining)
+                if self._size:
+                    await asyncio.sleep(_REREAD_PAUSE_S)
+                wake.clear()
+                again = list(changed)
+                changed.clear()
+        finally:
+            for remove in removers:
+                remove()
+
+    def _listen(self, slot: _Slot, changed: dict[_Slot, None], wake: asyncio.Event) -> Callable[[], None]:
+        def moved() -> None:
+            changed[slot] = None
+            wake.set()
+
+        assert slot.log is not None
+        return slot.log.add_watermark_listener(moved)
+
+    def _may_have_more(self, slot: _Slot) -> bool:
+        log = slot.log
+        if log is None or log.closed:
+            return True
+        return (log.last_stable_offset if self._committed else log.high_watermark) > slot.spec.fetch_offset
+
+    # --- collecting ------------------------------------------------------------------------------------------------
+
+    async def _collect(self, slots: Iterable[_Slot]) -> None:
+        """Read these partitions (again), in order. What they held before is dropped from the response."""
+        for slot in slots:
+            self._size -= slot.size
+            slot.size = 0
+            slot.data = PartitionData(slot.spec.partition)
+            try:
+                self._look_at(slot)
+            except TidelogError as error:
+                self._fail(slot, error)
+        if self._cold:
+            await self._finish_cold()
+
+    def _look_at(self, slot: _Slot) -> None:
+        topic, spec = slot.topic, slot.spec
+        partitions = self._services.partitions
+        if self._by_id:
+            log = partitions.get_by_id(topic.topic_id, spec.partition)
+        else:
+            log = partitions.get(topic.name, spec.partition)
+        slot.log = log
+        check_leader_epoch(log, spec.current_leader_epoch)
+        if spec.last_fetched_epoch >= 0 and self._diverges(slot, log):
+            return
+        room = self._limit - self._size - sum(reserved.size for reserved, _ in self._cold)
+        limit = max(min(spec.partition_max_bytes, room), 0)
+        first = self._size == 0 and not self._cold
+        if limit == 0 and not first:
+            self._fill(slot, log)
+            return
+        found = log.read_hot(spec.fetch_offset, limit, committed=self._committed)
+        if found is None:
+            if len(self._cold) < MAX_COLD_READS:
+                work = log.read(spec.fetch_offset, limit, committed=self._committed, minimum_one=first)
+                self._cold.append((slot, asyncio.get_running_loop().create_task(work)))
+                slot.size = limit
+            self._fill(slot, log)
+            return
+        self._fill(slot, log)
+        if found.size_bytes <= limit or first:
+            self._take(slot, found)
+
+    def _diverges(self, slot: _Slot, log: PartitionLog) -> bool:
+        """KIP-595/320: whether the log has another history than the one this reader has read."""
+        spec = slot.spec
+        epoch, end_offset = log.end_offset_for_epoch(spec.last_fetched_epoch)
+        if epoch < 0:
+            raise OffsetOutOfRange(f"leader epoch {spec.last_fetched_epoch} is not known here")
+        if epoch >= spec.last_fetched_epoch and end_offset >= spec.fetch_offset:
+            return False
+        self._fill(slot, log)
+        slot.data.diverging_epoch = (epoch, end_offset)
+        self._urgent = True
+        return True
+
+    def _fill(self, slot: _Slot, log: PartitionLog) -> None:
+        data = slot.data
+        data.high_watermark = log.high_watermark
+        data.last_stable_offset = log.last_stable_offset
+        data.log_start_offset = log.log_start_offset
+        if self._committed:
+            data.aborted_transactions = ()
+
+    def _take(self, slot: _Slot, found: FetchResult) -> None:
+        if found.size_bytes:
+            slot.data.records = found.records
+            slot.size = found.size_bytes
+            self._size += found.size_bytes
+            if self._committed:
+                slot.data.aborted_transactions = found.aborted
+
+    def _fail(self, slot: _Slot, error: TidelogError) -> None:
+        code = fetch_code(error)
+        slot.data = PartitionData(slot.spec.partition, code)
+        self._urgent = True
+        if code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH) and self._context.api_version >= _FIRST_WITH_LEADERS:
+            image = self._services.controller.image
+            topic = slot.topic
+            slot.data.current_leader = current_leader(image, topic.name, topic.topic_id, slot.spec.partition)
+
+    async def _finish_cold(self) -> None:
+        cold, self._cold = self._cold, []
+        tasks = [task for _, task in cold]
+        try:
+            await asyncio.wait(tasks, timeout=COLD_READ_TIMEOUT_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for slot, task in cold:
+            slot.size = 0
+            if task.cancelled():
+                self._urgent = True  # answered without it: the next request finds it in the cache
+                continue
+            error = task.exception()
+            if isinstance(error, TidelogError):
+                self._fail(slot, error)
+                continue
+            found = task.result()
+            if slot.log is not None:
+                self._fill(slot, slot.log)
+            self._take(slot, found)
+
+    # --- answering -------------------------------------------------------------------------------------------------
+
+    def _response(self) -> FetchResponse:
+        topics: list[FetchTopicResponse] = []
+        slots = iter(self._slots)
+        leaders = []
+        for topic in self._request.topics:
+            answers = []
+            for _ in topic.partitions:
+                slot = next(slots)
+                answers.append(slot.data)
+                if slot.size and slot.log is not None:
+                    self._services.metrics.fetched(slot.log.topic, _count_records(slot.data), slot.size)
+                if slot.data.current_leader is not None:
+                    leaders.append(slot.data.current_leader.leader_id)
+            topics.append(FetchTopicResponse(topic.name, topic.topic_id, answers))
+        response = FetchResponse(topics)
+        if leaders:
+            response.node_endpoints = endpoints(self._services.controller.image, leaders)
+        return response
+
+
+def _count_records(data: PartitionData) -> int:
+    """Records in contiguous batches, from the first header and the last."""
+    first, last = data.records[0], data.records[-1]
+    (base,) = _BASE_OFFSET.unpack_from(first)
+    (last_base,) = _BASE_OFFSET.unpack_from(last)
+    (delta,) = _LAST_OFFSET_DELTA.unpack_from(last, _LAST_OFFSET_DELTA_AT)
+    return int(last_base + delta + 1 - base)
+
+
+async def _wait(wake: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    except TimeoutError:
+        return
+
+
+async def handle(context: RequestContext, request: FetchRequest) -> FetchResponse:
+    """Answer one Fetch request."""
+    if request.session_epoch not in _FULL_FETCH_EPOCHS:  # an incremental fetch in a session that we never gave out
+        code = FETCH_SESSION_ID_NOT_FOUND if request.session_id else INVALID_FETCH_SESSION_EPOCH
+        return FetchResponse(error_code=code)
+    return await _Fetch(context, request).run()
+
+
+APIS = [ApiHandler(API_KEY, MIN_VERSION, MAX_VERSION, handle)]
