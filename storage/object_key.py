@@ -2,7 +2,7 @@
 
 `{cluster id}/objects/{low byte, 2 hex digits}/{object id, 16 hex digits}`. The low byte comes first so that objects
 written one after another spread over 256 prefixes: S3 scales request rates by prefix. Quarantined data, which no
-metadata names, lies under `{cluster id}/quarantine/{stream id}/{WAL offset}`, both 16 hex digits.
+metadata names, lies under `{cluster id}/quarantine/{stream id}/{WAL offset}-{part}`, both 16 hex digits.
 
 Entry: `object_key`, `parse_object_key`.
 """
@@ -36,6 +36,6 @@ def parse_object_key(key: str) -> tuple[str, int] | None:
     return match["cluster"], object_id
 
 
-def quarantine_key(cluster_id: str, stream_id: int, wal_start: int) -> str:
-    """Where the records of a quarantined stream in the WAL range from `wal_start` (int64 bytes) are kept."""
-    return f"{cluster_id}/quarantine/{stream_id:016x}/{wal_start:016x}"
+def quarantine_key(cluster_id: str, stream_id: int, wal_start: int, part: int = 0) -> str:
+    """Where part `part` of a quarantined stream's records in the WAL range from `wal_start` (int64 bytes) is kept."""
+    return f"{cluster_id}/quarantine/{stream_id:016x}/{wal_start:016x}-{part}"

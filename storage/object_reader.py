@@ -1,9 +1,11 @@
 """Reads the tail of an object: footer and index, by one ranged GET unless the index is large.
 
-Entry: `load_index`.
+Entry: `load_tail`, `load_index`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from runtime.errors import CorruptData, InvalidInput
 from storage.object_format import (
@@ -44,10 +46,20 @@ def check_identity(footer: Footer, *, key: str, object_id: int | None, cluster_i
         raise corrupt(key, footer.index_position + footer.index_length, "cluster", wanted, footer.cluster.hex())
 
 
-async def load_index(
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of an object as it was read: a small object is in it whole."""
+
+    index: ObjectIndex
+    start: int
+    """Byte position of `data` in the object."""
+    data: bytes
+
+
+async def load_tail(
     store: ObjectStore, key: str, size: int, *, object_id: int | None = None, cluster_id: str | None = None
-) -> ObjectIndex:
-    """The checked index of the object at `key`, which is `size` bytes long.
+) -> Tail:
+    """The checked index of the object at `key`, which is `size` bytes long, and what was read with it.
 
     Raises `CorruptData`, `ObjectNotFound`, `Unavailable`.
     """
@@ -62,4 +74,11 @@ async def load_index(
         raw = tail[footer.index_position - start : index_end - start]
     else:
         raw = await get_range(store, key, footer.index_position, index_end)
-    return ObjectIndex.decode(raw, footer, key=key)
+    return Tail(ObjectIndex.decode(raw, footer, key=key), start, tail)
+
+
+async def load_index(
+    store: ObjectStore, key: str, size: int, *, object_id: int | None = None, cluster_id: str | None = None
+) -> ObjectIndex:
+    """The index alone; see `load_tail`."""
+    return (await load_tail(store, key, size, object_id=object_id, cluster_id=cluster_id)).index

@@ -1,0 +1,110 @@
+"""A cache bounded by bytes that evicts what was used least recently, and a table of work in flight.
+
+`ByteLru` holds data blocks and object indexes, each with the memory it costs, Python's overhead included. `Flights`
+makes sure that what several readers ask for at once is fetched once; a reader that goes away disturbs no other.
+
+Entry: `ByteLru`, `Flights`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from runtime.errors import TidelogError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+ENTRY_OVERHEAD_BYTES = 256
+"""What the cache itself spends on an entry: key tuple, dictionary slot, links."""
+
+
+class ByteLru(Generic[K, V]):
+    """Least recently used goes first. What alone is larger than the bound is not kept."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound_bytes = bound_bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def get(self, key: K) -> V | None:
+        """The value, now the most recently used; None when it is not here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Keep `value`, which costs `size` bytes of memory, and evict others until it fits."""
+        self.discard(key)
+        size += ENTRY_OVERHEAD_BYTES
+        if size > self._bound_bytes:
+            return
+        self._entries[key] = (value, size)
+        self.bytes += size
+        while self.bytes > self._bound_bytes:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self.bytes -= freed
+
+    def discard(self, key: K) -> None:
+        """Forget one entry, if it is here."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry[1]
+
+
+class Flights(Generic[K, V]):
+    """Work in flight by key. A future holds the value or the error, so that one nobody awaits is no complaint."""
+
+    def __init__(self) -> None:
+        self._futures: dict[K, asyncio.Future[V | TidelogError]] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._futures
+
+    def join(self, key: K) -> asyncio.Future[V | TidelogError] | None:
+        """The flight of `key`, if there is one. Wait for it with `outcome`."""
+        return self._futures.get(key)
+
+    def open(self, key: K) -> asyncio.Future[V | TidelogError]:
+        """Begin a flight; whoever opens it must land it."""
+        assert key not in self._futures
+        future: asyncio.Future[V | TidelogError] = asyncio.get_running_loop().create_future()
+        self._futures[key] = future
+        return future
+
+    def land(self, key: K, result: V | TidelogError) -> None:
+        """End a flight with a value or an error; one that has landed already stays as it is."""
+        future = self._futures.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    def land_all(self, error: TidelogError) -> None:
+        """End every flight by this error: nobody is left to land them."""
+        for key in list(self._futures):
+            self.land(key, error)
+
+    @staticmethod
+    async def outcome(future: asyncio.Future[V | TidelogError]) -> V:
+        """The value, or raise the error. Cancelling the waiter leaves the flight alone."""
+        result = await asyncio.shield(future)
+        if isinstance(result, TidelogError):
+            raise result
+        return result

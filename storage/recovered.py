@@ -1,0 +1,108 @@
+"""What a WAL held when it was opened, beyond what is in the bucket, until its streams are known. Sans-IO.
+
+At start the WAL's records are read before any stream is open. Which of them count is known stream by stream: those
+with a stream epoch of the current ownership (`owner_since_epoch`) follow the committed end without a gap. When all
+streams of the replica set are open, what is left belongs to streams that were deleted or moved away.
+
+Entry: `Recovered`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from storage.log_cache import Entry, Fate, LogCache, StreamLog
+from storage.records import StreamRecord
+from storage.wal import WalRecord
+
+log = logging.getLogger(__name__)
+
+
+class _Held:
+    """One recovered record, and the stream log that took it."""
+
+    __slots__ = ("epoch", "log", "record", "stream_id", "wal_end")
+
+    def __init__(self, record: WalRecord) -> None:
+        self.wal_end = record.end_offset
+        self.stream_id = record.stream_id
+        self.epoch = record.stream_epoch
+        self.record = StreamRecord(record.base_offset, record.count, record.payload)
+        self.log: StreamLog | None = None
+
+
+class Recovered:
+    """Recovered records in WAL order and by stream."""
+
+    def __init__(self, cache: LogCache) -> None:
+        self._cache = cache
+        self._held: list[_Held] = []
+        self._by_stream: dict[int, list[_Held]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, record: WalRecord) -> None:
+        """The next DATA record of the WAL that is not in the bucket."""
+        held = _Held(record)
+        self._held.append(held)
+        self._by_stream.setdefault(held.stream_id, []).append(held)
+        self._cache.add(len(held.record.payload))
+
+    def discard_before(self, wal_offset: int) -> None:
+        """What ends at or before `wal_offset` turned out to be committed. Before any stream is opened."""
+        gone = [held for held in self._held if held.wal_end <= wal_offset]
+        self._held = self._held[len(gone) :]
+        self._cache.forget(len(held.record.payload) for held in gone)
+        self._by_stream.clear()
+        for held in self._held:
+            self._by_stream.setdefault(held.stream_id, []).append(held)
+
+    def fill(self, stream_log: StreamLog) -> str:
+        """Give a stream that is being opened its records; it ends at its committed end and knows its epochs.
+
+        Returns what is wrong (a gap or an overlap), or an empty string. Then its records are left to be set aside.
+        """
+        found = self._by_stream.pop(stream_log.stream_id, [])
+        current = [held for held in found if held.epoch >= stream_log.owner_since_epoch]
+        if len(current) < len(found):
+            fields = {"stream": stream_log.stream_id, "records": len(found) - len(current)}
+            log.info("records of an earlier ownership do not count", extra=fields)
+        for held in current:
+            held.log = stream_log
+        for held in current:
+            if held.record.base_offset != stream_log.end_offset:
+                return (
+                    f"the WAL holds offset {held.record.base_offset} before WAL byte {held.wal_end}, "
+                    f"but offset {stream_log.end_offset} must follow"
+                )
+            stream_log.push(held.record)
+        return ""
+
+    def settle(self, is_ours: Callable[[int], bool]) -> tuple[list[Entry], list[StreamLog]]:
+        """All streams are open: the records to upload or set aside, in WAL order, and streams quarantined here.
+
+        What no stream took is dropped, unless `is_ours` says that the stream should have been opened: then it is
+        quarantined rather than lost. Both are logged, once, with the stream ids.
+        """
+        entries: list[Entry] = []
+        aside: dict[int, StreamLog] = {}
+        dropped: set[int] = set()
+        for held in self._held:
+            if held.log is None and held.stream_id in self._by_stream and is_ours(held.stream_id):
+                held.log = aside.setdefault(held.stream_id, StreamLog(held.stream_id, held.record.base_offset))
+            if held.log is not None:
+                entries.append(Entry(held.wal_end, held.log, held.record))
+            else:
+                dropped.add(held.stream_id)
+                self._cache.forget([len(held.record.payload)])
+        for stream_log in aside.values():
+            stream_log.fate = Fate.QUARANTINE
+            stream_log.reason = "it was not opened after the restart"
+        if aside:
+            log.error("streams were not opened, their records are set aside", extra={"streams": sorted(aside)})
+        if dropped:
+            log.warning("records of unknown streams need no upload", extra={"streams": sorted(dropped)})
+        self._held, self._by_stream = [], {}
+        return entries, list(aside.values())
