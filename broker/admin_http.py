@@ -42,7 +42,7 @@ MAX_PAGE = 1_000
 PROGRESS_INTERVAL_S = 0.5
 """Least time between two progress lines of a verification."""
 UPLOAD_TIMEOUT_MS = 60_000
-SHUTDOWN_S = 2.0
+SHUTDOWN_S = 1.0
 """How long requests in flight may take to end when the server closes."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -107,7 +107,7 @@ class AdminHttp:
                 web.post("/upload", self._upload),
             ]
         )
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         self._runner = runner
         server = runner.server
@@ -124,9 +124,6 @@ class AdminHttp:
         if self._listener is not None:
             await self._listener.close()
         if self._runner is not None:
-            server = self._runner.server
-            if server is not None:
-                await server.shutdown(SHUTDOWN_S)
             await self._runner.cleanup()
             self._runner = None
 
