@@ -17,8 +17,8 @@ from broker import topic_config
 from broker.services import Services
 from broker.topic_config import ConfigSource, ConfigType, Layers, Synonym
 
-INTER_BROKER_PROTOCOL = "4.0-IV3"
-"""What tools that gate their features by version are told; the wire ranges are Kafka 4.0's."""
+INTER_BROKER_PROTOCOL = "3.9-IV0"
+"""What tools that gate their features by version are told; the name of the metadata.version that ApiVersions says."""
 
 SENSITIVE_PARTS = ("secret", "password", "access_key", "token", "credential")
 DATA_DIR_KEYS = ("log.dirs", "data_dir", "node.data_dir")

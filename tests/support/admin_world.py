@@ -73,12 +73,10 @@ class WorldController:
             await self.gate.wait()
         return self.apply(command)
 
-    def register(self, broker_id: int, *, elect: bool = True) -> None:
-        self.apply(
-            c.RegisterBroker(broker_id, f"code{broker_id}", f"inc{broker_id}", "127.0.0.1", 9091 + broker_id, "", "")
-        )
-        if elect:
-            self.apply(c.Elect(broker_id, broker_id))
+    def register(self, broker_id: int, port: int = 0) -> None:
+        port = port or 9091 + broker_id
+        self.apply(c.RegisterBroker(broker_id, f"code{broker_id}", f"inc{broker_id}", "127.0.0.1", port, "", ""))
+        self.apply(c.Elect(broker_id, broker_id))
 
     def set_alive(self, broker_id: int, alive: bool) -> None:
         epoch = self.image.brokers[broker_id].registration_epoch

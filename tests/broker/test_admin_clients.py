@@ -1,0 +1,171 @@
+"""The admin APIs through real clients: confluent-kafka (librdkafka) and kafka-python, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from broker.handlers import (
+    acls,
+    configs,
+    delete_records,
+    describe_cluster,
+    describe_producers,
+    describe_topics,
+    elections,
+    log_dirs,
+    metadata,
+    topics,
+)
+from broker.server import KafkaServer
+from broker.settings import KafkaSettings
+from runtime.network import TcpNetwork
+from tests.support.admin_world import CLUSTER_ID, NODE_ID, AdminWorld
+
+MODULES = (
+    acls,
+    configs,
+    delete_records,
+    describe_cluster,
+    describe_producers,
+    describe_topics,
+    elections,
+    log_dirs,
+    metadata,
+    topics,
+)
+TIMEOUT_S = 20
+
+
+def with_broker(client: Callable[[str, AdminWorld], None], **broker_configs: str) -> None:
+    """Run `client(bootstrap, world)` in a thread beside a broker that serves the admin APIs."""
+
+    async def run() -> None:
+        world = AdminWorld(brokers=(), **broker_configs)
+        apis = [api for module in MODULES for api in module.APIS]
+        server = KafkaServer(world.services, apis, TcpNetwork(), KafkaSettings(port=0))
+        await server.start()
+        host, port = server.address
+        world.controller.register(NODE_ID, port=port)
+        try:
+            await asyncio.to_thread(client, f"{host}:{port}", world)
+        finally:
+            await server.close(0.1)
+
+    asyncio.run(run())
+
+
+def done(futures: dict[Any, Any]) -> list[Any]:
+    return [future.result(TIMEOUT_S) for future in futures.values()]
+
+
+def code_of(futures: dict[Any, Any]) -> int:
+    with pytest.raises(KafkaException) as failed:
+        done(futures)
+    return int(failed.value.args[0].code())
+
+
+def test_confluent_kafka_manages_topics() -> None:
+    def client(bootstrap: str, world: AdminWorld) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        done(admin.create_topics([NewTopic("t", 3, 1, config={"retention.ms": "1000"}), NewTopic("u")]))
+        listed = admin.list_topics(timeout=TIMEOUT_S)
+        assert listed.cluster_id == CLUSTER_ID
+        assert {name: len(topic.partitions) for name, topic in listed.topics.items()} == {"t": 3, "u": 4}
+        assert code_of(admin.create_topics([NewTopic("t", 1, 1)])) == 36
+        assert code_of(admin.create_topics([NewTopic("v", 1, 3)])) == 38
+        assert code_of(admin.create_topics([NewTopic("v", 1, 1, config={"retention.mss": "1"})])) == 40
+        done(admin.create_partitions([NewPartitions("t", 5)]))
+        assert code_of(admin.create_partitions([NewPartitions("t", 2)])) == 37
+        (described,) = done(admin.describe_topics(TopicCollection(["t"]), request_timeout=TIMEOUT_S))
+        assert [one.leader.id for one in described.partitions] == [NODE_ID] * 5
+        done(admin.delete_topics(["t", "u"]))
+        assert code_of(admin.delete_topics(["t"])) == 3
+        assert not world.controller.image.topics
+
+    with_broker(client)
+
+
+def test_confluent_kafka_reads_and_changes_configs() -> None:
+    def client(bootstrap: str, world: AdminWorld) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        done(admin.create_topics([NewTopic("t", 1, 1)]))
+        change = ConfigResource(
+            ResourceType.TOPIC,
+            "t",
+            incremental_configs=[
+                ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET),
+                ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND),
+            ],
+        )
+        done(admin.incremental_alter_configs([change]))
+        topic = ConfigResource(ResourceType.TOPIC, "t")
+        (found,) = done(admin.describe_configs([topic]))
+        assert (found["retention.ms"].value, found["retention.ms"].source) == ("5000", 1)
+        assert found["cleanup.policy"].value == "delete,compact"
+        assert list(found["retention.ms"].synonyms) == ["retention.ms", "log.retention.ms"]
+        (broker,) = done(admin.describe_configs([ConfigResource(ResourceType.BROKER, str(NODE_ID))]))
+        assert broker["tidelog.admin.url"].value == "http://127.0.0.1:1"
+        assert broker["num.partitions"].value == "4"
+
+    with_broker(client, tidelog__admin__url="http://127.0.0.1:1")
+
+
+def test_confluent_kafka_describes_the_cluster_deletes_records_and_is_told_of_acls() -> None:
+    def client(bootstrap: str, world: AdminWorld) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        done(admin.create_topics([NewTopic("t", 1, 1)]))
+        cluster = admin.describe_cluster(include_authorized_operations=True).result(TIMEOUT_S)
+        assert (cluster.cluster_id, [node.id for node in cluster.nodes]) == (CLUSTER_ID, [NODE_ID])
+        assert cluster.controller.id == NODE_ID
+        (deleted,) = done(admin.delete_records([TopicPartition("t", 0, 40)]))
+        assert deleted.low_watermark == 40
+        assert code_of(admin.delete_records([TopicPartition("t", 0, 101)])) == 1
+        acl = AclBinding(
+            ResourceType.TOPIC,
+            "t",
+            ResourcePatternType.LITERAL,
+            "User:a",
+            "*",
+            AclOperation.READ,
+            AclPermissionType.ALLOW,
+        )
+        assert code_of(admin.create_acls([acl])) == 54
+
+    with_broker(client)
+
+
+def test_kafka_python_manages_topics_and_configs() -> None:
+    kafka_admin = pytest.importorskip("kafka.admin")
+
+    def client(bootstrap: str, world: AdminWorld) -> None:
+        admin = kafka_admin.KafkaAdminClient(bootstrap_servers=bootstrap)
+        try:
+            admin.create_topics([kafka_admin.NewTopic("t", 2, 1)])
+            assert set(admin.list_topics()) == {"t"}
+            admin.create_partitions({"t": kafka_admin.NewPartitions(3)})
+            assert len(admin.describe_topics(["t"])[0]["partitions"]) == 3
+            assert admin.describe_cluster()["cluster_id"] == CLUSTER_ID
+            admin.delete_topics(["t"])
+            assert not world.controller.image.topics
+        finally:
+            admin.close()
+
+    with_broker(client)
