@@ -279,9 +279,9 @@ async def _grow(services: Services, topic: Any, validate_only: bool) -> TopicRec
             f"topic {record.name} has {record.partitions} partitions; {topic.count} asked for, and it can only grow"
         )
     assignment = _new_assignment(services, record, topic)
-    if not validate_only:
-        await services.controller.create_partitions(record.id, topic.count, assignment=assignment)
-    return record
+    return await services.controller.create_partitions(
+        record.id, topic.count, assignment=assignment, validate_only=validate_only
+    )
 
 
 def _new_assignment(services: Services, record: TopicRecord, topic: Any) -> list[int] | None:
