@@ -13,6 +13,7 @@ All methods run on the event loop; there is no task of the log's own. Entry: `Pa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.clock import Clock
-from runtime.errors import Closed, Unavailable
+from runtime.errors import Closed, Overloaded, Unavailable
 from storage.record_batch import (
     BatchHeader,
     Compression,
@@ -65,6 +66,9 @@ _MAX_RECORD_ERRORS = 100
 """A response names so many records without a key; the rest are as bad."""
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint once this much was appended, so that a slow partition does not wait for its turn."""
+
+_CLOSE_WAIT_S = 10.0
+"""How long a close waits for room in the WAL; without a clean record the next opening scans, nothing worse."""
 
 
 class AppendResult(NamedTuple):
@@ -170,13 +174,13 @@ class PartitionLog:
         What the WAL holds of the streams counts as confirmed: storage recovers it before it is opened.
         Raises `StreamQuarantined`, `CorruptData`, `Unavailable`.
         """
-        meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
-        state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
         try:
+            meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
+            state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
             scanned = await recover(state, config, clock.time_ms())
         except BaseException:  # whatever it was: the next try opens them anew
-            for stream in (meta, data, time, txn):
-                storage.close_stream(stream.stream_id)
+            for opened in streams:
+                storage.close_stream(opened.stream_id)
             raise
         if scanned:
             log.info(
@@ -549,10 +553,23 @@ class PartitionLog:
         self._notify()
         try:
             if self._state.dirty:
-                await self._storage.writable()
-                await self._storage.confirm.wait(self._state.checkpoint(clean=True))
+                self._last_wal_end = await self._write_clean()
         finally:
-            await self._close_streams()
+            try:  # whoever opens the streams next takes all that is in them for confirmed
+                await self._storage.confirm.wait(self._last_wal_end)
+            finally:
+                await self._close_streams()
+
+    async def _write_clean(self) -> int:
+        try:
+            return self._state.checkpoint(clean=True)
+        except Overloaded as error:
+            try:
+                async with asyncio.timeout(_CLOSE_WAIT_S):
+                    await self._storage.writable()
+            except TimeoutError:
+                raise error from None
+            return self._state.checkpoint(clean=True)
 
     async def drop(self) -> None:
         """The topic was deleted: stop serving; nothing that is not uploaded needs to be."""

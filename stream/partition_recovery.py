@@ -47,14 +47,14 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     """Fill `state` from its streams; how many batches had to be scanned. Raises `CorruptData`, `Unavailable`."""
     await state.meta.load()
     try:
-        checkpoint = _load(state, now_ms)
+        _load(state, now_ms)
         clean = _is_clean(state)
     except (msgspec.DecodeError, ValueError) as error:
         raise CorruptData(f"stream {state.meta.stream.stream_id}: a meta value does not parse: {error}") from error
     if clean:
         state.dirty = False
         return 0
-    scanned = await _scan(state, checkpoint, config, now_ms)
+    scanned = await _scan(state, config, now_ms)
     # Without a clean record there is none to take away, and a close must write one.
     state.dirty = scanned > 0 or state.data.next_offset > 0
     if state.bytes_since_checkpoint > config.checkpoint_bytes // 4:
@@ -70,8 +70,8 @@ def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:
     return None if data is None else msgspec.msgpack.decode(data, type=kind)
 
 
-def _load(state: PartitionState, now_ms: int) -> int:
-    """Take over the last checkpoint; the data offset it covers."""
+def _load(state: PartitionState, now_ms: int) -> None:
+    """Take over the last checkpoint."""
     start = _value(state, START, Start)
     state.log_start = max(state.data.start_offset, start.log_start_offset if start else 0)
     checkpoint = _value(state, CHECKPOINT, Checkpoint)
@@ -95,7 +95,7 @@ def _load(state: PartitionState, now_ms: int) -> int:
         for index, segment in enumerate(segments)
         if segment is active or segments[index + 1].base_offset > state.log_start
     ]
-    return checkpoint.data_offset if checkpoint is not None else 0
+    state.checkpoint_offset = checkpoint.data_offset if checkpoint is not None else 0
 
 
 def _is_clean(state: PartitionState) -> bool:
@@ -112,9 +112,9 @@ def _is_clean(state: PartitionState) -> bool:
     return False
 
 
-async def _scan(state: PartitionState, checkpoint: int, config: LogConfig, now_ms: int) -> int:
+async def _scan(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     data = state.data
-    at, end = max(checkpoint, data.start_offset), data.next_offset
+    at, end = max(state.checkpoint_offset, data.start_offset), data.next_offset
     if at >= end:
         return 0
     last_aborted = await state.txn.last_offset()

@@ -75,6 +75,7 @@ class PartitionState:
 
     __slots__ = (
         "bytes_since_checkpoint",
+        "checkpoint_offset",
         "data",
         "dirty",
         "epochs",
@@ -101,6 +102,8 @@ class PartitionState:
         self.dirty = False
         """Something was appended that no clean close has covered."""
         self.bytes_since_checkpoint = 0
+        self.checkpoint_offset = 0
+        """What the last checkpoint covers: recovery reads on from here."""
 
     @property
     def last_stable_offset(self) -> int:
@@ -167,6 +170,7 @@ class PartitionState:
             entries[CLEAN] = None  # one that did not match: recovery left it
         wal_end = self.meta.put(entries)
         self.bytes_since_checkpoint = 0
+        self.checkpoint_offset = self.data.next_offset
         if clean:
             self.dirty = False
         return wal_end
@@ -189,6 +193,8 @@ class PartitionState:
             kept = [Segment(self.data.next_offset, now_ms, self.time.end)]
             wal_end = self._write_checkpoint(entries, kept[0])
             self.time.roll()
+        elif offset > self.checkpoint_offset:  # recovery could not read what lies between any more
+            wal_end = self._write_checkpoint(entries, kept[-1])
         else:
             wal_end = self.meta.put(entries)
         self.segments = kept

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from runtime.errors import CorruptData
 from storage.object_store import Buffer
 from storage.records import StreamRecord
 from stream.managers import OpenedStream, StreamManager
@@ -38,10 +39,15 @@ class Stream:
 
     @classmethod
     def open(cls, opened: OpenedStream, storage: Storage, manager: StreamManager) -> Stream:
-        """Take over a stream that the controller opened. Raises `StreamQuarantined`."""
+        """Take over a stream that the controller opened. Raises `StreamQuarantined`, `CorruptData`."""
         next_offset = storage.open_stream(
             opened.stream_id, opened.epoch, opened.start_offset, opened.end_offset, opened.owner_since_epoch
         )
+        if next_offset < opened.start_offset:
+            raise CorruptData(
+                f"stream {opened.stream_id} was trimmed to {opened.start_offset} and ends at {next_offset}",
+                hint="records that were not in the bucket yet are lost with their WAL",
+            )
         return cls(storage, manager, opened.stream_id, opened.epoch, opened.start_offset, next_offset)
 
     def append(self, count: int, payload: Sequence[Buffer]) -> tuple[int, int]:

@@ -1,0 +1,655 @@
+"""What a partition log promises: the lines of Produce, Fetch, ListOffsets and OffsetForLeaderEpoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from runtime.errors import Closed
+from storage.record_batch import (
+    Compression,
+    ControlType,
+    InvalidRecord,
+    InvalidTimestamp,
+    Record,
+    RecordTooLarge,
+    build_batch,
+    build_control_batch,
+    check_crc,
+    iter_records,
+    parse_header,
+)
+from storage.wal import WalFailed, WalFull
+from stream.errors import FencedLeaderEpoch, OffsetOutOfRange, OutOfOrderSequence, UnknownLeaderEpoch
+from stream.log_config import LogConfig
+from stream.partition_log import AppendResult, PartitionLog
+from tests.support.fake_storage import DATA, META, TIME, TXN, FakeClock, FakeWorld, Process
+
+NOW = 1_700_000_000_000
+
+
+def sync(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def batch(*values: bytes | None, timestamp: int = NOW, key: bytes | None = b"k", **fields: Any) -> memoryview:
+    records = [Record(0, timestamp + n, key, value) for n, value in enumerate(values or (b"v",))]
+    return memoryview(bytearray(build_batch(records, **fields)))
+
+
+def idempotent(sequence: int, count: int = 1, *, pid: int = 9, epoch: int = 0, txn: bool = False) -> memoryview:
+    return batch(*[b"v"] * count, producer_id=pid, producer_epoch=epoch, base_sequence=sequence, transactional=txn)
+
+
+def end_txn(kind: ControlType, *, pid: int = 9, epoch: int = 0) -> bytes:
+    return build_control_batch(kind, producer_id=pid, producer_epoch=epoch, coordinator_epoch=0, timestamp=NOW)
+
+
+class Bench:
+    """A world, its process and its log."""
+
+    def __init__(self, config: LogConfig | None = None, *, auto_confirm: bool = True) -> None:
+        self.world = FakeWorld()
+        self.clock = FakeClock(NOW)
+        self.config = config or LogConfig()
+        self.process = Process(self.world, self.clock, auto_confirm=auto_confirm)
+
+    async def open(self) -> PartitionLog:
+        return await self.process.open(self.config)
+
+    async def restart(self, keep: int | None = None) -> PartitionLog:
+        """A crash: the process is gone, the WAL is cut to `keep` records or the confirmed ones."""
+        self.world.crash(keep)
+        self.process = Process(self.world, self.clock)
+        return await self.open()
+
+    async def reopen(self, log: PartitionLog) -> PartitionLog:
+        await log.close()
+        self.process = Process(self.world, self.clock)
+        return await self.open()
+
+
+async def values(log: PartitionLog, offset: int, *, committed: bool = False, size: int = 1 << 20) -> list[bytes | None]:
+    found = await log.read(offset, size, committed=committed)
+    return [record.value for part in found.records for record in iter_records(part)]
+
+
+# --- Produce ---------------------------------------------------------------------------------------------------------
+
+
+@sync
+async def test_offsets_are_assigned_in_order_and_epochs_stamped() -> None:
+    log = await Bench().open()
+    assert log.append(batch(b"a", b"b", b"c"))[:2] == (0, 2)
+    assert log.append(batch(b"d", leader_epoch=0))[:2] == (3, 3)
+    assert (log.log_end_offset, log.high_watermark, log.log_start_offset) == (4, 4, 0)
+    found = await log.read(0, 1 << 20, committed=False)
+    assert [parse_header(part).base_offset for part in found.records] == [0, 3]
+    assert {parse_header(part).partition_leader_epoch for part in found.records} == {log.leader_epoch}
+    assert all(check_crc(part) for part in found.records)
+    assert found.size_bytes == sum(len(part) for part in found.records) == log.size_bytes()
+
+
+@sync
+async def test_the_callers_buffer_is_kept_without_a_copy_and_a_read_only_one_is_copied() -> None:
+    log = await Bench().open()
+    view = batch(b"a")
+    log.append(view)
+    found = log.read_hot(0, 1 << 20, committed=False)
+    assert found is not None
+    assert isinstance(found.records[0], memoryview)
+    assert found.records[0].obj is view.obj
+    log.append(view.toreadonly())
+    assert await values(log, 0) == [b"a", b"a"]
+
+
+@sync
+async def test_a_batch_over_the_topics_limit_is_refused() -> None:
+    log = await Bench(LogConfig(max_message_bytes=100)).open()
+    with pytest.raises(RecordTooLarge):
+        log.append(batch(b"x" * 100))
+    log.config = LogConfig()
+    log.append(batch(b"x" * 100))
+
+
+@sync
+async def test_a_client_may_not_write_control_batches() -> None:
+    log = await Bench().open()
+    with pytest.raises(InvalidRecord):
+        log.append(memoryview(end_txn(ControlType.COMMIT)))
+
+
+@sync
+async def test_null_keys_on_a_compacted_topic_are_named() -> None:
+    log = await Bench(LogConfig(cleanup_policy="compact")).open()
+    with pytest.raises(InvalidRecord) as caught:
+        log.append(batch(b"a", b"b", key=None, compression=Compression.ZSTD))
+    assert caught.value.kafka_code == 87
+    assert [index for index, _ in caught.value.record_errors] == [0, 1]
+    assert log.log_end_offset == 0
+    log.append(batch(b"a", compression=Compression.ZSTD))
+    log.append(batch(None))
+
+
+@sync
+async def test_log_append_time_is_the_brokers_and_the_crc_is_right() -> None:
+    bench = Bench(LogConfig(timestamp_type="LogAppendTime"))
+    log = await bench.open()
+    bench.clock.now_ms = NOW + 500
+    result = log.append(batch(b"a", b"b", timestamp=5))
+    assert result.log_append_time_ms == NOW + 500
+    part = (await log.read(0, 1000, committed=False)).records[0]
+    assert check_crc(part)
+    assert [record.timestamp for record in iter_records(part)] == [NOW + 500] * 2
+    assert await log.offset_for_timestamp(NOW) == (0, NOW + 500, log.leader_epoch)
+
+
+@sync
+async def test_create_time_keeps_the_producers_timestamps_within_bounds() -> None:
+    config = LogConfig(message_timestamp_before_max_ms=1000, message_timestamp_after_max_ms=2000)
+    log = await Bench(config).open()
+    assert log.append(batch(timestamp=NOW - 1000)).log_append_time_ms == -1
+    log.append(batch(timestamp=NOW + 2000))
+    log.append(batch(timestamp=-1))
+    for timestamp in (NOW - 1001, NOW + 2001):
+        with pytest.raises(InvalidTimestamp) as caught:
+            log.append(batch(timestamp=timestamp))
+        assert caught.value.kafka_code == 32
+
+
+@sync
+async def test_a_topics_own_compression_repacks_other_batches() -> None:
+    log = await Bench(LogConfig(compression_type="lz4")).open()
+    log.append(batch(b"x" * 500, compression=Compression.GZIP))
+    log.append(batch(b"y" * 500, compression=Compression.LZ4))
+    found = await log.read(0, 1 << 20, committed=False)
+    assert [parse_header(part).compression for part in found.records] == [Compression.LZ4] * 2
+    assert all(check_crc(part) for part in found.records)
+    assert await values(log, 0) == [b"x" * 500, b"y" * 500]
+
+
+@sync
+async def test_duplicates_return_the_original_offsets() -> None:
+    log = await Bench().open()
+    log.append(batch(b"other"))
+    first = log.append(idempotent(0, 3))
+    log.append(idempotent(3))
+    again = log.append(idempotent(0, 3))
+    assert again.duplicate
+    assert again[:2] == first[:2] == (1, 3)
+    assert log.log_end_offset == 5
+    with pytest.raises(OutOfOrderSequence):
+        log.append(idempotent(5))
+
+
+@sync
+async def test_a_duplicate_of_an_unconfirmed_batch_waits_with_it() -> None:
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    first = log.append(idempotent(0))
+    again = log.append(idempotent(0))
+    assert again.duplicate
+    assert again.wal_end >= first.wal_end > bench.process.storage.confirm.value
+    bench.process.storage.confirm_all()
+    assert log.append(idempotent(0)).wal_end <= bench.process.storage.confirm.value
+
+
+@sync
+async def test_a_refused_append_changes_nothing() -> None:
+    bench = Bench(LogConfig(segment_bytes=200))
+    log = await bench.open()
+    log.append(idempotent(0))
+    for sequence in range(1, 30):
+        bench.process.storage.refusals.append(WalFull("full"))
+        with pytest.raises(WalFull):
+            log.append(idempotent(sequence))
+        result = log.append(idempotent(sequence))
+        assert (result.base_offset, result.duplicate) == (sequence, False)
+    assert len(await values(log, 0)) == 30
+
+
+@sync
+async def test_the_leader_epoch_of_a_write_is_checked_when_it_is_given() -> None:
+    log = await Bench().open()
+    with pytest.raises(FencedLeaderEpoch):
+        log.append(batch(), acks_leader_epoch=log.leader_epoch - 1)
+    with pytest.raises(UnknownLeaderEpoch):
+        log.append(batch(), acks_leader_epoch=log.leader_epoch + 1)
+    log.append(batch(), acks_leader_epoch=log.leader_epoch)
+
+
+# --- visibility ------------------------------------------------------------------------------------------------------
+
+
+@sync
+async def test_nothing_past_the_confirm_offset_is_visible() -> None:
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    moved: list[int] = []
+    remove = log.add_watermark_listener(lambda: moved.append(log.high_watermark))
+    first = log.append(batch(b"a", b"b"))
+    second = log.append(batch(b"c"))
+    assert (log.high_watermark, log.log_end_offset) == (0, 3)
+    assert await values(log, 0) == []
+    assert await log.offset_for_timestamp(0) is None
+    bench.process.storage.confirm_to(first.wal_end)
+    assert await values(log, 0) == [b"a", b"b"]
+    assert await values(log, 2) == []
+    bench.process.storage.confirm_to(second.wal_end)
+    assert await values(log, 2) == [b"c"]
+    assert moved == [2, 3]
+    remove()
+    remove()
+    log.append(batch())
+    bench.process.storage.confirm_all()
+    assert moved == [2, 3]
+
+
+@sync
+async def test_the_wal_end_of_a_result_is_what_acks_all_waits_for() -> None:
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    result = log.append(batch())
+    waiting = asyncio.ensure_future(bench.process.storage.confirm.wait(result.wal_end))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.process.storage.confirm_all()
+    await waiting
+    assert log.high_watermark == 1
+
+
+# --- Fetch -----------------------------------------------------------------------------------------------------------
+
+
+@sync
+async def test_a_read_begins_with_the_whole_batch_that_contains_the_offset() -> None:
+    log = await Bench().open()
+    log.append(batch(b"a", b"b", b"c"))
+    log.append(batch(b"d", b"e"))
+    assert await values(log, 1) == [b"a", b"b", b"c", b"d", b"e"]
+    assert await values(log, 4) == [b"d", b"e"]
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_one_batch_comes_even_over_the_limit(hot: bool) -> None:
+    async def run() -> None:
+        bench = Bench()
+        bench.process.storage.hot = hot
+        log = await bench.open()
+        log.append(batch(b"x" * 1000))
+        log.append(batch(b"y" * 1000))
+        assert await values(log, 0, size=10) == [b"x" * 1000]
+        assert (await log.read(0, 10, committed=False, minimum_one=False)).records == []
+        assert (log.read_hot(0, 10, committed=False) is not None) == hot
+
+    asyncio.run(run())
+
+
+@sync
+async def test_offsets_outside_the_log_are_out_of_range_and_the_end_is_empty() -> None:
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    log.append(batch(b"a"))
+    bench.process.storage.confirm_all()
+    log.append(batch(b"b"))
+    for offset in (1, 2):
+        found = await log.read(offset, 1000, committed=False)
+        assert found == ([], [], 0), "at the high watermark, and up to the log end, a consumer waits"
+        assert log.read_hot(offset, 1000, committed=False) == found
+    for offset in (-1, 3):
+        with pytest.raises(OffsetOutOfRange) as caught:
+            await log.read(offset, 1000, committed=False)
+        assert caught.value.kafka_code == 1
+        with pytest.raises(OffsetOutOfRange):
+            log.read_hot(offset, 1000, committed=False)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+@sync
+async def test_read_committed_stops_at_the_first_undecided_offset() -> None:
+    log = await Bench().open()
+    log.append(batch(b"a"))
+    log.append(idempotent(0, txn=True))
+    log.append(batch(b"b"))
+    assert (log.high_watermark, log.last_stable_offset) == (3, 1)
+    assert len(await values(log, 0)) == 3
+    assert await values(log, 0, committed=True) == [b"a"]
+    marker = log.append_internal(end_txn(ControlType.COMMIT))
+    assert (marker.base_offset, log.last_stable_offset) == (3, 4)
+    found = await log.read(0, 1 << 20, committed=True)
+    assert len(found.records) == 4
+    assert found.aborted == []
+
+
+@sync
+async def test_a_marker_counts_only_when_it_is_confirmed() -> None:
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    log.append(idempotent(0, txn=True))
+    bench.process.storage.confirm_all()
+    log.append_internal(end_txn(ControlType.COMMIT))
+    assert (log.high_watermark, log.last_stable_offset) == (1, 0)
+    bench.process.storage.confirm_all()
+    assert (log.high_watermark, log.last_stable_offset) == (2, 2)
+
+
+@pytest.mark.parametrize("restart", ["no", "clean", "crash"])
+def test_aborted_transactions_in_the_range_are_listed(restart: str) -> None:
+    async def run() -> None:
+        bench = Bench()
+        log = await bench.open()
+        for round_ in range(3):
+            base = 5 * round_
+            log.append(idempotent(2 * round_, txn=True))
+            log.append(idempotent(0, pid=100 + round_))
+            log.append_internal(end_txn(ControlType.ABORT if round_ != 1 else ControlType.COMMIT))
+            assert log.last_stable_offset == base + 3
+            log.append_internal(end_txn(ControlType.ABORT))  # ends nothing
+            log.append(idempotent(2 * round_ + 1))
+        if restart == "clean":
+            log = await bench.reopen(log)
+        elif restart == "crash":
+            log = await bench.restart()
+        assert (await log.read(0, 1 << 20, committed=True)).aborted == [(9, 0), (9, 10)]
+        assert (await log.read(3, 1 << 20, committed=True)).aborted == [(9, 10)]
+        assert (await log.read(0, 10, committed=True)).aborted == [(9, 0)]
+        assert (await log.read(13, 1 << 20, committed=True)).aborted == []
+        assert (await log.read(0, 1 << 20, committed=False)).aborted == []
+        hot = log.read_hot(0, 1 << 20, committed=True)
+        assert hot is not None
+        assert hot.aborted == [(9, 0), (9, 10)]
+
+    asyncio.run(run())
+
+
+@sync
+async def test_an_abort_marker_survives_a_full_wal_behind_it() -> None:
+    bench = Bench()
+    log = await bench.open()
+    log.append(idempotent(0, txn=True))
+    original = bench.process.storage.append
+
+    def full_for_the_index(stream_id: int, *rest: Any) -> int:
+        if stream_id == TXN:
+            raise WalFull("full")
+        return original(stream_id, *rest)
+
+    bench.process.storage.append = full_for_the_index  # type: ignore[method-assign]
+    assert log.append_internal(end_txn(ControlType.ABORT)).base_offset == 1
+    assert (await log.read(0, 1000, committed=True)).aborted == [(9, 0)]
+    with pytest.raises(WalFull):
+        log.append(batch())
+    bench.process.storage.append = original  # type: ignore[method-assign]
+    log.append(batch())
+    assert sum(stream_id == TXN for stream_id, _ in bench.world.wal) == 1
+
+
+# --- ListOffsets, OffsetForLeaderEpoch -------------------------------------------------------------------------------
+
+
+@sync
+async def test_the_first_record_at_or_after_a_timestamp_is_found() -> None:
+    log = await Bench(LogConfig(segment_bytes=2000, index_interval_bytes=200)).open()
+    for n in range(50):
+        log.append(batch(b"x" * 30, b"y" * 30, timestamp=NOW + 10 * n, compression=n % 5))
+    for target in range(NOW - 1, NOW + 492):
+        index = max(0, target - NOW)
+        n, rest = divmod(index, 10)
+        expected = (2 * n + rest, NOW + 10 * n + rest) if rest < 2 else (2 * n + 2, NOW + 10 * n + 10)
+        found = await log.offset_for_timestamp(target)
+        assert found == (*expected, log.leader_epoch), target - NOW
+    assert await log.offset_for_timestamp(NOW + 492) is None
+    assert await log.offset_of_max_timestamp() == (99, NOW + 491, log.leader_epoch)
+
+
+@sync
+async def test_timestamps_out_of_order_are_found_at_the_smallest_offset() -> None:
+    log = await Bench(LogConfig(segment_bytes=1000, index_interval_bytes=100)).open()
+    stamps = [(n * 7919) % 97 for n in range(97)]
+    for stamp in stamps:
+        log.append(batch(timestamp=NOW + stamp))
+    for target in range(97):
+        found = await log.offset_for_timestamp(NOW + target)
+        assert found is not None
+        assert found.offset == next(n for n, stamp in enumerate(stamps) if stamp >= target)
+    largest = await log.offset_of_max_timestamp()
+    assert largest is not None
+    assert largest[:2] == (stamps.index(96), NOW + 96)
+
+
+@sync
+async def test_an_empty_log_has_no_timestamps() -> None:
+    log = await Bench().open()
+    assert await log.offset_for_timestamp(0) is None
+    assert await log.offset_of_max_timestamp() is None
+    log.append(batch(timestamp=-1))
+    assert await log.offset_of_max_timestamp() is None
+
+
+@sync
+async def test_the_largest_timestamp_is_that_of_what_is_left() -> None:
+    log = await Bench().open()
+    for stamp in (5, 90, 3, 40, 2):
+        log.append(batch(timestamp=NOW + stamp))
+    await log.delete_records(2)
+    found = await log.offset_of_max_timestamp()
+    assert found is not None
+    assert found[:2] == (3, NOW + 40)
+
+
+@sync
+async def test_lookups_by_time_do_not_pass_the_last_stable_offset_when_asked_so() -> None:
+    log = await Bench().open()
+    log.append(batch(timestamp=NOW - 50))
+    log.append(idempotent(0, txn=True))
+    assert await log.offset_for_timestamp(NOW, committed=True) is None
+    found = await log.offset_for_timestamp(NOW)
+    assert found is not None
+    assert found.offset == 1
+
+
+@sync
+async def test_epochs_end_where_the_next_leader_began() -> None:
+    bench = Bench()
+    log = await bench.open()
+    first = log.leader_epoch
+    log.append(batch(b"a", b"b"))
+    log = await bench.reopen(log)
+    log = await bench.reopen(log)
+    second = log.leader_epoch
+    log.append(batch(b"c"))
+    assert second == first + 2
+    assert log.end_offset_for_epoch(first) == (first, 2)
+    assert log.end_offset_for_epoch(first + 1) == (first, 2), "nothing was written in the epoch between"
+    assert log.end_offset_for_epoch(second) == (second, 3)
+    assert log.end_offset_for_epoch(second + 1) == (-1, -1)
+    assert [log.epoch_at(offset) for offset in (0, 1, 2)] == [first, first, second]
+
+
+# --- DeleteRecords and retention -------------------------------------------------------------------------------------
+
+
+@sync
+async def test_delete_records_moves_the_log_start_durably() -> None:
+    bench = Bench()
+    log = await bench.open()
+    for n in range(5):
+        log.append(batch(b"a%d" % n, b"b%d" % n))
+    assert await log.delete_records(3) == 3
+    assert log.log_start_offset == 3
+    assert bench.world.starts[DATA] == 3
+    with pytest.raises(OffsetOutOfRange):
+        await log.read(2, 1000, committed=False)
+    assert (await values(log, 3))[:2] == [b"a1", b"b1"], "the batch that contains the start comes whole"
+    assert await log.delete_records(1) == 3
+    for offset in (11, -2):
+        with pytest.raises(OffsetOutOfRange):
+            await log.delete_records(offset)
+    log = await bench.restart()
+    assert log.log_start_offset == 3
+    assert await log.delete_records(-1) == 10
+    assert (log.log_start_offset, log.size_bytes()) == (10, 0)
+    log = await bench.reopen(log)
+    assert log.append(batch()).base_offset == 10
+
+
+@sync
+async def test_delete_records_never_passes_the_high_watermark() -> None:
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    log.append(batch(b"a"))
+    bench.process.storage.confirm_all()
+    log.append(batch(b"b"))
+    with pytest.raises(OffsetOutOfRange):
+        await log.delete_records(2)
+    deleting = asyncio.ensure_future(log.delete_records(-1))
+    await asyncio.sleep(0)
+    assert not deleting.done(), "it is acknowledged when it is durable"
+    assert DATA not in bench.world.starts
+    bench.process.storage.confirm_all()
+    assert await deleting == 1
+
+
+@sync
+async def test_a_trim_that_the_controller_misses_is_made_up_for() -> None:
+    bench = Bench(LogConfig(retention_ms=-1))
+    log = await bench.open()
+    log.append(batch(b"a"))
+    log.append(batch(b"b"))
+    bench.process.manager.away = True
+    assert await log.delete_records(1) == 1
+    assert DATA not in bench.world.starts
+    bench.process.manager.away = False
+    assert await log.apply_retention() == 1
+    assert bench.world.starts[DATA] == 1
+
+
+@sync
+async def test_retention_by_size_and_time_drops_segments_and_their_index() -> None:
+    bench = Bench(LogConfig(segment_bytes=1000, index_interval_bytes=100, retention_ms=-1, retention_bytes=3000))
+    log = await bench.open()
+    for n in range(100):
+        log.append(batch(b"x" * 30, timestamp=NOW + n))
+    size = log.size_bytes()
+    start = await log.apply_retention()
+    assert 0 < start < 100
+    assert 3000 <= log.size_bytes() < 4000 < size
+    found = await log.offset_for_timestamp(0)
+    assert found is not None
+    assert found[:2] == (start, NOW + start)
+    log = await bench.reopen(log)
+    assert log.log_start_offset == start
+    log.config = LogConfig(retention_ms=1000)
+    bench.clock.now_ms += 10_000
+    moved: list[int] = []
+    log.add_watermark_listener(lambda: moved.append(log.log_start_offset))
+    assert await log.apply_retention() == 100
+    assert moved == [100]
+    assert log.size_bytes() == 0
+    assert bench.world.starts[DATA] == 100
+    assert bench.world.starts[TIME] > 0
+    assert log.append(batch()).base_offset == 100
+
+
+@sync
+async def test_expired_producers_are_forgotten_by_housekeeping() -> None:
+    bench = Bench(LogConfig(producer_id_expiration_ms=1000, retention_ms=-1))
+    log = await bench.open()
+    log.append(idempotent(0))
+    assert [producer.producer_id for producer in log.producers()] == [9]
+    bench.clock.now_ms += 1000
+    await log.apply_retention()
+    assert log.producers() == []
+    assert not log.append(idempotent(77)).duplicate
+
+
+@sync
+async def test_the_meta_stream_stays_small() -> None:
+    bench = Bench(LogConfig(checkpoint_bytes=500, retention_ms=-1))
+    log = await bench.open()
+    for n in range(500):
+        log.append(idempotent(n))
+        if n % 50 == 0:
+            await log.apply_retention()
+    records = [record for stream_id, record in bench.world.wal if stream_id == META]
+    kept = [record for record in records if record.base_offset >= bench.world.starts[META]]
+    assert len(kept) < 25 < len(records) / 2
+    log = await bench.restart()
+    assert log.append(idempotent(499)).duplicate
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+@sync
+async def test_a_closed_log_serves_no_more_and_wakes_who_waits() -> None:
+    bench = Bench()
+    log = await bench.open()
+    log.append(batch())
+    woken: list[bool] = []
+    log.add_watermark_listener(lambda: woken.append(log.closed))
+    await log.close()
+    await log.close()
+    assert woken == [True]
+    for call in (
+        lambda: log.append(batch()),
+        lambda: log.append_internal(batch()),
+        lambda: log.read_hot(0, 1, committed=False),
+    ):
+        with pytest.raises(Closed):
+            call()
+    for wait in (log.read(0, 1, committed=False), log.offset_for_timestamp(0), log.delete_records(-1)):
+        with pytest.raises(Closed):
+            await wait
+
+
+@sync
+async def test_a_dropped_log_leaves_nothing_to_upload() -> None:
+    bench = Bench()
+    log = await bench.open()
+    log.append(batch())
+    await log.drop()
+    assert bench.process.storage.dropped == {META, DATA, TIME, TXN}
+
+
+@sync
+async def test_a_close_that_cannot_be_written_closes_all_the_same() -> None:
+    bench = Bench()
+    log = await bench.open()
+    log.append(idempotent(0))
+    bench.process.storage.refusals += [WalFailed("the disk is gone")]
+    with pytest.raises(WalFailed):
+        await log.close()
+    assert log.closed
+    log = await bench.restart()
+    assert log.append(idempotent(0)).duplicate
+
+
+@sync
+async def test_a_close_waits_for_room_in_a_full_wal() -> None:
+    bench = Bench()
+    log = await bench.open()
+    log.append(batch())
+    bench.process.storage.refusals += [WalFull("full")]
+    log = await bench.reopen(log)
+    assert bench.process.storage.reads == 1, "the meta stream alone: nothing was scanned"
+
+
+def test_append_results_have_named_fields() -> None:
+    assert AppendResult._fields == (
+        "base_offset",
+        "last_offset",
+        "log_append_time_ms",
+        "log_start_offset",
+        "wal_end",
+        "duplicate",
+    )

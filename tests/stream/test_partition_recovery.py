@@ -1,0 +1,286 @@
+"""Opening again: clean, after a crash, and from what a crash left half done."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from runtime.errors import CorruptData
+from storage.record_batch import Record, build_batch, iter_records
+from storage.records import StreamRecord
+from stream.errors import OutOfOrderSequence
+from stream.log_config import LogConfig
+from stream.partition_log import PartitionLog
+from tests.support.fake_storage import DATA, META, TIME, FakeClock, FakeWorld, Process
+
+NOW = 1_700_000_000_000
+SMALL = LogConfig(segment_bytes=1500, checkpoint_bytes=700, index_interval_bytes=150, retention_ms=-1)
+
+
+def sync(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def batch(sequence: int, *, pid: int = 9, count: int = 1) -> memoryview:
+    records = [Record(0, NOW + sequence + n, b"k", b"x" * 30) for n in range(count)]
+    return memoryview(bytearray(build_batch(records, producer_id=pid, producer_epoch=0, base_sequence=sequence)))
+
+
+def facts(log: PartitionLog) -> dict[str, object]:
+    """All that must survive."""
+    state = log._state
+    return {
+        "ends": (log.log_start_offset, log.high_watermark, log.last_stable_offset, log.log_end_offset),
+        "segments": [
+            (one.base_offset, one.size_bytes, one.first_timestamp, one.max_timestamp) for one in state.segments
+        ],
+        "producers": [(p, state.producers.get(p.producer_id).batches) for p in log.producers()],  # type: ignore[union-attr]
+        "epochs": [entry for entry in state.epochs.entries() if entry[1] < log.log_end_offset],
+    }
+
+
+async def timestamps_are_found(log: PartitionLog) -> None:
+    for offset in range(log.log_start_offset, log.high_watermark, 7):
+        found = await log.offset_for_timestamp(NOW + offset)
+        assert found is not None
+        assert found[:2] == (offset, NOW + offset)
+
+
+async def filled(world: FakeWorld, clock: FakeClock, batches: int, config: LogConfig = SMALL) -> PartitionLog:
+    log = await Process(world, clock).open(config)
+    for n in range(batches):
+        log.append(batch(n))
+    return log
+
+
+@sync
+async def test_a_clean_open_reads_the_meta_stream_only() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 60)
+    before = facts(log)
+    await log.close()
+    process = Process(world, clock)
+    read: list[int] = []
+    original = process.storage.read
+
+    async def watched(stream_id: int, *rest: Any) -> list[StreamRecord]:
+        read.append(stream_id)
+        return await original(stream_id, *rest)
+
+    process.storage.read = watched  # type: ignore[method-assign]
+    log = await process.open(SMALL)
+    assert set(read) == {META}
+    assert facts(log) == before
+    await timestamps_are_found(log)
+
+
+@sync
+async def test_an_idle_log_writes_nothing_by_opening_and_closing() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await (await filled(world, clock, 0)).close()
+    assert world.wal == []
+    await (await filled(world, clock, 3)).close()
+    size = len(world.wal)
+    for _ in range(3):
+        await (await Process(world, clock).open(SMALL)).close()
+    assert len(world.wal) == size
+
+
+@sync
+async def test_the_clean_flag_goes_before_the_first_append() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await (await filled(world, clock, 5)).close()
+    size = len(world.wal)
+    log = await Process(world, clock).open(SMALL)
+    log.append(batch(5))
+    assert [stream_id for stream_id, _ in world.wal[size:]] == [META, DATA]
+    before = facts(log)
+    log = await Process(world, clock).open(SMALL)
+    assert facts(log) == before
+    assert log.append(batch(5)).duplicate
+
+
+@pytest.mark.parametrize("batches", range(1, 90, 4))
+def test_a_crash_loses_nothing_that_was_confirmed(batches: int) -> None:
+    async def run() -> None:
+        world, clock = FakeWorld(), FakeClock(NOW)
+        log = await filled(world, clock, batches)
+        before = facts(log)
+        world.crash()
+        process = Process(world, clock)
+        again = await process.open(SMALL)
+        assert facts(again) == before
+        await timestamps_are_found(again)
+        assert again.append(batch(batches - 1)).duplicate
+        with pytest.raises(OutOfOrderSequence):
+            again.append(batch(batches + 1))
+        assert again.append(batch(batches)).base_offset == batches
+
+    asyncio.run(run())
+
+
+@sync
+async def test_wherever_the_wal_is_cut_the_log_is_a_prefix() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await (await filled(world, clock, 20)).close()
+    log = await Process(world, clock).open(SMALL)
+    for n in range(20, 60):
+        log.append(batch(n))
+    await log.close()
+    whole = list(world.wal)
+    for cut in range(len(whole) + 1):
+        part = FakeWorld(wal=whole[:cut], confirmed=cut, epoch=10)
+        data = [record for stream_id, record in part.wal if stream_id == DATA]
+        again = await Process(part, clock).open(SMALL)
+        assert again.high_watermark == len(data)
+        assert again.size_bytes() == sum(len(record.payload) for record in data)
+        await timestamps_are_found(again)
+        if data:
+            assert again.append(batch(len(data) - 1)).duplicate
+        assert again.append(batch(len(data))).base_offset == len(data)
+        times = [record for stream_id, record in part.wal if stream_id == TIME]
+        assert all(one.base_offset + one.count == two.base_offset for one, two in itertools.pairwise(times))
+
+
+@sync
+async def test_an_unclean_open_scans_only_from_the_last_checkpoint() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await filled(world, clock, 300)
+    process = Process(world, clock)
+    starts: list[int] = []
+    original = process.storage.read
+
+    async def watched(stream_id: int, start: int, *rest: Any) -> list[StreamRecord]:
+        if stream_id == DATA:
+            starts.append(start)
+        return await original(stream_id, start, *rest)
+
+    process.storage.read = watched  # type: ignore[method-assign]
+    await process.open(SMALL)
+    assert starts
+    assert min(starts) > 285
+
+
+@sync
+async def test_an_open_producer_transaction_survives() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 10)
+    records = [Record(0, NOW, b"k", b"v")]
+    log.append(
+        memoryview(
+            bytearray(build_batch(records, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True))
+        )
+    )
+    log.append(batch(10))
+    assert log.last_stable_offset == 10
+    log = await Process(world, clock).open(SMALL)
+    assert log.last_stable_offset == 10
+    await log.close()
+    log = await Process(world, clock).open(SMALL)
+    assert log.last_stable_offset == 10
+
+
+@sync
+async def test_leader_epochs_come_back_from_batch_headers() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    config = LogConfig()
+    epochs = []
+    for n in range(4):
+        log = await Process(world, clock).open(config)
+        epochs.append(log.leader_epoch)
+        log.append(batch(n))
+    log = await Process(world, clock).open(config)
+    assert [log.epoch_at(offset) for offset in range(4)] == epochs
+    assert [log.end_offset_for_epoch(epoch) for epoch in epochs] == [(epoch, n + 1) for n, epoch in enumerate(epochs)]
+
+
+@sync
+async def test_a_clean_record_that_does_not_match_is_not_trusted() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 20)
+    await log.close()
+    payload = build_batch([Record(0, NOW, b"k", b"v")], base_offset=20, leader_epoch=99)
+    world.wal.append((DATA, StreamRecord(20, 1, payload)))
+    world.confirmed += 1
+    world.epoch = 100
+    log = await Process(world, clock).open(SMALL)
+    assert log.high_watermark == 21
+    assert log.epoch_at(20) == 99
+    await log.close()
+    log = await Process(world, clock).open(SMALL)
+    assert log.high_watermark == 21
+
+
+@sync
+async def test_data_shorter_than_its_checkpoint_are_reported() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await filled(world, clock, 100)
+    world.wal = [entry for n, entry in enumerate(world.wal) if entry[0] != DATA or n < 20]
+    world.confirmed = len(world.wal)
+    with pytest.raises(CorruptData):
+        await Process(world, clock).open(SMALL)
+
+
+@sync
+async def test_a_batch_that_does_not_match_its_stream_record_is_reported() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await Process(world, clock).open(LogConfig())
+    log.append(batch(0))
+    record = world.wal[-1][1]
+    world.wal[-1] = (DATA, StreamRecord(record.base_offset, 2, record.payload))
+    process = Process(world, clock)
+    with pytest.raises(CorruptData):
+        await process.open(LogConfig())
+    assert process.storage._open == set(), "the next try opens the streams anew"
+
+
+@sync
+async def test_a_trim_past_lost_records_is_reported() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 10)
+    await log.delete_records(8)
+    world.wal.clear()
+    world.confirmed = 0
+    world.starts = {DATA: 8}
+    opened = world.opened(DATA)
+    assert opened.start_offset == 8
+    process = Process(world, clock)
+    process.storage._records[DATA] = [StreamRecord(0, 5, b"")]
+    with pytest.raises(CorruptData):
+        await process.open(SMALL)
+
+
+@sync
+async def test_segments_before_a_moved_start_stay_away_after_a_crash() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 100)
+    await log.delete_records(50)
+    before = facts(log)
+    assert log._state.segments[0].base_offset <= 50 < log._state.segments[1].base_offset
+    log = await Process(world, clock).open(SMALL)
+    assert facts(log) == before
+    await timestamps_are_found(log)
+    found = await log.read(50, 10, committed=False)
+    assert next(iter_records(found.records[0])).offset == 50
+
+
+@sync
+async def test_producers_of_deleted_records_survive_a_crash() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 3, LogConfig())
+    await log.delete_records(2)
+    log = await Process(world, clock).open(LogConfig())
+    assert log.append(batch(1)).duplicate
+    log.append(batch(0, pid=77))
+    await log.delete_records(-1)
+    log = await Process(world, clock).open(LogConfig())
+    assert log.append(batch(0, pid=77)).duplicate
+    assert log.append(batch(3)).base_offset == 4
