@@ -19,8 +19,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from controller.client import ControllerClient
-
 from broker.admin_http import AdminHttp, AdminSources
 from broker.apis import all_apis
 from broker.bucket_health import WatchedObjectStore
@@ -31,6 +29,7 @@ from broker.producer_ids import ProducerIds
 from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from controller.client import ControllerClient
 from runtime.clock import Clock
 from runtime.errors import TidelogError, Unavailable
 from runtime.network import Network
@@ -96,6 +95,7 @@ class BrokerNode:
         self._rng = rng
         self._tasks = TaskSet("broker", self._fail)
         self._bucket_problems: tuple[str, ...] = ()
+        self._quarantined: list[str] = []
         self._ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ended this broker for good."""
@@ -103,6 +103,7 @@ class BrokerNode:
         self.metrics = Metrics()
         self._storage: Storage | None = None
         self._partitions: PartitionManager | None = None
+        self._registration_epoch = -1
         self._groups: GroupCoordinator | None = None
         self._server: KafkaServer | None = None
         self._admin: AdminHttp | None = None
@@ -154,6 +155,9 @@ class BrokerNode:
             upload=self._settings.upload,
             cache=self._settings.cache,
             rng=self._rng,
+            owns_stream=self._owns_stream,
+            on_fenced=self._fail,
+            on_quarantined=lambda stream_id, reason: self._quarantined.append(f"stream {stream_id}: {reason}"),
         )
         self.metrics.sources = MetricSources(
             storage=storage.stats,
@@ -164,11 +168,15 @@ class BrokerNode:
         )
         return storage
 
+    def _owns_stream(self, stream_id: int) -> bool:
+        record = self.controller.image.streams.get(stream_id)
+        return record is not None and record.replica_set == self._identity.broker_id
+
     async def _become_master(self, storage: Storage, admin_url: str) -> None:
         """Register, be elected master of the own replica set under a new epoch, and recover its WAL."""
         kafka = self._settings.kafka
         host = kafka.advertised_host or kafka.host
-        await self.controller.register_broker(
+        self._registration_epoch = await self.controller.register_broker(
             broker_id=self._identity.broker_id,
             check_code=self._identity.check_code,
             incarnation=str(uuid.UUID(int=self._rng.getrandbits(128), version=4)),
@@ -191,7 +199,7 @@ class BrokerNode:
             controller=self.controller,
             partitions=partitions,
             groups=groups,
-            producer_ids=ProducerIds(self.controller),
+            producer_ids=ProducerIds(self.controller, self._identity.broker_id, lambda: self._registration_epoch),
             metrics=self.metrics,
             broker_configs=lambda: {**self._settings.flat(), "tidelog.admin.url": admin_url},
         )
@@ -228,7 +236,7 @@ class BrokerNode:
     # --- what operators see --------------------------------------------------------------------------------------
 
     def _problems(self) -> list[str]:
-        found = list(self._bucket_problems)
+        found = [*self._bucket_problems, *self._quarantined]
         if self._partitions is not None:
             found += self._partitions.problems()
         health = self._store.health
@@ -263,11 +271,21 @@ class BrokerNode:
                 "confirm_offset": storage.confirm.value,
                 "master_epoch": self._wal.master_epoch,
             },
-            upload=storage.backlog,
+            upload=lambda: self._backlog(storage),
             bucket=self._store.health.report,
             problems=self._problems,
             upload_now=storage.upload_now,
         )
+
+    @staticmethod
+    def _backlog(storage: Storage) -> dict[str, int | float]:
+        stats = storage.stats()
+        return {
+            "backlog_bytes": stats["log_cache_pending_bytes"],
+            "in_flight": stats["uploads_in_flight"],
+            "committed_offset": stats["committed_offset"],
+            "retries": stats["upload_retries"],
+        }
 
     # --- end -----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controller.client import ControllerClient
+from controller.errors import UnknownTopicId
 
 from broker.settings import KafkaSettings, LogSettings
 from broker.topic_config import log_config
@@ -41,12 +42,6 @@ OPENS_AT_ONCE = 32
 _PLACEMENT_TABLES = frozenset({"topics", "partitions", "replica_sets", "configs"})
 
 Key = tuple[bytes, int]
-
-
-class UnknownTopicId(NotFound):
-    """No topic has this id. Kafka: UNKNOWN_TOPIC_ID (100)."""
-
-    kafka_code = 100
 
 
 class LeaderNotAvailable(Unavailable):

@@ -7,7 +7,7 @@ confirmed (the quorum rule met) up to the confirm offset that the owner tells it
 Invariants: start ≤ durable ≤ end; a record is never split over files; what `append` returned an offset for is either
 made durable in order or the WAL fails as a whole (`StorageFailed`), after which nothing more is acknowledged.
 
-Backends: `storage.wal_disk`. (`s3` and `memory` follow with the diskless WAL.)
+Backends: `storage.wal_disk`, `storage.wal_memory`. (`s3` follows with the diskless WAL.)
 """
 
 from __future__ import annotations
@@ -88,6 +88,14 @@ class Wal(Protocol):
         Returns the confirm offset that the records prove (the largest one written in a header). Called once, before
         anything else. Raises `CorruptData` when bytes that were durable fail their check (not a torn tail).
         """
+        ...
+
+    async def reset(self, offset: int) -> None:
+        """Start over, empty, at WAL offset `offset`; between `recover` and `begin_epoch` (hot-tier.md A5)."""
+        ...
+
+    async def writable(self, payload_bytes: int = 0) -> None:
+        """Wait until an append of `payload_bytes` would not raise `WalFull`. Raises `WalFailed`."""
         ...
 
     async def begin_epoch(self, epoch: int) -> None:

@@ -10,16 +10,18 @@ import logging
 import random
 import socket
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-
-from controller.node import ControllerNode
+from typing import Any
 
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
+from controller.node import ControllerNode
 from runtime.clock import SystemClock
 from runtime.disk import FileDisk
 from runtime.errors import StorageFailed
 from runtime.network import AddressInUse, TcpNetwork
+from storage.object_key import object_key
 from storage.open_store import open_store
 from storage.wal_disk import DiskWal
 from tidelog.config import Config, Loaded
@@ -40,6 +42,7 @@ class NodeProcess:
         self._store: WatchedObjectStore | None = None
         self._controller: ControllerNode | None = None
         self._broker: BrokerNode | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def bootstrap(self) -> str:
@@ -53,19 +56,21 @@ class NodeProcess:
         config = self._config
         kafka = config.kafka
         kafka.port = reserve_port(kafka.host, kafka.port)
-        path = Path(config.node.data_dir).resolve()
+        path = Path(config.node.data_dir)
         directory = self._directory = DataDirectory.open(path, config.node.id, str(uuid.uuid4()))
         store = self._store = WatchedObjectStore(open_store(config.s3, path, self._clock, self._rng), self._clock)
         endpoints = [_endpoint(text) for text in config.controller.endpoints]
         if "controller" in config.node.roles:
             self._controller = ControllerNode(
+                node_id=config.node.id,
                 settings=config.controller,
                 directory=path / "controller",
-                store=store,
                 network=self._network,
                 clock=self._clock,
                 rng=self._rng,
                 delete_delay_ms=config.upload.delete_delay_ms,
+                delete_objects=self._delete_objects,
+                on_failed=self._controller_failed,
             )
             await self._controller.start()
             endpoints = endpoints or [self._controller.address]
@@ -86,12 +91,22 @@ class NodeProcess:
 
     async def run_until(self, stop: asyncio.Task[bool]) -> None:
         """Serve until `stop` is done. Raises `StorageFailed` when the broker has failed for good."""
-        failures = [self._broker.failed] if self._broker is not None else []
-        await asyncio.wait({stop, *failures}, return_when=asyncio.FIRST_COMPLETED)
+        failures = [self._failed] + ([self._broker.failed] if self._broker is not None else [])
+        waiting: set[asyncio.Future[Any]] = {stop, *failures}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for failure in failures:
             if failure.done():
                 error = failure.exception()
-                raise StorageFailed(f"the broker cannot go on: {error}", hint="it is started anew") from error
+                raise StorageFailed(f"this process cannot go on: {error}", hint="start it anew") from error
+
+    def _controller_failed(self, error: Exception) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _delete_objects(self, object_ids: Sequence[int]) -> None:
+        assert self._store is not None and self._controller is not None
+        cluster_id = self._controller.image.cluster_id
+        await self._store.delete([object_key(cluster_id, object_id) for object_id in object_ids])
 
     async def stop(self) -> None:
         """Stop broker, controller, store and lock, in this order; whatever was started."""
