@@ -1,0 +1,283 @@
+"""`ControllerClient`: the controller, as brokers, tools and Spark see it.
+
+It implements `storage.managers.ObjectManager` and `stream.managers.StreamManager`. Reads come from the local image;
+a mutating call is one command with a dedupe id of its own, asked again (same id) after a time-out or a lost connection
+until the budget is spent, so that it takes effect at most once; it returns when the local image contains its effect.
+What the controller refuses is raised here as the same class of error.
+
+Commands, polls and heartbeats each have a connection of their own: a slow command never makes a broker look dead.
+Entry: `ControllerClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from controller import commands as c
+from controller.errors import NotController, OutcomeUnknown, TopicIdTaken, from_wire
+from controller.follower import Callback, ImageFollower
+from controller.heartbeat import Heartbeat
+from controller.image import Image
+from controller.model import ReplicaSetRecord, TopicRecord
+from controller.rpc import CommandParams, RpcChannel, SessionReply
+from runtime.clock import Clock
+from runtime.errors import Overloaded, TidelogError, Unavailable
+from runtime.network import Network
+from runtime.tasks import Backoff, TaskSet
+from storage.managers import CommitObjects, ObjectSlice
+from stream.managers import OpenedStream
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_IN_FLIGHT = 64
+"""Half of what the controller remembers of a client."""
+ATTEMPT_S = 10.0
+
+
+class ControllerClient:
+    """See the module. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        endpoints: list[tuple[str, int]],
+        network: Network,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        budget_s: float = 30.0,
+        heartbeat_interval_s: float = 1.0,
+    ) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._budget_s = budget_s
+        self._channels = [RpcChannel(endpoints, network) for _ in range(3)]
+        self._commands, polls, heartbeats = self._channels
+        self._follower = ImageFollower(polls, clock, rng)
+        self._heartbeat = Heartbeat(heartbeats, clock, rng, heartbeat_interval_s)
+        self._tasks = TaskSet("controller-client")
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._client_id = ""
+        self._sequence = 0
+        self._open_sequences: set[int] = set()
+
+    @property
+    def image(self) -> Image:
+        """The local copy of the metadata."""
+        return self._follower.image
+
+    async def start(self) -> None:
+        """Connect and load the first image. Retries for ever, with back-off; each failure is logged."""
+        assert not self._client_id, "started already"
+        backoff = Backoff(rng=self._rng)
+        while not self._client_id:
+            try:
+                raw = await self._commands.call("session", None, ATTEMPT_S)
+                self._client_id = msgspec.msgpack.decode(raw, type=SessionReply).client_id
+            except TidelogError as error:
+                log.info("waiting for the controller", extra={"error": str(error)})
+                await self._clock.sleep(backoff.next_delay_s())
+        self._tasks.spawn(self._follower.run(), "follow")
+        await self._follower.wait_loaded()
+
+    async def close(self) -> None:
+        """Drop the connections; the controller sees this broker's session end at once."""
+        await self._tasks.close()
+        for channel in self._channels:
+            await channel.close()
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """`callback(delta)` on the loop after each change of the image; returns a remover."""
+        return self._follower.subscribe(callback)
+
+    async def wait_version(self, version: int) -> None:
+        """Return when the image contains `version`."""
+        await self._follower.wait_version(version)
+
+    async def status(self) -> dict[str, Any]:
+        """What the controller says of itself. Raises `Unavailable`."""
+        raw = await self._commands.call("status", None, ATTEMPT_S)
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+    # Commands
+
+    async def _command(self, command: c.AnyCommand, kind: type[T] | Any = None) -> T:
+        """Have `command` applied once, and its effect in the local image. Raises what the controller refuses with,
+        and `Unavailable` when the budget is spent (the outcome is then unknown)."""
+        assert self._client_id, "the client was not started"
+        async with self._slots:
+            self._sequence += 1
+            sequence = self._sequence
+            self._open_sequences.add(sequence)
+            deadline = self._clock.monotonic() + self._budget_s
+            try:
+                result = await self._ask(sequence, msgspec.Raw(c.encode(command)), deadline)
+            finally:
+                self._open_sequences.discard(sequence)
+        if result.version > self.image.version:
+            try:
+                async with asyncio.timeout(max(1.0, deadline - self._clock.monotonic())):
+                    await self._follower.wait_version(result.version)
+            except TimeoutError:
+                raise Unavailable(f"the metadata did not reach version {result.version} in time") from None
+        if result.error is not None:
+            raise from_wire(result.error)
+        value: T = msgspec.msgpack.decode(result.value, type=kind)
+        return value
+
+    async def _ask(self, sequence: int, command: msgspec.Raw, deadline: float) -> c.Result:
+        backoff = Backoff(base_s=0.02, cap_s=1.0, rng=self._rng)
+        while True:
+            params = CommandParams(self._client_id, sequence, min(self._open_sequences), command)
+            try:
+                left = deadline - self._clock.monotonic()
+                result = c.decode_result(await self._commands.call("command", params, max(0.1, min(left, ATTEMPT_S))))
+                if result.error is None or result.error.name != NotController.__name__:
+                    return result
+                problem: TidelogError = from_wire(result.error)
+            except (Unavailable, Overloaded) as error:
+                problem = error
+            delay = backoff.next_delay_s()
+            if self._clock.monotonic() + delay >= deadline:
+                raise OutcomeUnknown(
+                    f"the controller did not answer within {self._budget_s} s: {problem.message}",
+                    hint="is the controller up?",
+                ) from problem
+            await self._clock.sleep(delay)
+
+    # Brokers and replica sets
+
+    async def register_broker(
+        self,
+        *,
+        broker_id: int,
+        check_code: str,
+        incarnation: str,
+        host: str,
+        port: int,
+        rack: str = "",
+        admin_url: str = "",
+    ) -> int:
+        """Register this process; creates replica set `broker_id` if there is none; heartbeats run from here on.
+
+        Returns the registration epoch. Raises `BrokerIdInUse`.
+        """
+        epoch: int = await self._command(
+            c.RegisterBroker(broker_id, check_code, incarnation, host, port, rack, admin_url), int
+        )
+        self._heartbeat.begin(broker_id, epoch, self._tasks)
+        return epoch
+
+    async def elect(self, replica_set_id: int, broker_id: int) -> ReplicaSetRecord:
+        """Make the broker master with the next master epoch. Raises `NotEligible`, `NotFound`."""
+        return await self._command(c.Elect(replica_set_id, broker_id), ReplicaSetRecord)
+
+    async def allocate_producer_ids(self, broker_id: int, registration_epoch: int) -> tuple[int, int]:
+        """`(first, count)` of a block of producer ids nobody else gets. Raises `StaleBrokerEpoch`."""
+        return await self._command(c.AllocateProducerIds(broker_id, registration_epoch), tuple[int, int])
+
+    # Topics and configs
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        configs: dict[str, str],
+        *,
+        internal: bool = False,
+        validate_only: bool = False,
+        assignment: list[int] | None = None,
+    ) -> TopicRecord:
+        """Create a topic of 1–10,000 partitions; `assignment` names the replica set of each.
+
+        Raises `TopicExists`, `InvalidTopic`, `InvalidPartitions`, `InvalidReplicaAssignment`,
+        `InvalidReplicationFactor` (no live broker).
+        """
+        placed = tuple(assignment) if assignment is not None else None
+        while True:
+            topic_id = self._rng.randbytes(16)
+            try:
+                return await self._command(
+                    c.CreateTopic(topic_id, name, partitions, configs, internal, validate_only, placed), TopicRecord
+                )
+            except TopicIdTaken:
+                continue
+
+    async def delete_topic(self, topic_id: bytes) -> None:
+        """Delete a topic, its partitions and streams. Raises `UnknownTopicId`."""
+        await self._command(c.DeleteTopic(topic_id))
+
+    async def create_partitions(
+        self, topic_id: bytes, total: int, *, assignment: list[int] | None = None, validate_only: bool = False
+    ) -> TopicRecord:
+        """Grow a topic to `total` partitions. Raises `UnknownTopicId`, `InvalidPartitions`, the placement errors."""
+        placed = tuple(assignment) if assignment is not None else None
+        return await self._command(c.CreatePartitions(topic_id, total, placed, validate_only), TopicRecord)
+
+    async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None]) -> None:
+        """Set (or with None remove) overrides of a topic. Raises `UnknownTopicId`, `InvalidInput`."""
+        await self._command(c.AlterTopicConfigs(topic_id, changes))
+
+    async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None]) -> None:
+        """Set (or with None remove) overrides of kind `broker` or `cluster`. Raises `InvalidInput`."""
+        await self._command(c.AlterConfigs(kind, name, changes))
+
+    # Keys
+
+    async def put_kv(self, key: str, value: bytes) -> None:
+        """Write a key (1–256 characters, ≤ 64 KiB). Raises `InvalidInput`."""
+        await self._command(c.PutKv(key, value))
+
+    async def get_kv(self, key: str) -> bytes | None:
+        """A key's value, from the local image."""
+        return self.image.kv.get(key)
+
+    async def delete_kv(self, key: str) -> None:
+        """Remove a key; an absent one is success."""
+        await self._command(c.DeleteKv(key))
+
+    # stream.managers.StreamManager
+
+    async def open_streams(
+        self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
+    ) -> list[OpenedStream]:
+        """See `stream.managers.StreamManager.open_streams`."""
+        return await self._command(c.OpenStreams(replica_set_id, master_epoch, tuple(streams)), list[OpenedStream])
+
+    async def close_streams(self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]) -> None:
+        """See `stream.managers.StreamManager.close_streams`."""
+        await self._command(c.CloseStreams(replica_set_id, master_epoch, tuple(streams)))
+
+    async def trim_stream(self, stream_id: int, epoch: int, start_offset: int) -> None:
+        """See `stream.managers.StreamManager.trim_stream`."""
+        await self._command(c.TrimStream(stream_id, epoch, start_offset))
+
+    async def release_stream(self, stream_id: int) -> None:
+        """Lift a stream's quarantine (an operator's decision). Raises `NotFound`."""
+        await self._command(c.ReleaseStream(stream_id))
+
+    # storage.managers.ObjectManager
+
+    async def prepare_objects(self, count: int, ttl_ms: int) -> int:
+        """See `storage.managers.ObjectManager.prepare_objects`."""
+        first: int = await self._command(c.PrepareObjects(count, ttl_ms), int)
+        return first
+
+    async def commit_objects(self, commit: CommitObjects) -> None:
+        """See `storage.managers.ObjectManager.commit_objects`."""
+        await self._command(c.Commit(commit))
+
+    def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
+        """See `storage.managers.ObjectManager.find_objects`."""
+        return self.image.find_objects(stream_id, start_offset, end_offset, limit)
+
+    def committed_wal_offset(self, replica_set_id: int) -> int:
+        """See `storage.managers.ObjectManager.committed_wal_offset`; 0 for an unknown replica set."""
+        record = self.image.replica_sets.get(replica_set_id)
+        return record.committed_wal_offset if record is not None else 0

@@ -1,0 +1,112 @@
+"""`Lifecycle`: what the active controller does by itself, once a second and when a broker's connection closes.
+
+- brokers whose session began or ended are marked so in the metadata;
+- prepared object ids whose time is over become orphans to delete;
+- destroyed objects whose delay is over are deleted from the bucket, and only then forgotten (rule 6);
+- garbage beyond one command's bound is swept by further commands.
+
+Everything is re-derived from the image at each round, so a failed command or a crash loses nothing: the next round
+finds the same work. Entry: `Lifecycle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+
+from controller.commands import (
+    MAX_OBJECTS_PER_COMMAND,
+    AnyCommand,
+    Barrier,
+    ExpireObjects,
+    ForgetObjects,
+    SetBrokerAlive,
+)
+from controller.image import Image
+from controller.sessions import BrokerSessions
+from runtime.clock import Clock
+from runtime.errors import TidelogError
+
+log = logging.getLogger(__name__)
+
+Propose = Callable[[AnyCommand], Awaitable[None]]
+DeleteObjects = Callable[[Sequence[int]], Awaitable[None]]
+"""Deletes objects from the bucket by id; absent ones are success."""
+
+
+class Lifecycle:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        image: Callable[[], Image],
+        sessions: BrokerSessions,
+        propose: Propose,
+        is_active: Callable[[], bool],
+        clock: Clock,
+        delete: DeleteObjects | None,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._image = image
+        self._sessions = sessions
+        self._propose = propose
+        self._is_active = is_active
+        self._clock = clock
+        self._delete = delete
+        self._interval_s = interval_s
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Run a round now."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Rounds until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            self._hurry.clear()
+            if self._is_active():
+                await self.round()
+
+    async def round(self) -> None:
+        """Do what is due, each part by itself: one that fails is found again by the next round."""
+        for part in (self._liveness, self._expire, self._remove, self._sweep):
+            try:
+                await part()
+            except TidelogError as error:
+                log.warning("lifecycle work is put off", extra={"part": part.__name__, "error": str(error)})
+
+    async def _liveness(self) -> None:
+        for verdict in self._sessions.scan(list(self._image().brokers.values()), self._clock.monotonic()):
+            log.info("broker session", extra={"broker": verdict.broker_id, "alive": verdict.alive})
+            await self._propose(SetBrokerAlive(verdict.broker_id, verdict.registration_epoch, verdict.alive))
+
+    def _due(self, ids: Iterable[int]) -> tuple[int, ...]:
+        now_ms, objects = self._clock.time_ms(), self._image().objects
+        return tuple(islice((each for each in ids if objects[each].expires_ms <= now_ms), MAX_OBJECTS_PER_COMMAND))
+
+    async def _expire(self) -> None:
+        due = self._due(self._image().index.prepared)
+        if due:
+            log.info("prepared objects expired", extra={"count": len(due)})
+            await self._propose(ExpireObjects(due))
+
+    async def _remove(self) -> None:
+        if self._delete is None:
+            return
+        due = self._due(self._image().index.destroyed)
+        if due:
+            await self._delete(due)
+            await self._propose(ForgetObjects(due))
+            log.info("destroyed objects deleted", extra={"count": len(due)})
+
+    async def _sweep(self) -> None:
+        if self._image().index.garbage:
+            await self._propose(Barrier())

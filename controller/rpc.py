@@ -1,0 +1,299 @@
+"""The controller's RPC: requests and responses over `runtime.wire` frames, many in flight on a connection.
+
+A request is a frame of kind 1 with msgpack `[id, method, parameters]`, a response one of kind 2 with
+`[id, error or nil, result]`; responses come in any order. Methods, parameters and results are the structs below
+(docs/formats/controller.md). Bounds: a frame's size, the requests in flight on a connection (past which the server
+stops reading), the bytes waiting to be sent (past which it stops answering).
+
+Entry: `RpcConnection` (either side), `RpcChannel` (a client's connection that comes back).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+
+from controller.errors import ErrorInfo, NotController, from_wire, to_wire
+from runtime.errors import CorruptData, TidelogError, Unavailable
+from runtime.network import Network
+from runtime.tasks import TaskSet
+from runtime.wire import FrameDecoder, encode_frame
+
+log = logging.getLogger(__name__)
+
+REQUEST = 1
+RESPONSE = 2
+MAX_TIMEOUTS = 2
+"""Calls that time out in a row, with no answer to any, before a channel drops its connection."""
+MAX_REQUESTS = 256
+"""In flight on one connection, each direction."""
+
+
+class CallTimeout(Unavailable):
+    """The other side did not answer in time; the connection may be half-open."""
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    method: str
+    params: msgspec.Raw
+
+
+class _Response(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    error: ErrorInfo | None
+    result: msgspec.Raw
+
+
+class CommandParams(msgspec.Struct, frozen=True, array_like=True):
+    """`command`: returns a `controller.commands.Result`."""
+
+    client_id: str
+    sequence: int
+    done: int
+    command: msgspec.Raw
+
+
+class PollParams(msgspec.Struct, frozen=True, array_like=True):
+    """`poll`: returns a `PollReply` as soon as there is something newer, or after `wait_ms`."""
+
+    from_version: int
+    wait_ms: int
+    cluster_id: str
+    """The asker's; empty if it has none yet. Another cluster's is refused."""
+
+
+class PollReply(msgspec.Struct, frozen=True, array_like=True):
+    """Deltas in order, each `[version, [[table, key, record or nil], ...]]`; or `reload`: fetch the image."""
+
+    cluster_id: str
+    reload: bool
+    deltas: list[msgspec.Raw]
+    version: int
+    """The controller's own; a reply is bounded and may end before it."""
+
+
+class ImageChunk(msgspec.Struct, frozen=True, array_like=True):
+    """`image` (no parameters): the next part of one consistent image; asked until `last`."""
+
+    version: int
+    rows: list[tuple[str, msgspec.Raw, msgspec.Raw]]
+    last: bool
+
+
+class HeartbeatParams(msgspec.Struct, frozen=True, array_like=True):
+    """`heartbeat`: returns nil."""
+
+    broker_id: int
+    registration_epoch: int
+
+
+class SessionReply(msgspec.Struct, frozen=True, array_like=True):
+    """`session` (no parameters): an id for dedupe that no other client has."""
+
+    client_id: str
+    cluster_id: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(_Request)
+_responses = msgspec.msgpack.Decoder(_Response)
+_NIL = msgspec.Raw(b"\xc0")
+
+Handler = Callable[["RpcConnection", str, msgspec.Raw], Awaitable[bytes]]
+"""Answers one request with an encoded result, or raises a `TidelogError`."""
+
+
+class RpcConnection(asyncio.Protocol):
+    """One connection. A server's has a `handler`; a client's makes `call`s."""
+
+    def __init__(
+        self,
+        *,
+        handler: Handler | None = None,
+        on_made: Callable[[RpcConnection], None] | None = None,
+        on_lost: Callable[[RpcConnection], None] | None = None,
+    ) -> None:
+        self._handler = handler
+        self._on_made = on_made
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._tasks = TaskSet("rpc")
+        self._paused_reading = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.peer = ""
+        self.answers = 0
+        """Responses received."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, not a subclass
+        self.peer = str(transport.get_extra_info("peername"))
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = None
+        self._writable.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable(f"the connection to the controller was lost: {exc or 'closed'}"))
+        self._waiting.clear()
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        try:
+            for frame in self._decoder.feed(data):
+                if frame.kind == REQUEST and self._handler is not None:
+                    self._serve(_requests.decode(frame.payload))
+                elif frame.kind == RESPONSE:
+                    self._answered(_responses.decode(frame.payload))
+                else:
+                    raise CorruptData(f"a frame of kind {frame.kind} is not expected here")
+        except (TidelogError, msgspec.DecodeError) as error:
+            log.warning("a connection was dropped", extra={"peer": self.peer, "error": str(error)})
+            self.abort()
+
+    def _serve(self, request: _Request) -> None:
+        self._tasks.spawn(self._answer(request), "request")
+        if len(self._tasks) >= MAX_REQUESTS and not self._paused_reading and self._transport is not None:
+            self._paused_reading = True
+            self._transport.pause_reading()
+
+    async def _answer(self, request: _Request) -> None:
+        assert self._handler is not None
+        try:
+            result = await self._handler(self, request.method, request.params)
+            reply = _Response(request.id, None, msgspec.Raw(result))
+        except TidelogError as error:
+            reply = _Response(request.id, to_wire(error), _NIL)
+        except msgspec.DecodeError as error:
+            reply = _Response(request.id, to_wire(CorruptData(f"{request.method}: {error}")), _NIL)
+        await self._writable.wait()
+        if self._transport is not None:
+            self._transport.write(encode_frame(RESPONSE, _encoder.encode(reply)))
+            if self._paused_reading and len(self._tasks) <= MAX_REQUESTS // 2:
+                self._paused_reading = False
+                self._transport.resume_reading()
+
+    def _answered(self, response: _Response) -> None:
+        self.answers += 1
+        future = self._waiting.pop(response.id, None)
+        if future is None or future.done():
+            return  # the caller gave up waiting
+        if response.error is None:
+            future.set_result(response.result)
+        else:
+            future.set_exception(from_wire(response.error))
+
+    async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+        """Ask the other side. Raises what it raised, and `Unavailable` after `timeout_s` or a lost connection."""
+        if not self.is_open or self._transport is None:
+            raise Unavailable("the connection to the controller is closed")
+        request_id = next(self._ids)
+        request = _Request(request_id, method, msgspec.Raw(_encoder.encode(params)))
+        frame = encode_frame(REQUEST, _encoder.encode(request))
+        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = future
+        self._transport.write(frame)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise CallTimeout(f"the controller did not answer {method} within {timeout_s:.1f} s") from None
+        finally:
+            self._waiting.pop(request_id, None)
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Drop the connection and end the requests being served."""
+        self.abort()
+        await self._tasks.close()
+
+
+class RpcChannel:
+    """A client's connection to whichever controller answers: opened when needed, replaced when lost."""
+
+    def __init__(self, endpoints: list[tuple[str, int]], network: Network) -> None:
+        assert endpoints
+        self._endpoints = endpoints
+        self._network = network
+        self._at = 0
+        self._connection: RpcConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._timeouts = 0
+
+    async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+        """As `RpcConnection.call`. After a failure to reach the active controller the next call tries the next one."""
+        connection: RpcConnection | None = None
+        seen = 0
+        try:
+            connection = await self._open(timeout_s)
+            seen = connection.answers
+            return await connection.call(method, params, timeout_s)
+        except CallTimeout:
+            self._timeouts += 1
+            if self._timeouts >= MAX_TIMEOUTS:
+                self._turn(connection, drop=True)
+            raise
+        except Unavailable as error:
+            if connection is None or not connection.is_open or isinstance(error, NotController):
+                self._turn(connection)
+            raise
+        finally:
+            if connection is not None and connection.answers > seen:
+                self._timeouts = 0
+
+    async def _open(self, timeout_s: float) -> RpcConnection:
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_open:
+                host, port = self._endpoints[self._at]
+                _, protocol = await self._network.connect(RpcConnection, host, port, timeout_s=min(timeout_s, 5.0))
+                assert isinstance(protocol, RpcConnection)
+                self._connection = protocol
+            return self._connection
+
+    def _turn(self, failed: RpcConnection | None, *, drop: bool = False) -> None:
+        if failed is not None and failed is not self._connection:
+            return  # another call has turned already
+        self._timeouts = 0
+        self._at = (self._at + 1) % len(self._endpoints)
+        if drop or len(self._endpoints) > 1:
+            if failed is not None:
+                failed.abort()
+            self._connection = None
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None

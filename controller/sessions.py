@@ -1,0 +1,69 @@
+"""`BrokerSessions`: who is alive, by heartbeats and connections. Soft state of the active controller, never replicated.
+
+A broker is alive while a heartbeat of its current registration is younger than the session time-out and the connection
+that brought the newest one is open. Invariants: the end of an old connection says nothing about a broker that has
+reconnected since (hot-tier.md C, lessons); a new active controller grants every broker one full time-out; a broker
+whose `alive` in the metadata differs from what is here is reported at each scan until they agree: no event is lost.
+
+Sans-IO: times are seconds of a monotonic clock, passed in. Entry: `BrokerSessions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+from controller.model import BrokerRecord
+
+
+class _Session(NamedTuple):
+    registration_epoch: int
+    deadline_s: float
+    connection: Hashable | None
+
+
+class Verdict(NamedTuple):
+    """A broker whose `alive` should become what it says."""
+
+    broker_id: int
+    registration_epoch: int
+    alive: bool
+
+
+class BrokerSessions:
+    """See the module."""
+
+    def __init__(self, timeout_s: float) -> None:
+        assert timeout_s > 0
+        self._timeout_s = timeout_s
+        self._sessions: dict[int, _Session] = {}
+
+    def clear(self) -> None:
+        """This controller became active: nothing is known yet."""
+        self._sessions.clear()
+
+    def heartbeat(self, broker_id: int, registration_epoch: int, connection: Hashable, now_s: float) -> None:
+        """A heartbeat of the current registration arrived."""
+        self._sessions[broker_id] = _Session(registration_epoch, now_s + self._timeout_s, connection)
+
+    def connection_closed(self, connection: Hashable) -> bool:
+        """End the sessions whose newest heartbeat came by this connection; whether there was one."""
+        mine = [broker_id for broker_id, session in self._sessions.items() if session.connection is connection]
+        for broker_id in mine:
+            self._sessions[broker_id] = self._sessions[broker_id]._replace(deadline_s=float("-inf"), connection=None)
+        return bool(mine)
+
+    def scan(self, brokers: Iterable[BrokerRecord], now_s: float) -> list[Verdict]:
+        """What the metadata should say otherwise. A live broker not seen before gets one full time-out."""
+        verdicts: list[Verdict] = []
+        for record in brokers:
+            session = self._sessions.get(record.id)
+            if session is None or session.registration_epoch != record.registration_epoch:
+                if not record.alive:
+                    continue
+                session = _Session(record.registration_epoch, now_s + self._timeout_s, None)
+                self._sessions[record.id] = session
+            alive = session.deadline_s > now_s
+            if alive != record.alive:
+                verdicts.append(Verdict(record.id, record.registration_epoch, alive))
+        return verdicts
