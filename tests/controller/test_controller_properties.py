@@ -1,0 +1,277 @@
+"""Invariants 4, 5, 6 and 7 of DESIGN.md section 3 under any sequence of commands, and what replication rests on.
+
+A small model beside the state machine knows what every stream should hold; after each command the tables, the image
+that followed the mutations, and the derived indexes must agree with it. At the end the whole log is replayed from the
+start and from a snapshot in the middle: the bytes must be equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller_helpers import DELAY_MS, Driver
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from controller import commands as c
+from controller.image import Delta, Image
+from controller.index import Index
+from controller.model import ObjectState, StreamRecord, StreamState
+from controller.state import ControllerState
+from controller.tables import KEY_TYPES, Mutation
+from runtime.errors import TidelogError
+from storage.managers import CommitGap, CommitObjects, CommitRefused, NewObject, StreamRange
+
+BROKERS = st.integers(0, 1)
+SMALL = st.integers(0, 6)
+
+
+def replay(log: list[c.Envelope], cut: int | None = None) -> bytes:
+    """The dump after the whole log; with `cut` the state goes through a snapshot before that command."""
+    state = ControllerState()
+    for index, envelope in enumerate(log, start=1):
+        if index == cut:
+            fresh = ControllerState()
+            fresh.load(state.dump())
+            state = fresh
+        state.apply(envelope, index)
+    return state.dump()
+
+
+def index_facts(index: Index) -> dict[str, Any]:
+    slices = {key: (each.starts, each.ends, each.object_ids) for key, each in index.slices.items()}
+    live = {key: value for key, value in index.live_slices.items() if value}
+    counts = {key: value for key, value in index.partition_counts.items() if value}
+    return {**vars(index), "slices": slices, "live_slices": live, "partition_counts": counts}
+
+
+class ControllerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver()
+        self.topics = 0
+        self.ends: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+        self.master_epochs: dict[int, int] = {}
+        self.readable: set[int] = set()
+        self.gone: set[int] = set()
+        self.sequence = 0
+        self.cut = 0
+
+    def try_run(self, command: c.AnyCommand) -> TidelogError | None:
+        try:
+            self.driver.run(command)
+        except TidelogError as error:
+            return error
+        return None
+
+    @initialize()
+    def first_broker(self) -> None:
+        self.driver.broker(0)
+
+    @rule(broker=BROKERS, incarnation=st.sampled_from("abc"))
+    def register_and_elect(self, broker: int, incarnation: str) -> None:
+        self.driver.broker(broker, incarnation)
+
+    @rule(broker=BROKERS, alive=st.booleans())
+    def session(self, broker: int, alive: bool) -> None:
+        record = self.driver.image.brokers.get(broker)
+        if record is not None:
+            self.driver.run(c.SetBrokerAlive(broker, record.registration_epoch, alive))
+
+    @rule(partitions=st.integers(1, 3))
+    def create_topic(self, partitions: int) -> None:
+        self.topics += 1
+        topic_id = self.topics.to_bytes(16, "big")
+        if self.try_run(c.CreateTopic(topic_id, f"t{self.topics}", partitions, {}, False, False, None)) is None:
+            for each in self.driver.image.partitions(topic_id):
+                for stream_id in range(each.first_stream, each.first_stream + 4):
+                    assert stream_id not in self.ends, "a stream id was used again"
+                    self.ends[stream_id] = self.starts[stream_id] = 0
+
+    @precondition(lambda self: self.driver.image.topics)
+    @rule(data=st.data())
+    def delete_topic(self, data: st.DataObject) -> None:
+        topic_id = data.draw(st.sampled_from(sorted(self.driver.image.topics)))
+        streams = [p.first_stream + step for p in self.driver.image.partitions(topic_id) for step in range(4)]
+        self.driver.run(c.DeleteTopic(topic_id))
+        assert not any(stream_id in self.driver.image.streams for stream_id in streams)
+
+    def draw_stream(self, data: st.DataObject) -> StreamRecord:
+        return self.driver.image.streams[data.draw(st.sampled_from(sorted(self.driver.image.streams)))]
+
+    @precondition(lambda self: self.driver.image.streams)
+    @rule(data=st.data(), broker=BROKERS, stale=st.integers(0, 1), step=st.integers(-1, 2))
+    def open_stream(self, data: st.DataObject, broker: int, stale: int, step: int) -> None:
+        before = self.draw_stream(data)
+        epoch = before.epoch + step
+        replica_set = self.driver.image.replica_sets.get(broker)
+        master_epoch = (replica_set.master_epoch if replica_set is not None else 0) - stale
+        error = self.try_run(c.OpenStreams(broker, master_epoch, ((before.id, epoch),)))
+        after = self.driver.image.streams[before.id]
+        if error is not None:
+            assert after == before
+        else:  # rule 4
+            assert not stale and epoch >= max(0, before.epoch) and after.state == StreamState.OPENED
+            assert before.state == StreamState.CLOSED or epoch > before.epoch or before.replica_set == broker
+            assert (after.start_offset, after.end_offset) == (before.start_offset, before.end_offset)
+
+    @precondition(lambda self: self.driver.image.replica_sets)
+    @rule(broker=BROKERS)
+    def open_everything(self, broker: int) -> None:
+        """As a broker does after an election: so that commits get somewhere."""
+        replica_set = self.driver.image.replica_sets.get(broker)
+        if replica_set is None:
+            return
+        mine = [each for each in self.driver.image.streams.values() if each.replica_set == broker]
+        epoch = replica_set.master_epoch
+        pairs = tuple((each.id, max(each.epoch, epoch)) for each in mine)
+        if pairs:
+            self.driver.run(c.OpenStreams(broker, epoch, pairs))
+
+    @precondition(lambda self: self.driver.image.streams)
+    @rule(data=st.data())
+    def close_stream(self, data: st.DataObject) -> None:
+        stream = self.draw_stream(data)
+        epoch = self.driver.image.replica_sets[stream.replica_set].master_epoch
+        self.try_run(c.CloseStreams(stream.replica_set, epoch, ((stream.id, stream.epoch),)))
+
+    @precondition(lambda self: self.driver.image.streams)
+    @rule(data=st.data(), offset=st.integers(0, 40), stale=st.integers(0, 1))
+    def trim(self, data: st.DataObject, offset: int, stale: int) -> None:
+        stream = self.draw_stream(data)
+        error = self.try_run(c.TrimStream(stream.id, stream.epoch - stale, offset))
+        assert (error is not None) == bool(stale)
+        if error is None:
+            self.starts[stream.id] = max(self.starts[stream.id], offset)
+
+    @rule(
+        data=st.data(), broker=BROKERS, skew=st.sampled_from([0, 0, 0, 0, 1, -1]), stale=st.sampled_from([0, 0, 0, 1])
+    )
+    def commit(self, data: st.DataObject, broker: int, skew: int, stale: int) -> None:
+        replica_set = self.driver.image.replica_sets.get(broker)
+        if replica_set is None:
+            return
+        candidates = sorted(
+            each.id for each in self.driver.image.streams.values() if each.replica_set == broker and each.epoch >= 0
+        )
+        chosen = data.draw(st.lists(st.sampled_from(candidates), unique=True, max_size=4)) if candidates else []
+        chosen += data.draw(st.lists(st.integers(100_000, 100_001), unique=True, max_size=1))  # deleted long ago
+        pieces: list[StreamRange] = []
+        for number, stream_id in enumerate(sorted(chosen)):
+            start = self.ends.get(stream_id, 0) + (skew if number == 0 else 0)
+            pieces.append(StreamRange(stream_id, start, start + data.draw(st.integers(1, 9))))
+        half = data.draw(st.integers(0, len(pieces)))
+        first = self.driver.prepare(2)
+        objects = tuple(
+            NewObject(first + at, 1, 10, tuple(part)) for at, part in enumerate((pieces[:half], pieces[half:])) if part
+        )
+        wal = replica_set.committed_wal_offset
+        request = CommitObjects(broker, replica_set.master_epoch - stale, wal, wal + 5, objects)
+        before = dict(self.driver.image.streams)
+        error = self.try_run(c.Commit(request))
+        if error is None:
+            assert not stale
+            for piece in pieces:
+                if piece.stream_id in self.driver.image.streams:  # rule 5
+                    assert piece.start_offset == before[piece.stream_id].end_offset
+                    assert not before[piece.stream_id].quarantined
+                    self.ends[piece.stream_id] = piece.end_offset
+            repeated = self.driver.apply(self.driver.envelope(c.Commit(request)))
+            assert repeated.error is None
+        else:
+            assert isinstance(error, CommitGap | CommitRefused | TidelogError)
+            for stream_id, old in before.items():
+                assert self.driver.image.streams[stream_id].end_offset == old.end_offset
+            if isinstance(error, CommitGap) and error.stream_id is not None:
+                assert self.driver.image.streams[error.stream_id].quarantined
+
+    @rule(sequence_step=st.integers(0, 1), count=st.integers(1, 3))
+    def prepare_with_dedupe(self, sequence_step: int, count: int) -> None:
+        self.sequence = max(1, self.sequence + sequence_step)
+        envelope = self.driver.envelope(c.PrepareObjects(count, 50), "client", self.sequence, self.sequence)
+        first = self.driver.apply(envelope)
+        objects = len(self.driver.image.objects)
+        assert self.driver.apply(envelope) == first
+        assert len(self.driver.image.objects) == objects
+
+    @rule(step=st.integers(-50, 700))
+    def time_passes(self, step: int) -> None:
+        self.driver.now_ms += step
+
+    @rule()
+    def lifecycle(self) -> None:
+        index = self.driver.image.index
+        self.driver.run(c.ExpireObjects(tuple(sorted(index.prepared))))
+        before = dict(self.driver.image.objects)
+        self.driver.run(c.ForgetObjects(tuple(sorted(before))))
+        for object_id, record in before.items():  # rule 6
+            if object_id not in self.driver.image.objects:
+                assert record.state == ObjectState.DESTROYED
+                assert record.since_ms + DELAY_MS <= self.driver.state.tables.now_ms
+                self.gone.add(object_id)
+
+    @rule()
+    def remember_a_cut(self) -> None:
+        self.cut = self.driver.index
+
+    @invariant()
+    def epochs_never_go_down(self) -> None:
+        for stream in self.driver.image.streams.values():
+            assert stream.epoch >= self.epochs.get(stream.id, -1)
+            self.epochs[stream.id] = stream.epoch
+        for record in self.driver.image.replica_sets.values():
+            assert record.master_epoch >= self.master_epochs.get(record.id, 0)
+            self.master_epochs[record.id] = record.master_epoch
+
+    @invariant()
+    def streams_are_what_the_model_says_and_are_covered_without_a_hole(self) -> None:
+        image = self.driver.image
+        for stream in image.streams.values():
+            assert (stream.start_offset, stream.end_offset) == (self.starts[stream.id], self.ends[stream.id])
+            at = stream.start_offset
+            for each in image.find_objects(stream.id, stream.start_offset, stream.end_offset, 1_000):
+                assert each.start_offset <= at < each.end_offset  # rules 5 and 7: conserved, contiguous
+                assert image.objects[each.object_id].state == ObjectState.COMMITTED  # rule 6
+                at = each.end_offset
+            assert at >= stream.end_offset
+
+    @invariant()
+    def no_object_is_committed_without_a_reader_and_none_comes_back(self) -> None:
+        image = self.driver.image
+        assert not self.gone & image.objects.keys()
+        for record in image.objects.values():
+            if record.state == ObjectState.COMMITTED:
+                assert any(
+                    each.stream_id in image.streams and each.end_offset > image.streams[each.stream_id].start_offset
+                    for each in record.ranges
+                )
+
+    @invariant()
+    def the_image_is_the_state(self) -> None:
+        tables = self.driver.state.tables
+        for name in KEY_TYPES:
+            assert self.driver.image.table(name) == getattr(tables, name).rows
+        assert self.driver.image.version == self.driver.state.version
+
+    def teardown(self) -> None:
+        dump = self.driver.state.dump()
+        assert replay(self.driver.log) == dump
+        if self.cut:
+            assert replay(self.driver.log, self.cut) == dump
+        restored = ControllerState()
+        restored.load(dump)
+        assert restored.dump() == dump
+        loaded = Image()
+        rows = [
+            Mutation(name, key, record) for name, table in self.driver.image.rows() for key, record in table.items()
+        ]
+        loaded.apply(Delta(1, rows))
+        live, fresh = index_facts(self.driver.image.index), index_facts(loaded.index)
+        assert live == fresh == index_facts(restored.tables.index), "the index is not a function of the tables"
+
+
+TestControllerMachine = ControllerMachine.TestCase
+TestControllerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
