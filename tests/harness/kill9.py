@@ -56,6 +56,7 @@ class Load(threading.Thread):
         self._stopping = threading.Event()
         settings: dict[str, str | int | bool] = {
             "bootstrap.servers": bootstrap,
+            "log_level": 0,  # it would report every refused connection of every kill
             "acks": "all",
             "linger.ms": 2,
             "retry.backoff.ms": 20,
@@ -105,7 +106,7 @@ class Committer(threading.Thread):
         super().__init__(daemon=True)
         self.acknowledged = -1
         self._stopping = threading.Event()
-        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "kill9-group"})
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "kill9-group", "log_level": 0})
 
     def run(self) -> None:
         offset = 0
