@@ -1,0 +1,399 @@
+"""Fetch over a real socket: whole batches, limits, long polls, epochs, cold reads, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from broker.settings import KafkaSettings
+from broker.wire import schema
+from storage.record_batch import iter_batches, iter_records
+from tests.support.kafka_client import KafkaClient, request_entity
+from tests.support.kafka_world import KafkaWorld, batch, until
+
+FETCH = 1
+VERSIONS = range(4, 18)
+BIG = 1 << 20
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def fetch_request(
+    version: int,
+    topics: dict[Any, dict[int, int | dict[str, Any]]],
+    *,
+    max_wait: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = BIG,
+    isolation_level: int = 0,
+    **fields: Any,
+) -> Any:
+    """`topics`: {name or id: {partition: offset or fields}}."""
+    make = schema.request(FETCH, version).make
+
+    def partition(index: int, wanted: int | dict[str, Any]) -> Any:
+        values = {"fetch_offset": wanted} if isinstance(wanted, int) else wanted
+        values = {"partition_max_bytes": BIG, "log_start_offset": -1, **values}
+        return make("FetchPartition", partition=index, **values)
+
+    asked = [
+        make(
+            "FetchTopic",
+            **{"topic_id" if version >= 13 else "topic": key},
+            partitions=[partition(index, wanted) for index, wanted in partitions.items()],
+        )
+        for key, partitions in topics.items()
+    ]
+    if version >= 7:
+        fields = {"session_id": 0, "session_epoch": -1, "forgotten_topics_data": (), **fields}
+    if version >= 11:
+        fields.setdefault("rack_id", "")
+    if version < 15:
+        fields.setdefault("replica_id", -1)
+    return request_entity(
+        FETCH,
+        version,
+        max_wait=max_wait,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        topics=asked,
+        **fields,
+    )
+
+
+async def fetch(client: KafkaClient, version: int, topics: dict[Any, dict[int, Any]], **fields: Any) -> Any:
+    client.post(fetch_request(version, topics, **fields))
+    return await client.receive()
+
+
+def part(response: Any, topic: int = 0, partition: int = 0) -> Any:
+    return response.responses[topic].partitions[partition]
+
+
+def values(records: bytes) -> list[tuple[int, bytes]]:
+    return [
+        (record.offset, record.value) for _, one in iter_batches(memoryview(records)) for record in iter_records(one)
+    ]
+
+
+def append(world: KafkaWorld, topic: str, *contents: bytes, partition: int = 0, **options: Any) -> None:
+    world.log(topic, partition).append(memoryview(bytearray(batch(*contents, **options))))
+
+
+async def appended(world: KafkaWorld, topic: str, *batches: bytes, partition: int = 0) -> None:
+    """Append one batch for each value, confirmed."""
+    for value in batches:
+        append(world, topic, value, partition=partition)
+    log = world.log(topic, partition)
+    await until(lambda: log.high_watermark == log.log_end_offset, "confirmation")
+
+
+def key_of(version: int, topic: Any) -> Any:
+    return uuid.UUID(bytes=topic.id) if version >= 13 else topic.name
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_returns_the_batches_and_the_offsets(version: int) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("t", 2)
+            await appended(world, "t", b"a", b"b", b"c")
+            response = await fetch(client, version, {key_of(version, topic): {0: 1, 1: 0}})
+            found = part(response)
+            assert values(found.records) == [(1, b"b"), (2, b"c")]
+            assert (found.error_code, found.high_watermark, found.last_stable_offset) == (0, 3, 3)
+            assert part(response, 0, 1).records == b""
+            if version >= 7:
+                assert (response.error_code, response.session_id) == (0, 0)
+            if version >= 13:
+                assert response.responses[0].topic_id == uuid.UUID(bytes=topic.id)
+            else:
+                assert response.responses[0].topic == "t"
+
+    run(work())
+
+
+def test_the_whole_batch_that_contains_the_offset_is_returned() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            append(world, "t", b"a", b"b", b"c")
+            await appended(world, "t", b"d")
+            assert values(part(await fetch(client, 11, {"t": {0: 2}})).records) == list(
+                enumerate([b"a", b"b", b"c", b"d"])
+            )
+
+    run(work())
+
+
+def test_the_first_partition_with_data_sends_a_batch_over_any_limit() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", 3)
+            for index in (1, 2):
+                await appended(world, "t", bytes(5000), bytes(5000), partition=index)
+            limits = {index: {"fetch_offset": 0, "partition_max_bytes": 10} for index in range(3)}
+            response = await fetch(client, 11, {"t": limits}, max_bytes=100)
+            assert [len(values(part(response, 0, index).records)) for index in range(3)] == [0, 1, 0]
+            response = await fetch(client, 11, {"t": {1: 0, 2: 0}}, max_bytes=12_000)
+            assert [len(values(part(response, 0, index).records)) for index in range(2)] == [2, 0]
+            response = await fetch(client, 11, {"t": {1: limits[1], 2: 0}})
+            assert [len(values(part(response, 0, index).records)) for index in range(2)] == [1, 2]
+
+    run(work())
+
+
+def test_a_response_never_exceeds_the_brokers_own_limit_by_more_than_a_batch() -> None:
+    async def work() -> None:
+        settings = KafkaSettings(port=0, fetch_max_bytes=6000)
+        async with KafkaWorld(kafka=settings) as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", *[bytes(2000)] * 10)
+            assert len(values(part(await fetch(client, 11, {"t": {0: 0}})).records)) == 2
+
+    run(work())
+
+
+def test_a_long_poll_waits_for_the_high_watermark() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", 2)
+            world.hold()
+            client.post(fetch_request(11, {"t": {0: 0, 1: 0}}, max_wait=20_000))
+            append(world, "t", b"a", partition=1)
+            waiting = asyncio.ensure_future(client.receive())
+            await asyncio.sleep(0.05)
+            assert not waiting.done(), "what is not confirmed must not be seen"
+            world.release()
+            response = await waiting
+            assert values(part(response, 0, 1).records) == [(0, b"a")]
+            assert part(response).records == b""
+
+    run(work())
+
+
+def test_a_long_poll_ends_at_its_time_with_what_there_is() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", b"a")
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            response = await fetch(client, 11, {"t": {0: 1}}, max_wait=100)
+            assert part(response).records == b"" and loop.time() - started >= 0.09
+            started = loop.time()
+            response = await fetch(client, 11, {"t": {0: 0}}, max_wait=100, min_bytes=10_000)
+            assert values(part(response).records) == [(0, b"a")] and loop.time() - started >= 0.09
+
+    run(work())
+
+
+def test_min_bytes_is_waited_for() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            client.post(fetch_request(11, {"t": {0: 0}}, max_wait=20_000, min_bytes=4000))
+            waiting = asyncio.ensure_future(client.receive())
+            for _ in range(3):
+                await asyncio.sleep(0.02)
+                assert not waiting.done()
+                await appended(world, "t", bytes(1000))
+            await appended(world, "t", bytes(1000))
+            assert len(values(part(await waiting).records)) == 4
+
+    run(work())
+
+
+def test_the_listeners_of_a_long_poll_are_removed() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await fetch(client, 11, {"t": {0: 0}}, max_wait=10)
+            async with world.client() as leaver:
+                leaver.post(fetch_request(11, {"t": {0: 0}}, max_wait=60_000))
+                await until(lambda: bool(world.log("t")._watchers), "the poll waits")
+            await until(lambda: not world.log("t")._watchers, "the poll of a client that left is cancelled")
+
+    run(work())
+
+
+def test_an_error_ends_the_wait_at_once() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("t")
+            response = await fetch(client, 11, {"t": {0: 0, 5: 0}, "missing": {0: 0}}, max_wait=60_000)
+            assert [part(response, 0, 0).error_code, part(response, 0, 1).error_code] == [0, 3]
+            missing = part(response, 1)
+            assert missing.error_code == 3 and missing.records == b"" and missing.high_watermark == -1
+            client.post(fetch_request(11, {"t": {0: 0}}, max_wait=60_000))
+            log = world.log("t")
+            await until(lambda: bool(log._watchers), "the poll waits")
+            del world.partitions.logs[topic.id, 0]
+            await log.close()
+            assert part(await client.receive()).error_code == 6
+
+    run(work())
+
+
+def test_offsets_outside_the_log_are_out_of_range_and_the_end_waits() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", b"a", b"b", b"c")
+            await world.log("t").delete_records(1)
+            for offset, code in ((0, 1), (1, 0), (3, 0), (4, 1), (-1, 1)):
+                assert part(await fetch(client, 11, {"t": {0: offset}})).error_code == code, offset
+
+    run(work())
+
+
+def test_leader_epochs_are_checked() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            epoch = world.log("t").leader_epoch
+            for claimed, code in ((epoch, 0), (epoch - 1, 74), (epoch + 1, 75), (-1, 0)):
+                if claimed < -1:
+                    continue
+                wanted = {"fetch_offset": 0, "current_leader_epoch": claimed}
+                assert part(await fetch(client, 11, {"t": {0: wanted}})).error_code == (0 if claimed == -1 else code)
+
+    run(work())
+
+
+def test_a_reader_with_another_history_is_told_where_it_diverges() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("t")
+            await appended(world, "t", b"a", b"b")
+            first = world.log("t").leader_epoch
+            await world.log("t").close()
+            await world.open(topic, 0, leader_epoch=first + 5)
+            await appended(world, "t", b"c")
+
+            async def ask(offset: int, last_epoch: int) -> Any:
+                wanted = {"fetch_offset": offset, "last_fetched_epoch": last_epoch}
+                return part(await fetch(client, 12, {"t": {0: wanted}}, max_wait=60_000))
+
+            found = await ask(3, first)  # it read three records of an epoch that wrote two
+            assert (found.error_code, found.records) == (0, b"")
+            assert (found.diverging_epoch.epoch, found.diverging_epoch.end_offset) == (first, 2)
+            found = await ask(2, first + 3)  # an epoch that never was
+            assert (found.diverging_epoch.epoch, found.diverging_epoch.end_offset) == (first, 2)
+            assert values((await ask(2, first)).records) == [(2, b"c")]
+            assert (await ask(2, first + 9)).error_code == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("version", [12, 15, 16, 17])
+def test_a_broker_that_does_not_lead_names_the_leader(version: int) -> None:
+    async def work() -> None:
+        async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+            topic = await world.controller.create_topic("t", 1, {}, assignment=[2])
+            response = await fetch(client, version, {key_of(version, topic): {0: 0}}, max_wait=60_000)
+            assert part(response).error_code == 6
+            if version >= 16:
+                assert part(response).current_leader.leader_id == 2
+                assert [endpoint.node_id for endpoint in response.node_endpoints] == [2]
+            else:
+                assert part(response).current_leader.leader_id == -1
+
+    run(work())
+
+
+def test_an_unknown_topic_id_is_told() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            assert part(await fetch(client, 13, {uuid.UUID(int=99): {0: 0}}, max_wait=60_000)).error_code == 100
+
+    run(work())
+
+
+def test_sessions_are_declined() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", b"a")
+            wants_one = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
+            assert (wants_one.error_code, wants_one.session_id) == (0, 0) and part(wants_one).records
+            assert (await fetch(client, 11, {}, session_id=5, session_epoch=3)).error_code == 70
+            assert (await fetch(client, 11, {}, session_id=0, session_epoch=3)).error_code == 71
+            assert (await fetch(client, 11, {}, max_wait=60_000)).responses == ()
+
+    run(work())
+
+
+def test_cold_partitions_are_read_from_the_bucket_together() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", 4)
+            for index in range(4):
+                await appended(world, "t", *[b"%d" % n + bytes(500) for n in range(20)], partition=index)
+            await world.chill()
+            await appended(world, "t", b"hot", partition=3)
+            assert world.log("t", 0).read_hot(0, BIG, committed=False) is None
+            response = await fetch(client, 11, {"t": {0: 0, 1: 5, 2: 19, 3: 20}}, max_bytes=50 * BIG)
+            assert [[offset for offset, _ in values(part(response, 0, n).records)] for n in range(4)] == [
+                list(range(20)),
+                list(range(5, 20)),
+                [19],
+                [20],
+            ]
+            small = {0: {"fetch_offset": 0, "partition_max_bytes": 1}, 1: {"fetch_offset": 0, "partition_max_bytes": 1}}
+            response = await fetch(client, 11, {"t": small})
+            assert [len(values(part(response, 0, n).records)) for n in range(2)] == [1, 0]
+
+    run(work())
+
+
+def test_a_bucket_that_fails_is_a_retriable_error_of_that_partition() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", 2)
+            await appended(world, "t", b"a")
+            await world.chill()
+            assert world.log("t", 0).read_hot(0, BIG, committed=False) is None
+            await appended(world, "t", b"b", partition=1)
+            await world.store.delete([info.key async for info in world.store.list("")])
+            response = await fetch(client, 11, {"t": {0: 0, 1: 0}})
+            assert part(response).error_code != 0
+            assert values(part(response, 0, 1).records) == [(0, b"b")]
+
+    run(work())
+
+
+def test_read_committed_has_a_list_of_aborted_transactions_and_read_uncommitted_has_none() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", b"a")
+            log = world.log("t")
+            log.append_internal(batch(b"open", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+            await until(lambda: log.high_watermark == 2, "confirmation")
+            committed = part(await fetch(client, 11, {"t": {0: 0}}, isolation_level=1))
+            assert values(committed.records) == [(0, b"a")]
+            assert (committed.last_stable_offset, committed.aborted_transactions) == (1, ())
+            everything = part(await fetch(client, 11, {"t": {0: 0}}))
+            assert len(values(everything.records)) == 2 and everything.aborted_transactions is None
+
+    run(work())
+
+
+def test_fetched_records_are_counted() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", b"a", b"b", b"c")
+            await fetch(client, 11, {"t": {0: 1}})
+            body, _ = world.services.metrics.render()
+            assert b'tidelog_topic_fetched_records_total{topic="t"} 2.0' in body
+
+    run(work())

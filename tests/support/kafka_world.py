@@ -1,0 +1,274 @@
+"""One broker's data path for protocol tests: all parts real, on a WAL and a bucket in memory.
+
+    async with KafkaWorld() as world:
+        await world.topic("t", partitions=2)
+        async with world.client() as client:
+            await client.send(3, 12, topics=None)
+
+The controller is the real state machine, applied at once. `hold()` stops confirmations, `release()` lets them go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+from broker.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
+from broker.metrics import Metrics
+from broker.producer_ids import ProducerIds
+from broker.server import KafkaServer
+from broker.services import ApiHandler, Services
+from broker.settings import GroupSettings, KafkaSettings, LogSettings
+from broker.topic_config import log_config
+from controller import commands as c
+from controller.errors import UnknownTopicId
+from controller.model import TopicRecord
+from runtime.clock import Clock, SystemClock
+from runtime.errors import NotFound, NotLeader, Unavailable
+from runtime.network import TcpNetwork
+from storage.managers import CommitObjects, ObjectSlice
+from storage.object_store_memory import MemoryObjectStore
+from storage.record_batch import Record, build_batch
+from storage.settings import CacheSettings, UploadSettings, WalSettings
+from storage.storage import Storage
+from storage.wal_memory import MemoryWal
+from stream.managers import OpenedStream
+from stream.partition_log import PartitionLog
+from tests.support.admin_world import WorldController
+from tests.support.kafka_client import KafkaClient
+
+APIS: list[ApiHandler] = [
+    *produce.APIS,
+    *fetch.APIS,
+    *list_offsets.APIS,
+    *leader_epoch.APIS,
+    *init_producer_id.APIS,
+    *metadata.APIS,
+]
+NODE_ID = 1
+CLUSTER_ID = "admin-world-cluster-id"
+DEADLINE_S = 10.0
+
+
+class LeaderNotAvailable(Unavailable):
+    kafka_code = 5
+
+
+class DataController(WorldController):
+    """The controller's commands that storage and streams use."""
+
+    async def open_streams(
+        self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
+    ) -> list[OpenedStream]:
+        rows = self.apply(c.OpenStreams(replica_set_id, master_epoch, tuple(streams)))
+        return [OpenedStream(*row) for row in rows]
+
+    async def close_streams(self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]) -> None:
+        self.apply(c.CloseStreams(replica_set_id, master_epoch, tuple(streams)))
+
+    async def trim_stream(self, stream_id: int, epoch: int, start_offset: int) -> None:
+        self.apply(c.TrimStream(stream_id, epoch, start_offset))
+
+    async def prepare_objects(self, count: int, ttl_ms: int) -> int:
+        return int(self.apply(c.PrepareObjects(count, ttl_ms)))
+
+    async def commit_objects(self, commit: CommitObjects) -> None:
+        self.apply(c.Commit(commit))
+
+    def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
+        return self.image.find_objects(stream_id, start_offset, end_offset, limit)
+
+    def committed_wal_offset(self, replica_set_id: int) -> int:
+        return self.image.replica_sets[replica_set_id].committed_wal_offset
+
+    async def allocate_producer_ids(self, broker_id: int, registration_epoch: int) -> tuple[int, int]:
+        first, count = await self._ask(c.AllocateProducerIds(broker_id, registration_epoch))
+        return first, count
+
+
+class DataPartitions:
+    """`PartitionManager` as far as the data path needs it."""
+
+    def __init__(self, controller: DataController, storage: Storage) -> None:
+        self.storage = storage
+        self._controller = controller
+        self.logs: dict[tuple[bytes, int], PartitionLog] = {}
+
+    def get(self, topic: str, partition: int) -> PartitionLog:
+        topic_id = self._controller.image.topic_ids.get(topic)
+        if topic_id is None:
+            raise NotFound(f"topic {topic!r} does not exist")
+        return self.get_by_id(topic_id, partition)
+
+    def get_by_id(self, topic_id: bytes, partition: int) -> PartitionLog:
+        log = self.logs.get((topic_id, partition))
+        if log is not None:
+            return log
+        if topic_id not in self._controller.image.topics:
+            raise UnknownTopicId(f"no topic {topic_id.hex()}")
+        record = self._controller.image.partition(topic_id, partition)
+        if record is None:
+            raise NotFound(f"no partition {partition}")
+        if self._controller.image.leader(record)[0] != NODE_ID:
+            raise NotLeader("led elsewhere")
+        raise LeaderNotAvailable("opening")
+
+    def all(self) -> Iterable[PartitionLog]:
+        return list(self.logs.values())
+
+
+class KafkaWorld:
+    """A broker with id 1; with `brokers=(1, 2)` a second one exists in the metadata."""
+
+    def __init__(
+        self,
+        *,
+        brokers: Sequence[int] = (NODE_ID,),
+        kafka: KafkaSettings | None = None,
+        upload: UploadSettings | None = None,
+        cache: CacheSettings | None = None,
+        apis: Sequence[ApiHandler] = APIS,
+        clock: Clock | None = None,
+    ) -> None:
+        self.kafka = kafka or KafkaSettings(port=0)
+        self.controller = DataController()
+        for broker in brokers:
+            self.controller.register(broker)
+        self._clock = clock or SystemClock()
+        self._upload = upload or UploadSettings(age_ms=3_600_000)
+        self._cache = cache or CacheSettings()
+        self._apis = apis
+        self._held: int | None = None
+        self._holding = False
+        self.storage: Storage
+        self.partitions: DataPartitions
+        self.services: Services
+        self.server: KafkaServer
+
+    async def __aenter__(self) -> Self:
+        self.wal = MemoryWal(WalSettings())
+        self.store = MemoryObjectStore()
+        self.storage = Storage(
+            wal=self.wal,
+            store=self.store,
+            objects=self.controller,
+            clock=self._clock,
+            cluster_id=CLUSTER_ID,
+            replica_set_id=NODE_ID,
+            upload=self._upload,
+            cache=self._cache,
+            rng=random.Random(1),
+            single_member=False,
+        )
+        self.wal.set_on_durable(self._durable)
+        await self.storage.recover()
+        self._master_epoch = self.controller.image.replica_sets[NODE_ID].master_epoch
+        await self.storage.start(self._master_epoch)
+        self.partitions = DataPartitions(self.controller, self.storage)
+        parts: Any = SimpleNamespace()
+        epoch = self.controller.image.brokers[NODE_ID].registration_epoch
+        controller: Any = self.controller
+        partitions: Any = self.partitions
+        self.services = Services(
+            node_id=NODE_ID,
+            clock=self._clock,
+            kafka=self.kafka,
+            log=LogSettings(),
+            group=GroupSettings(),
+            controller=controller,
+            partitions=partitions,
+            groups=parts,
+            producer_ids=ProducerIds(controller, NODE_ID, lambda: epoch),
+            metrics=Metrics(process=False),
+        )
+        self.server = KafkaServer(self.services, self._apis, TcpNetwork(), self.kafka)
+        await self.server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+        await self.server.close(grace_s=1.0)
+        await self.services.producer_ids.close()
+        for log in self.partitions.all():
+            await log.close()
+        await self.storage.close(upload=False)
+
+    def _durable(self, offset: int) -> None:
+        if self._holding:
+            self._held = offset
+        else:
+            self.storage.confirm.advance(offset)
+
+    def hold(self) -> None:
+        """Confirm nothing from now on."""
+        self._holding = True
+
+    def release(self) -> None:
+        """Confirm what became durable meanwhile, and what comes."""
+        self._holding = False
+        if self._held is not None:
+            self.storage.confirm.advance(self._held)
+            self._held = None
+
+    def client(self) -> KafkaClient:
+        return KafkaClient(*self.server.address)
+
+    async def topic(self, name: str, partitions: int = 1, *, open_logs: bool = True, **configs: str) -> TopicRecord:
+        """Create a topic and open its partitions here. `retention_ms="1"` stands for `retention.ms`."""
+        overrides = {key.replace("_", "."): value for key, value in configs.items()}
+        record = await self.controller.create_topic(name, partitions, overrides, assignment=[NODE_ID] * partitions)
+        if open_logs:
+            for index in range(partitions):
+                await self.open(record, index)
+        return record
+
+    async def open(self, topic: TopicRecord, index: int, *, leader_epoch: int | None = None) -> PartitionLog:
+        """Open a partition's log, with its leader epoch or a larger one."""
+        record = self.controller.image.partition(topic.id, index)
+        assert record is not None
+        epoch = self.controller.image.leader(record)[1] if leader_epoch is None else leader_epoch
+        wanted = [(record.first_stream + n, epoch) for n in range(4)]
+        meta, data, time, txn = await self.controller.open_streams(NODE_ID, self._master_epoch, wanted)
+        log = self.partitions.logs[topic.id, index] = await PartitionLog.open(
+            topic=topic.name,
+            topic_id=topic.id,
+            partition=index,
+            leader_epoch=epoch,
+            streams=(meta, data, time, txn),
+            storage=self.storage,
+            manager=self.controller,
+            config=log_config(topic.configs, self.kafka, LogSettings()),
+            clock=self._clock,
+        )
+        return log
+
+    async def chill(self) -> None:
+        """Put all that is confirmed into the bucket and none of it in memory."""
+        await self.storage.upload_now()
+        self.storage._cache._evict(1 << 60)
+
+    def log(self, topic: str, partition: int = 0) -> PartitionLog:
+        return self.partitions.get(topic, partition)
+
+
+def batch(*values: bytes, timestamp: int = -1, **options: Any) -> bytes:
+    """A record batch as a producer sends it."""
+    now = SystemClock().time_ms() if timestamp < 0 else timestamp
+    return bytes(build_batch([Record(n, now + n, None, value, ()) for n, value in enumerate(values)], **options))
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until the condition holds, with a deadline."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not in time: {what}") from None
