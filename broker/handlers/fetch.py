@@ -50,6 +50,7 @@ _FULL_FETCH_EPOCHS = (0, -1)
 """Session epochs of a request that names all its partitions (KIP-227)."""
 MAX_COLD_READS = 16
 """Cold partitions read for one request at a time; the others come with the next request."""
+MAX_COLD_ROUNDS = 4
 COLD_READ_TIMEOUT_S = 15.0
 """A response must leave before clients give up (30 s and more); what was read meanwhile stays in the cache."""
 _REREAD_PAUSE_S = 0.005
@@ -86,6 +87,7 @@ class _Fetch:
         self._size = 0
         self._urgent = not self._slots
         self._cold: list[tuple[_Slot, asyncio.Task[FetchResult]]] = []
+        self._skipped: list[_Slot] = []
 
     async def run(self) -> FetchResponse:
         """Collect until there is enough or the time is over."""
@@ -133,17 +135,27 @@ class _Fetch:
     # --- collecting ------------------------------------------------------------------------------------------------
 
     async def _collect(self, slots: Iterable[_Slot]) -> None:
-        """Read these partitions (again), in order. What they held before is dropped from the response."""
-        for slot in slots:
-            self._size -= slot.size
-            slot.size = 0
-            slot.data = PartitionData(slot.spec.partition)
-            try:
-                self._look_at(slot)
-            except TidelogError as error:
-                self._fail(slot, error)
-        if self._cold:
+        """Read these partitions (again), in order. What they held before is dropped from the response.
+
+        Cold reads reserve room that they may not fill; what found none because of that is looked at again, unless
+        there is enough already: then it comes first in the client's next request.
+        """
+        for _ in range(MAX_COLD_ROUNDS):
+            self._skipped = []
+            for slot in slots:
+                self._size -= slot.size
+                slot.size = 0
+                slot.data = PartitionData(slot.spec.partition)
+                try:
+                    self._look_at(slot)
+                except TidelogError as error:
+                    self._fail(slot, error)
+            if not self._cold:
+                return
             await self._finish_cold()
+            if self._size >= max(self._request.min_bytes, 1) or not self._skipped:
+                return
+            slots = self._skipped
 
     def _look_at(self, slot: _Slot) -> None:
         topic, spec = slot.topic, slot.spec
@@ -161,6 +173,7 @@ class _Fetch:
         first = self._size == 0 and not self._cold
         if limit == 0 and not first:
             self._fill(slot, log)
+            self._skipped.append(slot)
             return
         found = log.read_hot(spec.fetch_offset, limit, committed=self._committed)
         if found is None:
@@ -168,6 +181,8 @@ class _Fetch:
                 work = log.read(spec.fetch_offset, limit, committed=self._committed, minimum_one=first)
                 self._cold.append((slot, asyncio.get_running_loop().create_task(work)))
                 slot.size = limit
+            else:
+                self._skipped.append(slot)
             self._fill(slot, log)
             return
         self._fill(slot, log)
