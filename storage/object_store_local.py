@@ -194,6 +194,8 @@ class LocalObjectStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
+            if not any(parent.is_file() for parent in path.parents):
+                raise FileNotFoundError(errno.ENOENT, "the directory came and went", str(path.parent)) from error
             raise InvalidInput(f"part of object key {key!r} is itself a key; a file is no directory") from error
         try:
             if if_absent:

@@ -47,8 +47,6 @@ _NETWORK_ERRORS: Final = (
 _CREDENTIAL_ERRORS: Final = (NoCredentialsError, PartialCredentialsError, ProfileNotFound)
 _TRANSIENT_CODES: Final = frozenset(
     {
-        "ConditionalRequestConflict",  # 409: a concurrent conditional put; S3 asks for another attempt
-        "OperationAborted",  # 409: a conflicting operation on the bucket
         "RequestTimeout",  # 400: the body came too slowly
         "ExpiredToken",  # botocore fetches new temporary credentials before the next attempt
         "SlowDown",
@@ -58,6 +56,13 @@ _TRANSIENT_CODES: Final = frozenset(
         "ThrottlingException",
         "RequestLimitExceeded",
         "TooManyRequests",
+    }
+)
+_TRANSIENT_STATUS: Final = frozenset(
+    {
+        408,
+        409,  # ConditionalRequestConflict, OperationAborted: S3 asks for another attempt. A HEAD has no code to tell.
+        429,
     }
 )
 _ACCESS_HINTS: Final = {
@@ -106,7 +111,7 @@ def _classify_answer(error: ClientError, *, what: str, key: str, bucket: str, en
     answer = f"{endpoint} answered {status} {code}" + (f": {text}" if text not in (code, "") else "")
     if code == "NotImplemented" or status == 501:
         return StoreUnsupported(f"{what} is not supported: {answer}")
-    if code in _TRANSIENT_CODES or status >= 500 or status in (408, 429):
+    if code in _TRANSIENT_CODES or status >= 500 or status in _TRANSIENT_STATUS:
         return Transient(answer)
     if code == "NoSuchBucket":
         return BucketMissing(

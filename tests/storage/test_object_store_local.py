@@ -1,0 +1,273 @@
+"""What the local store promises beyond the common contract: crashes, full disks, several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import ConfigError, InvalidInput, Unavailable
+from storage.object_store import ObjectExists, ObjectNotFound
+from storage.object_store_common import StoreFull
+from storage.object_store_local import TMP_NAME, LocalObjectStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CRASHING_PUT = """
+import asyncio, os, pathlib, sys
+from storage.object_store_local import LocalObjectStore
+
+directory, crash_at, if_absent = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "create"
+step = 0
+
+def crashing(real):
+    def call(*args, **kwargs):
+        global step
+        step += 1
+        if step == crash_at:
+            os._exit(9)
+        return real(*args, **kwargs)
+    return call
+
+store = LocalObjectStore(directory)
+for name in ("open", "write", "fsync", "link", "unlink", "rename", "mkdir", "close"):
+    setattr(os, name, crashing(getattr(os, name)))
+asyncio.run(store.put("dir/sub/key", [b"new " * 1000, b"body" * 1000], if_absent=if_absent))
+print("acknowledged", flush=True)
+os._exit(0)
+"""
+
+
+def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("mode", ["create", "replace"])
+def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one(tmp_path: Path, mode: str) -> None:
+    new = b"new " * 1000 + b"body" * 1000
+
+    async def look(directory: Path) -> bytes | None:
+        store = LocalObjectStore(directory)
+        assert list((directory / TMP_NAME).iterdir()) == []
+        try:
+            found = await store.get("dir/sub/key")
+        except ObjectNotFound:
+            found = None
+        listed = [info.key async for info in store.list("")]
+        assert listed == ([] if found is None else ["dir/sub/key"])
+        await store.put("dir/sub/key", [b"after"], if_absent=found is None)
+        await store.close()
+        return found
+
+    async def prepare(directory: Path) -> None:
+        store = LocalObjectStore(directory)
+        if mode == "replace":
+            await store.put("dir/sub/key", [b"old"])
+        await store.close()
+
+    seen: set[bytes | None] = set()
+    for crash_at in range(1, 60):
+        directory = tmp_path / str(crash_at)
+        asyncio.run(prepare(directory))
+        child = run_child(CRASHING_PUT, directory, crash_at, mode)
+        assert child.returncode in (0, 9), child.stderr
+        found = asyncio.run(look(directory))
+        seen.add(found)
+        assert found in ({None, new} if mode == "create" else {b"old", new})
+        if child.returncode == 0:
+            assert found == new
+            break
+    else:
+        pytest.fail("the put never came to its end")
+    assert len(seen) == 2  # the crashes did fall on both sides of the point where the object appears
+    assert crash_at > 8
+
+
+RACING_CREATE = """
+import asyncio, sys
+from storage.object_store import ObjectExists
+from storage.object_store_local import LocalObjectStore
+
+async def main():
+    store = LocalObjectStore(sys.argv[1])
+    for number in range(60):
+        try:
+            await store.put(f"race/{number}", [sys.argv[2].encode()], if_absent=True)
+            print(number)
+        except ObjectExists:
+            pass
+        if number % 3 == 0:
+            await store.put(f"own/{sys.argv[2]}", [b"x"])
+            await store.delete([f"own/{sys.argv[2]}"])  # removes the directory under the others' feet
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+def test_of_several_processes_exactly_one_creates_each_key(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    children = [
+        subprocess.Popen([sys.executable, "-c", RACING_CREATE, bucket, name], cwd=ROOT, stdout=subprocess.PIPE)
+        for name in "abcd"
+    ]
+    won: dict[int, str] = {}
+    for name, child in zip("abcd", children, strict=True):
+        output, _ = child.communicate(timeout=60)
+        assert child.returncode == 0
+        for line in output.split():
+            assert int(line) not in won
+            won[int(line)] = name
+    assert sorted(won) == list(range(60))
+    for number, name in won.items():
+        assert (bucket / "race" / str(number)).read_text() == name
+
+
+def failing(error: int, times: int = 1_000_000) -> Any:
+    left = times
+
+    def call(*_: object) -> int:
+        nonlocal left
+        if left <= 0:
+            raise AssertionError("asked more often than the test expects")
+        left -= 1
+        raise OSError(error, os.strerror(error))
+
+    return call
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_clear_retriable_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    async def main() -> None:
+        store = LocalObjectStore(tmp_path / "bucket")
+        await store.put("kept", [b"old"])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", failing(error))
+            with pytest.raises(StoreFull, match="full") as caught:
+                await store.put("kept", [b"new"])
+        assert caught.value.retriable
+        assert isinstance(caught.value, Unavailable)
+        assert list((tmp_path / "bucket" / TMP_NAME).iterdir()) == []
+        assert await store.get("kept") == b"old"
+        await store.put("kept", [b"new"])
+        assert await store.get("kept") == b"new"
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_failed_fsync_covered_is_never_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = LocalObjectStore(tmp_path / "bucket")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing(errno.EIO, times=1))
+            with pytest.raises(Unavailable, match="Input/output error"):
+                await store.put("k", [b"x"], if_absent=True)
+        with pytest.raises(ObjectNotFound):
+            await store.get("k")
+        await store.put("k", [b"y"], if_absent=True)
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_opening_removes_what_a_dead_writer_left_and_spares_what_a_living_one_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        bucket = tmp_path / "bucket"
+        store = LocalObjectStore(bucket)
+        left_over = bucket / TMP_NAME / "left-over"
+        left_over.write_bytes(b"half")
+        writing, go_on = threading.Event(), threading.Event()
+        real_fsync = os.fsync
+
+        def slow_fsync(descriptor: int) -> None:
+            if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+                writing.set()
+                assert go_on.wait(30)
+            real_fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", slow_fsync)
+        put = asyncio.ensure_future(store.put("k", [b"body"], if_absent=True))
+        assert await asyncio.to_thread(writing.wait, 30)
+        other = LocalObjectStore(bucket)
+        assert not left_over.exists()
+        assert len(list((bucket / TMP_NAME).iterdir())) == 1
+        go_on.set()
+        await put
+        assert await other.get("k") == b"body"
+        assert list((bucket / TMP_NAME).iterdir()) == []
+        await store.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_no_key_leads_out_of_the_directory_or_into_the_store_s_own_folder(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = LocalObjectStore(tmp_path / "bucket")
+        (tmp_path / "outside").write_bytes(b"secret")
+        for key in ("../outside", "a/../../outside", "/etc/passwd", f"{TMP_NAME}/x", TMP_NAME):
+            for call in (store.get(key), store.head(key), store.put(key, [b"x"]), store.delete([key])):
+                with pytest.raises(InvalidInput):
+                    await call
+        assert [info.key async for info in store.list("")] == []
+        assert [info.key async for info in store.list("../")] == []
+        assert (tmp_path / "outside").read_bytes() == b"secret"
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_also_a_prefix_of_another_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = LocalObjectStore(tmp_path / "bucket")
+        await store.put("a/b", [b"x"])
+        for if_absent in (True, False):
+            with pytest.raises(InvalidInput, match="also a directory"):
+                await store.put("a", [b"x"], if_absent=if_absent)
+            with pytest.raises(InvalidInput, match="itself a key"):
+                await store.put("a/b/c", [b"x"], if_absent=if_absent)
+            with pytest.raises(InvalidInput, match="itself a key"):
+                await store.put("a/b/c/d", [b"x"], if_absent=if_absent)
+        assert await store.get("a/b") == b"x"
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = LocalObjectStore(tmp_path / "bucket")
+
+        async def come_and_go(name: str) -> None:
+            for _ in range(40):
+                await store.put(f"d/e/{name}", [name.encode()], if_absent=True)
+                with pytest.raises(ObjectExists):
+                    await store.put(f"d/e/{name}", [b"other"], if_absent=True)
+                assert await store.get(f"d/e/{name}") == name.encode()
+                await store.delete([f"d/e/{name}"])
+
+        await asyncio.gather(*(come_and_go(f"k{number}") for number in range(6)))
+        assert [path.name for path in (tmp_path / "bucket").iterdir()] == [TMP_NAME]
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_directory_that_cannot_be_used_is_said_clearly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        LocalObjectStore(tmp_path / "file")

@@ -1,0 +1,141 @@
+"""A proxy in front of an S3 server that fails on demand: refuses, resets, loses replies, dawdles, cuts bodies short.
+
+`FaultyS3.fault` is asked for every request; `None` lets it pass. The real server decides everything else, so a test
+sees what really was applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aiohttp import ClientSession, TCPConnector, web
+from support.s3_servers import S3Server
+from yarl import URL
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request. In the order of the fields; several may be combined."""
+
+    delay_s: float = 0.0
+    status: int = 0
+    """Answer this without asking the server, with the S3 error `code`."""
+    code: str = "SlowDown"
+    reset: bool = False
+    """Cut the connection without asking the server."""
+    drop_headers: tuple[str, ...] = ()
+    """Forward without these request headers: a server that ignores them."""
+    lose_reply: bool = False
+    """Ask the server, then cut the connection."""
+    body_bytes: int = -1
+    """Send this much of the answer's body, then cut the connection."""
+    answer: bytes = b""
+    """Ask the server, but answer 200 with this body."""
+
+
+@dataclass
+class Seen:
+    """One request as the proxy saw it."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+
+
+class FaultyS3:
+    """The proxy; an async context manager. `server` is the address to give to clients."""
+
+    def __init__(self, upstream: S3Server) -> None:
+        self._upstream = upstream
+        self.fault: Callable[[Seen], Fault | None] = lambda seen: None
+        self.requests: list[Seen] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.server = upstream
+
+    async def __aenter__(self) -> FaultyS3:
+        self._session = ClientSession(connector=TCPConnector(limit=0), auto_decompress=False)
+        runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=1)
+        await runner.setup()
+        self._runner = runner
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        self.server = replace(self._upstream, endpoint=f"http://{host}:{port}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    def first(self, count: int, fault: Fault, *, method: str = "", path: str = "") -> None:
+        """Let the next `count` requests fail whose method is `method` and whose path contains `path`."""
+        left = count
+
+        def decide(seen: Seen) -> Fault | None:
+            nonlocal left
+            if left <= 0 or method not in ("", seen.method) or path not in seen.path:
+                return None
+            left -= 1
+            return fault
+
+        self.fault = decide
+
+    def count(self, method: str, path: str = "") -> int:
+        """How many requests of this method and part of a path there were."""
+        return sum(seen.method == method and path in seen.path for seen in self.requests)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        seen = Seen(request.method, request.path, dict(request.query))
+        self.requests.append(seen)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self._answer(request, self.fault(seen) or Fault())
+        finally:
+            self.in_flight -= 1
+
+    async def _answer(self, request: web.BaseRequest, fault: Fault) -> web.StreamResponse:
+        body = await request.content.read()  # request.read() has a bound of 1 MiB
+        if fault.delay_s:
+            await asyncio.sleep(fault.delay_s)
+        if fault.status:
+            text = f"<Error><Code>{fault.code}</Code><Message>as the test wants it</Message></Error>"
+            return web.Response(status=fault.status, text=text, content_type="application/xml")
+        if fault.reset:
+            return self._cut(request)
+        dropped = {name.lower() for name in (*fault.drop_headers, "Transfer-Encoding", "Content-Length")}
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in dropped]
+        url = URL(self._upstream.endpoint + request.raw_path, encoded=True)
+        async with self._session.request(request.method, url, data=io.BytesIO(body), headers=headers) as reply:
+            content = await reply.read()
+            if fault.lose_reply:
+                return self._cut(request)
+            return await self._pass_on(request, fault, reply.status, dict(reply.headers), content)
+
+    async def _pass_on(
+        self, request: web.BaseRequest, fault: Fault, status: int, headers: dict[str, str], content: bytes
+    ) -> web.StreamResponse:
+        if fault.answer:
+            return web.Response(status=200, body=fault.answer, content_type="application/xml")
+        for name in ("Transfer-Encoding", "Connection", "Date", "Server"):
+            headers.pop(name, None)
+        if request.method != "HEAD":
+            headers["Content-Length"] = str(len(content))
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        if request.method != "HEAD":
+            await response.write(content if fault.body_bytes < 0 else content[: fault.body_bytes])
+        if fault.body_bytes >= 0:
+            return self._cut(request)
+        await response.write_eof()
+        return response
+
+    @staticmethod
+    def _cut(request: web.BaseRequest) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
