@@ -158,7 +158,8 @@ class BlockReader:
     async def _locate(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[BlockRef]:
         """The blocks that hold `[start, end)`, in order, as far as the metadata knows them without a hole.
 
-        Stops with the block that brings all but the first to `max_bytes`, and after a few objects.
+        Stops with the block that brings them to `max_bytes`, of the first counting what lies after `start` (judged by
+        offsets), and after a few objects.
         """
         refs: list[BlockRef] = []
         offset, touched, size = start, 0, 0
@@ -171,7 +172,7 @@ class BlockReader:
                 touched += 1
                 index = await self._index(one, stream_id)
                 for ref in self._refs(one, index, stream_id, offset, end):
-                    size += ref.entry.length if refs else 0
+                    size += ref.entry.length if refs else _bytes_after(ref.entry, start)
                     refs.append(ref)
                     offset = ref.entry.end_offset
                     if size >= max_bytes:
@@ -298,6 +299,11 @@ class BlockReader:
     def _count(self, size: int) -> None:
         self.get_count += 1
         self.get_bytes += size
+
+
+def _bytes_after(entry: IndexEntry, offset: int) -> int:
+    """About how many bytes of a block lie at or after `offset`, which is in it."""
+    return entry.length * (entry.end_offset - offset) // (entry.end_offset - entry.start_offset)
 
 
 def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:

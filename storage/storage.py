@@ -364,10 +364,10 @@ class Storage:
         stream_id = stream_log.stream_id
         if start_offset < stream_log.start_offset:
             raise OffsetTrimmed(f"stream {stream_id} starts at {stream_log.start_offset}, not {start_offset}")
-        if end_offset > stream_log.end_offset:
-            raise InvalidInput(f"stream {stream_id} ends at {stream_log.end_offset}, before {end_offset}")
         if stream_log.fate is Fate.QUARANTINE and start_offset >= stream_log.committed_end:
             raise self._quarantined(stream_log)
+        if end_offset > stream_log.end_offset:
+            raise InvalidInput(f"stream {stream_id} ends at {stream_log.end_offset}, before {end_offset}")
 
     # -- uploads
 

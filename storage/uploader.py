@@ -181,7 +181,8 @@ class Uploader:
                     self._confirm.watch(watch_at, self._wake.set)
                 timeout = self._planner.wait_s(now)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), timeout)
+                async with asyncio.timeout(timeout):  # wait_for can swallow a cancellation (Python 3.11)
+                    await self._wake.wait()
 
     def _launch(self, task: UploadTask) -> None:
         previous = next(reversed(self._turns), None)
