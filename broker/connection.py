@@ -47,6 +47,11 @@ class ByteBudget:
         self._waiting: deque[Callable[[], None]] = deque()
         self.used = 0
 
+    @property
+    def full(self) -> bool:
+        """Nothing more should be read before something is given back."""
+        return self.used >= self._limit
+
     def admit(self, size: int) -> bool:
         """Take `size` bytes if they fit. One frame alone always fits, or it could never be received."""
         if self.used and self.used + size > self._limit:
@@ -55,13 +60,15 @@ class ByteBudget:
         return True
 
     def take(self, size: int) -> None:
-        """Take bytes that are in memory already."""
+        """Take bytes that are in memory already: at most one read of each connection goes over the bound like this."""
         self.used += size
 
     def release(self, size: int) -> None:
-        """Give bytes back and wake who waits, in order."""
+        """Give bytes back and, once there is room, wake who waits, in order."""
         self.used -= size
         assert self.used >= 0
+        if self.full:
+            return
         for _ in range(len(self._waiting)):
             self._waiting.popleft()()
 
@@ -248,10 +255,12 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._frames.blocked and not self._waiting_for_budget and not self._frames.unblock():
+        budget = self._shared.budget
+        receiving = self._frames.reserved_bytes > 0  # a frame that was admitted must come in whatever happens
+        if not receiving and not self._waiting_for_budget and (budget.full or not self._frames.unblock()):
             self._waiting_for_budget = True
-            self._shared.budget.wait(self._budget_freed)
-        wanted = not self._pending and not self._frames.blocked and self._may_read()
+            budget.wait(self._budget_freed)
+        wanted = not self._pending and not self._waiting_for_budget and self._may_read()
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
