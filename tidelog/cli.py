@@ -68,9 +68,8 @@ def report(error: TidelogError) -> None:
 def main(args: list[str] | None = None) -> Any:
     """Run the command line and exit with the code of what happened."""
     try:
-        cli.main(args=args, prog_name="tidelog", standalone_mode=False)
-    except click.exceptions.Exit as leave:
-        sys.exit(leave.exit_code)
+        code = cli.main(args=args, prog_name="tidelog", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)  # click returns the code of an Exit
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
