@@ -57,7 +57,7 @@ class ProducerIds:
             self._blocks[0] = (first + 1, end)
         else:
             del self._blocks[0]
-        if len(self._blocks) < 2 and end - first <= self._low and not self._prefetching:
+        if len(self._blocks) < 2 and end - first - 1 <= self._low and not self._prefetching:
             self._prefetching = True
             self._tasks.spawn(self._prefetch(), "prefetch")
         return first

@@ -26,6 +26,8 @@ from broker.errors import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from broker.groups.offsets_topic import OFFSETS_TOPIC
+from broker.groups.offsets_topic import TOPIC_CONFIGS as OFFSETS_TOPIC_CONFIGS
 from broker.services import ApiHandler, RequestContext, Services
 from broker.wire import schema
 from broker.wire.codec import EncodedBody, encode_body
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from controller.model import PartitionRecord, TopicRecord
 
 API_KEY = 3
-OFFSETS_TOPIC = "__consumer_offsets"
 CREATE_TIMEOUT_S = 10.0
 """Clients give a Metadata request 30 s or more."""
 MAX_CACHED = 64
@@ -143,7 +144,7 @@ async def _create_missing(services: Services, wanted: tuple[_Wanted, ...]) -> di
 async def _create(services: Services, name: str) -> int:
     internal = name == OFFSETS_TOPIC
     partitions = services.group.offsets_topic_partitions if internal else services.kafka.num_partitions
-    configs = {"cleanup.policy": "compact"} if internal else {}
+    configs = dict(OFFSETS_TOPIC_CONFIGS) if internal else {}
     try:
         await services.controller.create_topic(name, partitions, configs, internal=internal)
     except TidelogError as error:

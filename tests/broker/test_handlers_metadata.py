@@ -1,0 +1,197 @@
+"""Metadata over a real socket, against the controller's real state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from broker.handlers import metadata
+from broker.settings import KafkaSettings
+from broker.wire import schema
+from runtime.errors import Unavailable
+from tests.support.admin_world import CLUSTER_ID
+from tests.support.kafka_client import KafkaClient, request_entity
+from tests.support.kafka_world import KafkaWorld
+
+METADATA = 3
+VERSIONS = range(14)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def ask(
+    client: KafkaClient, version: int, topics: list[Any] | None, *, create: bool = False, **fields: Any
+) -> Any:
+    """`topics`: names, or UUIDs from v10 on."""
+    make = schema.request(METADATA, version).make
+    asked = topics
+    if topics is not None:
+        asked = [
+            make("MetadataRequestTopic", name=None, topic_id=topic)
+            if isinstance(topic, uuid.UUID)
+            else make("MetadataRequestTopic", name=topic, **({"topic_id": None} if version >= 10 else {}))
+            for topic in topics
+        ]
+    fields = {"include_topic_authorized_operations": False, "include_cluster_authorized_operations": False, **fields}
+    client.post(request_entity(METADATA, version, topics=asked, allow_auto_topic_creation=create, **fields))
+    return await client.receive()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_lists_all_topics_and_brokers(version: int) -> None:
+    async def work() -> None:
+        async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+            topic = await world.topic("t", 2)
+            await world.controller.create_topic("u", 1, {}, assignment=[2])
+            response = await ask(client, version, [] if version == 0 else None)
+            assert [(b.node_id, b.host, b.port) for b in response.brokers] == [
+                (1, "127.0.0.1", 9092),
+                (2, "127.0.0.1", 9093),
+            ]
+            assert [found.name for found in response.topics] == ["t", "u"]
+            assert [[p.leader_id for p in found.partitions] for found in response.topics] == [[1, 1], [2]]
+            first = response.topics[0].partitions[0]
+            assert (first.error_code, first.partition_index) == (0, 0)
+            assert (first.replica_nodes, first.isr_nodes) == ((1,), (1,))
+            if version >= 1:
+                assert response.controller_id == 1 and response.topics[0].is_internal is False
+            if version >= 2:
+                assert response.cluster_id == CLUSTER_ID
+            if version >= 5:
+                assert first.offline_replicas == ()
+            if version >= 7:
+                assert first.leader_epoch == world.log("t").leader_epoch
+            if version >= 8:
+                assert response.topics[0].topic_authorized_operations == -(1 << 31)
+            if version >= 10:
+                assert response.topics[0].topic_id == uuid.UUID(bytes=topic.id)
+
+    run(work())
+
+
+@pytest.mark.parametrize("version", range(1, 14))
+def test_an_empty_list_asks_for_no_topic(version: int) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            response = await ask(client, version, [])
+            assert response.topics == () and len(response.brokers) == 1
+
+    run(work())
+
+
+def test_a_topic_is_created_only_if_the_request_and_the_broker_allow_it() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            (refused,) = (await ask(client, 12, ["new"])).topics
+            assert (refused.error_code, refused.name, refused.partitions) == (3, "new", ())
+            (created,) = (await ask(client, 12, ["new"], create=True)).topics
+            assert created.error_code == 0 and len(created.partitions) == 4
+            (old,) = (await ask(client, 3, ["older"])).topics  # before v4 there is no flag
+            assert old.error_code == 0 and len(old.partitions) == 4
+        settings = KafkaSettings(port=0, auto_create_topics=False)
+        async with KafkaWorld(kafka=settings) as world, world.client() as client:
+            (refused,) = (await ask(client, 12, ["new"], create=True)).topics
+            assert refused.error_code == 3 and "new" not in world.controller.image.topic_ids
+
+    run(work())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, "ü"])
+def test_an_illegal_name_is_told_and_not_created(name: str) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            (found,) = (await ask(client, 12, [name], create=True)).topics
+            assert found.error_code == 17 and not world.controller.image.topics
+
+    run(work())
+
+
+def test_the_offsets_topic_is_internal_compacted_and_has_its_own_size() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            (found,) = (await ask(client, 12, ["__consumer_offsets"], create=True)).topics
+            assert found.is_internal and len(found.partitions) == world.services.group.offsets_topic_partitions
+            record = world.controller.image.topic("__consumer_offsets")
+            assert record is not None and record.configs["cleanup.policy"] == "compact"
+
+    run(work())
+
+
+@pytest.mark.parametrize("version", range(10, 14))
+def test_topics_are_found_by_id(version: int) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("t")
+            unknown = uuid.UUID(int=99)
+            found, missing = (await ask(client, version, [uuid.UUID(bytes=topic.id), unknown])).topics
+            assert (found.error_code, found.name) == (0, "t")
+            assert (missing.error_code, missing.topic_id) == (100, unknown)
+            assert missing.name == (None if version >= 12 else "")
+
+    run(work())
+
+
+def test_authorized_operations_are_told_when_asked_for() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            response = await ask(
+                client, 8, None, include_topic_authorized_operations=True, include_cluster_authorized_operations=True
+            )
+            assert response.topics[0].topic_authorized_operations == 3576
+            assert response.cluster_authorized_operations == 8096
+
+    run(work())
+
+
+def test_a_dead_broker_is_not_listed_and_its_partitions_have_no_leader() -> None:
+    async def work() -> None:
+        async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+            await world.controller.create_topic("u", 1, {}, assignment=[2])
+            world.controller.set_alive(2, False)
+            response = await ask(client, 12, ["u"])
+            assert [broker.node_id for broker in response.brokers] == [1]
+            (partition,) = response.topics[0].partitions
+            assert (partition.error_code, partition.leader_id, partition.offline_replicas) == (5, -1, (2,))
+
+    run(work())
+
+
+def test_an_answer_follows_the_image_although_it_is_cached() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            for _ in range(2):
+                assert [topic.name for topic in (await ask(client, 12, None)).topics] == ["t"]
+            await world.topic("u")
+            assert [topic.name for topic in (await ask(client, 12, None)).topics] == ["t", "u"]
+            await world.controller.delete_topic(world.controller.image.topic_ids["t"])
+            assert [topic.name for topic in (await ask(client, 12, None)).topics] == ["u"]
+
+    run(work())
+
+
+def test_without_a_controller_what_is_known_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+
+            async def away(*args: Any, **fields: Any) -> Any:
+                raise Unavailable("the controller does not answer")
+
+            monkeypatch.setattr(world.controller, "create_topic", away)
+            known, new = (await ask(client, 12, ["t", "new"], create=True)).topics
+            assert (known.error_code, new.error_code) == (0, 5)
+            monkeypatch.setattr(metadata, "CREATE_TIMEOUT_S", 0.05)
+            monkeypatch.setattr(world.controller, "create_topic", lambda *args, **fields: asyncio.sleep(3600))
+            known, new = (await ask(client, 12, ["t", "new"], create=True)).topics
+            assert (known.error_code, new.error_code) == (0, 5)
+
+    run(work())
