@@ -25,9 +25,10 @@ def required(provide: Callable[[], T]) -> T:
     try:
         return provide()
     except Missing as error:
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(f"{PREFIX}{error}", pytrace=False)
-        pytest.skip(f"{PREFIX}{error}")
+        reason = f"{PREFIX}{error}"
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,103 @@
+"""The launchers of `localstack/`: the servers listen on the loopback only, and end with whoever started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+import pytest
+from support.s3_servers import ROOT, S3Server
+
+SERVE = [sys.executable, str(ROOT / "localstack" / "serve.py"), "moto"]
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting until {what}"
+        time.sleep(0.02)
+
+
+def listens(endpoint: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", urlsplit(endpoint).port or 0)) == 0
+
+
+def ready(stdout: IO[str] | None) -> str:
+    assert stdout is not None
+    line = stdout.readline()
+    assert line.startswith("ready endpoint=http://127.0.0.1:"), line
+    return line.strip().removeprefix("ready endpoint=")
+
+
+def listening_addresses(port: int) -> set[str]:
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            address, _, number = line.split()[1].partition(":")
+            if int(number, 16) == port and line.split()[3] == "0A":
+                found.add(address)
+    return found
+
+
+def test_a_server_listens_on_the_loopback_only(s3_server: S3Server) -> None:
+    found = listening_addresses(urlsplit(s3_server.endpoint).port or 0)
+    assert found
+    assert found <= set(LOOPBACK)
+
+
+@pytest.mark.servers("moto")
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_and_its_child(tmp_path: Path, signal_number: int) -> None:
+    with subprocess.Popen([*SERVE, "--dir", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        endpoint = ready(process.stdout)
+        assert listens(endpoint)
+        process.send_signal(signal_number)
+        assert process.wait(20) == 0
+    assert not listens(endpoint)
+
+
+@pytest.mark.servers("moto")
+def test_the_end_of_stdin_ends_the_server(tmp_path: Path) -> None:
+    command = [*SERVE, "--dir", tmp_path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        endpoint = ready(process.stdout)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert not listens(endpoint)
+
+
+@pytest.mark.servers("moto")
+def test_a_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    parent_script = "import subprocess, sys; subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL)"
+    command = [sys.executable, "-c", parent_script, *SERVE, "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        endpoint = ready(parent.stdout)
+        parent.kill()
+        wait_for(lambda: not listens(endpoint), "the orphan has ended")
+
+
+@pytest.mark.servers("moto")
+def test_the_child_does_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([*SERVE, "--dir", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        endpoint = ready(process.stdout)
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: not listens(endpoint), "the child has ended")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    for script in ("serve.py", "install.py"):
+        command = [sys.executable, ROOT / "localstack" / script, "ceph"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 2
+        assert "usage:" in result.stderr
