@@ -21,7 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.clock import Clock
-from runtime.errors import Closed, Overloaded, Unavailable
+from runtime.errors import Closed, Overloaded
 from storage.record_batch import (
     BatchHeader,
     Compression,
@@ -46,6 +46,7 @@ from stream.producer_state import BatchEntry
 from stream.segments import retention_start, should_roll
 from stream.stream import Stream
 from stream.time_index import TimeIndex
+from stream.trimming import Trimmer
 from stream.txn_index import TxnIndex
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class PartitionLog:
         "_on_confirmed",
         "_state",
         "_storage",
+        "_trimmer",
         "_unconfirmed",
         "_watchers",
         "leader_epoch",
@@ -153,6 +155,7 @@ class PartitionLog:
         self._unconfirmed: deque[tuple[int, int]] | None = None
         self._watchers: dict[object, Callable[[], None]] | None = None
         self._on_confirmed = self._confirmed
+        self._trimmer = Trimmer(state, storage)
         self.config = config
 
     @classmethod
@@ -498,48 +501,19 @@ class PartitionLog:
             state.segments, state.log_start, state.high_watermark, self.log_end_offset, now_ms, self._config
         )
         await self._move_start(start)
-        await self._compact_meta()
+        await self._trimmer.compact_meta()
         return state.log_start
 
     async def _move_start(self, offset: int) -> None:
+        await self._trimmer.trim()
         state = self._state
-        if offset > state.log_start:
-            wal_end = state.move_start(offset, self._clock.time_ms())
-            self._notify()
-            await self._storage.confirm.wait(wal_end)
-        await self._trim()
-
-    async def _trim(self) -> None:
-        """Let the streams follow the log start. The controller may be away: the next housekeeping tries again."""
-        state = self._state
-        if self._closed:
+        if offset <= state.log_start or self._closed:
             return
-        try:
-            await state.data.trim(state.log_start)
-            time = state.time.stream
-            await time.trim(min(state.segments[0].time_start, time.next_offset))
-            txn = state.txn.stream
-            if txn.start_offset < txn.next_offset:
-                await txn.trim(await state.txn.trim_point(state.log_start))
-        except Unavailable as error:
-            log.warning(
-                "streams are not trimmed yet",
-                extra={"topic": self.topic, "partition": self.partition, "error": str(error)},
-            )
-
-    async def _compact_meta(self) -> None:
-        meta = self._state.meta
-        if not meta.needs_compaction():
-            return
-        trim_to, wal_end = meta.rewrite()
+        wal_end = state.move_start(offset, self._clock.time_ms())
+        self._trimmer.start_moved(wal_end)
+        self._notify()
         await self._storage.confirm.wait(wal_end)
-        try:
-            await meta.stream.trim(trim_to)
-        except Unavailable as error:
-            log.warning(
-                "meta stream is not trimmed yet",
-                extra={"topic": self.topic, "partition": self.partition, "error": str(error)},
-            )
+        await self._trimmer.trim()
 
     async def close(self) -> None:
         """Close cleanly: no more appends, then a checkpoint with the clean flag, durable. Closing twice is success.
@@ -561,15 +535,19 @@ class PartitionLog:
                 await self._close_streams()
 
     async def _write_clean(self) -> int:
+        refused: Overloaded | None = None
         try:
-            return self._state.checkpoint(clean=True)
-        except Overloaded as error:
-            try:
-                async with asyncio.timeout(_CLOSE_WAIT_S):
+            async with asyncio.timeout(_CLOSE_WAIT_S):
+                while True:
+                    try:
+                        return self._state.checkpoint(clean=True)
+                    except Overloaded as error:
+                        refused = error
                     await self._storage.writable()
-            except TimeoutError:
-                raise error from None
-            return self._state.checkpoint(clean=True)
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            assert refused is not None
+            raise refused from None
 
     async def drop(self) -> None:
         """The topic was deleted: stop serving; nothing that is not uploaded needs to be."""

@@ -534,6 +534,24 @@ async def test_a_trim_that_the_controller_misses_is_made_up_for() -> None:
 
 
 @sync
+async def test_streams_are_trimmed_only_when_the_bucket_holds_the_new_start() -> None:
+    bench = Bench(LogConfig(retention_ms=-1, checkpoint_bytes=100))
+    bench.world.uploaded = 0
+    log = await bench.open()
+    for n in range(200):
+        log.append(idempotent(n))
+    assert await log.delete_records(150) == 150
+    await log.apply_retention()
+    assert bench.world.starts == {}, "the disk may still be lost, and with it all of this"
+    log = await bench.restart()
+    assert (await log.apply_retention(), bench.world.starts) == (150, {})
+    bench.world.uploaded = None
+    await log.apply_retention()
+    assert bench.world.starts[DATA] == 150
+    assert bench.world.starts[META] > 0
+
+
+@sync
 async def test_retention_by_size_and_time_drops_segments_and_their_index() -> None:
     bench = Bench(LogConfig(segment_bytes=1000, index_interval_bytes=100, retention_ms=-1, retention_bytes=3000))
     log = await bench.open()

@@ -193,6 +193,9 @@ def test_deleted_records_stay_deleted_and_the_rest_is_read_from_the_bucket() -> 
         await cluster.confirmed(log.append(batch(200)))
         start = await log.apply_retention()
         assert start > 0
+        assert cluster.starts == {}, "not before the bucket knows of it"
+        await cluster.world.storage.upload_now()
+        assert await log.apply_retention() == start
         assert cluster.starts[1] == start
         await log.close()
         await cluster.world.storage.upload_now()
@@ -211,16 +214,21 @@ def test_a_full_log_cache_refuses_an_append_and_changes_nothing() -> None:
         cluster.world.cache = CacheSettings(log_bytes=20_000, block_bytes=1 << 20)
         cluster.world.upload.size_bytes = 1 << 20
         log = await cluster.boot()
-        sent = 0
-        for _ in range(200):
-            try:
-                log.append(batch(sent))
-            except Overloaded:
-                await asyncio.wait_for(cluster.world.storage.writable(), 10)
-                result = log.append(batch(sent))
-                assert not result.duplicate
-            sent += 1
-        await cluster.confirmed(log.append(batch(sent)))
+        refused = 0
+
+        async def append(sequence: int) -> AppendResult:
+            nonlocal refused
+            while True:
+                try:
+                    return log.append(batch(sequence))
+                except Overloaded:
+                    refused += 1
+                    await asyncio.wait_for(cluster.world.storage.writable(), 10)
+
+        for n in range(200):
+            assert not (await append(n)).duplicate
+        assert refused
+        await cluster.confirmed(await append(200))
         assert await contents(log) == expected(0, 201)
 
     run(scenario)
@@ -238,5 +246,26 @@ def test_an_undecided_transaction_survives_the_loss_of_the_disk() -> None:
         await cluster.lose_the_disk()
         log = await cluster.boot()
         assert (log.last_stable_offset, log.high_watermark) == (1, 3)
+
+    run(scenario)
+
+
+def test_a_disk_lost_after_deleting_what_was_never_uploaded_leaves_a_log_that_opens() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(size_bytes=1 << 20)
+        log = await cluster.boot()
+        for n in range(40):
+            log.append(batch(n))
+        await cluster.confirmed(log.append(batch(40)))
+        await cluster.world.storage.upload_now()
+        for n in range(41, 80):
+            log.append(batch(n))
+        await cluster.confirmed(log.append(batch(80)))
+        assert await log.delete_records(-1) == 81
+        await log.apply_retention()
+        await cluster.lose_the_disk()
+        log = await cluster.boot()
+        assert (log.log_start_offset, log.high_watermark) == (0, 41)
+        assert await contents(log) == expected(0, 41)
 
     run(scenario)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import struct
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -291,3 +293,25 @@ async def test_producers_of_deleted_records_survive_a_crash() -> None:
     log = await Process(world, clock).open(LogConfig())
     assert log.append(batch(0, pid=77)).duplicate
     assert log.append(batch(3)).base_offset == 4
+
+
+def test_an_idle_partition_costs_little_memory() -> None:
+    async def run() -> None:
+        world, clock = FakeWorld(), FakeClock(NOW)
+        process, count = Process(world, clock), 200
+        for n in range(count):
+            log = await process.open(SMALL, first_stream=4 * n)
+            log.append(batch(0))
+            await log.close()
+        process = Process(world, clock)
+        await process.open(SMALL, first_stream=4 * count)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            logs = [await process.open(SMALL, first_stream=4 * n) for n in range(count)]
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] / len(logs) < 10_000
+        finally:
+            tracemalloc.stop()
+
+    asyncio.run(run())

@@ -43,6 +43,8 @@ class FakeWorld:
     starts: dict[int, int] = field(default_factory=dict)
     confirmed: int = 0
     epoch: int = 0
+    uploaded: int | None = None
+    """How many records the bucket holds; None: all that are confirmed."""
 
     def crash(self, keep: int | None = None) -> None:
         """Cut the WAL to `keep` records, at least the confirmed ones (default: exactly those)."""
@@ -105,6 +107,10 @@ class FakeStorage:
     def confirm_to(self, wal_end: int) -> None:
         self.world.confirmed = max(self.world.confirmed, wal_end)
         self.confirm.advance(wal_end)
+
+    def stats(self) -> dict[str, int | float]:
+        uploaded = self.world.uploaded
+        return {"committed_offset": self.world.confirmed if uploaded is None else uploaded}
 
     async def writable(self) -> None:
         return None

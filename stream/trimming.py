@@ -1,0 +1,88 @@
+"""Lets the streams of a partition follow its log start, and its meta stream its rewrites.
+
+A stream is trimmed at the controller at once and for good, while the record that moved the log start may still be in
+the WAL alone. Were the disk lost then, the streams would start after their end. So a trim waits until the bucket holds
+the WAL up to that record. What is too early now, or meets a controller that is away, is tried again by the next
+housekeeping.
+
+Entry: `Trimmer`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from runtime.errors import Unavailable
+from stream.partition_state import PartitionState
+
+if TYPE_CHECKING:
+    from storage.storage import Storage
+
+log = logging.getLogger(__name__)
+
+
+class _Plan(NamedTuple):
+    """How far the streams may be trimmed once the bucket holds the WAL up to `wal_end`."""
+
+    wal_end: int
+    log_start: int
+    time_end: int
+    txn_end: int
+
+
+class Trimmer:
+    """The trims of one partition that are still to be made."""
+
+    __slots__ = ("_meta", "_plan", "_state", "_storage")
+
+    def __init__(self, state: PartitionState, storage: Storage) -> None:
+        self._state = state
+        self._storage = storage
+        self._plan: _Plan | None = None
+        self._meta: tuple[int, int] | None = None
+        """A rewrite of the meta stream: the offset to trim to, and the WAL end that the bucket must hold first."""
+        if state.log_start > state.data.start_offset:
+            self.start_moved(storage.confirm.value)
+
+    def start_moved(self, wal_end: int) -> None:
+        """The log start has moved by a record that ends at `wal_end`."""
+        state = self._state
+        ends = state.time.stream.next_offset, state.txn.stream.next_offset
+        self._plan = _Plan(wal_end, state.log_start, *ends)
+
+    def _in_bucket(self, wal_end: int) -> bool:
+        return self._storage.stats()["committed_offset"] >= wal_end
+
+    async def trim(self) -> None:
+        """Trim data, time and txn stream, if it is time. Raises `Fenced`, `CorruptData`."""
+        plan, state = self._plan, self._state
+        if plan is None or not self._in_bucket(plan.wal_end):
+            return
+        try:
+            await state.data.trim(plan.log_start)
+            await state.time.stream.trim(min(state.segments[0].time_start, plan.time_end))
+            await state.txn.stream.trim(min(await state.txn.trim_point(plan.log_start), plan.txn_end))
+        except Unavailable as error:
+            log.warning("streams are not trimmed yet", extra={"stream": state.data.stream_id, "error": str(error)})
+            return
+        if self._plan is plan:
+            self._plan = None
+
+    async def compact_meta(self) -> None:
+        """Rewrite the meta stream when most of it is dead, and trim it when the bucket holds the rewrite.
+
+        Raises `Overloaded`, `WalFull`, `Fenced`.
+        """
+        meta = self._state.meta
+        if self._meta is None and meta.needs_compaction():
+            self._meta = meta.rewrite()
+            await self._storage.confirm.wait(self._meta[1])
+        if self._meta is None or not self._in_bucket(self._meta[1]):
+            return
+        try:
+            await meta.stream.trim(self._meta[0])
+        except Unavailable as error:
+            log.warning("meta stream is not trimmed yet", extra={"stream": meta.stream.stream_id, "error": str(error)})
+            return
+        self._meta = None
