@@ -10,9 +10,8 @@ Entry: `Recovered`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
-from storage.log_cache import Entry, Fate, LogCache, StreamLog
+from storage.log_cache import Entry, LogCache, StreamLog
 from storage.records import StreamRecord
 from storage.wal import WalRecord
 
@@ -80,29 +79,20 @@ class Recovered:
             stream_log.push(held.record)
         return ""
 
-    def settle(self, is_ours: Callable[[int], bool]) -> tuple[list[Entry], list[StreamLog]]:
-        """All streams are open: the records to upload or set aside, in WAL order, and streams quarantined here.
+    def unclaimed(self) -> list[int]:
+        """Ids of streams with records that no `fill` has taken yet."""
+        return list(self._by_stream)
 
-        What no stream took is dropped, unless `is_ours` says that the stream should have been opened: then it is
-        quarantined rather than lost. Both are logged, once, with the stream ids.
-        """
-        entries: list[Entry] = []
-        aside: dict[int, StreamLog] = {}
-        dropped: set[int] = set()
-        for held in self._held:
-            if held.log is None and held.stream_id in self._by_stream and is_ours(held.stream_id):
-                held.log = aside.setdefault(held.stream_id, StreamLog(held.stream_id, held.record.base_offset))
-            if held.log is not None:
-                entries.append(Entry(held.wal_end, held.log, held.record))
-            else:
-                dropped.add(held.stream_id)
-                self._cache.forget([len(held.record.payload)])
-        for stream_log in aside.values():
-            stream_log.fate = Fate.QUARANTINE
-            stream_log.reason = "it was not opened after the restart"
-        if aside:
-            log.error("streams were not opened, their records are set aside", extra={"streams": sorted(aside)})
-        if dropped:
-            log.warning("records of unknown streams need no upload", extra={"streams": sorted(dropped)})
+    def newest_epoch(self, stream_id: int) -> int:
+        """The largest stream epoch among an unclaimed stream's records."""
+        return max(held.epoch for held in self._by_stream[stream_id])
+
+    def settle(self) -> list[Entry]:
+        """All streams are known: the records to upload or set aside, in WAL order. What no stream took is dropped."""
+        entries = [Entry(held.wal_end, held.log, held.record) for held in self._held if held.log is not None]
+        dropped = [held for held in self._held if held.log is None]
+        self._cache.forget(len(held.record.payload) for held in dropped)
+        if self._by_stream:
+            log.warning("records of unknown streams need no upload", extra={"streams": sorted(self._by_stream)})
         self._held, self._by_stream = [], {}
-        return entries, list(aside.values())
+        return entries

@@ -19,11 +19,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from runtime.clock import Clock
 from runtime.errors import Closed, CorruptData, Fenced, InvalidInput, Overloaded, StorageFailed, TidelogError
-from runtime.tasks import Backoff
+from runtime.tasks import Backoff, TaskSet
 from storage.block_reader import BlockReader
 from storage.confirm import ConfirmOffset
 from storage.log_cache import Entry, Fate, LogCache, StreamLog
@@ -42,20 +41,9 @@ log = logging.getLogger(__name__)
 
 _RELEASE_CHUNK = 4096
 """Records released at a time after a commit (about 1 ms), so that the loop is not held up."""
+_RELEASE_CHECK_S = 0.5
 _HOLE_RETRIES = 6
 """A read that finds no object tries again for about 3 s: a trim may just be on its way here."""
-
-
-class StorageWal(Wal, Protocol):
-    """What the facade asks of a WAL beyond `Wal`: starting over, and waiting for room."""
-
-    async def reset(self, offset: int) -> None:
-        """Start over, empty, at WAL offset `offset`; between `recover` and `begin_epoch`."""
-        ...
-
-    async def writable(self, payload_bytes: int = 0) -> None:
-        """Wait until an append of `payload_bytes` would not raise `WalFull`."""
-        ...
 
 
 class Storage:
@@ -64,7 +52,7 @@ class Storage:
     def __init__(
         self,
         *,
-        wal: StorageWal,
+        wal: Wal,
         store: ObjectStore,
         objects: ObjectManager,
         clock: Clock,
@@ -75,6 +63,7 @@ class Storage:
         rng: random.Random,
         single_member: bool = True,
         owns_stream: Callable[[int], bool] | None = None,
+        stream_facts: Callable[[int], tuple[int, int] | None] | None = None,
         on_fenced: Callable[[Exception], None] | None = None,
         on_quarantined: Callable[[int, str], None] | None = None,
         offload: Offload = asyncio.to_thread,
@@ -82,8 +71,10 @@ class Storage:
         """Tie the parts together; nothing runs before `start`.
 
         `single_member`: the WAL's durable offset is the confirm offset. `owns_stream` says from local metadata whether
-        a stream exists and is placed on this replica set. `on_fenced` hears once why uploads and appends have stopped
-        for good; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy work aside.
+        a stream exists and is placed on this replica set; `stream_facts` gives the committed end and the owner-since
+        epoch of a stream that is open by this replica set, or None. `on_fenced` hears once why uploads and appends
+        have stopped for good; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy work
+        aside.
         """
         self._wal = wal
         self._objects = objects
@@ -92,6 +83,7 @@ class Storage:
         self._replica_set_id = replica_set_id
         self._single_member = single_member
         self._owns_stream = owns_stream
+        self._stream_facts = stream_facts
         self._notify_fenced = on_fenced
         self._notify_quarantined = on_quarantined
         self.confirm = ConfirmOffset()
@@ -125,6 +117,8 @@ class Storage:
         self._refused_bytes = 0
         self._writers = 0
         self._room: list[asyncio.Future[None]] = []
+        self._waits_for_streams = False
+        self._tasks = TaskSet("storage", self._on_defect)
 
     # -- from the start to the first append
 
@@ -212,16 +206,53 @@ class Storage:
         return stream_log.end_offset
 
     def recovered_done(self) -> None:
-        """Every stream of the replica set has been opened: recovered records nobody took are dropped, uploads begin.
+        """Every stream of the replica set has been opened: recovered records of unknown streams are dropped.
 
-        Called once after a restart; calling it again changes nothing.
+        Uploads begin. Streams that are ours and were not opened (their partition failed to) are taken up from
+        `stream_facts`; without that, uploads wait until they are opened or deleted, so that nothing is lost. Called
+        after a restart; calling it again changes nothing.
         """
         assert self._started
-        if self._planner.held:
-            entries, quarantined = self._recovered.settle(self._owns_stream or (lambda _stream_id: False))
-            self._logs.update((stream_log.stream_id, stream_log) for stream_log in quarantined)
-            self._planner.release(entries)
-            self._uploader.kick()
+        if not self._planner.held:
+            return
+        if not self._release() and not self._waits_for_streams:
+            self._waits_for_streams = True
+            fields = {"replica_set": self._replica_set_id, "streams": self._missing()}
+            log.warning("uploads wait for streams that are not open yet", extra=fields)
+            self._tasks.spawn(self._release_later(), "release")
+
+    def _missing(self) -> list[int]:
+        """Streams of ours with recovered records that are not opened."""
+        if self._owns_stream is None:
+            return []
+        return [stream_id for stream_id in self._recovered.unclaimed() if self._owns_stream(stream_id)]
+
+    def _release(self) -> bool:
+        """Let uploads begin if every stream of ours is known."""
+        for stream_id in self._recovered.unclaimed():
+            facts = self._stream_facts(stream_id) if self._stream_facts is not None else None
+            if facts is not None:
+                self._adopt(stream_id, *facts)
+        if self._missing():
+            return False
+        self._planner.release(self._recovered.settle())
+        self._uploader.kick()
+        return True
+
+    async def _release_later(self) -> None:
+        while not self._release():
+            await self._clock.sleep(_RELEASE_CHECK_S)
+
+    def _adopt(self, stream_id: int, end_offset: int, owner_since_epoch: int) -> None:
+        """Take up an unopened stream of ours so that its records are uploaded."""
+        stream_log = StreamLog(stream_id, end_offset)
+        stream_log.epoch = self._recovered.newest_epoch(stream_id)
+        stream_log.owner_since_epoch = owner_since_epoch
+        self._logs[stream_id] = stream_log
+        problem = self._recovered.fill(stream_log)
+        if problem:
+            self._quarantine(stream_log, problem)
+        self._on_empty(stream_log)
 
     def close_stream(self, stream_id: int) -> None:
         """No more appends and reads here. What is not uploaded yet still will be. An unknown stream is success."""
@@ -406,6 +437,9 @@ class Storage:
         self.confirm.fail(error)
         self._wake_writers()
 
+    def _on_defect(self, error: BaseException) -> None:
+        self._fence(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
     def _fence(self, error: Exception) -> None:
         """Uploads stopped for good: refuse everything that would need them."""
         if self._closed or self._failure is not None:
@@ -438,14 +472,14 @@ class Storage:
     async def close(self, *, upload: bool) -> None:
         """Stop. With `upload`, first upload all that is confirmed (bounded by the caller's time-out).
 
-        Whatever is not committed stays in the WAL, which is made durable and closed. Raises `WalFailed`.
+        Whatever is not committed stays in the WAL, which is made durable and closed. May be called again, also after it
+        was cancelled. Raises `WalFailed`.
         """
-        if self._closed:
-            return
-        if upload and self._started and self._failure is None:
+        if upload and self._started and self._failure is None and not self._closed:
             await self._upload_rest()
         self._closed = True
         self._wake_writers()
+        await self._tasks.close()
         await self._uploader.close()
         await self._reader.close()
         await self._wal.close()

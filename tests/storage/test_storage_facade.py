@@ -221,19 +221,68 @@ def test_records_of_streams_nobody_opened_are_dropped_and_the_range_commits() ->
     run(scenario)
 
 
-def test_records_of_our_streams_that_were_not_opened_are_set_aside_not_dropped() -> None:
+def test_uploads_wait_for_streams_of_ours_that_are_not_open_yet() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.boot([1, 2, 3])
+        for stream in (1, 2, 3):
+            world.append(stream, b"precious")
+        await settle(world)
+        await world.crash()
+        world.owns_stream = lambda stream: stream not in world.objects.deleted
+        await world.boot([1])
+        upload = asyncio.create_task(world.storage.upload_now())
+        for _ in range(30):
+            await asyncio.sleep(0)
+        assert not upload.done()
+        world.objects.deleted.add(3)
+        assert world.open(2) == 1
+        await upload
+        assert world.objects.ends == {1: 1, 2: 1}
+        await world.storage.close(upload=False)
+
+    run(scenario)
+
+
+def test_streams_of_ours_that_were_not_opened_are_uploaded_by_what_the_metadata_says() -> None:
     async def scenario() -> None:
         world = World()
         await world.boot([1, 2])
-        world.append(2, b"precious")
+        for stream in (1, 2, 2):
+            world.append(stream, b"precious")
         await settle(world)
         await world.crash()
-        world.owns_stream = lambda stream: stream == 2
+        world.stream_facts = lambda stream: (0, 0) if stream == 2 else None
         await world.boot([1])
         await world.storage.upload_now()
-        assert [info.key async for info in world.store.list(f"{CLUSTER}/quarantine/")] != []
-        with pytest.raises(StreamQuarantined):
-            world.open(2)
+        assert world.objects.ends == {1: 1, 2: 2}
+        assert world.open(2) == 2
+        assert await world.read_all(2) == world.acked[2]
+        world.append(2, b"more")
+        await world.storage.close(upload=True)
+        assert world.objects.ends == {1: 1, 2: 3}
+        assert world.quarantined == []
+
+    run(scenario)
+
+
+def test_a_close_that_was_cancelled_can_be_finished_without_the_upload() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.boot([1])
+        world.append(1, b"x")
+        world.store.gate = asyncio.Event()
+        closing = asyncio.create_task(world.storage.close(upload=True))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await world.storage.close(upload=False)
+        await world.storage.close(upload=False)
+        assert world.wal.closed
+        world.store.gate = None
+        await world.boot([1])
+        assert await world.read_all(1) == world.acked[1]
         await world.storage.close(upload=False)
 
     run(scenario)

@@ -107,6 +107,7 @@ class World:
         self.fenced: list[Exception] = []
         self.quarantined: list[tuple[int, str]] = []
         self.owns_stream: Callable[[int], bool] | None = None
+        self.stream_facts: Callable[[int], tuple[int, int] | None] | None = None
         self.wal: FakeWal
         self.storage: Storage
 
@@ -124,6 +125,7 @@ class World:
             cache=self.cache,
             rng=random.Random(1),
             owns_stream=self.owns_stream,
+            stream_facts=self.stream_facts,
             on_fenced=self.fenced.append,
             on_quarantined=lambda stream, reason: self.quarantined.append((stream, reason)),
             offload=inline,
