@@ -321,7 +321,14 @@ class FileDisk:
 
     async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> FileDiskFile:
         """See `Disk.open`."""
-        fd, size = await self._run(self._open, name, create, read_only)
+        opened: list[tuple[int, int]] = []
+        try:
+            await self._run(lambda: opened.append(self._open(name, create, read_only)))
+        except asyncio.CancelledError:
+            for fd, _ in opened:  # nobody is left to close it
+                os.close(fd)
+            raise
+        (fd, size) = opened[0]
         return FileDiskFile(self, name, fd, size)
 
     async def entries(self) -> list[FileInfo]:

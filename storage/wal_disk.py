@@ -50,10 +50,10 @@ def check_settings(settings: WalSettings) -> None:
     if not 0 < settings.max_record_bytes <= MAX_PAYLOAD_BYTES:
         raise ConfigError(f"wal.max_record_bytes is {settings.max_record_bytes}: 1 to {MAX_PAYLOAD_BYTES:,}")
     largest = max(settings.max_record_bytes + HEADER_BYTES, settings.segment_bytes)
-    if settings.max_bytes < settings.segment_bytes + largest:
+    if settings.max_bytes < 2 * largest:  # the current file cannot be trimmed, and may hold one such record
         raise ConfigError(
-            f"wal.max_bytes is {settings.max_bytes}: there must be room for a segment and for the largest record,"
-            f" {settings.segment_bytes + largest} bytes"
+            f"wal.max_bytes is {settings.max_bytes}: two files of the largest record or segment must fit, {2 * largest}"
+            " bytes"
         )
     if not 1 <= settings.flush_interval_ms <= 60_000:
         raise ConfigError(f"wal.flush_interval_ms is {settings.flush_interval_ms}: 1 to 60,000")

@@ -98,8 +98,8 @@ async def _scan_all(
     segments: list[Segment], epochs: EpochFile | None, on_record: Callable[[WalRecord], None]
 ) -> Recovered:
     if not segments:
-        if epochs is not None and max(_proven(epochs)) > 0:
-            log.warning("the WAL's files are gone; it starts over", extra={"proven_offset": max(_proven(epochs))})
+        if epochs is not None and proven_offset(epochs) > 0:
+            log.warning("the WAL's files are gone; it starts over", extra={"proven_offset": proven_offset(epochs)})
         return Recovered([], 0, 0, 0, EpochHistory(), [])
     state = ScanState()
     check = EpochCheck(epochs.history if epochs is not None else None, segments[0].start)
@@ -120,10 +120,10 @@ async def _scan_all(
     return Recovered(segments, segments[0].start, end.offset, state.confirm_offset, check.history, [])
 
 
-def _proven(epochs: EpochFile) -> tuple[int, int]:
-    """WAL offsets that had been durable by the word of the epoch file: the last epoch's start, the noted offset."""
+def proven_offset(epochs: EpochFile) -> int:
+    """Up to which WAL offset all was durable by the word of the epoch file: its note, or the last epoch's start."""
     entries = epochs.history.entries
-    return (entries[-1].start_offset if entries else 0, epochs.durable_offset)
+    return max(epochs.durable_offset, entries[-1].start_offset if entries else 0)
 
 
 async def _cut(last: Segment, end: int, reason: str, last_epoch: int, epochs: EpochFile | None) -> None:
@@ -132,8 +132,8 @@ async def _cut(last: Segment, end: int, reason: str, last_epoch: int, epochs: Ep
     if evidence.proof is not None:
         proof = f"the whole record at {evidence.proof.wal_offset} says {evidence.proof.confirm_offset} was durable"
         raise damage(last, end, reason, proof)
-    if epochs is not None and max(_proven(epochs)) > end:
-        raise damage(last, end, reason, f"the epoch file says {max(_proven(epochs))} was durable")
+    if epochs is not None and proven_offset(epochs) > end:
+        raise damage(last, end, reason, f"the epoch file says {proven_offset(epochs)} was durable")
     dirty_bytes = evidence.dirty_end - end
     if dirty_bytes > 0:
         log.info(

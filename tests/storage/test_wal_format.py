@@ -1,0 +1,68 @@
+"""The bytes of a WAL record."""
+
+from __future__ import annotations
+
+import struct
+
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.wal import WalRecordType
+from storage.wal_format import HEADER_BYTES, crc_matches, encode_header, misplaced, read_header, record_of, unsupported
+
+int64 = st.integers(0, (1 << 63) - 1)
+int32 = st.integers(0, (1 << 31) - 1)
+payloads = st.lists(st.binary(max_size=200), max_size=4)
+
+
+def encode(type=1, offset=0, confirm=0, stream=0, epoch=0, base=0, master=0, count=0, payload=()):
+    length = sum(map(len, payload))
+    return encode_header(type, length, offset, confirm, stream, epoch, base, master, count, payload) + b"".join(payload)
+
+
+def test_layout_is_the_documented_one():
+    raw = encode(1, 1 << 40, 1 << 39, -1, 1 << 50, 1 << 60, 7, 3, [b"ab", b"c"])
+    assert len(raw) == HEADER_BYTES + 3
+    assert raw[0:4] == b"TLWR"
+    assert struct.unpack(">I", raw[4:8])[0] == crc32c(raw[8:])
+    assert (raw[8], raw[9], raw[10:12]) == (1, 1, b"\0\0")
+    assert struct.unpack(">I", raw[12:16])[0] == 3
+    assert struct.unpack(">qqqqqii", raw[16:64]) == (1 << 40, 1 << 39, -1, 1 << 50, 1 << 60, 7, 3)
+    assert raw[64:] == b"abc"
+
+
+@given(st.sampled_from(WalRecordType), int64, int64, int64, int64, int64, int32, int32, payloads, st.binary(max_size=9))
+@settings(max_examples=60)
+def test_what_was_encoded_is_read_back(type, offset, confirm, stream, epoch, base, master, count, payload, before):
+    raw = memoryview(before + encode(type, offset, confirm, stream, epoch, base, master, count, payload))
+    header = read_header(raw, len(before))
+    assert not misplaced(header, offset)
+    assert misplaced(header, offset + 1)
+    assert crc_matches(header, raw, len(before))
+    assert not unsupported(header)
+    assert header.confirm_offset == confirm
+    record = record_of(header, raw, len(before))
+    assert (record.offset, record.type, record.master_epoch) == (offset, type, master)
+    assert (record.stream_id, record.stream_epoch, record.base_offset, record.count) == (stream, epoch, base, count)
+    assert bytes(record.payload) == b"".join(payload)
+    assert record.end_offset == offset + HEADER_BYTES + len(record.payload)
+
+
+@given(payloads, st.data())
+@settings(max_examples=100)
+def test_any_flipped_bit_is_found(payload, data):
+    raw = bytearray(encode(offset=77, stream=5, payload=payload))
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    header = read_header(raw, 0)
+    whole = not misplaced(header, 77) and HEADER_BYTES + header.payload_length <= len(raw)
+    assert not (whole and crc_matches(header, memoryview(raw), 0))
+
+
+def test_a_later_version_is_named_not_misread():
+    raw = bytearray(encode())
+    raw[8] = 2
+    assert "version 2" in unsupported(read_header(raw, 0))
+    raw[8], raw[9] = 1, 200
+    assert "type 200" in unsupported(read_header(raw, 0))
