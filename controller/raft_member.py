@@ -156,8 +156,12 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         self._paused_since = time.monotonic()
         for leftover in ("snapshot.tmp", "snapshot.1.tmp"):
             (directory / leftover).unlink(missing_ok=True)
-        self._first: Snapshot | None = read_snapshot(self._snapshot_path)
-        align(self.journal, self._first)
+        try:
+            self._first: Snapshot | None = read_snapshot(self._snapshot_path)
+            align(self.journal, self._first)
+        except TidelogError:
+            self.journal.close()
+            raise
         settings = SyncObjConf(
             autoTick=False,
             appendEntriesUseBatch=False,

@@ -24,7 +24,6 @@ from runtime.errors import TidelogError
 from storage.managers import CommitGap, CommitObjects, CommitRefused, NewObject, StreamRange
 
 BROKERS = st.integers(0, 1)
-SMALL = st.integers(0, 6)
 
 
 def replay(log: list[c.Envelope], cut: int | None = None) -> bytes:
@@ -68,12 +67,18 @@ class ControllerMachine(RuleBasedStateMachine):
         return None
 
     @initialize()
-    def first_broker(self) -> None:
-        self.driver.broker(0)
+    def two_brokers_with_open_streams(self) -> None:
+        for broker in (0, 1):
+            self.driver.broker(broker)
+        self.create_topic_with(2)
+        for broker in (0, 1):
+            self.open_all(broker)
 
-    @rule(broker=BROKERS, incarnation=st.sampled_from("abc"))
-    def register_and_elect(self, broker: int, incarnation: str) -> None:
+    @rule(broker=BROKERS, incarnation=st.sampled_from("abc"), reopens=st.booleans())
+    def register_and_elect(self, broker: int, incarnation: str, reopens: bool) -> None:
         self.driver.broker(broker, incarnation)
+        if reopens:
+            self.open_all(broker)
 
     @rule(broker=BROKERS, alive=st.booleans())
     def session(self, broker: int, alive: bool) -> None:
@@ -83,6 +88,9 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.integers(1, 3))
     def create_topic(self, partitions: int) -> None:
+        self.create_topic_with(partitions)
+
+    def create_topic_with(self, partitions: int) -> None:
         self.topics += 1
         topic_id = self.topics.to_bytes(16, "big")
         if self.try_run(c.CreateTopic(topic_id, f"t{self.topics}", partitions, {}, False, False, None)) is None:
@@ -118,18 +126,17 @@ class ControllerMachine(RuleBasedStateMachine):
             assert before.state == StreamState.CLOSED or epoch > before.epoch or before.replica_set == broker
             assert (after.start_offset, after.end_offset) == (before.start_offset, before.end_offset)
 
-    @precondition(lambda self: self.driver.image.replica_sets)
-    @rule(broker=BROKERS)
-    def open_everything(self, broker: int) -> None:
+    def open_all(self, broker: int) -> None:
         """As a broker does after an election: so that commits get somewhere."""
-        replica_set = self.driver.image.replica_sets.get(broker)
-        if replica_set is None:
-            return
         mine = [each for each in self.driver.image.streams.values() if each.replica_set == broker]
-        epoch = replica_set.master_epoch
+        epoch = self.driver.image.replica_sets[broker].master_epoch
         pairs = tuple((each.id, max(each.epoch, epoch)) for each in mine)
         if pairs:
             self.driver.run(c.OpenStreams(broker, epoch, pairs))
+
+    @rule(broker=BROKERS)
+    def open_everything(self, broker: int) -> None:
+        self.open_all(broker)
 
     @precondition(lambda self: self.driver.image.streams)
     @rule(data=st.data())
@@ -139,7 +146,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.try_run(c.CloseStreams(stream.replica_set, epoch, ((stream.id, stream.epoch),)))
 
     @precondition(lambda self: self.driver.image.streams)
-    @rule(data=st.data(), offset=st.integers(0, 40), stale=st.integers(0, 1))
+    @rule(data=st.data(), offset=st.integers(0, 40), stale=st.sampled_from([0, 0, 1]))
     def trim(self, data: st.DataObject, offset: int, stale: int) -> None:
         stream = self.draw_stream(data)
         error = self.try_run(c.TrimStream(stream.id, stream.epoch - stale, offset))
@@ -147,15 +154,27 @@ class ControllerMachine(RuleBasedStateMachine):
         if error is None:
             self.starts[stream.id] = max(self.starts[stream.id], offset)
 
-    @rule(
-        data=st.data(), broker=BROKERS, skew=st.sampled_from([0, 0, 0, 0, 1, -1]), stale=st.sampled_from([0, 0, 0, 1])
-    )
-    def commit(self, data: st.DataObject, broker: int, skew: int, stale: int) -> None:
+    @rule(data=st.data(), broker=BROKERS)
+    def commit(self, data: st.DataObject, broker: int) -> None:
+        self.commit_with(data, broker, 0, 0)
+
+    @rule(data=st.data(), broker=BROKERS)
+    def commit_again(self, data: st.DataObject, broker: int) -> None:
+        self.commit_with(data, broker, 0, 0)
+
+    @rule(data=st.data(), broker=BROKERS, skew=st.sampled_from([1, -1, 0]), stale=st.sampled_from([0, 0, 1]))
+    def commit_wrongly(self, data: st.DataObject, broker: int, skew: int, stale: int) -> None:
+        self.commit_with(data, broker, skew, stale)
+
+    def commit_with(self, data: st.DataObject, broker: int, skew: int, stale: int) -> None:
         replica_set = self.driver.image.replica_sets.get(broker)
         if replica_set is None:
             return
+        any_stream = data.draw(st.integers(0, 4)) == 0
         candidates = sorted(
-            each.id for each in self.driver.image.streams.values() if each.replica_set == broker and each.epoch >= 0
+            each.id
+            for each in self.driver.image.streams.values()
+            if any_stream or (each.replica_set == broker and each.state == StreamState.OPENED and not each.quarantined)
         )
         chosen = data.draw(st.lists(st.sampled_from(candidates), unique=True, max_size=4)) if candidates else []
         chosen += data.draw(st.lists(st.integers(100_000, 100_001), unique=True, max_size=1))  # deleted long ago
@@ -274,4 +293,4 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 TestControllerMachine = ControllerMachine.TestCase
-TestControllerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestControllerMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -1,0 +1,261 @@
+"""`RaftConsensus`: pysyncobj hardened, alone and as three members."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from controller_helpers import until
+
+from controller import journal as journal_module
+from controller.errors import NotController, OutcomeUnknown
+from controller.raft import RaftConsensus, RaftSettings
+from runtime.clock import SystemClock
+from runtime.errors import ConfigError, CorruptData, InvalidInput, TidelogError
+
+
+class Counter:
+    """A state machine that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.applied: list[bytes] = []
+        self.indexes: list[int] = []
+
+    def apply(self, blob: bytes, index: int) -> bytes:
+        self.applied.append(blob)
+        self.indexes.append(index)
+        return b"done " + blob
+
+    def flush(self) -> None:
+        pass
+
+    def dump(self) -> bytes:
+        return b"\n".join(self.applied)
+
+    def load(self, data: bytes) -> None:
+        self.applied = data.split(b"\n") if data else []
+
+
+async def started(directory: Path, **kwargs: object) -> tuple[RaftConsensus, Counter]:
+    raft = RaftConsensus(RaftSettings(directory=directory, **kwargs), SystemClock())  # type: ignore[arg-type]
+    machine = Counter()
+    await raft.start(machine)
+    return raft, machine
+
+
+def test_a_single_member_leads_at_once_and_remembers_everything(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        begin = time.monotonic()
+        expected: list[bytes] = []
+        for turn in range(3):
+            raft, machine = await started(tmp_path)
+            await until(lambda raft=raft: raft.role.is_leader)
+            await raft.barrier(5)
+            assert machine.applied == expected
+            assert raft.role.term == turn + 1
+            for step in range(10):
+                blob = b"%d.%d" % (turn, step)
+                assert await raft.propose(blob, 5) == b"done " + blob
+                expected.append(blob)
+            assert machine.indexes == sorted(set(machine.indexes))
+            await raft.close()
+        assert time.monotonic() - begin < 5
+
+    asyncio.run(scenario())
+
+
+def test_snapshots_keep_the_journal_short_and_the_state_whole(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        raft, machine = await started(tmp_path, snapshot_entries=50)
+        await until(lambda: raft.role.is_leader)
+        for step in range(200):
+            await raft.propose(b"%d" % step, 5)
+        await until(lambda: int(raft.status()["journal_entries"]) < 50)
+        await raft.propose(b"last", 5)
+        expected = list(machine.applied)
+        await raft.close()
+        raft, machine = await started(tmp_path, snapshot_entries=50)
+        await until(lambda: raft.role.is_leader)
+        await raft.barrier(5)
+        assert machine.applied == expected and len(expected) == 201
+        await raft.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_snapshot_or_journal_stops_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        raft, _ = await started(tmp_path, snapshot_entries=10)
+        await until(lambda: raft.role.is_leader)
+        for step in range(30):
+            await raft.propose(b"%d" % step, 5)
+        await until((tmp_path / "snapshot").exists)
+        await raft.close()
+        for name in ("journal", "snapshot"):
+            path = tmp_path / name
+            whole = path.read_bytes()
+            path.write_bytes(whole[:40] + bytes([whole[40] ^ 4]) + whole[41:])
+            with pytest.raises(CorruptData, match=name):
+                await started(tmp_path)
+            path.write_bytes(whole)
+        (tmp_path / "snapshot").unlink()
+        with pytest.raises(CorruptData, match="missing"):
+            await started(tmp_path)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_stalls_commands_and_lets_them_through_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        raft, machine = await started(tmp_path)
+        await until(lambda: raft.role.is_leader)
+        await raft.barrier(5)
+
+        def full(fd: int, data: object) -> int:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        monkeypatch.setattr(journal_module, "_write_all", full)
+        with pytest.raises(OutcomeUnknown):
+            await raft.propose(b"waits", 0.3)
+        assert machine.applied == []
+        monkeypatch.undo()
+        assert await raft.propose(b"next", 5) == b"done next"
+        assert machine.applied == [b"waits", b"next"]  # the unknown outcome became known
+        await raft.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_fdatasync_ends_the_member_and_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        failures: list[Exception] = []
+        raft = RaftConsensus(RaftSettings(directory=tmp_path), SystemClock())
+        raft.set_on_failed(failures.append)
+        machine = Counter()
+        await raft.start(machine)
+        await until(lambda: raft.role.is_leader)
+        await raft.barrier(5)
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, "I/O error")
+
+        monkeypatch.setattr(journal_module.os, "fdatasync", fail)
+        with pytest.raises(OutcomeUnknown):
+            await raft.propose(b"lost", 5)
+        assert len(failures) == 1 and machine.applied == []
+        with pytest.raises(NotController):
+            await raft.propose(b"more", 5)
+        await raft.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_member_sleeps(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        raft, _ = await started(tmp_path)
+        await until(lambda: raft.role.is_leader)
+        begin = time.process_time()
+        await asyncio.sleep(1.0)
+        assert time.process_time() - begin < 0.05
+        await raft.close()
+
+    asyncio.run(scenario())
+
+
+def test_bounds_and_unsafe_settings_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        raft, _ = await started(tmp_path)
+        await until(lambda: raft.role.is_leader)
+        with pytest.raises(InvalidInput):
+            await raft.propose(bytes((4 << 20) + 1), 5)
+        await raft.close()
+        with pytest.raises(NotController):
+            await raft.propose(b"late", 5)
+
+    asyncio.run(scenario())
+    peers = ["127.0.0.1:2", "127.0.0.1:3"]
+    good = {"address": "127.0.0.1:1", "bind_address": "127.0.0.1:1", "password": "long enough", "peers": peers}
+    RaftConsensus(RaftSettings(directory=tmp_path, **good), SystemClock())  # type: ignore[arg-type]
+    for change in (
+        {"address": ""},
+        {"bind_address": ""},
+        {"password": ""},
+        {"password": "short"},
+        {"peers": peers[:1]},
+    ):
+        with pytest.raises(ConfigError):
+            RaftConsensus(RaftSettings(directory=tmp_path, **{**good, **change}), SystemClock())  # type: ignore[arg-type]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def test_three_members_agree_and_survive_the_loss_of_their_leader(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+
+    async def member(number: int) -> tuple[RaftConsensus, Counter]:
+        return await started(
+            tmp_path / str(number),
+            address=addresses[number],
+            bind_address=addresses[number],
+            peers=[each for each in addresses if each != addresses[number]],
+            password="correct horse",
+            snapshot_entries=60,
+        )
+
+    async def scenario() -> None:
+        members = {number: await member(number) for number in range(3)}
+
+        def leader() -> int | None:
+            leading = [number for number, (raft, _) in members.items() if raft.role.is_leader]
+            return leading[0] if len(leading) == 1 else None
+
+        async def propose(blob: bytes) -> None:
+            async with asyncio.timeout(20):
+                while True:
+                    at = leader()
+                    if at is not None:
+                        try:
+                            await members[at][0].propose(blob, 3)
+                            return
+                        except TidelogError:
+                            pass
+                    await asyncio.sleep(0.05)
+
+        acknowledged: list[bytes] = []
+        for step in range(100):
+            await propose(b"%d" % step)
+            acknowledged.append(b"%d" % step)
+        lost = leader()
+        assert lost is not None
+        await members.pop(lost)[0].close()
+        for step in range(100, 130):
+            await propose(b"%d" % step)
+            acknowledged.append(b"%d" % step)
+        members[lost] = await member(lost)  # it comes back and catches up, perhaps by a snapshot
+        await propose(b"last")
+        acknowledged.append(b"last")
+
+        def first_times(machine: Counter) -> list[bytes]:
+            return list(dict.fromkeys(machine.applied))
+
+        await until(lambda: all(first_times(machine) == acknowledged for _, machine in members.values()), 20)
+        for raft, _ in members.values():
+            await raft.close()
+
+    asyncio.run(scenario())
