@@ -410,6 +410,11 @@ class Storage:
         """
         await self._uploader.upload_to(self.confirm.value)
 
+    @property
+    def committed_offset(self) -> int:
+        """WAL offset up to which everything is in the bucket and committed (int64 bytes)."""
+        return self._uploader.committed.value
+
     async def _on_committed(self, task: UploadTask) -> None:
         entries = task.entries
         for first in range(0, len(entries), _RELEASE_CHUNK):
@@ -505,7 +510,7 @@ class Storage:
             "log_cache_bytes": self._cache.bytes,
             "log_cache_pending_bytes": self._cache.pending_bytes,
             "confirm_offset": self.confirm.value,
-            "committed_offset": self._uploader.committed.value,
+            "committed_offset": self.committed_offset,
             "uploads_in_flight": self._uploader.in_flight,
             "upload_commits": uploads.commits,
             "upload_objects": uploads.objects,
