@@ -1,0 +1,343 @@
+"""`ControllerClient` and `ControllerNode` over real loopback connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from controller_helpers import make_client, make_node, until
+
+from controller import commands as c
+from controller import feed as feed_module
+from controller.client import ControllerClient
+from controller.errors import (
+    BrokerIdInUse,
+    InvalidPartitions,
+    NotController,
+    OutcomeUnknown,
+    RemoteError,
+    StaleBrokerEpoch,
+    TopicExists,
+    from_wire,
+    to_wire,
+)
+from controller.image import Delta
+from controller.node import ControllerNode
+from controller.rpc import CommandParams, PollParams, RpcConnection
+from controller.settings import ControllerSettings
+from runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
+from storage.managers import CommitGap, CommitObjects, NewObject, StreamRange
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+async def world(directory: Path, **kwargs: Any) -> tuple[ControllerNode, ControllerClient]:
+    node = make_node(directory, **kwargs)
+    await node.start()
+    await node.wait_active(10)
+    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=10)
+    await client.start()
+    return node, client
+
+
+async def register(client: ControllerClient, broker_id: int = 0, check_code: str = "c", incarnation: str = "a") -> int:
+    return await client.register_broker(
+        broker_id=broker_id, check_code=check_code, incarnation=incarnation, host="h", port=9092
+    )
+
+
+async def commit(client: ControllerClient, epoch: int, stream_id: int, start: int, end: int) -> None:
+    object_id = await client.prepare_objects(1, 60_000)
+    wal = client.committed_wal_offset(0)
+    new = NewObject(object_id, 1, 10, (StreamRange(stream_id, start, end),))
+    await client.commit_objects(CommitObjects(0, epoch, wal, wal + 1, (new,)))
+
+
+def test_a_call_returns_when_the_local_image_has_its_effect(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        assert len(client.image.cluster_id) == 22
+        await register(client)
+        assert client.image.brokers[0].alive
+        epoch = (await client.elect(0, 0)).master_epoch
+        assert client.image.replica_sets[0].master_epoch == epoch
+        topic = await client.create_topic("t", 2, {"retention.ms": "1"})
+        assert client.image.topic("t") == topic and len(client.image.partitions(topic.id)) == 2
+        partition = client.image.partitions(topic.id)[0]
+        assert client.image.leader(partition) == (0, epoch)
+        stream_id = partition.first_stream
+        await client.open_streams(0, epoch, [(stream_id, epoch)])
+        await commit(client, epoch, stream_id, 0, 5)
+        assert [each.end_offset for each in client.find_objects(stream_id, 0, 9, 9)] == [5]
+        assert client.committed_wal_offset(0) == 1 and client.committed_wal_offset(9) == 0
+        await client.trim_stream(stream_id, epoch, 5)
+        assert client.image.streams[stream_id].start_offset == 5
+        await client.close_streams(0, epoch, [(stream_id, epoch)])
+        assert (await client.create_partitions(topic.id, 3)).partitions == 3
+        await client.alter_topic_configs(topic.id, {"retention.ms": None})
+        await client.alter_configs("cluster", "", {"a": "b"})
+        assert client.image.configs == {("cluster", ""): {"a": "b"}}
+        await client.put_kv("k", b"v")
+        assert await client.get_kv("k") == b"v"
+        await client.delete_kv("k")
+        assert await client.get_kv("k") is None
+        assert await client.allocate_producer_ids(0, 1) == (0, 1000)
+        await client.delete_topic(topic.id)
+        assert client.image.topic("t") is None
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_refusals_arrive_as_the_same_class_with_their_facts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        await register(client)
+        epoch = (await client.elect(0, 0)).master_epoch
+        topic = await client.create_topic("t", 1, {})
+        with pytest.raises(TopicExists):
+            await client.create_topic("t", 1, {})
+        with pytest.raises(InvalidPartitions):
+            await client.create_partitions(topic.id, 1)
+        stream_id = client.image.partitions(topic.id)[0].first_stream
+        await client.open_streams(0, epoch, [(stream_id, epoch)])
+        with pytest.raises(CommitGap) as gap:
+            await commit(client, epoch, stream_id, 3, 5)
+        assert gap.value.stream_id == stream_id
+        assert client.image.streams[stream_id].quarantined  # visible here, now
+        await client.release_stream(stream_id)
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_every_error_survives_the_wire() -> None:
+    gap = CommitGap("text", stream_id=7, hint="do this")
+    back = from_wire(msgspec.msgpack.decode(msgspec.msgpack.encode(to_wire(gap)), type=type(to_wire(gap))))
+    assert isinstance(back, CommitGap) and (back.stream_id, back.hint, back.kafka_code) == (7, "do this", 56)
+    unknown = msgspec.structs.replace(to_wire(gap), name="FromTheFuture")
+    assert isinstance(from_wire(unknown), RemoteError) and "FromTheFuture" in str(from_wire(unknown))
+
+
+def test_metadata_and_answers_survive_a_restart_of_the_controller(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path, settings=ControllerSettings(snapshot_entries=20))
+        port = node.address[1]
+        await register(client)
+        await client.elect(0, 0)
+        for number in range(50):
+            await client.put_kv(f"k{number}", b"v")
+        await node.close()
+        late = asyncio.create_task(client.put_kv("late", b"v"))  # asked while the controller is down
+        await asyncio.sleep(0.1)
+        assert not late.done()
+        node = make_node(tmp_path, settings=ControllerSettings(snapshot_entries=20, port=port))
+        await node.start()
+        await late
+        assert len(client.image.kv) == 51 and len(node.image.kv) == 51
+        await until(lambda: client.image.brokers[0].alive)
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_retried_command_takes_effect_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        _, protocol = await client._commands._network.connect(RpcConnection, *node.address, timeout_s=5)
+        assert isinstance(protocol, RpcConnection)
+        command = msgspec.Raw(c.encode(c.PrepareObjects(1, 60_000)))
+        params = CommandParams("somebody", 1, 1, command)
+        answers = await asyncio.gather(*(protocol.call("command", params, 5) for _ in range(10)))
+        assert len({bytes(answer) for answer in answers}) == 1
+        assert len(node.image.objects) == 1
+        await protocol.close()
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_clients_may_not_act_as_the_controller(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        with pytest.raises(InvalidInput):
+            await client._command(c.SetBrokerAlive(0, 1, False))
+        with pytest.raises(InvalidInput):
+            await client._commands.call("no such method", None, 5)
+        with pytest.raises(TidelogError):
+            await client._commands.call("command", ["garbage"], 5)
+        with pytest.raises(Fenced):
+            await client._commands.call("poll", PollParams(0, 0, "another-cluster"), 5)
+        assert (await client.status())["active"] is True
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_revives_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        watcher = make_client(node.address)
+        await watcher.start()
+        await register(client)
+        await until(lambda: client._heartbeat._channel._connection is not None)
+        with pytest.raises(BrokerIdInUse):
+            await register(watcher, check_code="another directory")
+        connection = client._heartbeat._channel._connection
+        seen: list[bool] = []
+        watcher.subscribe(lambda delta: seen.extend(each.record.alive for each in delta.of("brokers")))
+        assert connection is not None
+        connection.abort()
+        await until(lambda: seen == [False, True], 5)
+        await client.close()
+        await until(lambda: not watcher.image.brokers[0].alive, 5)
+        assert await register(watcher, check_code="another directory") == 2
+        await watcher.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
+        await client._command(c.RegisterBroker(5, "c", "a", "h", 1, "", ""), int)  # and no heartbeats
+        await until(lambda: not client.image.brokers[5].alive, 5)
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_newer_process_fences_the_older_ones_heartbeats(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        fenced: list[TidelogError] = []
+        client._heartbeat.on_fenced = fenced.append
+        await register(client)
+        newer = make_client(node.address)
+        await newer.start()
+        assert await register(newer, incarnation="b") == 2
+        await until(lambda: len(fenced) == 1)
+        assert isinstance(fenced[0], StaleBrokerEpoch)
+        await newer.close()
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_follower_too_far_behind_reloads_and_sees_the_difference_as_one_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "RING_DELTAS", 4)
+    monkeypatch.setattr(feed_module, "CHUNK_ROWS", 3)
+
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        for number in range(10):
+            await client.put_kv(f"k{number}", b"old")
+        deltas: list[Delta] = []
+        client.subscribe(deltas.append)
+        follower = client._follower
+        assert follower._channel._connection is not None
+        writer = make_client(node.address)
+        await writer.start()
+        assert writer.image.kv == client.image.kv  # loaded in chunks
+        release = asyncio.Event()
+
+        async def held(*args: Any) -> Any:
+            await release.wait()
+            raise Unavailable("held")
+
+        monkeypatch.setattr(follower._channel, "call", held)
+        follower._channel._connection.abort()
+        behind = client.image.version
+        await writer.delete_kv("k0")
+        for number in range(10, 20):
+            await writer.put_kv(f"k{number}", b"new")
+        assert client.image.version == behind
+        deltas.clear()
+        monkeypatch.undo()
+        monkeypatch.setattr(feed_module, "RING_DELTAS", 4)
+        release.set()
+        await client.wait_version(writer.image.version)
+        assert client.image.kv == node.image.kv
+        assert {each.key for each in deltas[0].of("kv")} == {"k0", *(f"k{number}" for number in range(10, 20))}
+        await writer.close()
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_the_lifecycle_expires_deletes_and_then_forgets(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        deleted: list[int] = []
+        fails = [True]
+
+        async def delete(object_ids: Any) -> None:
+            if fails.pop() if fails else False:
+                raise Unavailable("the bucket is away")
+            deleted.extend(object_ids)
+
+        node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=50)
+        await client.prepare_objects(3, 50)
+        await until(lambda: not client.image.objects, 10)
+        assert sorted(deleted) == [1, 2, 3]
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_without_a_controller_calls_fail_within_their_budget_and_start_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        address = node.address
+        client._budget_s = 0.3
+        await node.close()
+        with pytest.raises(OutcomeUnknown):
+            await client.put_kv("k", b"v")
+        await client.close()
+        waiting = make_client(address)
+        start = asyncio.create_task(waiting.start())
+        await asyncio.sleep(0.05)
+        assert not start.done()
+        node = make_node(tmp_path, settings=ControllerSettings(port=address[1]))
+        await node.start()
+        await start
+        await waiting.close()
+        await node.close()
+        with pytest.raises(NotController):
+            await node.wait_active(0.01)
+
+    run(scenario())
+
+
+def test_many_calls_at_once_all_take_effect(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        await asyncio.gather(*(client.put_kv(f"k{number}", b"v") for number in range(300)))
+        assert len(client.image.kv) == 300
+        firsts = await asyncio.gather(*(client.prepare_objects(3, 60_000) for _ in range(100)))
+        assert sorted(firsts) == list(range(1, 301, 3))
+        await client.close()
+        await node.close()
+
+    run(scenario())
