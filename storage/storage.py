@@ -66,6 +66,7 @@ class Storage:
         stream_facts: Callable[[int], tuple[int, int] | None] | None = None,
         on_fenced: Callable[[Exception], None] | None = None,
         on_quarantined: Callable[[int, str], None] | None = None,
+        on_wal_failed: Callable[[Exception], None] | None = None,
         offload: Offload = asyncio.to_thread,
     ) -> None:
         """Tie the parts together; nothing runs before `start`.
@@ -73,8 +74,8 @@ class Storage:
         `single_member`: the WAL's durable offset is the confirm offset. `owns_stream` says from local metadata whether
         a stream exists and is placed on this replica set; `stream_facts` gives the committed end and the owner-since
         epoch of a stream that is open by this replica set, or None. `on_fenced` hears once why uploads and appends
-        have stopped for good; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy work
-        aside.
+        have stopped for good; `on_wal_failed` once that the disk failed: nothing more is acknowledged, what is confirmed
+        is still uploaded; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy work aside.
         """
         self._wal = wal
         self._objects = objects
@@ -86,6 +87,7 @@ class Storage:
         self._stream_facts = stream_facts
         self._notify_fenced = on_fenced
         self._notify_quarantined = on_quarantined
+        self._notify_wal_failed = on_wal_failed
         self.confirm = ConfirmOffset()
         """WAL offset up to which the quorum rule is met."""
         self._logs: dict[int, StreamLog] = {}
@@ -441,6 +443,8 @@ class Storage:
         log.error("the WAL failed", extra={"replica_set": self._replica_set_id, "error": error})
         self.confirm.fail(error)
         self._wake_writers()
+        if self._notify_wal_failed is not None:
+            self._notify_wal_failed(error)
 
     def _on_defect(self, error: BaseException) -> None:
         self._fence(error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -351,6 +351,7 @@ def test_a_failed_wal_confirms_nothing_more_but_uploads_what_is_confirmed() -> N
             await waiting
         with pytest.raises(StorageFailed):
             world.append(1, b"more")
+        assert len(world.wal_failed) == 1
         await world.storage.upload_now()
         assert world.objects.ends == {1: 1}
         await world.storage.close(upload=True)

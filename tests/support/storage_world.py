@@ -105,6 +105,7 @@ class World:
         """What a client was told is durable, by stream."""
         self.stream_epoch = 0
         self.fenced: list[Exception] = []
+        self.wal_failed: list[Exception] = []
         self.quarantined: list[tuple[int, str]] = []
         self.owns_stream: Callable[[int], bool] | None = None
         self.stream_facts: Callable[[int], tuple[int, int] | None] | None = None
@@ -128,6 +129,7 @@ class World:
             stream_facts=self.stream_facts,
             on_fenced=self.fenced.append,
             on_quarantined=lambda stream, reason: self.quarantined.append((stream, reason)),
+            on_wal_failed=self.wal_failed.append,
             offload=inline,
         )
         self.objects.master_epoch += 1
