@@ -17,11 +17,10 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from controller.client import ControllerClient
-from controller.errors import UnknownTopicId
-
 from broker.settings import KafkaSettings, LogSettings
 from broker.topic_config import log_config
+from controller.client import ControllerClient
+from controller.errors import UnknownTopicId
 from controller.image import Delta
 from controller.model import PartitionRecord, TopicRecord
 from runtime.clock import Clock
