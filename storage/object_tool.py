@@ -144,7 +144,7 @@ def verify_bytes(data: bytes, key: str) -> list[str]:
     except CorruptData as error:
         return [error.message]
     view = memoryview(data)
-    problems = []
+    problems: list[str] = []
     for batch in _batches(index):
         problems += _check_blocks(view[batch[0].position : batch[-1].end_position], batch, key)
     return problems

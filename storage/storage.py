@@ -74,8 +74,9 @@ class Storage:
         `single_member`: the WAL's durable offset is the confirm offset. `owns_stream` says from local metadata whether
         a stream exists and is placed on this replica set; `stream_facts` gives the committed end and the owner-since
         epoch of a stream that is open by this replica set, or None. `on_fenced` hears once why uploads and appends
-        have stopped for good; `on_wal_failed` once that the disk failed: nothing more is acknowledged, what is confirmed
-        is still uploaded; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy work aside.
+        have stopped for good; `on_wal_failed` once that the disk failed: nothing more is acknowledged, what is
+        confirmed is still uploaded; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy
+        work aside.
         """
         self._wal = wal
         self._objects = objects
