@@ -124,7 +124,7 @@ async def verify_object(store: ObjectStore, key: str) -> list[str]:
         index = await _load(store, key, info.size)
     except CorruptData as error:
         return [error.message]
-    problems = []
+    problems: list[str] = []
     for batch in _batches(index):
         try:
             data = await get_range(store, key, batch[0].position, batch[-1].end_position)
