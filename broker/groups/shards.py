@@ -135,7 +135,7 @@ class ShardTable:
         self._partitions.on_closed(self.partition_closed)
         for partition_log in self._partitions.all():
             self.partition_opened(partition_log)
-        self._set_timer(_EXPIRY, self.now().mono_ms + self._settings.offsets_check_interval_ms)
+        self._set_timer(_EXPIRY, self.now().mono_ms + max(1, self._settings.offsets_check_interval_ms))
 
     async def close(self) -> None:
         """Answer all who wait with NOT_COORDINATOR and stop. The logs stay open: they are their owner's."""
@@ -410,7 +410,7 @@ class ShardTable:
     def _ring(self) -> None:
         self._alarm = None
         now = self.now()
-        for key in self._timers.pop_due(now.mono_ms):
+        while (key := self._timers.pop(now.mono_ms)) is not None:
             if key == _EXPIRY:
                 self._expire_offsets()
                 continue
@@ -426,7 +426,7 @@ class ShardTable:
         for shard in self.all():
             if shard.phase is Phase.ACTIVE:
                 self._submit_removal(shard, functools.partial(self._plan_expiry, shard))
-        self._set_timer(_EXPIRY, self.now().mono_ms + self._settings.offsets_check_interval_ms)
+        self._set_timer(_EXPIRY, self.now().mono_ms + max(1, self._settings.offsets_check_interval_ms))
 
     def _plan_expiry(self, shard: Shard) -> Removal:
         return shard.store.plan_expiry(self._settings.offsets_retention_ms, self.now())

@@ -148,12 +148,12 @@ class ClassicGroup:
 
     def tick(self, now: Now) -> None:
         """Let everything happen whose time has come."""
-        for timer in self._timers.pop_due(now.mono_ms):
+        while (timer := self._timers.pop(now.mono_ms)) is not None:
             if timer is _Timer.JOIN:
                 self._join_time_is_up(now)
             elif timer is _Timer.SYNC:
                 self._sync_time_is_up(now)
-            elif isinstance(timer, str):
+            else:
                 self._session_is_over(timer, now)
 
     def persisted(self, ticket: int, error: GroupError, now: Now) -> None:

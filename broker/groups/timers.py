@@ -2,7 +2,7 @@
 
 A heap with lazy moves: pushing a deadline further away (what every heartbeat does) is one dictionary write; the heap
 entry is put right when it comes up. Invariants: every key with a deadline has a heap entry at or before it; each due
-key is reported once and then has no deadline.
+key is popped once and then has no deadline.
 
 Entry: `TimerTable`.
 """
@@ -50,29 +50,30 @@ class TimerTable(Generic[K]):
             self._heap.clear()
 
     def next_ms(self) -> int | None:
-        """When to call `pop_due` next: at the earliest deadline or before it. None if there is no deadline."""
+        """When to call `pop` next: at the earliest deadline or before it. None if there is no deadline."""
         while self._heap and not self._is_live(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now_ms: int) -> list[K]:
-        """The keys whose deadlines are at or before `now_ms`, earliest first; they have no deadline afterwards."""
-        due = []
+    def pop(self, now_ms: int) -> K | None:
+        """The key with the earliest deadline at or before `now_ms`, which it loses; None if nothing is due.
+
+        One at a time, because what the owner does about one may move or cancel the next.
+        """
         while self._heap and self._heap[0][0] <= now_ms:
-            entry = heapq.heappop(self._heap)
-            queued_ms, _, key = entry
+            queued_ms, _, key = heapq.heappop(self._heap)
             if self._queued.get(key) != queued_ms:
                 continue
             del self._queued[key]
             deadline_ms = self._deadlines.get(key)
             if deadline_ms is None:
                 continue
-            if deadline_ms > now_ms:
+            if deadline_ms > queued_ms:
                 self._push(key, deadline_ms)
                 continue
             del self._deadlines[key]
-            due.append(key)
-        return due
+            return key
+        return None
 
     def _is_live(self, entry: tuple[int, int, K]) -> bool:
         queued_ms, _, key = entry

@@ -20,7 +20,7 @@ from broker.wire import schema
 from broker.wire.schema import to_ms
 from runtime.errors import TidelogError
 
-GROUP_TYPE = "Classic"
+GROUP_TYPE = "classic"
 DEAD = "Dead"
 
 
@@ -183,7 +183,7 @@ async def list_groups(context: RequestContext, request: Any) -> Any:
             group_type=GROUP_TYPE,
         )
         for group in groups
-        if (not states or group.state.value.lower() in states) and (not types or GROUP_TYPE.lower() in types)
+        if (not states or group.state.value.lower() in states) and (not types or GROUP_TYPE in types)
     ]
     return s.make("ListGroupsResponse", throttle_time=0, error_code=0, groups=listed)
 

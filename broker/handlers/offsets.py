@@ -1,7 +1,7 @@
 """Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete.
 
-The metadata string and the leader epoch of a commit come back as they were given. `require_stable` (v7+) asks to be told
-of offsets in open transactions; there are none before transactions are served, so every offset is stable.
+The metadata string and the leader epoch of a commit come back as they were given. `require_stable` (v7+) asks to be
+told of offsets in open transactions; there are none before transactions are served, so every offset is stable.
 
 Entry: `APIS`.
 """

@@ -1,0 +1,416 @@
+"""A world for the group coordinator: virtual time, a log in memory, an image; and clients that speak plain requests.
+
+Nothing here sleeps: `run` drives a loop whose clock jumps to the next timer whenever there is nothing else to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from broker.groups.coordinator import GroupCoordinator
+from broker.groups.errors import GroupError
+from broker.groups.members import MemberIdentity
+from broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from broker.groups.offsets_topic import OFFSETS_TOPIC
+from broker.settings import GroupSettings
+from controller.image import Delta, Image
+from controller.model import BrokerRecord, PartitionRecord, ReplicaSetRecord, TopicRecord
+from controller.tables import Mutation
+from runtime.errors import NotFound, TidelogError, Unavailable
+from storage.confirm import ConfirmOffset
+from storage.record_batch import iter_batches, iter_records, parse_header, set_base_offset
+
+NODE = 1
+WALL_MS = 1_700_000_000_000
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Instead of waiting, moves its loop's time."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        assert timeout is not None, "nothing will ever happen: a deadlock"
+        self.loop.now_s += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        selector = _JumpingSelector()
+        selector.loop = self
+        self.now_s = 1000.0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now_s
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work)
+
+
+class LoopClock:
+    """The virtual loop's time, on both clocks."""
+
+    def time_ms(self) -> int:
+        return WALL_MS + int(self.monotonic() * 1000)
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Appended(NamedTuple):
+    base_offset: int
+    wal_end: int
+
+
+class FakeStorage:
+    """A WAL end that is confirmed a little later, or when the test says so."""
+
+    def __init__(self) -> None:
+        self.confirm = ConfirmOffset()
+        self.wal_end = 0
+        self.auto_confirm = True
+        self.room = asyncio.Event()
+        self.room.set()
+
+    async def writable(self) -> None:
+        await self.room.wait()
+
+    def appended(self, size: int) -> int:
+        self.wal_end += size
+        if self.auto_confirm:
+            asyncio.get_running_loop().call_later(0.001, self.confirm.advance, self.wal_end)
+        return self.wal_end
+
+    def confirm_all(self) -> None:
+        self.confirm.advance(self.wal_end)
+
+
+class FakeLog:
+    """The partition log of an offsets partition: batches with offsets, and faults on request."""
+
+    topic = OFFSETS_TOPIC
+
+    def __init__(self, partition: int, storage: FakeStorage, leader_epoch: int = 1) -> None:
+        self.partition = partition
+        self.leader_epoch = leader_epoch
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.batches: list[tuple[int, int, bytes]] = []
+        """First offset, WAL end, bytes."""
+        self.errors: list[TidelogError] = []
+        """Raised by the next appends, one each."""
+        self.read_errors: list[TidelogError] = []
+        self.trim_errors: list[TidelogError] = []
+        self.trims: list[int] = []
+        self._storage = storage
+        self._listeners: list[Callable[[], None]] = []
+
+    def reopened(self, storage: FakeStorage, *, confirmed_only: bool = False) -> FakeLog:
+        """The same log after a restart, everything in it confirmed."""
+        again = FakeLog(self.partition, storage, self.leader_epoch + 1)
+        confirmed = self._storage.confirm.value
+        again.batches = [
+            (base, 0, data) for base, wal_end, data in self.batches if not confirmed_only or wal_end <= confirmed
+        ]
+        again.log_start_offset = self.log_start_offset
+        again.log_end_offset = again.log_start_offset
+        for _, _, data in again.batches:
+            again.log_end_offset = parse_header(data).next_offset
+        return again
+
+    @property
+    def high_watermark(self) -> int:
+        confirmed = [
+            parse_header(data).next_offset for _, end, data in self.batches if end <= self._storage.confirm.value
+        ]
+        return max(confirmed, default=self.log_start_offset)
+
+    def size_bytes(self) -> int:
+        return sum(len(data) for _, _, data in self.batches)
+
+    def append_internal(self, batch: memoryview) -> Appended:
+        if self.errors:
+            raise self.errors.pop(0)
+        data = bytearray(batch)
+        base = self.log_end_offset
+        set_base_offset(data, base)
+        self.log_end_offset = parse_header(data).next_offset
+        wal_end = self._storage.appended(len(data))
+        self.batches.append((base, wal_end, bytes(data)))
+        self._storage.confirm.add_listener(wal_end, self._moved)
+        return Appended(base, wal_end)
+
+    async def read(self, offset: int, max_bytes: int, *, committed: bool) -> Any:
+        assert not committed
+        if self.read_errors:
+            raise self.read_errors.pop(0)
+        found: list[memoryview] = []
+        for _, wal_end, data in self.batches:
+            if parse_header(data).next_offset <= offset or wal_end > self._storage.confirm.value:
+                continue
+            if found and sum(map(len, found)) + len(data) > max_bytes:
+                break
+            found.append(memoryview(data))
+        return type("Fetched", (), {"records": found})
+
+    async def delete_records(self, before_offset: int) -> int:
+        if self.trim_errors:
+            raise self.trim_errors.pop(0)
+        assert self.log_start_offset <= before_offset <= self.high_watermark
+        self.trims.append(before_offset)
+        self.log_start_offset = before_offset
+        self.batches = [one for one in self.batches if parse_header(one[2]).next_offset > before_offset]
+        return before_offset
+
+    def add_watermark_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback)
+
+    def _moved(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    def records(self) -> list[tuple[bytes, bytes | None]]:
+        return [
+            (bytes(record.key or b""), record.value)
+            for _, _, data in self.batches
+            for _, batch in iter_batches(data)
+            for record in iter_records(batch)
+        ]
+
+
+class LeaderNotAvailable(Unavailable):
+    kafka_code = 5
+
+
+class FakePartitions:
+    def __init__(self, storage: FakeStorage) -> None:
+        self.storage = storage
+        self.logs: dict[int, FakeLog] = {}
+        self.opening: set[int] = set()
+        self._opened: list[Callable[[FakeLog], None]] = []
+        self._closed: list[Callable[[FakeLog], None]] = []
+
+    def all(self) -> list[FakeLog]:
+        return list(self.logs.values())
+
+    def get(self, topic: str, partition: int) -> FakeLog:
+        if partition in self.opening:
+            raise LeaderNotAvailable("opening")
+        if partition not in self.logs:
+            raise NotFound("no such partition")
+        return self.logs[partition]
+
+    def on_opened(self, callback: Callable[[FakeLog], None]) -> None:
+        self._opened.append(callback)
+
+    def on_closed(self, callback: Callable[[FakeLog], None]) -> None:
+        self._closed.append(callback)
+
+    def open(self, log: FakeLog) -> None:
+        self.opening.discard(log.partition)
+        self.logs[log.partition] = log
+        for callback in self._opened:
+            callback(log)
+
+    def close(self, partition: int) -> None:
+        log = self.logs.pop(partition)
+        for callback in self._closed:
+            callback(log)
+
+
+class FakeController:
+    def __init__(self) -> None:
+        self.image = Image()
+        self.create_errors: list[TidelogError] = []
+        self.created: list[tuple[str, int, dict[str, str], bool]] = []
+        self.leaderless = False
+        self.on_created: Callable[[TopicRecord], None] | None = None
+        self._subscribers: list[Callable[[Delta], None]] = []
+        self._next_id = 0
+        self.apply(
+            Mutation("brokers", NODE, BrokerRecord(NODE, "c", "127.0.0.1", 9092, "", "", "i", 1, True)),
+            Mutation("replica_sets", NODE, ReplicaSetRecord(NODE, (NODE,), (), NODE, 1, (NODE,), 0, 0)),
+        )
+
+    def subscribe(self, callback: Callable[[Delta], None]) -> Callable[[], None]:
+        self._subscribers.append(callback)
+        return lambda: self._subscribers.remove(callback)
+
+    def apply(self, *mutations: Mutation) -> None:
+        delta = Delta(self.image.version + 1, list(mutations))
+        self.image.apply(delta)
+        for subscriber in list(self._subscribers):
+            subscriber(delta)
+
+    def add_topic(self, name: str, partitions: int) -> TopicRecord:
+        self._next_id += 1
+        topic = TopicRecord(self._next_id.to_bytes(16), name, partitions, {}, name.startswith("__"), 0)
+        self.apply(
+            Mutation("topics", topic.id, topic),
+            *(
+                Mutation("partitions", (topic.id, index), PartitionRecord(topic.id, index, NODE, 0, index * 4))
+                for index in range(partitions)
+            ),
+        )
+        return topic
+
+    def delete_topic(self, topic: TopicRecord) -> None:
+        self.apply(
+            *(Mutation("partitions", (topic.id, index), None) for index in range(topic.partitions)),
+            Mutation("topics", topic.id, None),
+        )
+
+    async def create_topic(
+        self, name: str, partitions: int, configs: dict[str, str], *, internal: bool = False
+    ) -> TopicRecord:
+        await asyncio.sleep(0.01)
+        if self.create_errors:
+            raise self.create_errors.pop(0)
+        self.created.append((name, partitions, configs, internal))
+        topic = self.add_topic(name, partitions)
+        if self.on_created is not None:
+            self.on_created(topic)
+        return topic
+
+
+class World:
+    """One broker that leads all partitions of the offsets topic."""
+
+    def __init__(self, *, partitions: int = 1, create: bool = True, **settings: Any) -> None:
+        self.storage = FakeStorage()
+        self.controller = FakeController()
+        self.partitions = FakePartitions(self.storage)
+        self.settings = GroupSettings(
+            **{"initial_rebalance_delay_ms": 0, "offsets_topic_partitions": partitions} | settings
+        )
+        self.clock = LoopClock()
+        self.seed = 0
+        self.coordinator = self._coordinator()
+        if create:
+            self.topic = self.controller.add_topic("orders", 8)
+            self.controller.add_topic(OFFSETS_TOPIC, partitions)
+            for index in range(partitions):
+                self.partitions.logs[index] = FakeLog(index, self.storage)
+
+    def _coordinator(self) -> GroupCoordinator:
+        self.seed += 1
+        rng = random.Random(self.seed)
+        return GroupCoordinator(self.partitions, self.controller, self.clock, self.settings, rng)  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> World:
+        await self.coordinator.start()
+        await self.loaded()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.coordinator.close()
+
+    async def loaded(self) -> None:
+        async with asyncio.timeout(60):
+            while self.coordinator.stats()["loading"]:
+                await asyncio.sleep(0.01)
+
+    async def restart(self, *, confirmed_only: bool = True) -> None:
+        """kill -9: nothing is closed; a new process reads what is durable."""
+        old = self.coordinator
+        self.storage = FakeStorage()
+        logs = [log.reopened(self.storage, confirmed_only=confirmed_only) for log in self.partitions.logs.values()]
+        self.partitions = FakePartitions(self.storage)
+        self.partitions.logs = {log.partition: log for log in logs}
+        self.coordinator = self._coordinator()
+        await self.coordinator.start()
+        await self.loaded()
+        await old.close()  # only so that no task of it is left behind
+
+    @property
+    def log(self) -> FakeLog:
+        return self.partitions.logs[0]
+
+
+class Consumer:
+    """A member of a group, as a client library is one."""
+
+    def __init__(
+        self,
+        world: World,
+        group: str = "g",
+        *,
+        instance: str | None = None,
+        metadata: bytes = b"meta",
+        protocols: tuple[str, ...] = ("range",),
+        protocol_type: str = "consumer",
+        session_ms: int = 10_000,
+        rebalance_ms: int = 30_000,
+        version: int = 9,
+    ) -> None:
+        self.world = world
+        self.group = group
+        self.instance = instance
+        self.member_id = ""
+        self.generation = -1
+        self.metadata = metadata
+        self.protocols = protocols
+        self.protocol_type = protocol_type
+        self.session_ms = session_ms
+        self.rebalance_ms = rebalance_ms
+        self.version = version
+        self.joined: JoinResult | None = None
+
+    @property
+    def identity(self) -> MemberIdentity:
+        return MemberIdentity(self.member_id, self.instance)
+
+    async def join(self) -> JoinResult:
+        for _ in range(2):
+            request = JoinRequest(
+                self.identity,
+                "client",
+                "/127.0.0.1",
+                self.session_ms,
+                self.rebalance_ms,
+                self.protocol_type,
+                tuple((name, self.metadata) for name in self.protocols),
+                needs_member_id=self.version >= 4,
+                can_skip_assignment=self.version >= 9,
+            )
+            result = await self.world.coordinator.join(self.group, request)
+            if result.error is GroupError.MEMBER_ID_REQUIRED:
+                self.member_id = result.member_id
+                continue
+            break
+        if result.error is GroupError.NONE:
+            self.member_id = result.member_id
+            self.generation = result.generation
+        self.joined = result
+        return result
+
+    async def sync(self, assignments: dict[str, bytes] | None = None) -> SyncResult:
+        request = SyncRequest(self.identity, self.generation, None, None, assignments or {})
+        return await self.world.coordinator.sync(self.group, request)
+
+    async def run_round(self, assign: Callable[[str], bytes] = lambda member_id: member_id.encode()) -> SyncResult:
+        """Join and sync; the leader assigns."""
+        result = await self.join()
+        assert result.error is GroupError.NONE, result
+        return await self.sync({one.member_id: assign(one.member_id) for one in result.members})
+
+    def heartbeat(self) -> GroupError:
+        return self.world.coordinator.heartbeat(self.group, self.identity, self.generation)
+
+    def leave(self) -> GroupError:
+        return self.world.coordinator.leave(self.group, [self.identity])[0]
