@@ -18,9 +18,10 @@ $(STAMP): pyproject.toml constraints.txt
 up: install
 	exec $(BIN)/tidelog up $(ARGS)
 
-# The whole test suite. It starts the S3 servers it needs (moto, LocalStack, MinIO) and keeps them in a user cache.
+# The whole test suite. It installs the S3 servers it needs (moto, LocalStack, MinIO) into a user cache and starts them.
+# What this machine cannot provide is named at the end of the run, and fails it where CI is set.
 test: install
-	$(BIN)/python localstack/install.py all
+	-$(BIN)/python localstack/install.py all
 	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: install

@@ -30,6 +30,7 @@ from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
+from controller.model import StreamState
 from runtime.clock import Clock
 from runtime.errors import TidelogError, Unavailable
 from runtime.network import Network
@@ -156,7 +157,9 @@ class BrokerNode:
             cache=self._settings.cache,
             rng=self._rng,
             owns_stream=self._owns_stream,
+            stream_facts=self._stream_facts,
             on_fenced=self._fail,
+            on_wal_failed=self._fail,
             on_quarantined=lambda stream_id, reason: self._quarantined.append(f"stream {stream_id}: {reason}"),
         )
         self.metrics.sources = MetricSources(
@@ -171,6 +174,13 @@ class BrokerNode:
     def _owns_stream(self, stream_id: int) -> bool:
         record = self.controller.image.streams.get(stream_id)
         return record is not None and record.replica_set == self._identity.broker_id
+
+    def _stream_facts(self, stream_id: int) -> tuple[int, int] | None:
+        """Committed end and first epoch of ownership of a stream that is open here, for recovered records of it."""
+        record = self.controller.image.streams.get(stream_id)
+        if record is None or record.replica_set != self._identity.broker_id or record.state != StreamState.OPENED:
+            return None
+        return record.end_offset, record.owner_since_epoch
 
     async def _become_master(self, storage: Storage, admin_url: str) -> None:
         """Register, be elected master of the own replica set under a new epoch, and recover its WAL."""
@@ -209,16 +219,17 @@ class BrokerNode:
     async def _meet_the_bucket(self) -> None:
         """Probe the bucket. A new data directory waits for it (its address may be wrong); an old one serves already."""
         if self._identity.first_start:
-            await self._probe_until_it_answers()
+            await self._probe_until_it_answers(Unavailable)
         else:
-            self._tasks.spawn(self._probe_until_it_answers(), "probe")
+            self._tasks.spawn(self._probe_until_it_answers(TidelogError), "probe")
 
-    async def _probe_until_it_answers(self) -> None:
+    async def _probe_until_it_answers(self, retried: type[TidelogError]) -> None:
+        """Errors of the kind `retried` are told and tried again; others (refused credentials) end a first start."""
         backoff = Backoff(0.5, 10.0, self._rng)
         while True:
             try:
                 found = await self._store.probe()
-            except Unavailable as error:
+            except retried as error:
                 delay_s = backoff.next_delay_s()
                 self._bucket_problems = (f"the bucket {self._store.url} does not answer: {error.message}",)
                 log.error(

@@ -52,7 +52,7 @@ class Trimmer:
         self._plan = _Plan(wal_end, state.log_start, *ends)
 
     def _in_bucket(self, wal_end: int) -> bool:
-        return self._storage.stats()["committed_offset"] >= wal_end
+        return self._storage.committed_offset >= wal_end
 
     async def trim(self) -> None:
         """Trim data, time and txn stream, if it is time. Raises `Fenced`, `CorruptData`."""

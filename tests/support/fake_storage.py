@@ -108,9 +108,10 @@ class FakeStorage:
         self.world.confirmed = max(self.world.confirmed, wal_end)
         self.confirm.advance(wal_end)
 
-    def stats(self) -> dict[str, int | float]:
+    @property
+    def committed_offset(self) -> int:
         uploaded = self.world.uploaded
-        return {"committed_offset": self.world.confirmed if uploaded is None else uploaded}
+        return self.world.confirmed if uploaded is None else uploaded
 
     async def writable(self) -> None:
         return None
