@@ -1,0 +1,168 @@
+"""`tidelog object list|inspect|verify`: the objects in the bucket, through a broker's admin HTTP.
+
+The broker knows where the bucket is and how to reach it, and which objects belong to the cluster. `verify` reads every
+byte of them past all caches; it exits 7 when it finds something wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import click
+
+from runtime.errors import CorruptData, NotFound, Unavailable
+from tidelog import output
+from tidelog.client import Cluster
+from tidelog.options import bootstrap_option, format_option, watch_option
+
+T = TypeVar("T")
+
+PAGE = 1_000
+_BLOCK_KEYS = (
+    "stream_id",
+    "topic",
+    "partition",
+    "part",
+    "start_offset",
+    "end_offset",
+    "records",
+    "position",
+    "length_bytes",
+    "crc32c",
+)
+
+
+@click.group("object")
+def object_() -> None:
+    """List, inspect and verify the objects in the bucket."""
+
+
+# --- list and inspect --------------------------------------------------------------------------------------------
+
+
+@object_.command("list")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many; else all.")
+@click.option("--after", type=click.IntRange(min=0), metavar="ID", help="Only objects with a greater id.")
+@format_option
+@watch_option
+@bootstrap_option
+def list_(limit: int | None, after: int | None, style: str, watch_s: float | None, bootstrap: str) -> None:
+    """List the objects that the cluster's metadata knows."""
+    cluster = Cluster(bootstrap)
+    output.show(style, lambda: list(_pages(cluster, limit, after)), _render_list, watch_s=watch_s)
+
+
+def _pages(cluster: Cluster, limit: int | None, after: int | None) -> Iterator[dict[str, Any]]:
+    left = limit
+    while left is None or left > 0:
+        size = PAGE if left is None else min(PAGE, left)
+        query = {"limit": size} if after is None else {"limit": size, "after": after}
+        page = cluster.get(f"/objects?{urlencode(query)}")
+        yield from page["objects"]
+        after = page["next_after"]
+        if after is None:
+            return
+        left = left - size if left is not None else None
+
+
+def _render_list(document: list[dict[str, Any]]) -> str:
+    headers = ["ID", "KIND", "STATE", "SIZE", "STREAMS", "SINCE", "KEY"]
+    rows = [
+        [
+            one["id"],
+            one["kind"],
+            one["state"],
+            output.size(one["size_bytes"]),
+            one["streams"],
+            output.moment(one["since_ms"]),
+            one["key"],
+        ]
+        for one in document
+    ]
+    return output.table(headers, rows, right=["ID", "SIZE", "STREAMS"])
+
+
+@object_.command()
+@click.argument("object_id", type=click.IntRange(min=0), metavar="ID")
+@format_option
+@bootstrap_option
+def inspect(object_id: int, style: str, bootstrap: str) -> None:
+    """Show an object's footer and the blocks of its index."""
+    cluster = Cluster(bootstrap)
+    output.show(style, lambda: _ask(lambda: cluster.get(f"/objects/{object_id}")), _render_object)
+
+
+def _ask(request: Callable[[], T]) -> T:
+    """Do it, with a hint for this side of the wire if there is no such object."""
+    try:
+        return request()
+    except NotFound as error:
+        raise NotFound(error.message, hint="`tidelog object list` shows them") from error
+
+
+def _render_object(document: dict[str, Any]) -> str:
+    about = [
+        ("object", document["id"]),
+        ("key", document["key"]),
+        ("kind", document["kind"]),
+        ("state", document["state"]),
+        ("size", f"{output.size(document['size_bytes'])} ({document['size_bytes']} bytes)"),
+        ("created", output.moment(document["created_ms"])),
+        ("appends", document["records"]),
+    ]
+    headers = ["STREAM", "TOPIC", "PARTITION", "PART", "START", "END", "APPENDS", "POSITION", "LENGTH", "CRC32C"]
+    rows = [[block[key] for key in _BLOCK_KEYS] for block in document["blocks"]]
+    right = [name for name in headers if name not in ("TOPIC", "PART", "CRC32C")]
+    return f"{output.pairs(about)}\n\n{output.table(headers, rows, right=right)}"
+
+
+# --- verify ------------------------------------------------------------------------------------------------------
+
+
+@object_.command()
+@click.argument("object_ids", nargs=-1, type=click.IntRange(min=0), metavar="[ID]...")
+@format_option
+@bootstrap_option
+def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
+    """Read every byte of all objects, or of those named, and check it. Exits 7 if something is wrong."""
+    cluster = Cluster(bootstrap)
+    findings: list[dict[str, Any]] = []
+    last = _ask(lambda: _follow(cluster, object_ids, findings))
+    document = {"objects": last["objects"], "bytes": last["bytes"], "findings": findings}
+
+    def render(document: dict[str, Any]) -> str:
+        checked = f"{document['objects']} objects, {output.size(document['bytes'])} checked"
+        if not findings:
+            return f"sound: {checked}"
+        rows = [[one["object"], one["problem"]] for one in findings]
+        return f"{output.table(['OBJECT', 'PROBLEM'], rows, right=['OBJECT'])}\n\nDAMAGED: {checked}"
+
+    output.show(style, lambda: document, render)
+    if findings:
+        raise CorruptData(
+            f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found in the bucket",
+            hint="`tidelog object inspect ID` shows whose data it is; see docs/operations.md",
+        )
+
+
+def _follow(cluster: Cluster, object_ids: tuple[int, ...], findings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collect the findings as the broker checks; returns its last line. Raises `Unavailable` if it gives up."""
+    query = urlencode([("id", object_id) for object_id in object_ids])
+    with output.Progress("verifying", 0) as progress:
+        total = 0
+        for line in cluster.post_lines(f"/objects/verify?{query}"):
+            event = line["event"]
+            if event == "start":
+                total = line["bytes"]
+                progress.update(0, total)
+            elif event == "progress":
+                progress.update(line["bytes"], total)
+            elif event == "finding":
+                findings.append({"object": line["object"], "problem": line["problem"]})
+            elif event == "error":
+                raise Unavailable(f"object {line['object']}: {line['error']}", hint=line["hint"])
+            elif event == "done":
+                return line
+    raise Unavailable("the verification was cut short", hint="try again; see `tidelog status`")
