@@ -322,8 +322,8 @@ class World:
 
     async def loaded(self) -> None:
         async with asyncio.timeout(60):
-            while self.coordinator.stats()["loading"]:
-                await asyncio.sleep(0.01)
+            for index in range(self.settings.offsets_topic_partitions):
+                await self.coordinator._shards.wait_until_loaded(index)
 
     async def restart(self, *, confirmed_only: bool = True) -> None:
         """kill -9: nothing is closed; a new process reads what is durable."""
