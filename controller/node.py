@@ -32,7 +32,7 @@ from controller.rpc import CommandParams, HeartbeatParams, PollParams, PollReply
 from controller.sessions import BrokerSessions
 from controller.settings import ControllerSettings
 from runtime.clock import Clock
-from runtime.errors import Fenced, InvalidInput, TidelogError
+from runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from runtime.network import Listener, Network
 from runtime.tasks import Backoff, TaskSet
 
@@ -46,7 +46,11 @@ ADDRESS_FILE = "address"
 
 
 class ControllerNode:
-    """See the module. `directory` holds journal, snapshot and the address file; only one process may use it."""
+    """See the module. `directory` holds journal, snapshot and the address file; only one process may use it.
+
+    `delete_objects` deletes destroyed objects from the bucket (without it they stay, and stay known). `on_failed` is
+    called when this controller cannot go on (its disk failed, or a defect ended a background task).
+    """
 
     def __init__(
         self,
@@ -73,9 +77,10 @@ class ControllerNode:
             RaftSettings(directory=directory, snapshot_entries=settings.snapshot_entries), clock
         )
         self._consensus.set_on_role(self._role_changed)
-        self._consensus.set_on_failed(on_failed or (lambda error: None))
+        self._consensus.set_on_failed(self._consensus_failed)
         self._feed = DeltaFeed()
-        self._tasks = TaskSet("controller")
+        self._on_failed = on_failed or (lambda error: None)
+        self._tasks = TaskSet("controller", self._task_failed)
         self._closing = False
         self._sessions = BrokerSessions(settings.session_timeout_ms / 1000)
         self._lifecycle = Lifecycle(
@@ -118,6 +123,7 @@ class ControllerNode:
             self._write_address()
         except (TidelogError, OSError):
             await self._listener.close()
+            await self._consensus.close()
             raise
         self._tasks.spawn(self._lifecycle.run(), "lifecycle")
         log.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
@@ -157,6 +163,14 @@ class ControllerNode:
             "connections": len(self._connections),
             **self._consensus.status(),
         }
+
+    def _consensus_failed(self, error: Exception) -> None:
+        self._deactivate()
+        self._on_failed(error)
+
+    def _task_failed(self, error: BaseException) -> None:
+        """A defect ended a background task: this controller must not linger half alive."""
+        self._on_failed(error if isinstance(error, Exception) else StorageFailed(f"a task ended: {error!r}"))
 
     # Role
 

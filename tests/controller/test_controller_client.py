@@ -13,6 +13,7 @@ from controller_helpers import make_client, make_node, until
 
 from controller import commands as c
 from controller import feed as feed_module
+from controller import journal as journal_module
 from controller.client import ControllerClient
 from controller.errors import (
     BrokerIdInUse,
@@ -337,6 +338,28 @@ def test_many_calls_at_once_all_take_effect(tmp_path: Path) -> None:
         assert len(client.image.kv) == 300
         firsts = await asyncio.gather(*(client.prepare_objects(3, 60_000) for _ in range(100)))
         assert sorted(firsts) == list(range(1, 301, 3))
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_controller_whose_disk_fails_says_so_and_stops_acting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        failures: list[Exception] = []
+        node, client = await world(tmp_path, on_failed=failures.append)
+        client._budget_s = 0.3
+
+        def fail(fd: int) -> None:
+            raise OSError(5, "I/O error")
+
+        monkeypatch.setattr(journal_module.os, "fdatasync", fail)
+        with pytest.raises(OutcomeUnknown):
+            await client.put_kv("k", b"v")
+        monkeypatch.undo()
+        assert len(failures) == 1 and not node.is_active and not client.image.kv
         await client.close()
         await node.close()
 
