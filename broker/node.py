@@ -81,6 +81,7 @@ class BrokerNode:
         identity: BrokerIdentity,
         settings: BrokerSettings,
         controllers: list[tuple[str, int]],
+        heartbeat_interval_s: float,
         wal: Wal,
         store: WatchedObjectStore,
         network: Network,
@@ -100,7 +101,7 @@ class BrokerNode:
         self._ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ended this broker for good."""
-        self.controller = ControllerClient(controllers, network, clock, rng)
+        self.controller = ControllerClient(controllers, network, clock, rng, heartbeat_interval_s=heartbeat_interval_s)
         self.metrics = Metrics()
         self._storage: Storage | None = None
         self._partitions: PartitionManager | None = None

@@ -9,14 +9,13 @@ The controller owns the lists; this is the part that knows keys and the bucket. 
 An upload that was given up may still be putting its object while it is deleted; what that leaves behind is found by
 the orphan scan (its id is below the next id, and no metadata names it).
 
-Entry: `plan_cleaning`, `ObjectCleaner`.
+Entry: `ObjectCleaner`. What is due is decided by `controller.lifecycle`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from storage.object_key import object_key
 from storage.object_store import ObjectStore
@@ -25,26 +24,6 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 1000
 """Objects in one step: what S3 deletes by one request."""
-
-Expiring = tuple[int, int]
-"""An object id and the wall-clock time (ms since 1970) at which it expires."""
-
-
-@dataclass(frozen=True, slots=True)
-class CleaningPlan:
-    """What is due, oldest ids first, at most `MAX_BATCH` of each."""
-
-    give_up: list[int]
-    """Prepared ids to expire in the metadata."""
-    delete: list[int]
-    """Destroyed objects to delete from the bucket, then to forget."""
-
-
-def plan_cleaning(prepared: Iterable[Expiring], destroyed: Iterable[Expiring], now_ms: int) -> CleaningPlan:
-    """What of the controller's lists is due at `now_ms`. Pure; call it again while it returns full batches."""
-    give_up = sorted(object_id for object_id, expires_ms in prepared if expires_ms <= now_ms)
-    delete = sorted(object_id for object_id, expires_ms in destroyed if expires_ms <= now_ms)
-    return CleaningPlan(give_up[:MAX_BATCH], delete[:MAX_BATCH])
 
 
 class ObjectCleaner:

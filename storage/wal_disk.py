@@ -20,6 +20,7 @@ Entry: `DiskWal`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
@@ -36,6 +37,8 @@ from storage.wal_format import HEADER_BYTES, MAX_PAYLOAD_BYTES, WalHeader, encod
 from storage.wal_recovery import recover
 from storage.wal_scan import ScanState, scan
 from storage.wal_segments import Segment, SegmentPool, is_passing, segment_name
+
+log = logging.getLogger(__name__)
 
 _MAX_WAITING_BYTES = 128 << 20
 """Bound on what waits for the disk (rule 12): more only makes everybody's acknowledgement later."""
@@ -511,7 +514,10 @@ class DiskWal:
                 if self._segments:
                     await self._store_epochs(self._history, self._synced)
         except OSError as error:
-            raise self._fail(error) from error
+            if not is_passing(error):
+                raise self._fail(error) from error
+            # Only the note of a clean end is missing; every record is durable.
+            log.warning("the WAL's epoch file could not be written at the end", extra={"error": str(error)})
         finally:
             if self._sync_timer is not None:
                 self._sync_timer.cancel()

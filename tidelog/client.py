@@ -103,6 +103,7 @@ class Cluster:
         try:
             return admin.list_topics(timeout=ANSWER_TIMEOUT_S)
         except KafkaException as error:
+            self._reach()  # raises what is wrong, if nothing listens any more
             raise Unavailable(
                 f"{self.bootstrap} accepts connections and does not answer as a broker", hint=_START_HINT
             ) from error
@@ -174,7 +175,14 @@ class Cluster:
 
     def get(self, path: str) -> Any:
         """GET of the admin HTTP of the broker that was asked, as parsed JSON. See `http_json`."""
-        return http_json(self.admin_url, path)
+        known = "admin_url" in self.__dict__
+        try:
+            return http_json(self.admin_url, path)
+        except Unavailable:
+            if not known:
+                raise
+            del self.admin_url  # a broker that was started anew may have another one
+            return http_json(self.admin_url, path)
 
     def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
         """POST that answers with JSON lines, each as it comes. Raises as `http_json` does."""
@@ -277,7 +285,7 @@ def _kinds() -> dict[int, tuple[type[TidelogError], str | None]]:
         (AlreadyExists, "`tidelog topic describe` shows it; --if-not-exists accepts it", (K.TOPIC_ALREADY_EXISTS,)),
         (InvalidInput, None, (K.TOPIC_EXCEPTION, K.INVALID_PARTITIONS, K.INVALID_REPLICATION_FACTOR, K._INVALID_ARG)),
         (InvalidInput, None, (K.INVALID_REPLICA_ASSIGNMENT, K.INVALID_REQUEST, K.POLICY_VIOLATION, K.INVALID_GROUP_ID)),
-        (InvalidInput, "docs/configuration.md lists the topic configs", (K.INVALID_CONFIG,)),
+        (InvalidInput, "`tidelog topic describe NAME --configs` shows what a topic has", (K.INVALID_CONFIG,)),
         (InvalidInput, "see max.message.bytes in `tidelog topic describe`", (K.MSG_SIZE_TOO_LARGE,)),
         (InvalidInput, "see message.timestamp.*.max.ms in `tidelog topic describe`", (K.INVALID_TIMESTAMP,)),
         (Unavailable, "its members must stop first; `tidelog group describe` shows them", (K.NON_EMPTY_GROUP,)),

@@ -27,27 +27,34 @@ from runtime.errors import InvalidInput, TidelogError, Unavailable
 T = TypeVar("T")
 
 
-def show(style: str, load: Callable[[], T], render: Callable[[T], str], *, watch_s: float | None = None) -> T:
+def show(
+    style: str, load: Callable[[], T], render: Callable[[T], str], *, watch_s: float | None = None, empty: str = ""
+) -> T:
     """Load a document and print it, `style` being `table` or `json`; every `watch_s` seconds until Ctrl-C, if given.
 
-    Returns the last document. While watching, a cluster that does not answer is shown as such and asked again; JSON
+    `empty` is what a person is told when there is nothing to show. Returns the last document. While watching, a cluster that does not answer is shown as such and asked again; JSON
     is one document a line.
     """
     if watch_s is None:
         document = load()
         emit(json.dumps(document, indent=2, ensure_ascii=False) if style == "json" else render(document))
+        if style == "table" and empty and not document:
+            warn(empty)
         return document
-    while True:
-        try:
-            text = json.dumps(document := load(), ensure_ascii=False) if style == "json" else render(document := load())
-        except Unavailable as error:
-            _emit_watched(style, f"error: {error.message}", failed=True)
-        else:
-            _emit_watched(style, text)
-        try:
+    last: list[T] = []
+    try:
+        while True:
+            try:
+                last[:] = [load()]
+            except Unavailable as error:
+                _emit_watched(style, f"error: {error.message}", failed=True)
+            else:
+                _emit_watched(style, json.dumps(last[0], ensure_ascii=False) if style == "json" else render(last[0]))
             time.sleep(watch_s)
-        except KeyboardInterrupt:
-            return document
+    except KeyboardInterrupt:  # the usual way to end watching
+        if not last:
+            raise
+        return last[0]
 
 
 def _emit_watched(style: str, text: str, *, failed: bool = False) -> None:

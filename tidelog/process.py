@@ -21,7 +21,7 @@ from runtime.clock import SystemClock
 from runtime.disk import FileDisk
 from runtime.errors import StorageFailed
 from runtime.network import AddressInUse, TcpNetwork
-from storage.object_key import object_key
+from storage.object_cleaner import ObjectCleaner
 from storage.open_store import open_store
 from storage.wal_disk import DiskWal
 from tidelog.config import Config, Loaded
@@ -42,6 +42,7 @@ class NodeProcess:
         self._store: WatchedObjectStore | None = None
         self._controller: ControllerNode | None = None
         self._broker: BrokerNode | None = None
+        self._cleaner: ObjectCleaner | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -80,6 +81,7 @@ class NodeProcess:
                     directory.broker_id, directory.check_code, not directory.cluster_id, directory.belongs_to
                 ),
                 settings=_broker_settings(config),
+                heartbeat_interval_s=config.controller.heartbeat_interval_ms / 1000,
                 controllers=endpoints,
                 wal=DiskWal(FileDisk(path / "wal"), config.wal, rng=self._rng),
                 store=store,
@@ -105,8 +107,9 @@ class NodeProcess:
 
     async def _delete_objects(self, object_ids: Sequence[int]) -> None:
         assert self._store is not None and self._controller is not None
-        cluster_id = self._controller.image.cluster_id
-        await self._store.delete([object_key(cluster_id, object_id) for object_id in object_ids])
+        if self._cleaner is None:
+            self._cleaner = ObjectCleaner(self._store, self._controller.image.cluster_id)
+        await self._cleaner.delete(object_ids)
 
     async def stop(self) -> None:
         """Stop broker, controller, store and lock, in this order; whatever was started."""

@@ -71,6 +71,7 @@ class Shard:
     store: GroupStore
     phase: Phase = Phase.LOADING
     _writer: OffsetsWriter | None = None
+    loading: asyncio.Task[None] | None = None
     deleted_topics: set[str] = field(default_factory=set)
     """Deleted while it was loading."""
 
@@ -91,7 +92,9 @@ class Shard:
         self.phase = Phase.ACTIVE
 
     def close(self) -> None:
-        """Whatever waits to be written is not."""
+        """Whatever waits to be read or written is not."""
+        if self.loading is not None:
+            self.loading.cancel()
         if self._writer is not None:
             self._writer.close()
 
@@ -154,7 +157,7 @@ class ShardTable:
             return
         shard = self._admit(partition_log)
         if shard is not None:
-            self._tasks.spawn(self._load(shard), f"load-{shard.index}")
+            shard.loading = self._tasks.spawn(self._load(shard), f"load-{shard.index}")
 
     def partition_closed(self, partition_log: PartitionLog) -> None:
         """A log stops serving on this broker."""

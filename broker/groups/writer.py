@@ -219,7 +219,7 @@ class OffsetsWriter:
         deadline = self._clock.monotonic() + WRITABLE_BUDGET_S
         while True:
             try:
-                return self._log.append_internal(memoryview(bytearray(batch)))
+                return self._log.append_internal(batch)
             except Overloaded:
                 remaining_s = deadline - self._clock.monotonic()
                 if remaining_s <= 0:

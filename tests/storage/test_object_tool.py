@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from storage.managers import ObjectKind
-from storage.object_cleaner import MAX_BATCH, ObjectCleaner, plan_cleaning
+from storage.object_cleaner import ObjectCleaner
 from storage.object_key import object_key
 from storage.object_store_memory import MemoryObjectStore
 from storage.object_tool import inspect_object, list_objects, verify_object
@@ -76,22 +73,8 @@ def test_verify_names_every_bad_block_and_an_object_under_a_wrong_key() -> None:
     asyncio.run(run())
 
 
-expiring = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 100)), unique_by=lambda one: one[0])
-
-
-@given(expiring, expiring, st.integers(0, 100))
-def test_only_what_is_due_is_cleaned(
-    prepared: list[tuple[int, int]], destroyed: list[tuple[int, int]], now_ms: int
-) -> None:
-    plan = plan_cleaning(prepared, destroyed, now_ms)
-    assert plan.give_up == sorted(one for one, expires in prepared if expires <= now_ms)
-    assert plan.delete == sorted(one for one, expires in destroyed if expires <= now_ms)
-
-
-def test_cleaning_goes_in_batches_and_absent_objects_are_success() -> None:
+def test_deleting_goes_in_batches_and_absent_objects_are_success() -> None:
     async def run() -> None:
-        plan = plan_cleaning([], [(number, 0) for number in range(5000)], 1)
-        assert len(plan.delete) == MAX_BATCH
         store = MemoryObjectStore()
         kept = await put_one(store, 5)
         gone = await put_one(store, 6)

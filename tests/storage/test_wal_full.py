@@ -152,3 +152,20 @@ async def fill_on(wal, base):
             continue
         count += 1
         await durable(wal)
+
+
+def test_a_disk_that_is_full_at_the_end_does_not_fail_the_shutdown():
+    async def main():
+        disk = FaultyDisk()
+        wal = make_wal(disk)
+        await recovered(wal)
+        await wal.begin_epoch(1)
+        end = await append(wal, 0, b"x")
+        disk.fail_at["replace"] = (1, errno.ENOSPC)
+        await wal.close()
+        again = make_wal(FaultyDisk(disk.files))
+        await recovered(again)
+        assert again.end_offset == end
+        await again.close()
+
+    asyncio.run(main())

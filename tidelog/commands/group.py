@@ -52,7 +52,7 @@ def list_(states: tuple[str, ...], style: str, watch_s: float | None, bootstrap:
     def render(document: list[dict[str, Any]]) -> str:
         return output.table(["GROUP", "STATE"], [[one["group"], one["state"]] for one in document])
 
-    output.show(style, load, render, watch_s=watch_s)
+    output.show(style, load, render, watch_s=watch_s, empty="no groups")
 
 
 def _listed(cluster: Cluster) -> list[dict[str, Any]]:
@@ -146,10 +146,12 @@ def _committed(
 def _lags(
     cluster: Cluster, committed: dict[TopicPartitionKey, int], owners: dict[TopicPartitionKey, str]
 ) -> list[dict[str, Any]]:
+    """Every partition of the topics that the group has something in; what it has no offset in has no lag either."""
     topics = cluster.metadata().topics
-    keys = sorted({*committed, *owners})
-    there = [key for key in keys if key[0] in topics and key[1] in topics[key[0]].partitions]
-    offsets = cluster.offsets(there)
+    touched = {topic for topic, _ in (*committed, *owners)}
+    there = {(topic, partition) for topic in touched & topics.keys() for partition in topics[topic].partitions}
+    keys = sorted({*committed, *owners, *there})
+    offsets = cluster.offsets(sorted(there))
     rows = []
     for key in keys:
         offset, found = committed.get(key), offsets.get(key)

@@ -51,7 +51,8 @@ def object_() -> None:
 def list_(limit: int | None, after: int | None, style: str, watch_s: float | None, bootstrap: str) -> None:
     """List the objects that the cluster's metadata knows."""
     cluster = Cluster(bootstrap)
-    output.show(style, lambda: list(_pages(cluster, limit, after)), _render_list, watch_s=watch_s)
+    empty = "no objects: what is written goes to the bucket after a while (section [upload] of the configuration)"
+    output.show(style, lambda: list(_pages(cluster, limit, after)), _render_list, watch_s=watch_s, empty=empty)
 
 
 def _pages(cluster: Cluster, limit: int | None, after: int | None) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,9 @@ from tidelog import output
 from tidelog.client import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, Cluster, kafka_admin, unknown
 from tidelog.options import bootstrap_option, format_option, parse_pairs, watch_option
 
+OWN_CONFIG = "dynamic-topic-config"
+"""The source of a config that was set for the topic itself."""
+
 
 @click.group()
 def topic() -> None:
@@ -118,7 +121,7 @@ def list_(internal: bool, style: str, watch_s: float | None, bootstrap: str) -> 
         rows = [[one["name"], one["partitions"], one["internal"]][: len(headers)] for one in document]
         return output.table(headers, rows, right=["PARTITIONS"])
 
-    output.show(style, load, render, watch_s=watch_s)
+    output.show(style, load, render, watch_s=watch_s, empty="no topics; `tidelog topic create NAME` makes one")
 
 
 def _descriptions(cluster: Cluster, names: list[str]) -> list[Any]:
@@ -141,21 +144,22 @@ def _descriptions(cluster: Cluster, names: list[str]) -> list[Any]:
 
 @topic.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--configs", "all_configs", is_flag=True, help="Every config and where its value comes from.")
 @format_option
 @watch_option
 @bootstrap_option
-def describe(names: tuple[str, ...], style: str, watch_s: float | None, bootstrap: str) -> None:
+def describe(names: tuple[str, ...], all_configs: bool, style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show topics' partitions, offsets, and the configs that are not defaults."""
     cluster = Cluster(bootstrap)
 
     def load() -> list[dict[str, Any]]:
         cluster.topics(names)
-        return [_describe(cluster, one) for one in _descriptions(cluster, list(dict.fromkeys(names)))]
+        return [_describe(cluster, one, all_configs) for one in _descriptions(cluster, list(dict.fromkeys(names)))]
 
     output.show(style, load, lambda document: "\n\n".join(map(_render_topic, document)), watch_s=watch_s)
 
 
-def _describe(cluster: Cluster, described: Any) -> dict[str, Any]:
+def _describe(cluster: Cluster, described: Any, all_configs: bool) -> dict[str, Any]:
     name = described.name
     led = [(name, one.id) for one in described.partitions if one.leader is not None]
     offsets = cluster.offsets(led)
@@ -172,32 +176,40 @@ def _describe(cluster: Cluster, described: Any) -> dict[str, Any]:
                 "replicas": [node.id for node in one.replicas],
             }
         )
-    return {
+    configs = _configs(cluster, name)
+    document = {
         "name": name,
         "id": str(described.topic_id),
         "internal": described.is_internal,
-        "configs": _overrides(cluster, name),
+        "configs": {one["name"]: one["value"] for one in configs if one["source"] == OWN_CONFIG},
         "partitions": partitions,
     }
+    return {**document, "all_configs": configs} if all_configs else document
 
 
-def _overrides(cluster: Cluster, name: str) -> dict[str, str]:
-    """The configs that were set for this topic."""
+def _configs(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    """Every config of a topic: `name`, `value`, and `source` in Kafka's words."""
     api = kafka_admin()
     resource = api.ConfigResource(api.ConfigResource.Type.TOPIC, name)
     futures = cluster.admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
     configs = cluster.wait(futures[resource], f"configs of topic {name!r}")
-    own = api.ConfigSource.DYNAMIC_TOPIC_CONFIG
-    return {key: entry.value for key, entry in sorted(configs.items()) if entry.source in (own, own.value)}
+    return [
+        {"name": key, "value": entry.value, "source": api.ConfigSource(entry.source).name.lower().replace("_", "-")}
+        for key, entry in sorted(configs.items())
+    ]
 
 
 def _render_topic(document: dict[str, Any]) -> str:
-    configs = ", ".join(f"{key}={value}" for key, value in document["configs"].items())
-    about = output.pairs([("topic", document["name"]), ("id", document["id"]), ("configs", configs or "defaults")])
+    own = ", ".join(f"{key}={value}" for key, value in document["configs"].items())
+    about = output.pairs([("topic", document["name"]), ("id", document["id"]), ("configs", own or "defaults")])
     headers = ["PARTITION", "LEADER", "EPOCH", "LOG-START", "HIGH-WATERMARK"]
     keys = ["partition", "leader", "leader_epoch", "log_start_offset", "high_watermark"]
     rows = [[one[key] for key in keys] for one in document["partitions"]]
-    return f"{about}\n\n{output.table(headers, rows, right=headers)}"
+    text = f"{about}\n\n{output.table(headers, rows, right=headers)}"
+    if "all_configs" in document:
+        configs = [[one["name"], one["value"], one["source"]] for one in document["all_configs"]]
+        text += f"\n\n{output.table(['CONFIG', 'VALUE', 'SOURCE'], configs)}"
+    return text
 
 
 # --- alter and delete --------------------------------------------------------------------------------------------
@@ -225,7 +237,8 @@ def alter(
         new = kafka_admin().NewPartitions(name, partitions)
         futures = cluster.admin.create_partitions([new], request_timeout=REQUEST_TIMEOUT_S)
         cluster.wait(futures[name], f"cannot add partitions to topic {name!r}")
-    document = {"name": name, "partitions": len(cluster.topics([name])[name]), "configs": _overrides(cluster, name)}
+    own = {one["name"]: one["value"] for one in _configs(cluster, name) if one["source"] == OWN_CONFIG}
+    document = {"name": name, "partitions": len(cluster.topics([name])[name]), "configs": own}
 
     def render(document: dict[str, Any]) -> str:
         shown = ", ".join(f"{key}={value}" for key, value in document["configs"].items()) or "default configs"
