@@ -42,6 +42,7 @@ class NodeProcess:
         self._store: WatchedObjectStore | None = None
         self._controller: ControllerNode | None = None
         self._broker: BrokerNode | None = None
+        self._disk: FileDisk | None = None
         self._cleaner: ObjectCleaner | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -76,6 +77,7 @@ class NodeProcess:
             await self._controller.start()
             endpoints = endpoints or [self._controller.address]
         if "broker" in config.node.roles:
+            disk = self._disk = FileDisk(path / "wal")
             broker = self._broker = BrokerNode(
                 identity=BrokerIdentity(
                     directory.broker_id, directory.check_code, not directory.cluster_id, directory.belongs_to
@@ -83,7 +85,7 @@ class NodeProcess:
                 settings=_broker_settings(config),
                 heartbeat_interval_s=config.controller.heartbeat_interval_ms / 1000,
                 controllers=endpoints,
-                wal=DiskWal(FileDisk(path / "wal"), config.wal, rng=self._rng),
+                wal=DiskWal(disk, config.wal, rng=self._rng),
                 store=store,
                 network=self._network,
                 clock=self._clock,
@@ -115,6 +117,8 @@ class NodeProcess:
         """Stop broker, controller, store and lock, in this order; whatever was started."""
         if self._broker is not None:
             await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000)
+        if self._disk is not None:
+            await self._disk.close()
         if self._controller is not None:
             await self._controller.close()
         if self._store is not None:
