@@ -236,7 +236,8 @@ class ShardTable:
         for group in list(shard.store.groups.values()):
             self.settle(shard, group)
         self._forget_topics(shard, shard.deleted_topics)
-        log.info(
+        log.log(
+            logging.INFO if size_bytes else logging.DEBUG,
             "offsets partition loaded",
             extra={
                 "partition": shard.index,

@@ -262,7 +262,7 @@ class OffsetsWriter:
             return False
         self._trim_to = appended.first_offset if appended.size_bytes else end_offset
         self._log_bytes = self._live_bytes = appended.size_bytes
-        log.info(
+        log.debug(
             "offsets partition rewritten",
             extra={"partition": self._log.partition, "bytes": appended.size_bytes, "start_offset": self._trim_to},
         )
