@@ -10,6 +10,7 @@ Entry: `APIS`.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from broker.groups.errors import GroupError
@@ -28,9 +29,9 @@ async def find_coordinator(context: RequestContext, request: Any) -> Any:
     if context.api_version < 4:
         found = await _find(context, key_type, request.key)
         return s.make("FindCoordinatorResponse", throttle_time=0, **found)
-    coordinators = [
-        s.make("Coordinator", key=key, **await _find(context, key_type, key)) for key in request.coordinator_keys
-    ]
+    keys = request.coordinator_keys
+    found_all = await asyncio.gather(*(_find(context, key_type, key) for key in keys))
+    coordinators = [s.make("Coordinator", key=key, **found) for key, found in zip(keys, found_all, strict=True)]
     return s.make("FindCoordinatorResponse", throttle_time=0, coordinators=coordinators)
 
 

@@ -96,7 +96,10 @@ _Offsets = dict[str, dict[int, OffsetValue | None]]
 
 
 def _fetch(context: RequestContext, group_id: str, topics: Any) -> tuple[int, _Offsets]:
-    wanted = None if topics is None else {topic.name: topic.partition_indexes for topic in topics}
+    wanted: dict[str, list[int]] | None = None if topics is None else {}
+    for topic in topics or ():
+        assert wanted is not None
+        wanted.setdefault(topic.name, []).extend(topic.partition_indexes)  # a topic may be named twice
     try:
         return 0, context.services.groups.committed(group_id, wanted)
     except TidelogError as error:

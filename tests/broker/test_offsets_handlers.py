@@ -171,6 +171,16 @@ def test_fetching(version: int) -> None:
     run(scenario())
 
 
+def test_a_topic_that_is_named_twice_is_answered_whole() -> None:
+    async def scenario() -> None:
+        async with World() as world:
+            topics = [part(FETCH, 7, "OffsetFetchRequestTopic", name="orders", partition_indexes=[at]) for at in (1, 2)]
+            answer = await call(world, FETCH, 7, group_id="g", topics=topics, require_stable=True)
+            assert [one.partition_index for topic in answer.topics for one in topic.partitions] == [1, 2]
+
+    run(scenario())
+
+
 def test_the_empty_group_id_may_keep_offsets_as_in_kafka() -> None:
     async def scenario() -> None:
         async with World() as world:
