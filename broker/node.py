@@ -4,7 +4,7 @@ Start: controller session and identity → election (a new master epoch) → WAL
 listeners. Until its listener is open the broker serves nothing (hot-tier.md C8). The bucket is not needed to start over
 an existing data directory: what cannot be read from it yet is retried and shown (rule 11).
 
-Stop: listener closed and requests in flight finished → groups → partitions closed cleanly → everything uploaded → WAL
+Stop: groups → listener closed and requests in flight finished → partitions closed cleanly → everything uploaded → WAL
 closed. A failed WAL or a deposed master ends the process: `failed` is set, and whoever runs the node starts it anew.
 
 Entry: `BrokerNode.start`.
@@ -316,10 +316,10 @@ class BrokerNode:
         self._ready = False
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
+        if self._groups is not None:
+            await self._groups.close()  # first: who waits in a JoinGroup would hold up the listener's end
         if self._server is not None:
             await self._server.close(grace_s / 4)
-        if self._groups is not None:
-            await self._groups.close()
         if self._partitions is not None:
             await self._partitions.close()
         if self._storage is not None:
