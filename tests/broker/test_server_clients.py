@@ -1,0 +1,119 @@
+"""The three Python clients against the data path, without groups: they negotiate, produce and consume everything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import kafka
+import msgspec
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as AioTopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tests.support.kafka_world import KafkaWorld
+
+COUNT = 300
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+def expected() -> list[tuple[int, bytes]]:
+    return sorted((n % 2, b"value-%d" % n * 5) for n in range(COUNT))
+
+
+def run(work: Callable[[str], Any]) -> None:
+    """Run a blocking client's work in a thread, or an asyncio client's on the loop."""
+
+    async def main() -> None:
+        async with KafkaWorld() as world:
+            host, port = world.server.address
+            brokers = world.controller.image.brokers
+            brokers[1] = msgspec.structs.replace(brokers[1], host=host, port=port)  # the port that the system chose
+            await world.topic("t", 2)
+            result = (
+                work(f"{host}:{port}")
+                if asyncio.iscoroutinefunction(work)
+                else asyncio.to_thread(work, f"{host}:{port}")
+            )
+            await result
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_confluent_kafka(codec: str, idempotent: bool) -> None:
+    def work(bootstrap: str) -> None:
+        failures: list[Any] = []
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "compression.type": codec,
+                "enable.idempotence": idempotent,
+                "linger.ms": 5,
+            }
+        )
+        for partition, value in expected():
+            producer.produce("t", value=value, partition=partition, on_delivery=lambda e, _: failures.append(e))
+        assert producer.flush(20) == 0 and not any(failures)
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False})
+        consumer.assign([TopicPartition("t", index, 0) for index in range(2)])
+        got: list[tuple[int, bytes]] = []
+        deadline = time.monotonic() + 20
+        while len(got) < COUNT and time.monotonic() < deadline:
+            for message in consumer.consume(COUNT, 0.5):
+                assert message.error() is None
+                got.append((message.partition(), message.value()))
+        assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, COUNT // 2)
+        consumer.close()
+        assert sorted(got) == expected()
+
+    run(work)
+
+
+@pytest.mark.parametrize("codec", [None, *CODECS[1:]])
+def test_kafka_python(codec: str | None) -> None:
+    def work(bootstrap: str) -> None:
+        producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, compression_type=codec)
+        for partition, value in expected():
+            producer.send("t", value, partition=partition)
+        producer.flush(20)
+        producer.close()
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=bootstrap,
+            auto_offset_reset="earliest",
+            consumer_timeout_ms=20_000,
+            enable_auto_commit=False,
+        )
+        consumer.assign([kafka.TopicPartition("t", index) for index in range(2)])
+        got = [(record.partition, record.value) for _, record in zip(range(COUNT), consumer, strict=False)]
+        assert consumer.end_offsets([kafka.TopicPartition("t", 1)]) == {kafka.TopicPartition("t", 1): COUNT // 2}
+        consumer.close()
+        assert sorted(got) == expected()
+
+    run(work)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("codec", [None, *CODECS[1:]])
+def test_aiokafka(codec: str | None, idempotent: bool) -> None:
+    async def work(bootstrap: str) -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap, compression_type=codec, enable_idempotence=idempotent, linger_ms=5
+        )
+        async with producer:
+            sent = [await producer.send("t", value, partition=partition) for partition, value in expected()]
+            await asyncio.gather(*sent)
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+        consumer.assign([AioTopicPartition("t", index) for index in range(2)])
+        got: list[tuple[int, bytes]] = []
+        async with consumer, asyncio.timeout(20):
+            while len(got) < COUNT:
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    got += [(record.partition, record.value) for record in records]
+        assert sorted(got) == expected()
+
+    run(work)
