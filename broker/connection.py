@@ -234,13 +234,23 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._pumping = True
         try:
-            while self._pending and self._may_start() and self._start(self._pending[0]):
-                self._pending.popleft()
-        except MalformedRequest as error:
-            self._abort("connection closed: request does not decode", error=str(error))
+            while self._pending and self._may_start() and self._start_next():
+                pass
         finally:
             self._pumping = False
         self._choose_reading()
+
+    def _start_next(self) -> bool:
+        frame = self._pending.popleft()
+        try:
+            if self._start(frame):
+                return True
+        except MalformedRequest as error:
+            self._shared.budget.release(len(frame))
+            self._abort("connection closed: request does not decode", error=str(error))
+            return False
+        self._pending.appendleft(frame)
+        return False
 
     def _may_start(self) -> bool:
         return (
