@@ -32,8 +32,8 @@ def show(
 ) -> T:
     """Load a document and print it, `style` being `table` or `json`; every `watch_s` seconds until Ctrl-C, if given.
 
-    `empty` is what a person is told when there is nothing to show. Returns the last document. While watching, a cluster that does not answer is shown as such and asked again; JSON
-    is one document a line.
+    `empty` is what a person is told when there is nothing to show. Returns the last document. While watching, a cluster
+    that does not answer is shown as such and asked again; JSON is one document a line.
     """
     if watch_s is None:
         document = load()

@@ -152,7 +152,7 @@ class _Reader:
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest" if earliest else "latest",
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 500,
+                "fetch.wait.max.ms": 50 if self._end.at_end else 500,  # the end is known when a fetch comes back empty
                 "error_cb": self._on_client_error,
             }
         )

@@ -1,0 +1,218 @@
+"""The command line without a cluster: start-up time, help, wrong usage, and a cluster that is not there."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime.errors import InvalidInput, NotFound, Unavailable
+from tests.support.cli import Cli
+from tidelog import output
+from tidelog.cli import COMMANDS
+from tidelog.client import Cluster, unknown
+from tidelog.commands.status import gather
+
+SERVER_PARTS = ("confluent_kafka", "rich", "aiohttp", "aiobotocore", "uvloop", "kio", "pysyncobj")
+
+
+def test_help_imports_no_client_and_no_server() -> None:
+    code = f"import sys, tidelog.cli; print([name for name in {SERVER_PARTS!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_is_quick() -> None:
+    def seconds() -> float:
+        started = time.monotonic()
+        Cli()("--help")
+        return time.monotonic() - started
+
+    assert min(seconds() for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name: str) -> None:
+    assert "Usage: tidelog " + name in Cli()(name, "--help").text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["topic", "create", "t"],
+        ["topic", "list"],
+        ["topic", "describe", "t"],
+        ["topic", "alter", "t", "-p", "2"],
+        ["topic", "delete", "t", "--yes"],
+        ["produce", "t"],
+        ["consume", "t"],
+        ["group", "list"],
+        ["group", "describe", "g"],
+        ["group", "delete", "g"],
+        ["group", "reset-offsets", "g", "--topic", "t", "--to-latest"],
+        ["object", "list"],
+        ["object", "inspect", "1"],
+        ["object", "verify"],
+        ["status"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_cluster_that_is_not_there_is_said_at_once(command: list[str]) -> None:
+    started = time.monotonic()
+    result = Cli("127.0.0.1:1")(*command, code=5)
+    assert time.monotonic() - started < 5
+    assert result.err.splitlines() == [
+        "error: no broker can be reached at 127.0.0.1:1: Connection refused",
+        "hint: start one with `tidelog up`, or name a broker with --bootstrap HOST:PORT",
+    ]
+    assert result.out == b""
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        stop = threading.Event()
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            while not stop.is_set():
+                try:
+                    held.append(server.accept()[0])
+                except TimeoutError:
+                    continue
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        stop.set()
+        thread.join()
+        for one in held:
+            one.close()
+
+
+def test_a_server_that_is_no_broker_is_told_from_one_that_is_not_there(silent_server: str) -> None:
+    started = time.monotonic()
+    result = Cli(silent_server)("topic", "list", code=5)
+    assert "does not answer as a broker" in result.err
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("text", ["", "localhost", "localhost:", ":9092", "localhost:x", "localhost:70000", "a:1,b"])
+def test_a_bootstrap_that_is_no_address_is_wrong_usage(text: str) -> None:
+    with pytest.raises(InvalidInput, match="HOST:PORT"):
+        Cluster(text)
+
+
+def test_several_bootstrap_addresses_fail_together() -> None:
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: .*; 127\.0\.0\.1:2: "):
+        Cluster("127.0.0.1:1,127.0.0.1:2").client_config()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["consume", "t", "--offset", "1", "--from-beginning"],
+        ["consume", "t", "--group", "g", "--partition", "0"],
+        ["consume", "t", "--at", "yesterday"],
+        ["produce", "t", "--acks", "1", "--idempotent"],
+        ["produce", "t", "--header", "x"],
+        ["produce", "t", "--key-separator", ":", "--format", "json"],
+        ["topic", "alter", "t"],
+        ["topic", "create", "t", "--config", "retention.ms"],
+        ["group", "reset-offsets", "g", "--topic", "t"],
+        ["group", "reset-offsets", "g", "--topic", "t", "--to-latest", "--to-offset", "1"],
+        ["group", "reset-offsets", "g", "--to-latest"],
+        ["status", "--watch", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_said_before_anything_is_connected(command: list[str]) -> None:
+    assert "rror" in Cli()(*command, code=2).err
+
+
+# --- output ------------------------------------------------------------------------------------------------------
+
+
+def test_tables_line_up_and_are_never_cut() -> None:
+    text = output.table(["NAME", "SIZE"], [["a" * 100, 1], ["b", None], ["c", ""]], right=["SIZE"])
+    lines = text.splitlines()
+    assert lines[0] == "NAME" + " " * 98 + "SIZE"
+    assert lines[1] == "a" * 100 + "     1"
+    assert lines[2].split() == ["b", "-"]
+    assert {len(line) for line in lines} == {106}
+
+
+def test_sizes_and_times_for_people() -> None:
+    assert [output.size(count) for count in (None, 0, 1023, 1536, 1 << 30, 1 << 60)] == [
+        None,
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "1.0 GiB",
+        "1048576.0 TiB",
+    ]
+    assert output.moment(0) == "1970-01-01T00:00:00.000Z"
+    assert output.moment(-1) is None
+    assert output.moment((1 << 63) - 1) == str((1 << 63) - 1)
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    error = unknown("topic", "ordres", ["orders", "payments"], otherwise="create it")
+    assert isinstance(error, NotFound)
+    assert error.hint is not None and "'orders'" in error.hint
+    assert unknown("topic", "zzz", ["orders"], otherwise="create it").hint == "create it"
+
+
+# --- status of several nodes -------------------------------------------------------------------------------------
+
+
+def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[str, Any]:
+    nodes = [
+        {
+            "id": one,
+            "roles": ["broker"],
+            "pid": 1000 + one if one == node_id else None,
+            "address": f"h{one}:9092",
+            "admin_url": f"http://h{one}",
+            "state": "ready" if one == node_id else state,
+        }
+        for one, state in states.items()
+    ]
+    own = {key: {"of": node_id} for key in ("partitions", "wal", "upload", "bucket")}
+    return {
+        "cluster_id": "c",
+        "node_id": node_id,
+        "time_ms": 1,
+        "image_version": 1,
+        "topics": 0,
+        "nodes": nodes,
+        "problems": problems,
+        **own,
+    }
+
+
+def test_status_asks_every_live_node_and_collects_the_problems() -> None:
+    states = {1: "alive", 2: "alive", 3: "dead", 4: "alive"}
+
+    def ask(url: str) -> dict[str, Any]:
+        if url == "http://h4":
+            raise Unavailable("no answer")
+        return _answer(2, states, ["the disk of 2 is full"])
+
+    document = gather(_answer(1, states, ["a problem of 1"]), ask)
+    assert [node["pid"] for node in document["nodes"]] == [1001, 1002, None, None]
+    assert [node.get("wal") for node in document["nodes"]] == [{"of": 1}, {"of": 2}, None, None]
+    assert document["problems"] == [
+        "a problem of 1",
+        "the disk of 2 is full",
+        "broker 3 at h3:9092 is dead",
+        "broker 4: no answer",
+    ]
