@@ -14,12 +14,11 @@ from broker.settings import GroupSettings, KafkaSettings, LogSettings
 from runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from controller.client import ControllerClient
-
     from broker.groups.coordinator import GroupCoordinator
     from broker.metrics import Metrics
     from broker.partitions import PartitionManager
     from broker.producer_ids import ProducerIds
+    from controller.client import ControllerClient
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ from storage.wal import WalFailed, WalFull, WalRecord, WalRecordType
 from storage.wal_format import HEADER_BYTES, MAX_PAYLOAD_BYTES, WalHeader, encode_header, record_of
 from storage.wal_recovery import recover
 from storage.wal_scan import ScanState, scan
-from storage.wal_segments import Segment, SegmentPool, is_passing, segment_name
+from storage.wal_segments import AT_BOUND, Segment, SegmentPool, is_passing, segment_name
 
 log = logging.getLogger(__name__)
 
@@ -217,9 +217,12 @@ class DiskWal:
         try:
             await self._all_synced()  # the epoch's start offset proves the bytes before it durable
             while not self._has_space(HEADER_BYTES):
-                if self._pool.blocked:
+                if self._pool.blocked == AT_BOUND:
+                    await self._make_small_file()
+                elif self._pool.blocked:
                     raise self._full()
-                await self._changed()
+                else:
+                    await self._changed()
             if self._end + HEADER_BYTES > self._limit:
                 self._roll(HEADER_BYTES)
             history = self._history.copy()
@@ -238,6 +241,14 @@ class DiskWal:
             self._switching = False
             self._wake()
         await self._all_synced()
+
+    async def _make_small_file(self) -> None:
+        try:
+            await self._pool.prepare_beyond_bound(HEADER_BYTES)
+        except OSError as error:
+            if is_passing(error):
+                raise self._full() from error
+            raise self._fail(error) from error
 
     # Appending
 

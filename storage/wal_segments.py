@@ -8,7 +8,8 @@ when recycled), synced before they get that name; `*.tmp` is one that is not rea
 An append goes only into blocks that are allocated already, so it never meets a full disk. The pool meets it instead:
 it retries with back-off, and as long as it has no spare the WAL answers `WalFull` where it would need one.
 
-Invariant: live files + spares (ready and in preparation) ≤ max_bytes.
+Invariant: live files + spares (ready and in preparation) ≤ max_bytes, but for the 64 bytes of an epoch's start record
+that a log at its bound still takes.
 
 Entry: `Segment`, `SegmentPool`.
 """
@@ -34,6 +35,8 @@ TEMPORARY_SUFFIX = ".tmp"
 _DIGITS = 20
 _MAX_RECYCLED = 2
 """Files kept for reuse after a trim; more than that goes back to the file system."""
+AT_BOUND = "the WAL is at its bound (wal.max_bytes) and waits for uploads"
+"""Why there is no spare: `SegmentPool.blocked`."""
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
@@ -202,7 +205,7 @@ class SegmentPool:
         """Whether a file of the wanted size stays within the bound; spares that are too small make way for it."""
         while self.live_bytes + self.spare_bytes + self._wanted > self._max_bytes:
             if not self._spares:
-                self._note_blocked("the WAL is at its bound (wal.max_bytes) and waits for uploads")
+                self._note_blocked(AT_BOUND)
                 return False
             spare = self._spares.pop()
             await spare.close()
@@ -221,10 +224,18 @@ class SegmentPool:
             raise
         self._spares.append(file)
 
+    async def prepare_beyond_bound(self, size: int) -> None:
+        """Make a spare of `size` bytes although the bound is reached. Raises `OSError`.
+
+        For an epoch's start record: a log at its bound must start, or it could never be uploaded and trimmed.
+        """
+        await self._prepare(size)
+
     async def _pause(self, seconds: float) -> None:
         """Wait, but not past a trim, which may have made room."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
         self._wake.clear()
 
     def _note_blocked(self, reason: str) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
-from support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
+
+from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
 
 T = TypeVar("T")
 PREFIX = "missing: "

@@ -8,7 +8,6 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from support.group_world import Consumer, FakeLog, World, run
 
 from broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
 from broker.groups.members import MemberIdentity
@@ -21,6 +20,7 @@ from controller.tables import Mutation
 from runtime.errors import CorruptData, NotLeader, Overloaded, Unavailable
 from storage.record_batch import Record, build_batch
 from storage.wal import WalFailed, WalFull
+from tests.support.group_world import Consumer, FakeLog, World, run
 
 NOBODY = MemberIdentity("")
 

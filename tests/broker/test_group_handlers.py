@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.group_calls import APIS, call, part, versions
-from support.group_world import World, run
 
 from broker.groups.errors import GroupError as E
 from broker.groups.members import MemberIdentity
+from tests.support.group_calls import APIS, call, part, versions
+from tests.support.group_world import World, run
 
 JOIN, HEARTBEAT, LEAVE, SYNC, DESCRIBE, LIST, DELETE, FIND = 11, 12, 13, 14, 15, 16, 42, 10
 

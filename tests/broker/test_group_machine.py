@@ -12,13 +12,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.group_driver import Driver
 
 from broker.groups.errors import GroupError as E
 from broker.groups.messages import JoinResult
 from broker.groups.records import GroupValue, encode_group_value, parse_group_value
 from broker.groups.state import ClassicGroup
 from broker.groups.state import GroupState as S
+from tests.support.group_driver import Driver
 
 SLOTS = st.integers(0, 5)
 PROTOCOLS = st.sampled_from([("range",), ("range", "sticky"), ("sticky", "range")])

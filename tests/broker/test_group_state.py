@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 
 import pytest
-from support.group_driver import DELAY_MS, REBALANCE_MS, SESSION_MS, WALL_MS, Driver
 
 from broker.groups.errors import GroupError as E
 from broker.groups.messages import JoinedMember, JoinResult, SyncResult
 from broker.groups.state import NEW_MEMBER_JOIN_TIMEOUT_MS, ClassicGroup
 from broker.groups.state import GroupState as S
+from tests.support.group_driver import DELAY_MS, REBALANCE_MS, SESSION_MS, WALL_MS, Driver
 
 
 def subscription(*topics: str) -> bytes:

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.group_calls import call, part, versions
-from support.group_world import Consumer, World, run
 
 from broker.groups.errors import GroupError as E
+from tests.support.group_calls import call, part, versions
+from tests.support.group_world import Consumer, World, run
 
 COMMIT, FETCH, DELETE = 8, 9, 47
 

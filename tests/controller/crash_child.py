@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pysyncobj.serializer
-from controller_helpers import make_client, make_node
 
 from controller.client import ControllerClient
 from controller.settings import ControllerSettings
 from storage.managers import CommitObjects, NewObject, StreamRange
+from tests.controller.controller_helpers import make_client, make_node
 
 WRITERS = 4
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from controller_helpers import make_client, make_node, until
 
 from controller import commands as c
 from controller import feed as feed_module
@@ -32,6 +31,7 @@ from controller.rpc import CommandParams, PollParams, RpcConnection
 from controller.settings import ControllerSettings
 from runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
 from storage.managers import CommitGap, CommitObjects, NewObject, StreamRange
+from tests.controller.controller_helpers import make_client, make_node, until
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller_helpers import DELAY_MS, Driver
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -22,6 +21,7 @@ from controller.state import ControllerState
 from controller.tables import KEY_TYPES, Mutation
 from runtime.errors import TidelogError
 from storage.managers import CommitGap, CommitObjects, CommitRefused, NewObject, StreamRange
+from tests.controller.controller_helpers import DELAY_MS, Driver
 
 BROKERS = st.integers(0, 1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from controller_helpers import DELAY_MS, TOPIC, Driver, new_object
 
 from controller import commands as c
 from controller.errors import (
@@ -26,6 +25,7 @@ from controller.state import ControllerState
 from runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
 from storage.managers import CommitGap, CommitRefused
 from stream.managers import OpenedStream
+from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver, new_object
 
 
 @pytest.fixture

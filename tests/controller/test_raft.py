@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from controller_helpers import until
 
 from controller import journal as journal_module
 from controller.errors import NotController, OutcomeUnknown
 from controller.raft import RaftConsensus, RaftSettings
 from runtime.clock import SystemClock
 from runtime.errors import ConfigError, CorruptData, InvalidInput, TidelogError
+from tests.controller.controller_helpers import until
 
 
 class Counter:

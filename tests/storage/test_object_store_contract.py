@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.s3_servers import KINDS
 
 from runtime.clock import SystemClock
 from runtime.errors import Closed, InvalidInput
@@ -17,6 +16,7 @@ from storage.object_store_local import LocalObjectStore
 from storage.object_store_memory import MemoryObjectStore
 from storage.object_store_s3 import S3ObjectStore
 from storage.object_store_stats import MeasuredObjectStore
+from tests.support.s3_servers import KINDS
 
 MIB = 1 << 20
 

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.faulty_s3 import Fault, FaultyS3, Seen
-from support.s3_servers import S3Server, new_bucket
 
 from runtime.clock import SystemClock
 from runtime.errors import ConfigError, InvalidInput, Unavailable
@@ -20,6 +18,8 @@ from storage.object_store_common import StoreAccessDenied
 from storage.object_store_s3 import S3ObjectStore
 from storage.object_store_s3_errors import BucketMissing
 from storage.settings import S3Settings
+from tests.support.faulty_s3 import Fault, FaultyS3, Seen
+from tests.support.s3_servers import S3Server, new_bucket
 
 MIB = 1 << 20
 BUSY = Fault(status=503, code="SlowDown")

@@ -14,7 +14,8 @@ from typing import IO
 from urllib.parse import urlsplit
 
 import pytest
-from support.s3_servers import ROOT, S3Server
+
+from tests.support.s3_servers import ROOT, S3Server
 
 SERVE = [sys.executable, str(ROOT / "localstack" / "serve.py"), "moto"]
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")

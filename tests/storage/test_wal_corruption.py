@@ -8,13 +8,13 @@ import random
 import shutil
 
 import pytest
-from wal_harness import SEGMENT, append, durable, flip_bit, make_wal, recovered
 
 from runtime.disk import FileDisk
 from runtime.errors import CorruptData
 from storage.wal_format import HEADER_BYTES
 from storage.wal_segments import segment_name
 from storage.wal_tool import verify
+from tests.storage.wal_harness import SEGMENT, append, durable, flip_bit, make_wal, recovered
 
 
 async def write_log(path, count=12, size=2000, *, clean=False):

@@ -6,13 +6,13 @@ import asyncio
 import os
 
 import pytest
-from wal_harness import SEGMENT, append, durable, flip_bit, make_wal, recovered, small, until
 
 from runtime.disk import FileDisk
 from runtime.errors import Closed, ConfigError, CorruptData, Fenced, InvalidInput, NotFound
 from storage.wal import WalFull, WalRecordType
 from storage.wal_disk import check_settings
 from storage.wal_format import HEADER_BYTES
+from tests.storage.wal_harness import SEGMENT, append, durable, flip_bit, make_wal, recovered, small, until
 
 
 class Life:

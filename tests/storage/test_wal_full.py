@@ -8,11 +8,11 @@ import os
 import subprocess
 
 import pytest
-from faulty_disk import FaultyDisk
-from wal_harness import SEGMENT, append, durable, make_wal, recovered, until
 
 from runtime.disk import FileDisk
 from storage.wal import WalFailed, WalFull
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.wal_harness import SEGMENT, append, durable, make_wal, recovered, until
 
 
 async def fill(wal):

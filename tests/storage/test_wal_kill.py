@@ -11,11 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from wal_harness import SEGMENT, make_wal, recovered
-from wal_kill_payload import payload_of
-
 from runtime.disk import FileDisk
 from storage.wal import WalRecordType
+from tests.storage.wal_harness import SEGMENT, make_wal, recovered
+from tests.storage.wal_kill_payload import payload_of
 
 CHILD = Path(__file__).with_name("wal_kill_child.py")
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from wal_harness import small, until
 
 from runtime.errors import Closed, Fenced, InvalidInput
 from storage.wal import Wal, WalFull
 from storage.wal_memory import MemoryWal
+from tests.storage.wal_harness import small, until
 
 
 def test_it_counts_offsets_as_the_disk_does():

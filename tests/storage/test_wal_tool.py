@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 
-from wal_harness import SEGMENT, append, durable, flip_bit, make_wal, recovered
-
 from runtime.disk import FileDisk
 from storage.wal_tool import inspect, verify
+from tests.storage.wal_harness import SEGMENT, append, durable, flip_bit, make_wal, recovered
 
 
 async def write(path, epochs=(1, 2), count=10):

@@ -6,11 +6,10 @@ import asyncio
 import random
 import sys
 
-from wal_harness import SEGMENT, make_wal, recovered
-from wal_kill_payload import payload_of
-
 from runtime.disk import FileDisk
 from storage.wal import WalFull, WalRecordType
+from tests.storage.wal_harness import SEGMENT, make_wal, recovered
+from tests.storage.wal_kill_payload import payload_of
 
 
 async def main(path: str, epoch: int) -> None:

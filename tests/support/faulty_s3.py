@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aiohttp import ClientSession, TCPConnector, web
-from support.s3_servers import S3Server
 from yarl import URL
+
+from tests.support.s3_servers import S3Server
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
-from support.group_world import NODE, World
 
 from broker.handlers import find_coordinator, groups, offsets
 from broker.services import RequestContext
 from broker.wire import schema
+from tests.support.group_world import NODE, World
 
 APIS = {api.api_key: api for api in [*find_coordinator.APIS, *groups.APIS, *offsets.APIS]}
 
