@@ -106,6 +106,7 @@ class BrokerNode:
         self._storage: Storage | None = None
         self._partitions: PartitionManager | None = None
         self._registration_epoch = -1
+        self._producer_ids = ProducerIds(self.controller, identity.broker_id, lambda: self._registration_epoch)
         self._groups: GroupCoordinator | None = None
         self._server: KafkaServer | None = None
         self._admin: AdminHttp | None = None
@@ -210,7 +211,7 @@ class BrokerNode:
             controller=self.controller,
             partitions=partitions,
             groups=groups,
-            producer_ids=ProducerIds(self.controller, self._identity.broker_id, lambda: self._registration_epoch),
+            producer_ids=self._producer_ids,
             metrics=self.metrics,
             broker_configs=lambda: {**self._settings.flat(), "tidelog.admin.url": admin_url},
         )
@@ -327,6 +328,7 @@ class BrokerNode:
         if self._admin is not None:
             await self._admin.close()
         await self._tasks.close()
+        await self._producer_ids.close()
         await self.controller.close()
         if self.failed.done() and not self.failed.cancelled():
             self.failed.exception()  # whoever runs the node has seen it, or did not wait for it
