@@ -225,7 +225,7 @@ def run(rounds: int, seed: int, data_dir: Path, flags: tuple[str, ...] = ()) -> 
     process = TidelogProcess(data_dir, [*SMALL_UPLOADS, *flags])
     try:
         process.start()
-        admin = AdminClient({"bootstrap.servers": process.bootstrap})
+        admin = AdminClient({"bootstrap.servers": process.bootstrap, "log_level": 0})
         admin.create_topics([NewTopic(TOPIC, num_partitions=PARTITIONS)])[TOPIC].result(60)
         loads = [Load("idempotent", process.bootstrap, True), Load("plain", process.bootstrap, False)]
         committer = Committer(process.bootstrap)

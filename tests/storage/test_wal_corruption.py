@@ -47,7 +47,7 @@ def crash(path, change):
     """Keep a copy of the directory as a crash would leave it now."""
     copy = path.parent / (path.name + "-crashed")
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(path, copy)
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.tmp"))  # one being prepared may be renamed
     change(copy)
 
 

@@ -115,7 +115,7 @@ def test_damage_of_durable_bytes_is_found_and_nothing_is_changed(
     cli: Cli, process: TidelogProcess, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "copy"
-    shutil.copytree(process.data_dir / "wal", data_dir / "wal")
+    shutil.copytree(process.data_dir / "wal", data_dir / "wal", ignore=shutil.ignore_patterns("*.tmp"))
     [segment] = (data_dir / "wal").glob("*.wal")
     with segment.open("r+b") as file:
         file.seek(200)  # in the first records: many whole ones behind say that this was durable
@@ -141,7 +141,7 @@ def test_a_directory_without_a_log_is_not_found(tmp_path: Path) -> None:
 
 def test_an_unreadable_epoch_file_is_damage(process: TidelogProcess, tmp_path: Path) -> None:
     data_dir = tmp_path / "copy"
-    shutil.copytree(process.data_dir / "wal", data_dir / "wal")
+    shutil.copytree(process.data_dir / "wal", data_dir / "wal", ignore=shutil.ignore_patterns("*.tmp"))
     (data_dir / "wal" / "epochs").write_bytes(b"nonsense")
     result = Cli()("wal", "verify", "--data-dir", data_dir, code=7)
     assert "epochs" in result.text
