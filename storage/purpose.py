@@ -1,0 +1,48 @@
+"""What a request to the bucket is for: one word that decides who goes first and on whose account it is.
+
+A component asks for its view once, when it is made: `self._store = for_purpose(store, Purpose.UPLOAD)`. Stores that
+tell purposes apart (the gate of `storage.priority_gate`, the accounts of costs) have a method `for_purpose` which
+returns an `ObjectStore` over the same bucket; wrappers pass the call on to what they wrap. A plain store, as in tests,
+is its own view for every purpose. Nothing travels in context variables: who reads the code sees the purpose.
+
+Entry: `Purpose`, `for_purpose`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+from storage.object_store import ObjectStore
+
+
+class Purpose(Enum):
+    """Why the bucket is asked, the most urgent first. The value is the name in metrics."""
+
+    WAL = "wal"
+    """Write-ahead log objects: a producer waits for each."""
+    TAIL = "tail"
+    """Reads that a consumer near the end waits for."""
+    UPLOAD = "upload"
+    """From the log cache to the bucket: when it stops, producers do, a little later."""
+    COLD = "cold"
+    """Reads of history, read-ahead included."""
+    COMPACTION = "compaction"
+    CLEAN = "clean"
+    """Deletes, orphan search, verification."""
+    OTHER = "other"
+    """Probes and tools."""
+
+
+@runtime_checkable
+class PurposefulStore(Protocol):
+    """A store that tells purposes apart."""
+
+    def for_purpose(self, purpose: Purpose) -> ObjectStore:
+        """The same bucket, asked for this purpose. Cheap; the view lives as long as the store and needs no close."""
+        ...
+
+
+def for_purpose(store: ObjectStore, purpose: Purpose) -> ObjectStore:
+    """The view of `store` for `purpose`; the store itself if it makes no difference."""
+    return store.for_purpose(purpose) if isinstance(store, PurposefulStore) else store
