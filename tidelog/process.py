@@ -75,6 +75,7 @@ class NodeProcess:
                 on_failed=self._controller_failed,
             )
             await self._controller.start()
+            await self._controller.wait_active(config.controller.command_timeout_ms / 1000)
             endpoints = endpoints or [self._controller.address]
         if "broker" in config.node.roles:
             disk = self._disk = FileDisk(path / "wal")
