@@ -14,8 +14,9 @@ from typing import Any
 
 from runtime.clock import Clock
 from runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
-from storage.object_store import Buffer, ObjectInfo, StoreCapabilities
+from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
+from storage.purpose import Purpose, PurposefulStore
 
 
 class BucketHealth:
@@ -54,10 +55,16 @@ class BucketHealth:
 class WatchedObjectStore:
     """An object store whose health is watched. See `ObjectStore` for the methods."""
 
-    def __init__(self, store: MeasuredObjectStore, clock: Clock) -> None:
+    def __init__(self, store: MeasuredObjectStore, clock: Clock, health: BucketHealth | None = None) -> None:
         self._store = store
         self._clock = clock
-        self.health = BucketHealth(store.url)
+        self.health = health or BucketHealth(store.url)
+
+    def for_purpose(self, purpose: Purpose) -> ObjectStore:
+        """See `PurposefulStore.for_purpose`; the health of all views is one."""
+        if not isinstance(self._store, PurposefulStore):
+            return self
+        return WatchedObjectStore(self._store.for_purpose(purpose), self._clock, self.health)
 
     @property
     def url(self) -> str:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from storage.object_store import ObjectStore
+from storage.object_store_stats import MeasuredObjectStore
 
 
 class Purpose(Enum):
@@ -38,7 +39,7 @@ class Purpose(Enum):
 class PurposefulStore(Protocol):
     """A store that tells purposes apart."""
 
-    def for_purpose(self, purpose: Purpose) -> ObjectStore:
+    def for_purpose(self, purpose: Purpose) -> MeasuredObjectStore:
         """The same bucket, asked for this purpose. Cheap; the view lives as long as the store and needs no close."""
         ...
 

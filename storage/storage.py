@@ -28,6 +28,7 @@ from storage.confirm import ConfirmOffset
 from storage.log_cache import Entry, Fate, LogCache, StreamLog
 from storage.managers import ObjectManager
 from storage.object_store import Buffer, ObjectStore
+from storage.purpose import Purpose, for_purpose
 from storage.records import OffsetTrimmed as OffsetTrimmed
 from storage.records import StreamQuarantined as StreamQuarantined
 from storage.records import StreamRecord as StreamRecord
@@ -98,7 +99,7 @@ class Storage:
         self._uploader = Uploader(
             planner=self._planner,
             confirm=self.confirm,
-            store=store,
+            store=for_purpose(store, Purpose.UPLOAD),
             objects=objects,
             clock=clock,
             rng=rng,

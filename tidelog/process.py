@@ -23,6 +23,7 @@ from runtime.errors import StorageFailed
 from runtime.network import AddressInUse, TcpNetwork
 from storage.object_cleaner import ObjectCleaner
 from storage.open_store import open_store
+from storage.purpose import Purpose, for_purpose
 from storage.wal_disk import DiskWal
 from tidelog.config import Config, Loaded
 from tidelog.data_dir import DataDirectory
@@ -111,7 +112,7 @@ class NodeProcess:
     async def _delete_objects(self, object_ids: Sequence[int]) -> None:
         assert self._store is not None and self._controller is not None
         if self._cleaner is None:
-            self._cleaner = ObjectCleaner(self._store, self._controller.image.cluster_id)
+            self._cleaner = ObjectCleaner(for_purpose(self._store, Purpose.CLEAN), self._controller.image.cluster_id)
         await self._cleaner.delete(object_ids)
 
     async def stop(self) -> None:

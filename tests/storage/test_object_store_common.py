@@ -134,12 +134,12 @@ def test_figures_are_cumulative_and_complete() -> None:
 def test_without_endpoint_and_bucket_the_store_is_embedded(tmp_path: Path) -> None:
     async def main() -> None:
         store = open_store(S3Settings(), tmp_path, SystemClock(), random.Random(1))
-        assert isinstance(store, LocalObjectStore)
+        assert isinstance(store._store, LocalObjectStore)
         assert store.url == (tmp_path / "bucket").as_uri()
         assert (await store.probe()).conditional_create
         await store.close()
         remote = open_store(S3Settings(bucket="b", prefix="/p/"), tmp_path, SystemClock(), random.Random(1))
-        assert isinstance(remote, S3ObjectStore)
+        assert isinstance(remote._store, S3ObjectStore)
         assert remote.url == "s3://b/p/ at AWS S3 (us-east-1)"
         await remote.close()
 
