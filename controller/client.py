@@ -30,7 +30,7 @@ from runtime.clock import Clock
 from runtime.errors import Overloaded, TidelogError, Unavailable
 from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
-from storage.managers import CommitObjects, ObjectSlice
+from storage.managers import CommitObjects, CompactObjects, ObjectSlice
 from stream.managers import OpenedStream
 
 log = logging.getLogger(__name__)
@@ -272,6 +272,14 @@ class ControllerClient:
     async def commit_objects(self, commit: CommitObjects) -> None:
         """See `storage.managers.ObjectManager.commit_objects`."""
         await self._command(c.Commit(commit))
+
+    async def compact_objects(self, compaction: CompactObjects) -> None:
+        """Replace committed objects by compacted ones. Returns when the local image names the new ones.
+
+        Raises `CompactionRefused`, `CommitRefused` (a stale master epoch), and `Unavailable` (outcome unknown: ask
+        again with the same compaction).
+        """
+        await self._command(c.Compact(compaction))
 
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
         """See `storage.managers.ObjectManager.find_objects`."""

@@ -14,6 +14,7 @@ import msgspec
 
 from controller.errors import ErrorInfo
 from storage.managers import CommitObjects as CommitRequest
+from storage.managers import CompactObjects as CompactRequest
 
 FORMAT_VERSION = 1
 MAX_COMMAND_BYTES = 4 << 20
@@ -200,6 +201,12 @@ class ForgetObjects(Command, frozen=True, array_like=True, tag=21):
     object_ids: tuple[int, ...]
 
 
+class Compact(Command, frozen=True, array_like=True, tag=22):
+    """See `storage.managers.CompactObjects`."""
+
+    request: CompactRequest
+
+
 AnyCommand = (
     BecomeActive
     | Barrier
@@ -222,6 +229,7 @@ AnyCommand = (
     | Commit
     | ExpireObjects
     | ForgetObjects
+    | Compact
 )
 
 INTERNAL: frozenset[type] = frozenset({BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects})

@@ -6,9 +6,10 @@ refusal is a `Result` with an error and no effect (but one: a commit with a gap 
 handler is a refusal too (`CommandFailed`), for a member that stops would stop all of them at the same command.
 
 Rules of DESIGN.md kept here and asserted: 4 (one owner, epochs never down), 5 (committed ranges contiguous), 6 (objects
-destroyed only when nothing names them), and idempotence by dedupe ids (`controller.dedupe`).
+destroyed only when nothing names them), 7 (compaction conserves), and idempotence by dedupe ids (`controller.dedupe`).
 
-The handlers are by family: `controller.state_nodes`, `state_topics`, `state_streams`, `state_objects`.
+The handlers are by family: `controller.state_nodes`, `state_topics`, `state_streams`, `state_objects`,
+`state_compaction`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from controller import commands as c
-from controller import state_nodes, state_objects, state_streams, state_topics
+from controller import state_compaction, state_nodes, state_objects, state_streams, state_topics
 from controller.dedupe import DedupeTable
 from controller.errors import CommandFailed, NotController, to_wire
 from controller.tables import KEY_TYPES, RECORD_TYPES, Mutation, Tables
@@ -70,6 +71,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.Commit: state_objects.commit_objects,
     c.ExpireObjects: state_objects.expire_objects,
     c.ForgetObjects: state_objects.forget_objects,
+    c.Compact: state_compaction.compact_objects,
 }
 
 

@@ -58,6 +58,24 @@ class CommitObjects(msgspec.Struct, frozen=True, array_like=True):
     objects: tuple[NewObject, ...]
 
 
+class CompactObjects(msgspec.Struct, frozen=True, array_like=True):
+    """One compaction: committed objects are replaced, all at once, by new ones that hold the same offsets.
+
+    The controller refuses it unless the master epoch is current, every input is committed, every output is prepared and
+    has a larger id than every input, and the outputs' ranges are the inputs' less what is trimmed (rule 7,
+    `storage.compaction_check`). Ranges of deleted streams are dropped. The same compaction twice is success. The inputs
+    stay in the bucket for the delete delay (rule 6).
+    """
+
+    replica_set_id: int
+    """Whose master compacts. It need not own the streams: nothing a stream's owner decides is changed."""
+    master_epoch: int
+    inputs: tuple[int, ...]
+    """Object ids, 1 to 1,024."""
+    outputs: tuple[NewObject, ...]
+    """1 to 1,024."""
+
+
 class ObjectSlice(msgspec.Struct, frozen=True, array_like=True):
     """A committed object's part of one stream."""
 
@@ -80,6 +98,15 @@ class CommitGap(TidelogError):
     def __init__(self, message: str, *, stream_id: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.stream_id = stream_id
+
+
+class CompactionRefused(TidelogError):
+    """A compaction cannot be committed as it is: an input is gone, or it does not conserve what they hold (rule 7).
+
+    Nothing has changed; what was written for it is given up when its prepared ids expire.
+    """
+
+    kafka_code = 56
 
 
 class ObjectManager(Protocol):

@@ -20,7 +20,7 @@ from controller.model import ObjectState, StreamRecord, StreamState
 from controller.state import ControllerState
 from controller.tables import KEY_TYPES, Mutation
 from runtime.errors import TidelogError
-from storage.managers import CommitGap, CommitObjects, CommitRefused, NewObject, StreamRange
+from storage.managers import CommitGap, CommitObjects, CommitRefused, CompactObjects, NewObject, StreamRange
 from tests.controller.controller_helpers import DELAY_MS, Driver
 
 BROKERS = st.integers(0, 1)
@@ -206,6 +206,50 @@ class ControllerMachine(RuleBasedStateMachine):
                 assert self.driver.image.streams[stream_id].end_offset == old.end_offset
             if isinstance(error, CommitGap) and error.stream_id is not None:
                 assert self.driver.image.streams[error.stream_id].quarantined
+
+    @rule(data=st.data(), broker=BROKERS, fault=st.sampled_from(["", "", "", "lack", "extra", "again", "stale"]))
+    def compact(self, data: st.DataObject, broker: int, fault: str) -> None:
+        """Replace some committed objects by one stream object for each run of each stream that lives."""
+        image = self.driver.image
+        committed = sorted(each.id for each in image.objects.values() if each.state == ObjectState.COMMITTED)
+        if not committed or broker not in image.replica_sets:
+            return
+        inputs = data.draw(st.lists(st.sampled_from(committed), unique=True, min_size=1, max_size=4))
+        runs: list[StreamRange] = []
+        for piece in sorted(
+            (each for one in inputs for each in image.objects[one].ranges),
+            key=lambda each: (each.stream_id, each.start_offset),
+        ):
+            stream = image.streams.get(piece.stream_id)
+            if stream is not None and piece.end_offset <= stream.start_offset and data.draw(st.booleans()):
+                continue  # trimmed: may be left out
+            if runs and runs[-1].stream_id == piece.stream_id and runs[-1].end_offset == piece.start_offset:
+                piece = StreamRange(piece.stream_id, runs.pop().start_offset, piece.end_offset)
+            runs.append(piece)
+        if fault == "lack" and runs:
+            runs[-1] = StreamRange(runs[-1].stream_id, runs[-1].start_offset, runs[-1].end_offset - 1)
+            runs = [each for each in runs if each.start_offset < each.end_offset]
+        if fault == "extra" and runs:
+            runs[0] = StreamRange(runs[0].stream_id, runs[0].start_offset, runs[0].end_offset + 1)
+        if not runs:
+            return
+        first = self.driver.prepare(len(runs))
+        outputs = tuple(NewObject(first + at, 2, 10, (piece,)) for at, piece in enumerate(runs))
+        epoch = image.replica_sets[broker].master_epoch - (fault == "stale")
+        command = c.Compact(CompactObjects(broker, epoch, tuple(inputs), outputs))
+        before = {each: image.objects[each] for each in inputs}
+        error = self.try_run(command)
+        if error is not None:
+            assert fault in ("lack", "extra", "stale"), error
+            assert all(image.objects[each] == record for each, record in before.items())
+        else:
+            assert fault != "stale"
+            assert all(image.objects[each].state == ObjectState.DESTROYED for each in inputs)  # rule 6
+            assert all(image.objects[each].ranges == record.ranges for each, record in before.items())
+            if fault == "again":
+                objects = dict(image.objects)
+                assert self.try_run(command) is None
+                assert image.objects == objects
 
     @rule(sequence_step=st.integers(0, 1), count=st.integers(1, 3))
     def prepare_with_dedupe(self, sequence_step: int, count: int) -> None:

@@ -1,0 +1,99 @@
+"""The command that replaces objects by compacted ones (DESIGN.md, rules 6 and 7).
+
+All or nothing: either every input is destroyed (to be deleted after the delay) and every output committed, or nothing
+has changed. A reader's image moves from the one to the other in one step. No stream's committed end moves, so the
+owner of a stream need not know.
+
+Inputs are written before outputs, and an output's id is larger than any input's: whoever replays the changes in order,
+or by id, frees an offset before it is given out again (`controller.index` keeps one live slice for each offset).
+"""
+
+from __future__ import annotations
+
+from controller.commands import MAX_OBJECTS_PER_COMMAND, MAX_RANGES_PER_COMMIT, Compact
+from controller.model import ObjectRecord, ObjectState
+from controller.state_objects import destroy
+from controller.state_streams import require_master_epoch
+from controller.tables import Tables
+from runtime.errors import Fenced, InvalidInput
+from storage.compaction_check import check_conserved
+from storage.managers import CommitRefused, CompactionRefused, CompactObjects, NewObject, ObjectKind
+
+_KINDS = frozenset(int(kind) for kind in ObjectKind)
+
+
+def _check_shape(request: CompactObjects) -> None:
+    if (
+        not 0 < len(request.inputs) <= MAX_OBJECTS_PER_COMMAND
+        or not 0 < len(request.outputs) <= MAX_OBJECTS_PER_COMMAND
+    ):
+        raise InvalidInput(
+            f"a compaction has 1 to {MAX_OBJECTS_PER_COMMAND} inputs and outputs, "
+            f"not {len(request.inputs)} and {len(request.outputs)}"
+        )
+    if sum(len(new.ranges) for new in request.outputs) > MAX_RANGES_PER_COMMIT:
+        raise InvalidInput(f"a compaction has at most {MAX_RANGES_PER_COMMIT} stream ranges")
+    outputs = {new.object_id for new in request.outputs}
+    if len(outputs) != len(request.outputs) or len(set(request.inputs)) != len(request.inputs):
+        raise InvalidInput("a compaction names an object twice")
+    if min(outputs) <= max(request.inputs):
+        raise InvalidInput("an output has a smaller id than an input", hint="prepare ids after choosing the inputs")
+    for new in request.outputs:
+        streams = {one.stream_id for one in new.ranges}
+        one_stream = new.kind != ObjectKind.STREAM or len(streams) == 1
+        if new.kind not in _KINDS or new.size < 0 or not streams or len(streams) != len(new.ranges) or not one_stream:
+            raise InvalidInput(
+                f"object {new.object_id} has kind {new.kind}, {new.size} bytes and {len(new.ranges)} ranges"
+            )
+
+
+def _is_repeat(tables: Tables, request: CompactObjects) -> bool:
+    """Whether this very compaction has taken effect already. Ids are never reused, so the outputs tell."""
+    known = [tables.objects.get(new.object_id) for new in request.outputs]
+    return all(row is not None and row.state != ObjectState.PREPARED and row.kind != 0 for row in known)
+
+
+def _start_of(tables: Tables, stream_id: int) -> int | None:
+    stream = tables.streams.get(stream_id)
+    return stream.start_offset if stream is not None else None
+
+
+def compact_objects(tables: Tables, command: Compact) -> None:
+    """See `storage.managers.CompactObjects`. Raises `CommitRefused`, `CompactionRefused`, `InvalidInput`."""
+    request = command.request
+    _check_shape(request)
+    try:
+        require_master_epoch(tables, request.replica_set_id, request.master_epoch)
+    except Fenced as error:
+        raise CommitRefused(error.message) from error
+    if _is_repeat(tables, request):
+        return
+    inputs = [_input(tables, object_id) for object_id in request.inputs]
+    check_conserved(
+        (piece for row in inputs for piece in row.ranges),
+        (piece for new in request.outputs for piece in new.ranges),
+        lambda stream_id: _start_of(tables, stream_id),
+    )
+    for object_id in request.inputs:
+        destroy(tables, object_id)
+    for new in request.outputs:
+        _commit_output(tables, new)
+
+
+def _input(tables: Tables, object_id: int) -> ObjectRecord:
+    row = tables.objects.get(object_id)
+    if row is None or row.state != ObjectState.COMMITTED:
+        state = "gone" if row is None else ObjectState(row.state).name
+        raise CompactionRefused(f"input object {object_id} is not committed any more: it is {state}")
+    return row
+
+
+def _commit_output(tables: Tables, new: NewObject) -> None:
+    row = tables.objects.get(new.object_id)
+    if row is None or row.state != ObjectState.PREPARED:
+        raise CompactionRefused(f"output object {new.object_id} is not prepared: its time was over, or it never was")
+    kept = tuple(piece for piece in new.ranges if piece.stream_id in tables.streams)
+    record = ObjectRecord(new.object_id, ObjectState.COMMITTED, new.kind, new.size, kept, tables.now_ms, 0)
+    tables.objects.put(new.object_id, record)
+    if not kept:
+        destroy(tables, new.object_id)
