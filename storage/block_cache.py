@@ -23,30 +23,41 @@ ENTRY_OVERHEAD_BYTES = 256
 
 
 class ByteLru(Generic[K, V]):
-    """Least recently used goes first. What alone is larger than the bound is not kept."""
+    """Least recently used goes first, but what was marked as spent before everything else.
+
+    Spent are the blocks that a sequential reader has behind it: a replay of all history so passes through without
+    driving out what others come back for. What alone is larger than the bound is not kept.
+    """
 
     def __init__(self, bound_bytes: int) -> None:
         self._bound_bytes = bound_bytes
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._spent: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self.bytes = 0
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._spent)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._entries
+        return key in self._entries or key in self._spent
 
     def get(self, key: K) -> V | None:
-        """The value, now the most recently used; None when it is not here."""
-        entry = self._entries.get(key)
-        if entry is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._entries.move_to_end(key)
-        return entry[0]
+        """The value, now the most recently used of its kind; None when it is not here."""
+        for entries in (self._entries, self._spent):
+            entry = entries.get(key)
+            if entry is not None:
+                self.hits += 1
+                entries.move_to_end(key)
+                return entry[0]
+        self.misses += 1
+        return None
+
+    def peek(self, key: K) -> V | None:
+        """The value, without a trace."""
+        entry = self._entries.get(key) or self._spent.get(key)
+        return None if entry is None else entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, which costs `size` bytes of memory, and evict others until it fits."""
@@ -57,12 +68,18 @@ class ByteLru(Generic[K, V]):
         self._entries[key] = (value, size)
         self.bytes += size
         while self.bytes > self._bound_bytes:
-            _, (_, freed) = self._entries.popitem(last=False)
+            _, (_, freed) = (self._spent or self._entries).popitem(last=False)
             self.bytes -= freed
+
+    def spend(self, key: K) -> None:
+        """This entry is not likely to be asked for again: it goes before the others, in the order of spending."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._spent[key] = entry
 
     def discard(self, key: K) -> None:
         """Forget one entry, if it is here."""
-        entry = self._entries.pop(key, None)
+        entry = self._entries.pop(key, None) or self._spent.pop(key, None)
         if entry is not None:
             self.bytes -= entry[1]
 

@@ -1,104 +1,105 @@
-"""Reads streams from the bucket, by block.
+"""Reads streams from the bucket, by block: the cold lane.
 
 A read finds its objects in the local metadata, their blocks in the objects' indexes, and the blocks in the cache or the
-bucket. Neighbouring blocks are fetched by one GET; a block is fetched once however many readers want it; a reader that
-reads on where it stopped finds the next blocks on their way (`storage.read_ahead`). A block or index is checked before
-it is cached; a block that fails is asked for a second time (a bad transfer) and then refused as `CorruptData`, never
-served.
+bucket (`storage.block_fetcher`). A reader that reads on where it stopped finds the next blocks on their way
+(`storage.read_ahead`): several GETs, over the ends of objects, as many as it takes to cover the bucket's latency.
 
-A small object comes whole with its tail, so that it costs one GET.
+Urgency: what a reader in the newest object of its stream waits for goes before what others wait for, and that before
+what is read ahead (`storage.cold_budget`). An object that is gone was replaced by compaction (rule 6): the read looks
+into the metadata again.
 
-Memory: the block cache takes 15/16 of its bound, indexes the rest; GETs in flight are bounded in number and each in
-size (a block larger than that comes alone).
-
-Entry: `BlockReader.read`.
+Entry: `BlockReader.read`; `BlockReader.read_cached` when it must not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from runtime.clock import Clock
-from runtime.errors import Closed, CorruptData, TidelogError
+from runtime.errors import CorruptData, TidelogError
 from runtime.tasks import TaskSet
-from storage.block_cache import ByteLru, Flights
+from storage.block_cache import Flights
+from storage.block_fetcher import BlockFetcher, BlockRef, Offload
+from storage.cold_budget import Level
 from storage.managers import ObjectManager, ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex, corrupt
-from storage.object_key import object_key
-from storage.object_reader import get_range, load_tail
 from storage.object_store import ObjectNotFound, ObjectStore
-from storage.read_ahead import ReadAhead
+from storage.read_ahead import ReadAhead, Reader
 from storage.records import StreamRecord
 
 log = logging.getLogger(__name__)
 
-MAX_GET_BYTES = 4 << 20
-"""Neighbouring blocks are merged into one GET up to this size: larger ones gain nothing and delay the first byte."""
-MAX_GETS = 32
-"""GETs of cold reads in flight; the rest waits, so that uploads find free connections."""
 _MAX_OBJECTS = 8
 """Objects one read touches at most; it then returns what it has."""
 _ATTEMPTS = 4
 """How often a read is tried when an object is gone: compaction may have replaced it (rule 6)."""
 _RETRY_S = 0.05
+NO_INDEXES: Final[Mapping[int, ObjectIndex]] = MappingProxyType({})
 
 
-class BlockRef(NamedTuple):
-    """A block of an object in the bucket."""
+class _Found(NamedTuple):
+    """Where the blocks of a range are, as far as the cached indexes tell."""
 
-    object_id: int
-    key: str
-    entry: IndexEntry
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """What names the block in caches: object id and byte position."""
-        return self.object_id, self.entry.position
+    refs: list[BlockRef]
+    unknown: list[ObjectSlice]
+    """The next object, whose index is not in the cache, and those after it."""
+    is_tail: bool
+    """It begins in the newest object of the range."""
 
 
 class BlockReader:
     """Committed data of any stream. All methods are called on the event loop's thread."""
 
     def __init__(
-        self, *, store: ObjectStore, objects: ObjectManager, clock: Clock, cluster_id: str, cache_bytes: int
+        self,
+        *,
+        store: ObjectStore,
+        objects: ObjectManager,
+        clock: Clock,
+        cluster_id: str,
+        cache_bytes: int,
+        in_flight_bytes: int = 64 << 20,
+        offload: Offload = asyncio.to_thread,
     ) -> None:
-        self._store = store
+        """`cache_bytes` bounds what is kept, `in_flight_bytes` what is on its way from the bucket."""
         self._objects = objects
         self._clock = clock
-        self._cluster_id = cluster_id
-        self._blocks: ByteLru[tuple[int, int], Block] = ByteLru(cache_bytes - cache_bytes // 16)
-        self._indexes: ByteLru[int, ObjectIndex] = ByteLru(cache_bytes // 16)
-        self._block_flights: Flights[tuple[int, int], Block] = Flights()
-        self._index_flights: Flights[int, ObjectIndex] = Flights()
-        self._gets = asyncio.Semaphore(MAX_GETS)
-        self._ahead = ReadAhead(cache_bytes // 4)
+        self._fetcher = BlockFetcher(
+            store=store,
+            cluster_id=cluster_id,
+            cache_bytes=cache_bytes,
+            in_flight_bytes=in_flight_bytes,
+            offload=offload,
+        )
+        self._ahead = ReadAhead(cache_bytes // 2, clock.monotonic)
         self._tasks = TaskSet("storage.read")
-        self._closed = False
-        self.get_count = 0
-        self.get_bytes = 0
 
     def stats(self) -> dict[str, int]:
         """Counts and bytes for metrics."""
+        fetcher = self._fetcher
         return {
-            "block_cache_bytes": self._blocks.bytes + self._indexes.bytes,
-            "block_cache_hits": self._blocks.hits,
-            "block_cache_misses": self._blocks.misses,
-            "block_gets": self.get_count,
-            "block_get_bytes": self.get_bytes,
+            "block_cache_bytes": fetcher.blocks.bytes + fetcher.indexes.bytes,
+            "block_cache_hits": fetcher.blocks.hits,
+            "block_cache_misses": fetcher.blocks.misses,
+            "block_gets": fetcher.get_count,
+            "block_get_bytes": fetcher.get_bytes,
+            "cold_in_flight_bytes": fetcher.budget.used_bytes,
+            "cold_gets_waiting": fetcher.budget.waiting,
+            "cold_waits": fetcher.budget.waits,
+            "read_ahead_bytes": self._ahead.ahead_bytes,
+            "read_ahead_shrinks": self._ahead.shrinks,
         }
 
     async def close(self) -> None:
         """Stop what is in flight; readers that wait get `Closed`."""
-        self._closed = True
+        await self._fetcher.close()
         await self._tasks.close()
-        self._block_flights.land_all(self._closed_error())
-        self._index_flights.land_all(self._closed_error())
 
-    def _closed_error(self) -> Closed:
-        return Closed("the block reader is closed")
+    # -- reading
 
     async def read(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamRecord]:
         """Records from the one that contains `start_offset`: at least one, then up to `max_bytes`, all before
@@ -120,200 +121,170 @@ class BlockReader:
         ) from missing
 
     async def _read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
-        sequence = self._ahead.take(stream_id, start)
-        flights = self._fetch(await self._locate(stream_id, start, end, max_bytes))
-        records: list[StreamRecord] = []
-        left = max_bytes
-        for flight in flights:
-            block = flight if isinstance(flight, Block) else await Flights.outcome(flight)
-            left = _take(block, start, end, left, records)
-            if left <= 0:
-                break
-        if records and not self._closed:
-            following = records[-1].base_offset + records[-1].count
-            window_bytes = sequence.read_on(max_bytes - left)
-            if window_bytes > 0 and following < end:
-                self._tasks.spawn(self._read_ahead(stream_id, following, end, window_bytes), "ahead")
-            self._ahead.give(stream_id, following, sequence)
+        reader = self._ahead.take(stream_id, start)
+        try:
+            found = await self._locate(stream_id, start, end, max_bytes, Level.DEMAND)
+            lost = any(reader.expects(ref.entry.start_offset) and not self._fetcher.is_here(ref) for ref in found.refs)
+            flights = self._fetcher.fetch(found.refs, Level.TAIL if found.is_tail else Level.DEMAND)
+            waited = any(not isinstance(flight, Block) for flight in flights)
+            self._ahead.adapt(reader, waited=waited, lost=lost)
+            if found.refs:
+                self._top_up(reader, stream_id, found.refs[-1].entry.end_offset, end)
+            records: list[StreamRecord] = []
+            left = max_bytes
+            for flight in flights:
+                block = flight if isinstance(flight, Block) else await Flights.outcome(flight)
+                left = _take(block, start, end, left, records)
+                if left <= 0:
+                    break
+        except BaseException:
+            self._ahead.drop(reader)
+            raise
+        self._leave(reader, stream_id, found.refs, records)
         return records
 
-    async def _read_ahead(self, stream_id: int, start: int, end: int, size: int) -> None:
-        """Bring the next `size` bytes of blocks into the cache; a failure is left to the read that needs them."""
+    def read_cached(
+        self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int
+    ) -> list[StreamRecord] | None:
+        """As `read`, at once; None unless all of it, or a good part, is in the cache. Raises `CorruptData`."""
+        if self._fetcher.closed:
+            return None
+        found = self._look_up(stream_id, start_offset, end_offset, max_bytes)
+        blocks = self._fetcher.cached(found.refs)
+        complete = bool(blocks) and len(blocks) == len(found.refs) and not found.unknown
+        if not complete and sum(ref.entry.length for ref in found.refs[: len(blocks)]) * 2 < max_bytes:
+            return None
+        reader = self._ahead.take(stream_id, start_offset)
+        self._ahead.adapt(reader, waited=False, lost=False)
+        self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)
+        records: list[StreamRecord] = []
+        left = max_bytes
+        for block in blocks:
+            left = _take(block, start_offset, end_offset, left, records)
+            if left <= 0:
+                break
+        self._leave(reader, stream_id, found.refs, records)
+        return records
+
+    def _leave(self, reader: Reader, stream_id: int, refs: list[BlockRef], records: list[StreamRecord]) -> None:
+        """The reader goes away with `records`; the blocks it is through with may go first."""
+        if not records:
+            self._ahead.drop(reader)
+            return
+        following = records[-1].base_offset + records[-1].count
+        if reader.is_sequential:
+            for ref in refs:
+                if ref.entry.end_offset > following:
+                    break
+                self._fetcher.blocks.spend(ref.id)
+        self._ahead.give(stream_id, following, reader)
+
+    # -- reading ahead
+
+    def _top_up(self, reader: Reader, stream_id: int, offset: int, end: int) -> None:
+        """Bring what follows `offset` into the cache, as far as the reader's window goes."""
+        start = max(offset, reader.ahead_offset)
+        wanted = 0 if reader.busy or start >= end else self._ahead.wanted(reader)
+        if wanted == 0:
+            return
+        reader.ahead_offset = start
+        found = self._look_up(stream_id, start, end, wanted)
+        self._fetch_ahead(reader, found.refs)
+        if found.unknown and sum(ref.entry.length for ref in found.refs) < wanted:
+            reader.busy = True
+            self._tasks.spawn(self._read_ahead(reader, stream_id, end), "ahead")
+
+    async def _read_ahead(self, reader: Reader, stream_id: int, end: int) -> None:
+        """As `_top_up`, with indexes from the bucket; a failure is left to the read that needs them."""
         try:
-            refs = await self._locate(stream_id, start, end, size)
+            wanted = self._ahead.wanted(reader)
+            if wanted:
+                found = await self._locate(stream_id, reader.ahead_offset, end, wanted, Level.AHEAD)
+                self._fetch_ahead(reader, found.refs)
         except TidelogError as error:
             log.debug("read-ahead stopped", extra={"stream": stream_id, "error": error})
-            return
-        refs = [ref for ref in refs if ref.id not in self._blocks and ref.id not in self._block_flights]
-        refs = refs[: self._ahead.admit([ref.entry.length for ref in refs])]
-        try:
-            for flight in self._fetch(refs):
-                if not isinstance(flight, Block):
-                    await asyncio.shield(flight)
         finally:
-            self._ahead.done(sum(ref.entry.length for ref in refs))
+            reader.busy = False
+
+    def _fetch_ahead(self, reader: Reader, refs: list[BlockRef]) -> None:
+        self._fetcher.fetch([ref for ref in refs if not self._fetcher.is_here(ref)], Level.AHEAD)
+        for ref in refs:
+            if ref.entry.end_offset > reader.ahead_offset:
+                self._ahead.note(reader, ref.entry.end_offset, ref.entry.length)
 
     # -- where the blocks are
 
-    async def _locate(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[BlockRef]:
+    async def _locate(self, stream_id: int, start: int, end: int, max_bytes: int, level: Level) -> _Found:
+        """As `_look_up`, with the indexes that it takes, several at a time."""
+        known: dict[int, ObjectIndex] = {}
+        while True:
+            found = self._look_up(stream_id, start, end, max_bytes, known)
+            if not found.unknown:
+                return found
+            if self._fetcher.closed:
+                raise self._fetcher.closed_error()
+            flights = [self._fetcher.index_flight(one, stream_id, level) for one in found.unknown]
+            known[found.unknown[0].object_id] = await Flights.outcome(flights[0])
+
+    def _look_up(
+        self, stream_id: int, start: int, end: int, max_bytes: int, known: Mapping[int, ObjectIndex] = NO_INDEXES
+    ) -> _Found:
         """The blocks that hold `[start, end)`, in order, as far as the metadata knows them without a hole.
 
-        Stops with the block that brings them to `max_bytes`, of the first counting what lies after `start` (judged by
-        offsets), and after a few objects.
+        `known` are indexes beside those in the cache, which may be too small for them. Stops with the block that brings
+        them to `max_bytes`, of the first counting what lies after `start` (judged by offsets), and after a few objects.
         """
         refs: list[BlockRef] = []
-        offset, touched, size = start, 0, 0
-        while offset < end and touched < _MAX_OBJECTS:
-            slices = self._objects.find_objects(stream_id, offset, end, _MAX_OBJECTS - touched)
-            before = offset
-            for one in slices:
-                if not one.start_offset <= offset < one.end_offset:
-                    break
-                touched += 1
-                index = await self._index(one, stream_id)
-                for ref in self._refs(one, index, stream_id, offset, end):
-                    size += ref.entry.length if refs else _bytes_after(ref.entry, start)
-                    refs.append(ref)
-                    offset = ref.entry.end_offset
-                    if size >= max_bytes:
-                        return refs
-            if offset == before:
+        slices = self._objects.find_objects(stream_id, start, end, _MAX_OBJECTS)
+        is_tail = bool(slices) and slices[0].end_offset >= end
+        offset, size = start, 0
+        for number, one in enumerate(slices):
+            if not one.start_offset <= offset < one.end_offset:
                 break
-        return refs
+            index = known.get(one.object_id) or self._fetcher.indexes.get(one.object_id)
+            if index is None:
+                return _Found(refs, _plausible(slices[number:], max_bytes - size), is_tail)
+            for ref in _refs(one, index, stream_id, offset, end):
+                size += ref.entry.length if refs else _bytes_after(ref.entry, start)
+                refs.append(ref)
+                offset = ref.entry.end_offset
+                if size >= max_bytes:
+                    return _Found(refs, [], is_tail)
+        return _Found(refs, [], is_tail)
 
-    def _refs(self, one: ObjectSlice, index: ObjectIndex, stream_id: int, offset: int, end: int) -> list[BlockRef]:
-        end = min(end, one.end_offset)
-        refs: list[BlockRef] = []
-        for number in range(index.find(stream_id, offset), len(index)):
-            entry = index[number]
-            if entry.stream_id != stream_id or entry.start_offset >= end:
-                break
-            refs.append(BlockRef(one.object_id, index.key, entry))
-        if not refs or refs[0].entry.start_offset > offset:
-            found = refs[0].entry.start_offset if refs else "none"
-            raise corrupt(index.key, index.footer.index_position, f"block of stream {stream_id}", offset, found)
-        return refs
 
-    async def _index(self, one: ObjectSlice, stream_id: int) -> ObjectIndex:
-        if self._closed:
-            raise self._closed_error()
-        index = self._indexes.get(one.object_id)
-        if index is not None:
-            return index
-        flight = self._index_flights.join(one.object_id)
-        if flight is None:
-            flight = self._index_flights.open(one.object_id)
-            self._tasks.spawn(self._load_index(one, stream_id), "index")
-        return await Flights.outcome(flight)
+def _plausible(slices: Sequence[ObjectSlice], max_bytes: int) -> list[ObjectSlice]:
+    """Objects that a read of `max_bytes` may touch: the first, and those after it while they are small together."""
+    taken, size = [], 0
+    for one in slices:
+        taken.append(one)
+        size += one.size
+        if size >= max_bytes:
+            break
+    return taken
 
-    async def _load_index(self, one: ObjectSlice, stream_id: int) -> None:
-        key = object_key(self._cluster_id, one.object_id)
-        outcome: ObjectIndex | TidelogError = self._closed_error()
-        try:
-            async with self._gets:
-                tail = await load_tail(self._store, key, one.size, object_id=one.object_id, cluster_id=self._cluster_id)
-            self._count(len(tail.data))
-            outcome = tail.index
-            self._indexes.put(one.object_id, tail.index, tail.index.memory_bytes)
-            if tail.start == 0:
-                self._keep_whole(one, tail.index, tail.data, stream_id)
-        except TidelogError as error:
-            outcome = error
-        finally:
-            self._index_flights.land(one.object_id, outcome)
 
-    def _keep_whole(self, one: ObjectSlice, index: ObjectIndex, data: bytes, stream_id: int) -> None:
-        """The object came whole: cache the stream's blocks. One that fails its check is left to its own read."""
-        for number in range(index.find(stream_id, -1), len(index)):
-            entry = index[number]
-            if entry.stream_id != stream_id:
-                break
-            try:
-                block = Block.decode(data[entry.position : entry.end_position], entry, key=index.key)
-            except CorruptData as error:
-                log.error("corrupt block", extra={"key": index.key, "error": error})
-                continue
-            self._blocks.put((one.object_id, entry.position), block, block.memory_bytes)
-
-    # -- the blocks themselves
-
-    def _fetch(self, refs: Sequence[BlockRef]) -> list[Block | asyncio.Future[Block | TidelogError]]:
-        """The blocks, from the cache or on their way; neighbours that are neither share a GET."""
-        if self._closed:
-            raise self._closed_error()
-        flights: list[Block | asyncio.Future[Block | TidelogError]] = []
-        run: list[BlockRef] = []
-        for ref in refs:
-            flight: Block | asyncio.Future[Block | TidelogError] | None = self._blocks.get(ref.id)
-            if flight is None:
-                flight = self._block_flights.join(ref.id)
-            if flight is None:
-                flight = self._block_flights.open(ref.id)
-                if run and not _neighbours(run, ref):
-                    self._tasks.spawn(self._get(run), "get")
-                    run = []
-                run.append(ref)
-            flights.append(flight)
-        if run:
-            self._tasks.spawn(self._get(run), "get")
-        return flights
-
-    async def _get(self, run: list[BlockRef]) -> None:
-        """One GET for neighbouring blocks; every flight lands, whatever happens."""
-        key, first = run[0].key, run[0].entry.position
-        failure: TidelogError = self._closed_error()
-        try:
-            async with self._gets:
-                data = await self._get_bytes(key, first, run[-1].entry.end_position)
-            for ref in run:
-                entry = ref.entry
-                block = await self._decode(data[entry.position - first : entry.end_position - first], ref)
-                if isinstance(block, Block):
-                    self._blocks.put(ref.id, block, block.memory_bytes)
-                self._block_flights.land(ref.id, block)
-        except TidelogError as error:
-            failure = error
-            if isinstance(error, ObjectNotFound):
-                self._indexes.discard(run[0].object_id)
-        finally:
-            for ref in run:
-                self._block_flights.land(ref.id, failure)
-
-    async def _decode(self, data: bytes, ref: BlockRef) -> Block | TidelogError:
-        """Check a block; if it is wrong, ask once more before refusing it."""
-        try:
-            return Block.decode(data, ref.entry, key=ref.key)
-        except CorruptData as error:
-            log.error("corrupt block, asking again", extra={"key": ref.key, "error": error})
-        try:
-            again = await self._get_bytes(ref.key, ref.entry.position, ref.entry.end_position)
-            return Block.decode(again, ref.entry, key=ref.key)
-        except TidelogError as error:
-            return error
-
-    async def _get_bytes(self, key: str, start: int, end: int) -> bytes:
-        data = await get_range(self._store, key, start, end)
-        self._count(len(data))
-        return data
-
-    def _count(self, size: int) -> None:
-        self.get_count += 1
-        self.get_bytes += size
+def _refs(one: ObjectSlice, index: ObjectIndex, stream_id: int, offset: int, end: int) -> Iterator[BlockRef]:
+    """The stream's blocks in one object from `offset` on. Raises `CorruptData` if it has none there."""
+    end = min(end, one.end_offset)
+    found = False
+    for number in range(index.find(stream_id, offset), len(index)):
+        entry = index[number]
+        if entry.stream_id != stream_id or entry.start_offset >= end:
+            break
+        if not found and entry.start_offset > offset:
+            raise corrupt(
+                index.key, index.footer.index_position, f"block of stream {stream_id}", offset, entry.start_offset
+            )
+        found = True
+        yield BlockRef(one.object_id, index.key, entry)
+    if not found:
+        raise corrupt(index.key, index.footer.index_position, f"block of stream {stream_id}", offset, "none")
 
 
 def _bytes_after(entry: IndexEntry, offset: int) -> int:
     """About how many bytes of a block lie at or after `offset`, which is in it."""
     return entry.length * (entry.end_offset - offset) // (entry.end_offset - entry.start_offset)
-
-
-def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:
-    """Whether `ref` follows the run in the same object and fits into its GET."""
-    first, last = run[0], run[-1]
-    return (
-        last.object_id == ref.object_id
-        and last.entry.end_position == ref.entry.position
-        and ref.entry.end_position - first.entry.position <= MAX_GET_BYTES
-    )
 
 
 def _take(block: Block, start: int, end: int, left: int, records: list[StreamRecord]) -> int:

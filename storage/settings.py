@@ -31,6 +31,14 @@ class WalSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Bound on the WAL on disk; at the bound producers wait for uploads."""
     max_record_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 128 * MIB
     """Bound on one record's payload."""
+    s3_batch_min_ms: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    """`s3`: shortest time between two objects while one is under way (1–10,000); the interval follows the latency."""
+    s3_batch_max_ms: Annotated[int, Meta(ge=1, le=60_000)] = 250
+    """`s3`: longest time between two objects (1–60,000); longer costs fewer requests."""
+    s3_batch_bytes: Annotated[int, Meta(ge=4096, le=256 * MIB)] = 8 * MIB
+    """`s3`: an object of this size is sent at once (4 KiB–256 MiB)."""
+    s3_in_flight: Annotated[int, Meta(ge=1, le=256)] = 16
+    """`s3`: objects under way at once (1–256); they are acknowledged in order."""
 
 
 class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -85,4 +93,6 @@ class CacheSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     log_bytes: Annotated[int, Meta(ge=4 * MIB)] = 512 * MIB
     """Log cache: what is not uploaded must fit; at the bound producers wait."""
     block_bytes: Bytes = 256 * MIB
-    """Block cache for reads from the bucket."""
+    """Block cache for reads from the bucket; half of it may be read ahead."""
+    cold_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB
+    """Bytes on their way from the bucket for reads of history (≥ 1 MiB); at the bound readers take turns."""

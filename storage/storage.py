@@ -113,7 +113,13 @@ class Storage:
             offload=offload,
         )
         self._reader = BlockReader(
-            store=store, objects=objects, clock=clock, cluster_id=cluster_id, cache_bytes=cache.block_bytes
+            store=store,
+            objects=objects,
+            clock=clock,
+            cluster_id=cluster_id,
+            cache_bytes=cache.block_bytes,
+            in_flight_bytes=cache.cold_in_flight_bytes,
+            offload=offload,
         )
         self._failure: Exception | None = None
         self._started = False
@@ -361,7 +367,10 @@ class Storage:
     # -- reads
 
     def read_hot(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamRecord] | None:
-        """As `read`, from memory alone; None when the record at `start_offset` is not there. Raises `Closed`."""
+        """As `read`, from memory alone (log cache and block cache); None when that is not enough.
+
+        Raises `Closed`, `CorruptData`.
+        """
         if start_offset >= end_offset:
             return []
         stream_log = self._logs.get(stream_id)
@@ -369,7 +378,11 @@ class Storage:
             raise Closed(f"stream {stream_id} is not open here")
         if start_offset < stream_log.start_offset or stream_log.fate is Fate.QUARANTINE:
             return None
-        return stream_log.read(start_offset, end_offset, max_bytes)
+        records = stream_log.read(start_offset, end_offset, max_bytes)
+        if records is None and start_offset < stream_log.cache_start:
+            cold_end = min(end_offset, stream_log.cache_start)
+            return self._reader.read_cached(stream_id, start_offset, cold_end, max_bytes)
+        return records
 
     async def read(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamRecord]:
         """Whole appends, contiguous, from the one that contains `start_offset`: at least one, then up to `max_bytes`.

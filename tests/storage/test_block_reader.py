@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from runtime.errors import Closed, CorruptData, Unavailable
 from storage.block_cache import ByteLru, Flights
 from storage.block_reader import BlockReader
+from storage.cold_budget import Level
 from storage.managers import ObjectKind, ObjectSlice
 from storage.object_key import object_key
 from storage.object_reader import TAIL_BYTES
 from storage.object_writer import build_object
-from storage.read_ahead import MAX_WINDOW_BYTES, ReadAhead
 from storage.records import StreamRecord
 from tests.support.fake_objects import FakeObjects
-from tests.support.storage_world import CLUSTER, FastClock, FaultyStore
+from tests.support.storage_world import CLUSTER, FastClock, FaultyStore, inline
 
 KIB = 1024
 
@@ -28,13 +28,19 @@ KIB = 1024
 class Bucket:
     """Objects with known records, and a reader."""
 
-    def __init__(self, *, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, cache_bytes: int = 64 << 20, in_flight_bytes: int = 64 << 20) -> None:
         self.clock = FastClock()
         self.store = FaultyStore(self.clock)
         self.objects = FakeObjects(clock=self.clock)
         self.records: dict[int, list[StreamRecord]] = {}
         self.reader = BlockReader(
-            store=self.store, objects=self.objects, clock=self.clock, cluster_id=CLUSTER, cache_bytes=cache_bytes
+            store=self.store,
+            objects=self.objects,
+            clock=self.clock,
+            cluster_id=CLUSTER,
+            cache_bytes=cache_bytes,
+            in_flight_bytes=in_flight_bytes,
+            offload=inline,
         )
         self.next_id = 1
 
@@ -160,19 +166,19 @@ def test_a_sequential_reader_finds_the_next_blocks_in_the_cache() -> None:
             await bucket.add({1: [16 * KIB] * 256}, seed=seed)
         offset, waited, reads = 0, 0, 0
         while offset < bucket.end(1):
-            before = bucket.reader.get_count
+            before = bucket.reader.stats()["block_gets"]
             got = await bucket.read(1, offset, 128 * KIB)
             offset = got[-1].base_offset + 2
             reads += 1
-            waited += bucket.reader.get_count > before
+            waited += bucket.reader.stats()["block_gets"] > before
             for _ in range(20):
                 await asyncio.sleep(0)
         assert reads >= 96
         assert waited <= 6, "nearly every read is answered from the cache"
-        assert bucket.reader.get_count <= 20, "few, large GETs"
-        fetched = bucket.reader.get_bytes
+        assert bucket.reader.stats()["block_gets"] <= 20, "few, large GETs"
+        fetched = bucket.reader.stats()["block_get_bytes"]
         assert fetched < 1.3 * 12 * (1 << 20), "nothing is fetched twice"
-        assert bucket.reader._ahead.in_flight_bytes == 0
+        assert bucket.reader._fetcher.budget.used_bytes == 0
         await bucket.reader.close()
 
     run(scenario)
@@ -187,7 +193,7 @@ def test_a_random_reader_reads_nothing_ahead() -> None:
             await bucket.read(1, rng.randrange(bucket.end(1)), 1)
             for _ in range(10):
                 await asyncio.sleep(0)
-        assert bucket.reader.get_bytes <= TAIL_BYTES + 10 * 70 * KIB
+        assert bucket.reader.stats()["block_get_bytes"] <= TAIL_BYTES + 10 * 70 * KIB
         await bucket.reader.close()
 
     run(scenario)
@@ -234,7 +240,7 @@ def test_a_bucket_that_does_not_answer_is_unavailable_and_later_it_works() -> No
         bucket.store.fail_gets = 1
         with pytest.raises(Unavailable):
             await bucket.read(1, 0, 1)  # the index
-        await bucket.reader._index(bucket.objects.slices[1][0], 1)
+        await bucket.reader._fetcher.index(bucket.objects.slices[1][0], 1, Level.DEMAND)
         bucket.store.fail_gets = 1
         with pytest.raises(Unavailable):
             await bucket.read(1, 0, 1)  # the block
@@ -280,7 +286,7 @@ def test_an_object_without_the_offset_that_the_metadata_says_it_has_is_corrupt()
         with pytest.raises(CorruptData, match="block of stream 3"):
             await bucket.reader.read(3, 0, 2, 10)
         bucket.objects.slices[1] = [ObjectSlice(one.object_id, 1, one.size - 1, 0, 2)]
-        bucket.reader._indexes.discard(one.object_id)
+        bucket.reader._fetcher.indexes.discard(one.object_id)
         with pytest.raises(CorruptData):
             await bucket.read(1, 0, 10)
         await bucket.reader.close()
@@ -338,17 +344,3 @@ def test_flights_that_nobody_awaits_complain_to_nobody() -> None:
         assert len(flights) == 0
 
     run(scenario)
-
-
-def test_windows_double_while_reading_on_and_are_bounded() -> None:
-    ahead = ReadAhead(100)
-    reader = ahead.take(1, 0)
-    windows = [reader.read_on(10 << 20) for _ in range(8)]
-    assert windows[:4] == [0, 1 << 20, 2 << 20, 4 << 20]
-    assert windows[-1] == MAX_WINDOW_BYTES
-    ahead.give(1, 5, reader)
-    assert ahead.take(1, 5) is reader
-    assert ahead.take(1, 5) is not reader
-    assert ahead.admit([60, 60]) == 1
-    ahead.done(60)
-    assert ahead.in_flight_bytes == 0
