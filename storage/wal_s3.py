@@ -1,0 +1,513 @@
+"""`S3Wal`: the WAL of one replica set as objects in a bucket, with no disk at all.
+
+An append packs a header, puts it and the caller's buffers on the batch that waits, and returns. A batch is sent as one
+object: at once while nothing is under way, else when the batch interval is over or it is full (`BatchPacer`). Many
+objects are under way; durable moves over them in order (`SendWindow`). A put is repeated until it landed or until
+somebody else's object is found in its place: then this process has been fenced, and the WAL fails for good.
+
+What the log is, and why a fenced writer cannot acknowledge, is in `storage.wal_s3_core`; docs/formats/wal.md has the
+bytes. Recovery takes everything up to the first hole: all that was acknowledged, and perhaps more.
+
+Invariants:
+1. start ≤ durable ≤ end, all WAL offsets.
+2. A record's header never claims more than min(confirmed, durable) as confirm offset.
+3. What waits and is under way is bounded; so is what lies between start and end (`wal.max_bytes`).
+4. After the first failure nothing is acknowledged any more.
+
+Entry: `S3Wal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from runtime.clock import Clock
+from runtime.errors import Closed, ConfigError, Fenced, InvalidInput, TidelogError
+from runtime.tasks import TaskSet
+from storage.epoch_history import EpochHistory
+from storage.object_store import Buffer, ObjectStore
+from storage.settings import WalSettings
+from storage.wal import WalFailed, WalFull, WalRecord, WalRecordType
+from storage.wal_format import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode_header, record_of
+from storage.wal_s3_core import MAX_IN_FLIGHT, SPAN, Batch, BatchPacer, Chain, SendWindow
+from storage.wal_s3_format import WRITER_ID_BYTES, ObjectType, Origin, WalObject, encode_data, encode_fence, wal_prefix
+from storage.wal_s3_recovery import BucketLog, Created
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING_BYTES = 128 << 20
+"""Bound on what waits for the bucket (rule 12): more only makes everybody's acknowledgement later."""
+_CLOSE_WAIT_S = 10.0
+"""How long `close` waits for the bucket. What has not landed by then was never acknowledged."""
+_DATA = int(WalRecordType.DATA)
+_EPOCH_START = int(WalRecordType.EPOCH_START)
+
+
+def check_settings(settings: WalSettings) -> None:
+    """Refuse values that cannot work together. Raises `ConfigError`."""
+    if not 0 < settings.s3_batch_min_ms <= settings.s3_batch_max_ms:
+        raise ConfigError(
+            f"wal.s3_batch_min_ms is {settings.s3_batch_min_ms} and wal.s3_batch_max_ms {settings.s3_batch_max_ms}",
+            hint="the smallest batch interval is at most the largest",
+        )
+    if not 1 <= settings.s3_in_flight <= MAX_IN_FLIGHT:
+        raise ConfigError(f"wal.s3_in_flight is {settings.s3_in_flight}: 1 to {MAX_IN_FLIGHT}")
+    if not 0 < settings.max_record_bytes <= MAX_PAYLOAD_BYTES:
+        raise ConfigError(f"wal.max_record_bytes is {settings.max_record_bytes}: 1 to {MAX_PAYLOAD_BYTES:,}")
+    if settings.max_bytes < settings.max_record_bytes + 2 * HEADER_BYTES:
+        raise ConfigError(f"wal.max_bytes is {settings.max_bytes}: the largest record must fit")
+
+
+class S3Wal:
+    """See `storage.wal.Wal`. The store is the caller's: close it after the WAL.
+
+    `rng` must be seeded from the system's entropy outside of simulations: the writer id is drawn from it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: WalSettings,
+        *,
+        cluster_id: str,
+        replica_set_id: int,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        check_settings(settings)
+        self._settings = settings
+        self._max_record_bytes = settings.max_record_bytes
+        self._max_bytes = settings.max_bytes
+        self._replica_set_id = replica_set_id
+        self._clock = clock
+        self._bucket = BucketLog(store, wal_prefix(cluster_id, replica_set_id), replica_set_id, clock, rng)
+        self._origin = Origin(replica_set_id, -1, rng.getrandbits(8 * WRITER_ID_BYTES).to_bytes(WRITER_ID_BYTES, "big"))
+        self._window = SendWindow(settings.s3_batch_bytes, settings.s3_in_flight)
+        self._pacer = BatchPacer(settings.s3_batch_min_ms / 1000, settings.s3_batch_max_ms / 1000)
+        self._tasks = TaskSet("storage.wal", self._on_defect)
+        self._chain: Chain | None = None
+        self._on_record: Callable[[WalRecord], None] = lambda _record: None
+        self._reset_offset = -1
+        self._start = self._end = self._durable = 0
+        self._confirm = self._header_confirm = 0
+        self._epoch = -1
+        self._history = EpochHistory()
+        self._flush_scheduled = False
+        self._timer: asyncio.Task[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._switching = self._closed = self._released = self._sweeping = False
+        self._failure: WalFailed | None = None
+        self._on_durable: Callable[[int], None] = lambda _offset: None
+        self._on_failed: Callable[[Exception], None] = lambda _error: None
+        self._appends = self._puts = self._put_bytes = 0
+
+    # What the log knows
+
+    @property
+    def start_offset(self) -> int:
+        """See `Wal.start_offset`. After a restart: the start of the oldest object kept."""
+        return self._start
+
+    @property
+    def end_offset(self) -> int:
+        """See `Wal.end_offset`."""
+        return self._end
+
+    @property
+    def durable_offset(self) -> int:
+        """See `Wal.durable_offset`."""
+        return self._durable
+
+    @property
+    def master_epoch(self) -> int:
+        """See `Wal.master_epoch`."""
+        return self._epoch
+
+    @property
+    def epoch_history(self) -> EpochHistory:
+        """The epochs of this log; do not change it."""
+        return self._history
+
+    def stats(self) -> dict[str, int]:
+        """Figures for metrics; bytes, counts and microseconds."""
+        return {
+            "appends": self._appends,
+            "puts": self._puts,
+            "put_bytes": self._put_bytes,
+            "objects": self._window.live_objects,
+            "in_flight": self._window.in_flight,
+            "unsynced_bytes": self._end - self._durable,
+            "record_bytes": self._end - self._start,
+            "put_latency_us": round(self._pacer.latency_s * 1e6),
+            "batch_interval_us": round(self._pacer.interval_s * 1e6),
+        }
+
+    def set_on_durable(self, callback: Callable[[int], None]) -> None:
+        """See `Wal.set_on_durable`."""
+        self._on_durable = callback
+
+    def set_on_failed(self, callback: Callable[[Exception], None]) -> None:
+        """See `Wal.set_on_failed`."""
+        self._on_failed = callback
+
+    def note_confirmed(self, confirm_offset: int) -> None:
+        """See `Wal.note_confirmed`."""
+        if confirm_offset > self._confirm:
+            self._confirm = confirm_offset
+            self._header_confirm = min(confirm_offset, self._durable)
+
+    # From the start to the first append
+
+    async def recover(self, on_record: Callable[[WalRecord], None]) -> int:
+        """See `Wal.recover`. Waits as long as the bucket does not answer.
+
+        An older writer may still be alive: what it lands until `begin_epoch` has shut it out is handed to `on_record`
+        from there, in order.
+        """
+        assert self._chain is None, "recover is called once"
+        chain = await self._bucket.resolve()
+        self._on_record = on_record
+        self._chain = chain
+        self._start = self._end = self._durable = chain.start_offset
+        self._deliver(chain)
+        return self._confirm
+
+    def _deliver(self, chain: Chain) -> None:
+        """Hand on what the chain holds beyond the end known so far."""
+        if chain.objects and not chain.start_offset <= self._end <= chain.end_offset:
+            raise WalFailed(
+                f"the WAL was trimmed to {chain.start_offset} by another process while it was read",
+                hint="start the broker again",
+            )
+        for one in chain.objects:
+            if one.kind is ObjectType.DATA and one.wal_end > self._end:
+                self._deliver_object(one)
+        self._end = self._durable = max(self._end, chain.end_offset)
+
+    def _deliver_object(self, one: WalObject) -> None:
+        for header, position in one.headers():
+            if header.wal_offset < self._end:
+                continue
+            if header.master_epoch > self._history.last_epoch:
+                self._history.append(header.master_epoch, header.wal_offset)
+            if header.confirm_offset > self._confirm:
+                self._confirm = self._header_confirm = header.confirm_offset
+            self._on_record(record_of(header, one.body, position))
+
+    async def reset(self, offset: int) -> None:
+        """See `Wal.reset`. Takes effect with `begin_epoch`, in one step: the fence says where the log starts over."""
+        assert self._chain is not None and self._epoch < 0 and offset >= 0
+        self._check_usable()
+        self._reset_offset = offset
+        self._start = self._end = self._durable = offset
+        self._confirm = self._header_confirm = offset
+        self._history = EpochHistory()
+
+    async def begin_epoch(self, epoch: int) -> None:
+        """See `Wal.begin_epoch`: shuts out every older writer. Appends meanwhile raise `WalFull`.
+
+        Raises `Fenced` for an epoch that is not newer than all in the bucket, `WalFailed`, `CorruptData`. Waits as long
+        as the bucket does not answer.
+        """
+        assert self._chain is not None and not self._switching
+        self._check_usable()
+        last_epoch = max(self._chain.epoch, self._epoch)
+        if epoch <= last_epoch:
+            raise Fenced(f"master epoch {epoch} is not newer than {last_epoch}, which the WAL has seen")
+        self._switching = True
+        try:
+            if self._epoch < 0:
+                await self._take_over(self._chain, epoch)
+            else:
+                await self._go_on(epoch)
+            self._history.append(epoch, self._end)
+            self._epoch = epoch
+        finally:
+            self._switching = False
+            self._wake()
+        self._enqueue(_EPOCH_START, 0, 0, 0, 0, (), 0)
+        await self._all_durable()
+
+    async def _take_over(self, chain: Chain, epoch: int) -> None:
+        self._origin = Origin(self._replica_set_id, epoch, self._origin.writer_id)
+        reset_offset = self._reset_offset if chain.objects else self._end
+        chain = await self._bucket.plant(self._origin, chain, reset_offset, self._deliver)
+        if reset_offset < 0:
+            self._deliver(chain)
+        assert chain.end_offset == self._end
+        self._chain = chain
+        live = [(one.seq, one.wal_end) for one in chain.objects if one.kind is ObjectType.DATA]
+        self._window.open(chain.hole, chain.first_seq, self._end, live)
+        leftovers = self._bucket.leftovers(chain)
+        self._bucket.forget()
+        chain.objects.clear()
+        self._on_record = lambda _record: None
+        fields = {"replica_set": self._replica_set_id, "master_epoch": epoch, "wal_offset": self._end}
+        log.info("the WAL in the bucket is ours", extra={**fields, "seq": chain.hole})
+        if leftovers:
+            self._tasks.spawn(self._bucket.delete(leftovers), "clear")
+
+    async def _go_on(self, epoch: int) -> None:
+        """A new epoch of the process that is the writer already: a fence at its own next place."""
+        await self._all_durable()
+        window, origin = self._window, Origin(self._replica_set_id, epoch, self._origin.writer_id)
+        seq = window.next_seq
+        fields = {"first_seq": window.first_seq, "durable_offset": self._end, "next_seq": seq + SPAN}
+        if await self._bucket.create(seq, encode_fence(origin, seq=seq, **fields)) is Created.THEIRS:
+            raise self._fail(self._shut_out(seq, await self._bucket.who(seq)))
+        self._origin = origin
+        window.next_seq = seq + SPAN
+
+    # Appending
+
+    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+        """See `Wal.append`."""
+        length = 0
+        for buffer in payload:
+            length += len(buffer)
+        if (
+            self._failure is not None
+            or self._epoch < 0
+            or self._switching
+            or self._closed
+            or length > self._max_record_bytes
+            or not self._has_space(length)
+        ):
+            self._refuse(length)
+        self._appends += 1
+        return self._enqueue(_DATA, stream_id, stream_epoch, base_offset, count, payload, length)
+
+    def _has_space(self, length: int) -> bool:
+        end = self._end
+        return (
+            end - self._durable <= _MAX_WAITING_BYTES and end - self._start + HEADER_BYTES + length <= self._max_bytes
+        )
+
+    async def writable(self, payload_bytes: int = 0) -> None:
+        """Wait until an append of `payload_bytes` would not raise `WalFull`. Raises `WalFailed`, `Closed`."""
+        while True:
+            self._check_usable()
+            if self._epoch >= 0 and not self._switching and self._has_space(payload_bytes):
+                return
+            await self._changed()
+
+    def _refuse(self, length: int) -> None:
+        """Raise what keeps `append` from going on."""
+        self._check_usable()
+        if length > self._max_record_bytes:
+            raise InvalidInput(
+                f"a WAL record of {length} bytes is over the limit of {self._max_record_bytes}",
+                hint="send smaller batches or raise wal.max_record_bytes",
+            )
+        assert self._epoch >= 0 or self._switching, "begin_epoch comes before append"
+        if self._switching:
+            raise WalFull("the WAL enters a new master epoch", hint="retry")
+        if self._end - self._durable > _MAX_WAITING_BYTES:
+            raise WalFull(f"{self._end - self._durable} bytes wait for the bucket", hint="retry; the bucket is slow")
+        raise WalFull("the WAL is at its bound (wal.max_bytes)", hint="retry; uploads to the bucket make room")
+
+    def _enqueue(
+        self,
+        type: int,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        length: int,
+    ) -> int:
+        offset = self._end
+        header = encode_header(
+            type,
+            length,
+            offset,
+            self._header_confirm,
+            stream_id,
+            stream_epoch,
+            base_offset,
+            self._epoch,
+            count,
+            payload,
+        )
+        self._window.add(offset, HEADER_BYTES + length, (header, *payload))
+        self._end = offset + HEADER_BYTES + length
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return self._end
+
+    # Sending
+
+    def _flush(self) -> None:
+        """Send what is due; set the timer for what is not."""
+        self._flush_scheduled = False
+        if self._failure is not None or self._released:
+            return
+        window = self._window
+        while window.waiting and window.has_room:
+            now = self._clock.monotonic()
+            delay_s = self._pacer.delay_s(now, window)
+            if delay_s > 0 and not self._closed and not self._switching:
+                if self._timer is None:
+                    self._timer = self._tasks.spawn(self._flush_later(delay_s), "timer")
+                return
+            batch = window.next_batch()
+            assert batch is not None
+            self._pacer.sent(now)
+            self._tasks.spawn(self._put(batch), f"put-{batch.seq}")
+
+    async def _flush_later(self, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        self._timer = None
+        self._flush()
+
+    async def _put(self, batch: Batch) -> None:
+        """Bring one batch into the bucket, or find out that this writer has been shut out."""
+        data = encode_data(
+            self._origin,
+            seq=batch.seq,
+            first_seq=batch.first_seq,
+            wal_start=batch.wal_start,
+            wal_end=batch.wal_end,
+            durable_offset=self._durable,
+            records=batch.records,
+            body=batch.buffers,
+        )
+        batch.buffers = []
+        self._puts += 1
+        self._put_bytes += len(data)
+        started = self._clock.monotonic()
+        try:
+            created = await self._bucket.create(batch.seq, data)
+            if created is Created.THEIRS:
+                raise self._shut_out(batch.seq, await self._bucket.who(batch.seq))
+        except TidelogError as error:
+            self._fail(error)
+            return
+        self._pacer.observe(self._clock.monotonic() - started)
+        self._landed(batch)
+
+    def _landed(self, batch: Batch) -> None:
+        if self._failure is not None:
+            return
+        if self._window.landed(batch):
+            moved = self._window.durable_offset > self._durable
+            self._durable = self._window.durable_offset
+            self._header_confirm = min(self._confirm, self._durable)
+            if self._waiters:
+                self._wake()
+            if moved:
+                self._on_durable(self._durable)
+            self._sweep()
+        self._flush()
+
+    def _shut_out(self, seq: int, found: WalObject | None) -> Fenced:
+        who = f"a {found.kind.name} object of master epoch {found.master_epoch}" if found else "an object"
+        return Fenced(
+            f"{self._bucket.key(seq)} is {who} by another writer: master epoch {self._epoch} has ended",
+            hint="another broker is master of this replica set now",
+        )
+
+    # Failing, waiting
+
+    def _on_defect(self, error: BaseException) -> None:
+        self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def _fail(self, error: Exception) -> WalFailed:
+        if self._failure is None:
+            self._failure = WalFailed(
+                f"the WAL in the bucket failed: {error}",
+                hint="restart the broker: what was acknowledged is recovered",
+            )
+            self._failure.__cause__ = error
+            self._window.clear()
+            self._wake()
+            self._on_failed(self._failure)
+        return self._failure
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
+        if self._closed:
+            raise Closed("the WAL is closed")
+
+    async def _changed(self) -> None:
+        """Wait until something that a waiter may wait for has changed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _all_durable(self) -> None:
+        """Wait until everything appended so far is in the bucket. Raises `WalFailed`."""
+        target = self._end
+        self._flush()
+        while self._durable < target:
+            if self._failure is not None:
+                raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
+            await self._changed()
+
+    # The other end
+
+    async def trim(self, offset: int) -> None:
+        """See `Wal.trim`. Whole objects before `offset` are deleted, in the background. Raises `WalFailed`.
+
+        That they are not needed is first written into an object: the next one, or one of its own if nothing is under
+        way.
+        """
+        self._check_usable()
+        assert offset <= self._durable, f"trim to {offset}, past the durable end {self._durable}"
+        if offset <= self._start:
+            return
+        self._start = offset
+        self._window.trim(offset)
+        self._history.forget_before(offset)
+        self._wake()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete what may be deleted."""
+        if self._window.wants_carrier and self._epoch >= 0 and not self._closed:
+            self._window.add_carrier()
+            self._flush()
+        if self._window.has_deletable and not self._sweeping and not self._closed:
+            self._sweeping = True
+            self._tasks.spawn(self._delete(), "sweep")
+
+    async def _delete(self) -> None:
+        try:
+            while places := self._window.deletable():
+                await self._bucket.delete(places)
+        except TidelogError as error:
+            # They cost a little storage until the next start clears them away; nothing depends on it.
+            log.warning("WAL objects cannot be deleted", extra={"replica_set": self._replica_set_id, "error": error})
+        finally:
+            self._sweeping = False
+
+    async def close(self) -> None:
+        """See `Wal.close`. Waits a bounded time for the bucket: what has not landed was never acknowledged.
+
+        Raises `WalFailed` if it fails here.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._epoch >= 0 and self._failure is None:
+                async with asyncio.timeout(_CLOSE_WAIT_S):
+                    await self._all_durable()
+        except TimeoutError:
+            fields = {"replica_set": self._replica_set_id, "bytes": self._end - self._durable}
+            log.warning("the bucket did not take the end of the WAL; it was not acknowledged", extra=fields)
+        finally:
+            self._released = True
+            self._wake()
+            await self._tasks.close()

@@ -1,0 +1,291 @@
+"""Reads the chain of WAL objects out of the bucket, and plants the fence that makes a process its only writer.
+
+Reading goes on beside a writer that is still alive, and beside deletes: what moves while it is read is read again.
+An acknowledged object that is missing or damaged is `CorruptData`, which names it; a place counts as missing only when
+it was found so `_LOOKS` times in a row, because the pages of a listing are not of one moment.
+
+Entry: `BucketLog.resolve`, `BucketLog.plant`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import TypeVar
+
+from runtime.clock import Clock
+from runtime.errors import CorruptData, Fenced, Unavailable
+from runtime.tasks import Backoff
+from storage.object_store import ObjectExists, ObjectNotFound, ObjectStore
+from storage.object_store_common import StoreAccessDenied, gather_or_cancel
+from storage.purpose import Purpose, for_purpose
+from storage.wal import WalFailed
+from storage.wal_s3_core import Chain, barrier_place, missing_object, next_place
+from storage.wal_s3_format import FENCE_BYTES, Origin, WalObject, decode, encode_fence, parse_seq, wal_key
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_READS_AT_ONCE = 16
+"""Objects read side by side: enough to fill a connection to a bucket, and a bound on what is buffered in the client."""
+_LOOKS = 3
+_RETRIED = (Unavailable, StoreAccessDenied)
+"""Errors of the store that pass, or that somebody can mend while we wait."""
+
+
+class Created(Enum):
+    """What a conditional create came to."""
+
+    OURS = 1
+    """The object is there, and it is ours: now, or by an earlier attempt whose answer was lost."""
+    THEIRS = 2
+    """Somebody else's object is there."""
+
+
+class _Moved(Exception):  # internal: leaves this module never
+    """What was listed is not there any more, or not yet: look again."""
+
+
+class BucketLog:
+    """The objects of one replica set's WAL."""
+
+    def __init__(self, store: ObjectStore, prefix: str, replica_set_id: int, clock: Clock, rng: random.Random) -> None:
+        self._store = for_purpose(store, Purpose.WAL)
+        self._cleaned = for_purpose(store, Purpose.CLEAN)
+        self._prefix = prefix
+        self._replica_set_id = replica_set_id
+        self._clock = clock
+        self._rng = rng
+        self._read: dict[int, WalObject | CorruptData] = {}
+        self._missing: list[int] = []
+        self.listed: dict[int, int] = {}
+        """Place → bytes of every object of the last listing."""
+
+    def key(self, seq: int) -> str:
+        """The key of the object at place `seq`."""
+        return wal_key(self._prefix, seq)
+
+    def forget(self) -> None:
+        """Free the objects kept for the next `resolve`."""
+        self._read.clear()
+
+    # -- one request, for as long as it takes
+
+    async def persist(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Run `attempt` until the bucket answers, with back-off; says so at the 1st, 2nd, 4th, 8th… failure."""
+        backoff = Backoff(0.05, 5.0, self._rng)
+        while True:
+            try:
+                return await attempt()
+            except _RETRIED as error:
+                delay_s = backoff.next_delay_s()
+                if backoff.attempts & (backoff.attempts - 1) == 0:
+                    fields = {"replica_set": self._replica_set_id, "what": what, "attempt": backoff.attempts}
+                    log.warning("the WAL waits for the bucket", extra={**fields, "error": error})
+                await self._clock.sleep(delay_s)
+
+    async def create(self, seq: int, data: bytes) -> Created:
+        """Create the object at place `seq`, or find out who did. Raises what no retry can mend."""
+        key = self.key(seq)
+
+        async def put() -> Created | None:
+            try:
+                await self._store.put(key, (data,), if_absent=True)
+            except ObjectExists:
+                return None
+            return Created.OURS
+
+        while True:
+            if await self.persist(f"create {key}", put) is Created.OURS:
+                return Created.OURS
+            found = await self._get(key)
+            if found is not None:
+                return Created.OURS if found == data else Created.THEIRS
+            # It was there and was deleted since: it held what is trimmed now. Then ours changes nothing.
+
+    async def _get(self, key: str) -> bytes | None:
+        async def get() -> bytes | None:
+            try:
+                return await self._store.get(key)
+            except ObjectNotFound:
+                return None
+
+        return await self.persist(f"read {key}", get)
+
+    async def who(self, seq: int) -> WalObject | None:
+        """The object at place `seq` if it is there and can be read."""
+        key = self.key(seq)
+        data = await self._get(key)
+        try:
+            return None if data is None else decode(self._prefix, key, data, self._replica_set_id)
+        except CorruptData:
+            return None
+
+    # -- the chain
+
+    async def resolve(self) -> Chain:
+        """The chain as it is now. Raises `CorruptData`; waits for a bucket that does not answer."""
+        self._missing.clear()
+        backoff = Backoff(0.02, 1.0, self._rng)
+        while True:
+            try:
+                return await self._look()
+            except _Moved as error:
+                if backoff.attempts >= 8:
+                    log.info("the WAL moves while it is read", extra={"reason": str(error)})
+                await self._clock.sleep(backoff.next_delay_s())
+
+    async def _look(self) -> Chain:
+        self.listed = await self.persist("list the WAL", self._list)
+        if not self.listed:
+            return Chain()
+        first_seq = await self._load()
+        chain = Chain(first_seq)
+        while chain.hole in self.listed:
+            found = self._read[chain.hole]
+            if isinstance(found, CorruptData):
+                raise found
+            chain.extend(found)
+        chain.furthest = max(chain.furthest, *self.listed)
+        if not chain.objects:
+            await self._suspect(first_seq, 0, "the first seq of the newest object")
+        behind = [one for seq, one in self._read.items() if seq > chain.hole and isinstance(one, WalObject)]
+        proof = chain.missing(behind)
+        if proof is not None:
+            await self._suspect(chain.hole, chain.end_offset, f"the durable offset in {proof.key}")
+        return chain
+
+    async def _list(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        async for info in self._store.list(self._prefix):
+            seq = parse_seq(self._prefix, info.key)
+            if seq is None:
+                log.warning("an object that is not of the WAL lies among its objects", extra={"key": info.key})
+            else:
+                found[seq] = info.size
+        return found
+
+    async def _load(self) -> int:
+        """Read all objects from the largest first seq on, which is returned.
+
+        The newest object of the chain knows the largest; an object above it, of a writer that was fenced, may not.
+        So everything from what the highest object names is read, and the largest of those counts.
+        """
+        first_seq = -1
+        for seq in sorted(self.listed, reverse=True):
+            await self._fetch([seq])
+            found = self._read[seq]
+            if isinstance(found, WalObject):
+                first_seq = found.first_seq
+                break
+            log.warning("the newest WAL object cannot be read", extra={"error": found})
+        else:
+            found = self._read[min(self.listed)]
+            assert isinstance(found, CorruptData)
+            raise found
+        await self._fetch([seq for seq in self.listed if seq >= first_seq])
+        first_seq = max(one.first_seq for one in self._read.values() if isinstance(one, WalObject))
+        for seq in [seq for seq in self._read if seq < first_seq]:
+            del self._read[seq]
+        return first_seq
+
+    async def _fetch(self, wanted: list[int]) -> None:
+        """Read objects that were not read before, some at a time."""
+        todo = iter([seq for seq in sorted(wanted) if seq not in self._read])
+
+        async def reader() -> None:
+            for seq in todo:
+                key = self.key(seq)
+                data = await self._get(key)
+                if data is None:
+                    raise _Moved(f"{key} was deleted while it was looked for")
+                try:
+                    self._read[seq] = decode(self._prefix, key, data, self._replica_set_id)
+                except CorruptData as error:
+                    self._read[seq] = error
+
+        await gather_or_cancel([reader() for _ in range(_READS_AT_ONCE)])
+
+    async def _suspect(self, seq: int, wal_offset: int, proof: str) -> None:
+        """An acknowledged object seems to be missing. Always raises: `CorruptData` when it is certain."""
+        self._missing.append(seq)
+        last = self._missing[-_LOOKS:]
+        if len(last) == _LOOKS and set(last) == {seq} and await self._get(self.key(seq)) is None:
+            raise missing_object(self.key(seq), wal_offset, proof)
+        raise _Moved(f"{self.key(seq)} is not there yet, or not any more")
+
+    # -- becoming the writer
+
+    async def plant(self, origin: Origin, chain: Chain, reset_offset: int, on_longer: Callable[[Chain], None]) -> Chain:
+        """End the log of older writers at its hole and return the chain that ends with the fence of `origin`.
+
+        `on_longer` gets each chain that an older writer, still alive, has made longer meanwhile. With `reset_offset`
+        (not -1) the log starts over there, and must not have grown. Raises `Fenced` when somebody newer was there,
+        `WalFailed`, `CorruptData`.
+        """
+        attempt = 0
+        while chain.writer_id != origin.writer_id:  # else the old writer has run into our barrier
+            _check_newer(origin, chain)
+            if await self._fence(origin, chain, chain.hole, reset_offset) is Created.OURS:
+                break
+            longer = await self.resolve()
+            _check_newer(origin, longer)
+            if reset_offset >= 0:
+                raise WalFailed("the WAL was written to while it was started over", hint="start the broker again")
+            on_longer(longer)
+            chain = longer
+            place = barrier_place(chain, attempt)
+            if place is not None and chain.writer_id != origin.writer_id:
+                attempt += 1
+                if await self._fence(origin, chain, place, -1) is Created.OURS:
+                    attempt = 1 << 8  # one is enough: the writer cannot get past it
+        # A create also succeeds where the object of somebody newer was trimmed. Only what is on the chain counts.
+        found = await self.resolve()
+        if found.epoch > origin.master_epoch:
+            raise _overtaken(origin, found)
+        if found.writer_id != origin.writer_id:
+            raise WalFailed("the WAL moved on while its new epoch began", hint="start the broker again")
+        return found
+
+    async def _fence(self, origin: Origin, chain: Chain, seq: int, reset_offset: int) -> Created:
+        first_seq = seq if reset_offset >= 0 else chain.first_seq
+        data = encode_fence(
+            origin,
+            seq=seq,
+            first_seq=first_seq,
+            durable_offset=chain.end_offset if reset_offset < 0 and seq == chain.hole else 0,
+            next_seq=next_place(chain) + seq - chain.hole,
+            reset_offset=reset_offset,
+        )
+        return await self.create(seq, data)
+
+    # -- clearing away
+
+    def leftovers(self, chain: Chain) -> list[int]:
+        """Places of the last listing whose objects nobody needs: trimmed before, or dead behind a fence of the chain.
+
+        Fences are never among them, because a writer that they stop may still be alive.
+        """
+        on_chain = {one.seq for one in chain.objects}
+        return [
+            seq for seq, size in self.listed.items() if seq < chain.hole and seq not in on_chain and size != FENCE_BYTES
+        ]
+
+    async def delete(self, places: list[int]) -> None:
+        """Delete the objects at `places`; when it returns they are gone."""
+        keys = [self.key(seq) for seq in places]
+        await self.persist("delete WAL objects", lambda: self._cleaned.delete(keys))
+
+
+def _check_newer(origin: Origin, chain: Chain) -> None:
+    if chain.writer_id != origin.writer_id and origin.master_epoch <= chain.epoch:
+        raise _overtaken(origin, chain)
+
+
+def _overtaken(origin: Origin, chain: Chain) -> Fenced:
+    return Fenced(
+        f"master epoch {origin.master_epoch} is not newer than {chain.epoch}, which the WAL in the bucket has seen",
+        hint="another broker is master of this replica set now",
+    )
