@@ -2,7 +2,7 @@
 
 Start: controller session and identity → election (a new master epoch) → WAL recovery → uploads → partitions → groups →
 listeners. Until its listener is open the broker serves nothing (hot-tier.md C8). The bucket is not needed to start over
-an existing data directory: what cannot be read from it yet is retried and shown (rule 11).
+an existing data directory, unless the WAL lives there: what cannot be read from it yet is retried and shown (rule 11).
 
 Stop: groups → listener closed and requests in flight finished → partitions closed cleanly → everything uploaded → WAL
 closed. A failed WAL or a deposed master ends the process: `failed` is set, and whoever runs the node starts it anew.
@@ -32,9 +32,10 @@ from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSett
 from controller.client import ControllerClient
 from controller.model import StreamState
 from runtime.clock import Clock
-from runtime.errors import TidelogError, Unavailable
+from runtime.errors import ConfigError, TidelogError, Unavailable
 from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
+from storage.object_store import StoreCapabilities
 from storage.settings import CacheSettings, UploadSettings
 from storage.storage import Storage
 from storage.wal import Wal
@@ -73,7 +74,11 @@ class BrokerSettings:
 
 
 class BrokerNode:
-    """A broker. Everything it needs of the world is passed in."""
+    """A broker. Everything it needs of the world is passed in.
+
+    `open_wal` makes the WAL of the cluster with the id it gets; with `needs_conditional_create` that WAL lives in the
+    bucket, which must then be there, and able to fence, before anything else happens.
+    """
 
     def __init__(
         self,
@@ -82,7 +87,8 @@ class BrokerNode:
         settings: BrokerSettings,
         controllers: list[tuple[str, int]],
         heartbeat_interval_s: float,
-        wal: Wal,
+        open_wal: Callable[[str], Wal],
+        needs_conditional_create: bool = False,
         store: WatchedObjectStore,
         network: Network,
         clock: Clock,
@@ -90,7 +96,8 @@ class BrokerNode:
     ) -> None:
         self._identity = identity
         self._settings = settings
-        self._wal = wal
+        self._open_wal = open_wal
+        self._needs_conditional_create = needs_conditional_create
         self._store = store
         self._network = network
         self._clock = clock
@@ -103,6 +110,7 @@ class BrokerNode:
         """Gets the error that ended this broker for good."""
         self.controller = ControllerClient(controllers, network, clock, rng, heartbeat_interval_s=heartbeat_interval_s)
         self.metrics = Metrics()
+        self._wal: Wal | None = None
         self._storage: Storage | None = None
         self._partitions: PartitionManager | None = None
         self._registration_epoch = -1
@@ -148,8 +156,9 @@ class BrokerNode:
         self._ready = True
 
     def _make_storage(self, cluster_id: str) -> Storage:
+        wal = self._wal = self._open_wal(cluster_id)
         storage = self._storage = Storage(
-            wal=self._wal,
+            wal=wal,
             store=self._store,
             objects=self.controller,
             clock=self._clock,
@@ -219,13 +228,24 @@ class BrokerNode:
     # --- the bucket ----------------------------------------------------------------------------------------------
 
     async def _meet_the_bucket(self) -> None:
-        """Probe the bucket. A new data directory waits for it (its address may be wrong); an old one serves already."""
-        if self._identity.first_start:
+        """Probe the bucket. A new data directory waits for it (its address may be wrong); an old one serves already.
+
+        With the WAL in it nothing can be served without it. Raises `ConfigError` if it cannot fence writers then.
+        """
+        if self._needs_conditional_create:
+            found = await self._probe_until_it_answers(Unavailable)
+            if not found.conditional_create:
+                raise ConfigError(
+                    f"wal.kind is s3, but {self._store.url} cannot keep two brokers from writing the same WAL: "
+                    + "; ".join(found.problems),
+                    hint="use a server with conditional creates (AWS S3, MinIO, LocalStack), or --wal disk",
+                )
+        elif self._identity.first_start:
             await self._probe_until_it_answers(Unavailable)
         else:
             self._tasks.spawn(self._probe_until_it_answers(TidelogError), "probe")
 
-    async def _probe_until_it_answers(self, retried: type[TidelogError]) -> None:
+    async def _probe_until_it_answers(self, retried: type[TidelogError]) -> StoreCapabilities:
         """Errors of the kind `retried` are told and tried again; others (refused credentials) end a first start."""
         backoff = Backoff(0.5, 10.0, self._rng)
         while True:
@@ -244,7 +264,7 @@ class BrokerNode:
                 for problem in found.problems:
                     log.warning("the bucket's server lacks something", extra={"problem": problem})
                 log.info("the bucket answers", extra={"bucket": self._store.url})
-                return
+                return found
 
     # --- what operators see --------------------------------------------------------------------------------------
 
@@ -266,6 +286,9 @@ class BrokerNode:
         return [f"{opening} of {counts['led']} partitions are not open"] if opening > 0 else []
 
     def _admin_sources(self, storage: Storage) -> AdminSources:
+        wal = self._wal
+        assert wal is not None
+
         def partitions() -> dict[str, int]:
             return self._partitions.counts() if self._partitions is not None else {}
 
@@ -278,11 +301,11 @@ class BrokerNode:
             not_ready=self._not_ready,
             partitions=partitions,
             wal=lambda: {
-                "start_offset": self._wal.start_offset,
-                "end_offset": self._wal.end_offset,
-                "durable_offset": self._wal.durable_offset,
+                "start_offset": wal.start_offset,
+                "end_offset": wal.end_offset,
+                "durable_offset": wal.durable_offset,
                 "confirm_offset": storage.confirm.value,
-                "master_epoch": self._wal.master_epoch,
+                "master_epoch": wal.master_epoch,
             },
             upload=lambda: self._backlog(storage),
             bucket=self._store.health.report,

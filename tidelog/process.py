@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,16 @@ from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
 from controller.node import ControllerNode
 from runtime.clock import SystemClock
 from runtime.disk import FileDisk
-from runtime.errors import StorageFailed
+from runtime.errors import ConfigError, StorageFailed
 from runtime.network import AddressInUse, TcpNetwork
 from storage.object_cleaner import ObjectCleaner
+from storage.object_store import ObjectStore
 from storage.open_store import open_store
 from storage.purpose import Purpose, for_purpose
+from storage.wal import Wal
 from storage.wal_disk import DiskWal
+from storage.wal_memory import MemoryWal
+from storage.wal_s3 import S3Wal
 from tidelog.config import Config, Loaded
 from tidelog.data_dir import DataDirectory
 
@@ -79,7 +83,6 @@ class NodeProcess:
             await self._controller.wait_active(config.controller.command_timeout_ms / 1000)
             endpoints = endpoints or [self._controller.address]
         if "broker" in config.node.roles:
-            disk = self._disk = FileDisk(path / "wal")
             broker = self._broker = BrokerNode(
                 identity=BrokerIdentity(
                     directory.broker_id, directory.check_code, not directory.cluster_id, directory.belongs_to
@@ -87,13 +90,46 @@ class NodeProcess:
                 settings=_broker_settings(config),
                 heartbeat_interval_s=config.controller.heartbeat_interval_ms / 1000,
                 controllers=endpoints,
-                wal=DiskWal(disk, config.wal, rng=self._rng),
+                open_wal=self._wal_opener(path, store, directory.broker_id),
+                needs_conditional_create=config.wal.kind == "s3",
                 store=store,
                 network=self._network,
                 clock=self._clock,
                 rng=self._rng,
             )
             await broker.start()
+
+    def _wal_opener(self, path: Path, store: ObjectStore, replica_set_id: int) -> Callable[[str], Wal]:
+        """What makes the WAL once the cluster id is known. Raises `ConfigError` if another kind of WAL is in use."""
+        settings = self._config.wal
+        if settings.kind == "disk":
+            disk = self._disk = FileDisk(path / "wal")
+            return lambda _cluster_id: DiskWal(disk, settings, rng=self._rng)
+        if any((path / "wal").glob("*.wal")):
+            raise ConfigError(
+                f"wal.kind is {settings.kind}, but {path / 'wal'} holds a WAL on disk, perhaps with records that are"
+                " nowhere else",
+                hint="stop once with --wal disk, which uploads everything, then delete that directory",
+            )
+        if settings.kind == "memory":
+            log.warning(
+                "wal.kind is memory: what is acknowledged lives in the memory of this process alone until it is"
+                " uploaded; if the process dies, it is lost",
+                extra={"upload_age_ms": self._config.upload.age_ms},
+            )
+            return lambda _cluster_id: MemoryWal(settings)
+
+        def in_the_bucket(cluster_id: str) -> Wal:
+            return S3Wal(
+                store,
+                settings,
+                cluster_id=cluster_id,
+                replica_set_id=replica_set_id,
+                clock=self._clock,
+                rng=self._rng,
+            )
+
+        return in_the_bucket
 
     async def run_until(self, stop: asyncio.Task[bool]) -> None:
         """Serve until `stop` is done. Raises `StorageFailed` when the broker has failed for good."""

@@ -9,7 +9,7 @@ upload thresholds keep uploads, commits and WAL trims in flight when the kill co
 - the offsets of every partition are contiguous from 0;
 - a committed group offset never went back, and the last acknowledged commit is still there.
 
-    python -m tests.harness.kill9 --rounds 200 [--seed N] [--s3-endpoint URL --bucket NAME]
+    python -m tests.harness.kill9 --rounds 200 [--seed N] [--wal disk|s3] [--s3-endpoint URL --bucket NAME]
 """
 
 from __future__ import annotations
@@ -257,12 +257,13 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=200)
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--wal", choices=("disk", "s3"), default="disk")
     arguments.add_argument("--s3-endpoint")
     arguments.add_argument("--bucket")
     given = arguments.parse_args()
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ("--wal", given.wal)
     if given.s3_endpoint:
-        flags = ("--s3-endpoint", given.s3_endpoint, "--bucket", given.bucket)
+        flags += ("--s3-endpoint", given.s3_endpoint, "--bucket", given.bucket)
     with tempfile.TemporaryDirectory(prefix="tidelog-kill9-") as scratch:
         report = run(given.rounds, given.seed, Path(scratch) / "data", flags)
     print(report.text())

@@ -66,10 +66,6 @@ def refuse_what_comes_later(loaded: Loaded, brokers: int) -> None:
         raise ConfigError(
             f"--brokers {brokers}: clusters of several brokers come with a later release", hint="use --brokers 1"
         )
-    if loaded.config.wal.kind != "disk":
-        raise ConfigError(
-            f"wal.kind = {loaded.config.wal.kind!r} comes with a later release", hint="use --wal disk (the default)"
-        )
     if loaded.config.s3.endpoint and not loaded.config.s3.bucket:
         raise ConfigError("--s3-endpoint needs a bucket", hint="add --bucket NAME")
 
