@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from runtime.errors import TidelogError
 
@@ -22,17 +22,36 @@ ENTRY_OVERHEAD_BYTES = 256
 """What the cache itself spends on an entry: key tuple, dictionary slot, links."""
 
 
+class Extent:
+    """Bytes that several entries are views of: they are in memory as long as one of the entries is."""
+
+    __slots__ = ("members", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.members = 0
+        """Entries of the cache that lie in it."""
+
+
+class _Entry(NamedTuple, Generic[V]):
+    value: V
+    size: int
+    extent: Extent | None
+
+
 class ByteLru(Generic[K, V]):
     """Least recently used goes first, but what was marked as spent before everything else.
 
     Spent are the blocks that a sequential reader has behind it: a replay of all history so passes through without
     driving out what others come back for. What alone is larger than the bound is not kept.
+
+    An extent is accounted for in full while any of its entries is here: `bytes` is what is really held.
     """
 
     def __init__(self, bound_bytes: int) -> None:
         self._bound_bytes = bound_bytes
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._spent: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._spent: OrderedDict[K, _Entry[V]] = OrderedDict()
         self.bytes = 0
         self.hits = 0
         self.misses = 0
@@ -50,26 +69,24 @@ class ByteLru(Generic[K, V]):
             if entry is not None:
                 self.hits += 1
                 entries.move_to_end(key)
-                return entry[0]
+                return entry.value
         self.misses += 1
         return None
 
-    def peek(self, key: K) -> V | None:
-        """The value, without a trace."""
-        entry = self._entries.get(key) or self._spent.get(key)
-        return None if entry is None else entry[0]
-
-    def put(self, key: K, value: V, size: int) -> None:
-        """Keep `value`, which costs `size` bytes of memory, and evict others until it fits."""
+    def put(self, key: K, value: V, size: int, extent: Extent | None = None) -> None:
+        """Keep `value`, which costs `size` bytes of memory beside its extent, and evict others until it fits."""
         self.discard(key)
         size += ENTRY_OVERHEAD_BYTES
-        if size > self._bound_bytes:
+        if size + (extent.size if extent is not None else 0) > self._bound_bytes:
             return
-        self._entries[key] = (value, size)
+        self._entries[key] = _Entry(value, size, extent)
         self.bytes += size
+        if extent is not None:
+            if extent.members == 0:
+                self.bytes += extent.size
+            extent.members += 1
         while self.bytes > self._bound_bytes:
-            _, (_, freed) = (self._spent or self._entries).popitem(last=False)
-            self.bytes -= freed
+            self._left((self._spent or self._entries).popitem(last=False)[1])
 
     def spend(self, key: K) -> None:
         """This entry is not likely to be asked for again: it goes before the others, in the order of spending."""
@@ -81,7 +98,15 @@ class ByteLru(Generic[K, V]):
         """Forget one entry, if it is here."""
         entry = self._entries.pop(key, None) or self._spent.pop(key, None)
         if entry is not None:
-            self.bytes -= entry[1]
+            self._left(entry)
+
+    def _left(self, entry: _Entry[V]) -> None:
+        self.bytes -= entry.size
+        extent = entry.extent
+        if extent is not None:
+            extent.members -= 1
+            if extent.members == 0:
+                self.bytes -= extent.size
 
 
 class Flights(Generic[K, V]):

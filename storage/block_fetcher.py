@@ -10,7 +10,8 @@
   (a bad transfer) and then refused as `CorruptData`, never served.
 - A small object comes whole with its tail, so that it costs one GET.
 
-Memory: the block cache takes 15/16 of its bound, indexes the rest; the budget bounds what is on its way.
+Memory: the block cache takes 15/16 of its bound, indexes the rest; the budget bounds what is on its way. Blocks are
+views of the bytes that one GET brought: those are accounted for as long as one block of them is kept.
 
 Entry: `BlockFetcher.fetch`, `BlockFetcher.index`.
 """
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from runtime.errors import Closed, CorruptData, TidelogError
 from runtime.tasks import TaskSet
-from storage.block_cache import ByteLru, Flights
+from storage.block_cache import ByteLru, Extent, Flights
 from storage.cold_budget import ColdBudget, Level, Ticket
 from storage.managers import ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex
@@ -37,8 +38,10 @@ from storage.read_ahead import MAX_GET_BYTES
 log = logging.getLogger(__name__)
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
-_OFFLOAD_BYTES = 256 << 10
-"""GETs from this size on (about 0.1 ms of checking) are checked in a thread."""
+_OFFLOAD_RECORDS = 2000
+"""A GET whose check would hold the loop for longer than this many records do (about 0.5 ms) is checked in a thread."""
+_BYTES_A_RECORD = 5000
+"""Bytes whose checksum takes as long as finding one record."""
 
 BlockFuture = asyncio.Future[Block | TidelogError]
 
@@ -215,12 +218,17 @@ class BlockFetcher:
 
     async def _get_now(self, run: list[BlockRef], store: ObjectStore) -> None:
         data = await self._get_bytes(store, run[0].key, run[0].entry.position, run[-1].entry.end_position)
-        if len(data) >= _OFFLOAD_BYTES:
+        if len(data) // _BYTES_A_RECORD + sum(ref.entry.record_count for ref in run) > _OFFLOAD_RECORDS:
             decoded = await self._offload(lambda: _decode(run, data))
         else:
             decoded = _decode(run, data)
+        extent = Extent(len(data))
         for ref, outcome in zip(run, decoded, strict=True):
-            block = outcome if isinstance(outcome, Block) else await self._again(ref, outcome, store)
+            if isinstance(outcome, Block):
+                self.blocks.put(ref.id, outcome, outcome.overhead_bytes, extent)
+                self._block_flights.land(ref.id, outcome)
+                continue
+            block = await self._again(ref, outcome, store)
             if isinstance(block, Block):
                 self.blocks.put(ref.id, block, block.memory_bytes)
             self._block_flights.land(ref.id, block)
@@ -255,13 +263,13 @@ def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:
 
 
 def _decode(run: Sequence[BlockRef], data: bytes) -> list[Block | CorruptData]:
-    """Cut a GET's bytes into checked blocks. Each has its own copy, so that none keeps the others in memory."""
-    first = run[0].entry.position
+    """Cut a GET's bytes into checked blocks, which are views of them."""
+    view, first = memoryview(data), run[0].entry.position
     found: list[Block | CorruptData] = []
     for ref in run:
         entry = ref.entry
         try:
-            found.append(Block.decode(data[entry.position - first : entry.end_position - first], entry, key=ref.key))
+            found.append(Block.decode(view[entry.position - first : entry.end_position - first], entry, key=ref.key))
         except CorruptData as error:
             found.append(error)
     return found

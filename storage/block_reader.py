@@ -290,11 +290,9 @@ def _bytes_after(entry: IndexEntry, offset: int) -> int:
 def _take(block: Block, start: int, end: int, left: int, records: list[StreamRecord]) -> int:
     """Add the block's records to `records` while they fit; returns the bytes left, 0 when nothing more is wanted."""
     first = 0 if records else block.find(start)
-    for number in range(first, len(block)):
-        record = block[number]
-        size = len(record.payload)
-        if record.base_offset >= end or (records and size > left):
-            return 0
-        records.append(record)
-        left -= size
-    return max(left, 0)
+    taken = block.take(first, end, left)
+    if not taken and not records:
+        taken = [block[first]]
+    records += taken
+    left -= sum(len(record.payload) for record in taken)
+    return max(left, 0) if first + len(taken) == len(block) else 0
