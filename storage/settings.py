@@ -96,3 +96,40 @@ class CacheSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Block cache for reads from the bucket; half of it may be read ahead."""
     cold_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB
     """Bytes on their way from the bucket for reads of history (≥ 1 MiB); at the bound readers take turns."""
+
+
+class CompactionSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[compaction]`: many small objects become few large ones, in the background."""
+
+    enabled: bool = True
+    """Compact in the background. `tidelog object compact` works either way."""
+    interval_ms: Annotated[int, Meta(ge=100)] = 30_000
+    """How often to look for objects to compact (≥ 100)."""
+    min_objects: Annotated[int, Meta(ge=2, le=256)] = 8
+    """So many small neighbours are worth a compaction (2–256)."""
+    max_objects: Annotated[int, Meta(ge=2, le=1024)] = 64
+    """At most so many are taken at once (2–1,024)."""
+    age_ms: Annotated[int, Meta(ge=0)] = 3_600_000
+    """Older objects are compacted even if there are fewer of them, but two at least."""
+    target_bytes: Annotated[int, Meta(ge=4096, le=1024 * MIB)] = 64 * MIB
+    """Size to bring objects to (4 KiB–1 GiB); those of half the size are left alone. A compaction takes 2–3 times that
+    in memory."""
+    stream_bytes: Annotated[int, Meta(ge=1024)] = 4 * MIB
+    """A stream with at least this much in the stream-set objects of one compaction gets an object of its own."""
+    pace_bytes_per_s: Annotated[int, Meta(ge=1024)] = 32 * MIB
+    """Bytes read and written each second at most (≥ 1,024). A tenth of that while the broker is busy."""
+    busy_bytes_per_s: Annotated[int, Meta(ge=0)] = 16 * MIB
+    """Busy is: producers write more than this each second, or a whole upload (`upload.size_bytes`) waits."""
+    concurrency: Annotated[int, Meta(ge=1, le=16)] = 1
+    """Compactions at once (1–16)."""
+
+
+class CleanSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[clean]`: objects in the bucket that no metadata names, left by crashes."""
+
+    enabled: bool = True
+    """The active controller looks for orphans by itself. `tidelog object clean` works either way."""
+    interval_ms: Annotated[int, Meta(ge=100)] = 6 * 3_600_000
+    """How often (≥ 100). A search lists all objects: a request for each 1,000."""
+    orphan_age_ms: Annotated[int, Meta(ge=0)] = 3_600_000
+    """Younger objects are left alone: somebody who was given up may still be writing them."""

@@ -24,7 +24,7 @@ from msgspec import Meta
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.settings import ControllerSettings
 from runtime.errors import ConfigError
-from storage.settings import CacheSettings, S3Settings, UploadSettings, WalSettings
+from storage.settings import CacheSettings, CleanSettings, CompactionSettings, S3Settings, UploadSettings, WalSettings
 
 ENV_PREFIX = "TIDELOG_"
 SECRETS = frozenset({"s3.secret_access_key"})
@@ -58,6 +58,8 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     s3: S3Settings = msgspec.field(default_factory=S3Settings)
     upload: UploadSettings = msgspec.field(default_factory=UploadSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
+    compaction: CompactionSettings = msgspec.field(default_factory=CompactionSettings)
+    clean: CleanSettings = msgspec.field(default_factory=CleanSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)
     group: GroupSettings = msgspec.field(default_factory=GroupSettings)
 
