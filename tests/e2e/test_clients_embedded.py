@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +23,14 @@ def tidelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TidelogProcess
 @pytest.mark.parametrize("client", sorted(KITS))
 def test_a_real_client_gets_back_every_byte(client: str, tidelog: TidelogProcess) -> None:
     round_trip(KITS[client](), tidelog.bootstrap, f"trip-{client}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("wal", ["s3", "memory"])
+def test_a_real_client_gets_back_every_byte_without_a_wal_on_disk(wal: str, tmp_path: Path) -> None:
+    with running(tmp_path / "data", ["--wal", wal]) as process:
+        told = [line for line in process.output if "lives in the memory of this process alone" in line]
+        assert bool(told) == (wal == "memory")
+        round_trip(KITS["confluent-kafka"](), process.bootstrap, "trip")
+        assert process.stop() == 0, process.tail()
+        assert not (tmp_path / "data" / "wal").exists()

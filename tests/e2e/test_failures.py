@@ -311,3 +311,56 @@ def test_a_wrong_bucket_name_is_told_at_once(tmp_path: Path, moto_server: S3Serv
         assert "test-" in line
     finally:
         process.kill()
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_cannot_fence_is_refused_for_the_wal_and_told_why(tmp_path: Path, moto_server: S3Server) -> None:
+    with faulty_proxy(moto_server) as proxy:
+        proxy.fault = lambda seen: Fault(drop_headers=("If-None-Match",))
+        process = TidelogProcess(tmp_path / "data", [*s3_flags(proxy.server), "--wal", "s3"])
+        try:
+            process.launch()
+            line = process.wait_for_line("cannot keep two brokers from writing the same WAL")
+            assert "ignores `If-None-Match: *`" in line, line
+            process.wait_for_line("--wal disk")
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(180)
+def test_a_wal_in_the_bucket_rides_out_a_bucket_that_is_away(tmp_path: Path, moto_server: S3Server) -> None:
+    """Producers wait, nothing fails and nothing is lost; answers that get lost are recognised."""
+    with faulty_proxy(moto_server) as proxy:
+        flags = [*s3_flags(proxy.server), "--wal", "s3", "--set", "s3.retry_budget_ms=1000"]
+        with running(tmp_path / "data", flags) as process:
+            create_topic(process.bootstrap, "t")
+            writer = Writer(process.bootstrap, "t")
+            writer.write()
+            writer.flush()
+            proxy.fault = lambda seen: Fault(lose_reply=True) if len(proxy.requests) % 2 else Fault(status=503)
+            for _ in range(20):
+                writer.write()
+            away_until = time.monotonic() + 4
+            while time.monotonic() < away_until:
+                writer.poll()
+            proxy.fault = lambda seen: None
+            writer.flush()
+            assert not writer.errors and len(writer.acknowledged) == 21
+            assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
+            process.kill()
+        with running(tmp_path / "data", flags) as process:
+            assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
+            assert process.stop() == 0, process.tail()
+
+
+@pytest.mark.timeout(120)
+def test_a_wal_on_disk_is_not_left_behind_by_a_change_of_kind(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as process:
+        create_topic(process.bootstrap, "t")
+        process.kill()
+    process = TidelogProcess(tmp_path / "data", ["--wal", "s3"])
+    try:
+        process.launch()
+        process.wait_for_line("holds a WAL on disk")
+    finally:
+        process.kill()

@@ -26,3 +26,13 @@ def test_kill_9_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
 def test_kill_9_over_s3_loses_doubles_and_reorders_nothing(tmp_path: Path, minio_server: S3Server) -> None:
     report = run(8, seed=8, data_dir=tmp_path / "data", flags=tuple(s3_flags(minio_server)))
     assert report.clean, report.text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kill_9_with_the_wal_in_the_bucket_loses_doubles_and_reorders_nothing(
+    tmp_path: Path, minio_server: S3Server
+) -> None:
+    report = run(10, seed=9, data_dir=tmp_path / "data", flags=("--wal", "s3", *s3_flags(minio_server)))
+    assert report.clean, report.text()
+    assert not (tmp_path / "data" / "wal").exists()

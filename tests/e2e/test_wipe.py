@@ -125,3 +125,29 @@ def test_all_is_readable_from_the_bucket_after_the_wal_is_deleted(
         more.produce(TOPIC, b"life goes on", partition=0)
         assert more.flush(60) == 0
         assert process.stop() == 0, process.tail()
+
+
+@pytest.mark.timeout(240)
+def test_with_the_wal_in_the_bucket_a_killed_broker_needs_nothing_but_the_controllers_state(
+    tmp_path: Path, minio_server: S3Server
+) -> None:
+    """Nothing is uploaded before the kill: what was acknowledged is in WAL objects alone."""
+    flags = [*s3_flags(minio_server), "--wal", "s3", "--set", "upload.age_ms=3600000"]
+    with running(tmp_path / "data", flags) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        fill(process.bootstrap)
+        producer_id, offset = send_idempotent(process.port, None)
+        before = read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert len(before) == 901
+        process.kill()
+        port = process.port
+    for left in (tmp_path / "data").iterdir():
+        if left.name not in ("controller", "identity.json"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    with running(tmp_path / "data", flags, port) as process:
+        check_all(process, before, producer_id, offset)
+        upload_everything(process.bootstrap)
+        assert process.stop() == 0, process.tail()
+    with running(tmp_path / "data", flags, port) as process:  # now out of objects, behind a trimmed WAL
+        check_all(process, before, producer_id, offset)
+        assert process.stop() == 0, process.tail()
