@@ -1,0 +1,99 @@
+"""What the compactor of this broker sees of the metadata, and what people see of the compactor.
+
+Which replica set compacts an object: the one that owns most of the streams in it, of several the one with the smallest
+id. That is the owner for a stream object; for a stream-set object it is nearly always the one that wrote it, and when
+its partitions have moved away, the one that most of them moved to. It is a division of work, no more: two brokers that
+compact the same object at once do no harm, since the controller takes the first and refuses the second.
+
+Entry: `ImageView`, `describe_plan`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.object_report import stream_owners
+from controller.model import ObjectRecord, ObjectState
+from storage.compaction_plan import CompactionTask, ObjectFacts
+from storage.managers import ObjectKind
+
+if TYPE_CHECKING:
+    from controller.image import Image
+
+_CHUNK = 500
+"""Objects looked at before others get a turn: about a millisecond."""
+
+
+class ImageView:
+    """See `storage.compactor.CompactionView`; over the image that `image` gives."""
+
+    def __init__(self, image: Callable[[], Image], replica_set_id: int) -> None:
+        self._image = image
+        self._replica_set_id = replica_set_id
+
+    async def objects(self) -> list[ObjectFacts]:
+        """The committed objects that this replica set compacts, by id."""
+        image = self._image()
+        ids = sorted(image.index.live_slices)
+        found: list[ObjectFacts] = []
+        for number, object_id in enumerate(ids, 1):
+            record = image.objects.get(object_id)
+            live = image.index.live_slices.get(object_id, 0)
+            if record is not None and live and record.state == ObjectState.COMMITTED and self._is_ours(image, record):
+                found.append(ObjectFacts(record.id, record.kind, record.size, record.since_ms, record.ranges, live))
+            if number % _CHUNK == 0:
+                await asyncio.sleep(0)
+        return found
+
+    def _is_ours(self, image: Image, record: ObjectRecord) -> bool:
+        owners: Counter[int] = Counter()
+        for piece in record.ranges:
+            stream = image.streams.get(piece.stream_id)
+            if stream is not None:
+                owners[stream.replica_set] += 1
+                if record.kind == ObjectKind.STREAM:
+                    break
+        if not owners:
+            return False
+        most = max(owners.values())
+        return min(owner for owner, count in owners.items() if count == most) == self._replica_set_id
+
+    def is_committed(self, object_id: int) -> bool:
+        """Whether the metadata still names the object."""
+        record = self._image().objects.get(object_id)
+        return record is not None and record.state == ObjectState.COMMITTED
+
+    def start_offset(self, stream_id: int) -> int | None:
+        """Where a stream starts; None if it does not exist any more."""
+        stream = self._image().streams.get(stream_id)
+        return stream.start_offset if stream is not None else None
+
+
+def streams_of(image: Image, topic: str) -> set[int] | None:
+    """The streams of a topic; None if there is no such topic."""
+    record = image.topic(topic)
+    if record is None:
+        return None
+    return {each.first_stream + part for each in image.partitions(record.id) for part in range(4)}
+
+
+def describe_plan(image: Image, tasks: Sequence[CompactionTask]) -> list[dict[str, Any]]:
+    """The tasks of a plan as JSON, with the topics whose data they move."""
+    owners = stream_owners(image)
+    rows = []
+    for task in tasks:
+        topics = sorted({owner["topic"] for stream in task.streams if (owner := owners.get(stream)) is not None})
+        rows.append(
+            {
+                "kind": task.kind,
+                "inputs": [one.object_id for one in task.inputs],
+                "bytes": task.size,
+                "streams": len(task.streams),
+                "topics": topics,
+                "reason": task.reason,
+            }
+        )
+    return rows
