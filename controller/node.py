@@ -142,6 +142,17 @@ class ControllerNode:
         except TimeoutError:
             raise NotController(f"this controller did not become active within {timeout_s} s") from None
 
+    async def fence_objects(self) -> int:
+        """An object id newer than all given out so far; `image` contains everything before it. Raises `Unavailable`.
+
+        The id is given up at once: nothing is written under it.
+        """
+        result = await self._propose(c.PrepareObjects(1, 1), self._require_active())
+        await self._feed.wait_newer(result.version - 1, 10.0)
+        if self.image.version < result.version:
+            raise NotController("the metadata did not reach this member in time")
+        return msgspec.msgpack.decode(result.value, type=int)
+
     async def close(self) -> None:
         """Stop serving; everything acknowledged is durable."""
         self._closing = True

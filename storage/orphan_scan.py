@@ -1,0 +1,121 @@
+"""Finds objects in the bucket that no metadata names, and deletes them.
+
+How an orphan comes about: an id is given up (its time is over), its object deleted, the id forgotten; and the put of an
+upload that hung all that time arrives after all. Nobody can name it any more: ids are never reused, and a commit needs
+a prepared id.
+
+An object is an orphan if all of this holds, in this order:
+- it was listed under `{cluster id}/objects/` with a key that `object_key` makes; everything else in the bucket (the
+  WAL, quarantined records, other clusters) is not looked at;
+- after the listing, its id is below a *fence*: an id that the controller gave out then. So the image, which contains
+  the fence, is newer than the listing, and the id was given out by this controller;
+- that image does not know the id, in any state;
+- it is older than the safety age by the store's clock.
+
+Ids from the fence on are not this metadata's (was it restored from an old backup?): they are counted, told, and never
+deleted.
+
+Entry: `find_orphans`, `clean_orphans`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from storage.object_cleaner import ObjectCleaner
+from storage.object_key import object_prefix, parse_object_key
+from storage.object_store import ObjectInfo, ObjectStore
+
+log = logging.getLogger(__name__)
+
+MAX_ORPHANS = 100_000
+"""In one search; the rest is found by the next."""
+
+
+class OrphanMetadata(NamedTuple):
+    """The metadata, as the search sees it."""
+
+    fence: Callable[[], Awaitable[int]]
+    """Gives an object id newer than all in use; when it returns, `knows` knows all before it. Raises `Unavailable`."""
+    knows: Callable[[int], bool]
+    """Whether the metadata names an id, in any state."""
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """An object that nobody can name."""
+
+    object_id: int
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class OrphanReport(msgspec.Struct):
+    """What a search found."""
+
+    objects: int = 0
+    """Objects of the cluster in the bucket."""
+    bytes: int = 0
+    orphans: list[Orphan] = msgspec.field(default_factory=list)
+    young: int = 0
+    """As orphans, but younger than the safety age."""
+    unknown_future: int = 0
+    """Objects with ids that the controller has not given out yet. Never deleted."""
+    deleted: int = 0
+
+
+async def find_orphans(
+    store: ObjectStore, cluster_id: str, metadata: OrphanMetadata, *, now_ms: int, orphan_age_ms: int
+) -> OrphanReport:
+    """List the cluster's objects and compare. A request for each 1,000. Raises `Unavailable`."""
+    report = OrphanReport()
+    suspects: list[tuple[int, ObjectInfo]] = []
+    async for info in store.list(object_prefix(cluster_id)):
+        named = parse_object_key(info.key)
+        if named is None or named[0] != cluster_id:
+            continue
+        report.objects += 1
+        report.bytes += info.size
+        if not metadata.knows(named[1]) and len(suspects) < MAX_ORPHANS:
+            suspects.append((named[1], info))
+    if not suspects:
+        return report
+    fence = await metadata.fence()
+    for object_id, info in suspects:
+        if object_id >= fence:
+            report.unknown_future += 1
+        elif metadata.knows(object_id):
+            continue
+        elif now_ms - info.modified_ms < orphan_age_ms:
+            report.young += 1
+        else:
+            report.orphans.append(Orphan(object_id, info.key, info.size, info.modified_ms))
+    if report.unknown_future:
+        log.error(
+            "the bucket has objects that this controller's metadata has yet to give ids to: was it restored from old?",
+            extra={"cluster": cluster_id, "objects": report.unknown_future},
+        )
+    return report
+
+
+async def clean_orphans(
+    store: ObjectStore,
+    cluster_id: str,
+    metadata: OrphanMetadata,
+    *,
+    now_ms: int,
+    orphan_age_ms: int,
+    dry_run: bool = False,
+) -> OrphanReport:
+    """Find orphans and delete them, unless `dry_run`. Raises `Unavailable`."""
+    report = await find_orphans(store, cluster_id, metadata, now_ms=now_ms, orphan_age_ms=orphan_age_ms)
+    if report.orphans and not dry_run:
+        await ObjectCleaner(store, cluster_id).delete([one.object_id for one in report.orphans])
+        report.deleted = len(report.orphans)
+        size = sum(one.size_bytes for one in report.orphans)
+        log.warning("orphans deleted", extra={"cluster": cluster_id, "objects": report.deleted, "bytes": size})
+    return report

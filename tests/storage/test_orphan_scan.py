@@ -1,0 +1,134 @@
+"""The orphan search deletes what nobody can name, and nothing else."""
+
+from __future__ import annotations
+
+from controller import commands as c
+from storage.object_key import object_key, quarantine_key
+from storage.orphan_scan import OrphanMetadata, OrphanReport, clean_orphans
+from tests.support.compaction_world import CLUSTER, TTL_MS, CompactionWorld
+from tests.support.storage_world import run
+
+AGE_MS = 10_000
+
+
+def metadata(world: CompactionWorld) -> OrphanMetadata:
+    async def fence() -> int:
+        return int(world.metadata.apply(c.PrepareObjects(1, 1), int))
+
+    return OrphanMetadata(fence, lambda object_id: object_id in world.image.objects)
+
+
+async def clean(world: CompactionWorld, *, dry_run: bool = False, age_ms: int = AGE_MS) -> OrphanReport:
+    return await clean_orphans(
+        world.store,
+        CLUSTER,
+        metadata(world),
+        now_ms=world.clock.time_ms(),
+        orphan_age_ms=age_ms,
+        dry_run=dry_run,
+    )
+
+
+async def late_put(world: CompactionWorld) -> int:
+    """An id is prepared, given up, deleted and forgotten; then its put arrives."""
+    object_id = int(world.metadata.apply(c.PrepareObjects(1, TTL_MS), int))
+    await world.pass_time()
+    assert object_id not in world.image.objects
+    await world.store.put(object_key(CLUSTER, object_id), [b"too late"])
+    return object_id
+
+
+def test_an_orphan_is_found_and_deleted_once_it_is_old_enough() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld()
+        await world.fill(world.topic("t"), 3)
+        orphan = await late_put(world)
+        young = await clean(world)
+        assert (young.orphans, young.young, young.deleted) == ([], 1, 0)
+        world.clock.now_s += AGE_MS / 1000
+        dry = await clean(world, dry_run=True)
+        assert [one.object_id for one in dry.orphans] == [orphan]
+        assert dry.deleted == 0
+        assert orphan in await world.in_bucket()
+        done = await clean(world)
+        assert (done.objects, done.deleted) == (4, 1)
+        assert await world.in_bucket() == world.committed()
+        assert (await clean(world)).orphans == []
+        await world.check()
+
+    run(scenario)
+
+
+def test_whatever_the_metadata_names_in_any_state_is_left_alone() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld()
+        streams = world.topic("t")
+        await world.fill(streams, 4)
+        await world.settle()  # committed and destroyed
+        prepared = int(world.metadata.apply(c.PrepareObjects(1, TTL_MS), int))
+        await world.store.put(object_key(CLUSTER, prepared), [b"on its way"])
+        world.clock.now_s += AGE_MS / 1000
+        before = await world.in_bucket()
+        report = await clean(world)
+        assert report.orphans == []
+        assert await world.in_bucket() == before
+
+    run(scenario)
+
+
+def test_everything_that_is_not_an_object_of_this_cluster_is_left_alone() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld()
+        await world.fill(world.topic("t"), 2)
+        others = [
+            object_key("another", 1),
+            quarantine_key(CLUSTER, 4, 0),
+            f"{CLUSTER}/wal/0000/0001",
+            f"{CLUSTER}/objects/00/readme",
+            f"{CLUSTER}/objects/01/{2:016x}",
+        ]
+        for key in others:
+            await world.store.put(key, [b"x"])
+        world.clock.now_s += AGE_MS / 1000
+        assert (await clean(world, age_ms=0)).orphans == []
+        assert {info.key async for info in world.store.list("")} >= set(others)
+
+    run(scenario)
+
+
+def test_ids_that_were_never_given_out_are_told_and_kept() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld()
+        await world.store.put(object_key(CLUSTER, 10_000), [b"of a newer metadata"])
+        world.clock.now_s += AGE_MS / 1000
+        report = await clean(world)
+        assert (report.unknown_future, report.orphans) == (1, [])
+        assert await world.in_bucket() == {10_000}
+
+    run(scenario)
+
+
+def test_an_upload_that_commits_while_the_bucket_is_listed_is_no_orphan() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld()
+        streams = world.topic("t")
+        early = int(world.metadata.apply(c.PrepareObjects(1, 1_000), int))
+        known = {early}
+
+        async def fence() -> int:
+            """What happens between the listing and the comparison."""
+            await world.fill(streams, 2)
+            known.update(world.image.objects)
+            return int(world.metadata.apply(c.PrepareObjects(1, 1), int))
+
+        await world.fill(streams, 2)
+        listed = await world.in_bucket()
+        blind = OrphanMetadata(fence, lambda object_id: object_id in known)
+        report = await clean_orphans(
+            world.store, CLUSTER, blind, now_ms=world.clock.time_ms() + 1, orphan_age_ms=0, dry_run=False
+        )
+        assert report.objects == len(listed)
+        assert report.orphans == []
+        await world.check()
+
+    run(scenario)
