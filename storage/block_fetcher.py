@@ -2,8 +2,7 @@
 
 - A block that is in the cache or on its way is not asked for again, however many readers want it; a reader that goes
   away disturbs no other.
-- Neighbouring blocks of an object come with one GET, up to a cap (`read_ahead.MAX_GET_BYTES`); a block that is larger
-  comes alone.
+- Neighbouring blocks of an object come with one GET, until it reaches a cap (`read_ahead.MAX_GET_BYTES`).
 - A GET takes its bytes from the budget before it starts (`storage.cold_budget`). A GET that was read ahead and waits
   is moved up when a reader comes to wait for it.
 - A block or index is checked before it is cached, large ones in a thread; a block that fails is asked for a second time
@@ -253,12 +252,12 @@ class BlockFetcher:
 
 
 def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:
-    """Whether `ref` follows the run in the same object and fits into its GET."""
+    """Whether `ref` follows the run in the same object, and the run's GET is not full yet."""
     first, last = run[0], run[-1]
     return (
         last.object_id == ref.object_id
         and last.entry.end_position == ref.entry.position
-        and ref.entry.end_position - first.entry.position <= MAX_GET_BYTES
+        and last.entry.end_position - first.entry.position < MAX_GET_BYTES
     )
 
 

@@ -290,9 +290,9 @@ def _bytes_after(entry: IndexEntry, offset: int) -> int:
 def _take(block: Block, start: int, end: int, left: int, records: list[StreamRecord]) -> int:
     """Add the block's records to `records` while they fit; returns the bytes left, 0 when nothing more is wanted."""
     first = 0 if records else block.find(start)
-    taken = block.take(first, end, left)
+    taken, size = block.take(first, end, left)
     if not taken and not records:
         taken = [block[first]]
+        size = len(taken[0].payload)
     records += taken
-    left -= sum(len(record.payload) for record in taken)
-    return max(left, 0) if first + len(taken) == len(block) else 0
+    return max(left - size, 0) if first + len(taken) == len(block) else 0

@@ -30,6 +30,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -303,23 +304,25 @@ class Block:
     def __iter__(self) -> Iterator[StreamRecord]:
         return map(self.__getitem__, range(len(self._bases)))
 
-    def take(self, first: int, end_offset: int, max_bytes: int) -> list[StreamRecord]:
-        """Records from number `first` that begin before `end_offset`, as many as fit into `max_bytes`."""
+    def take(self, first: int, end_offset: int, max_bytes: int) -> tuple[list[StreamRecord], int]:
+        """Records from number `first` that begin before `end_offset`, as many as fit into `max_bytes`; their bytes."""
         bases, ends, count = self._bases, self._ends, len(self._bases)
-        start = last_end = ends[first - 1] if first else BLOCK_HEADER.size
+        start = ends[first - 1] if first else BLOCK_HEADER.size
         last = first
         while last < count and bases[last] < end_offset:
             if ends[last] - start - (last + 1 - first) * RECORD_HEADER.size > max_bytes:
                 break
             last += 1
-        view = memoryview(self._data)
-        taken = []
-        for number in range(first, last):
-            base, end = bases[number], ends[number]
-            next_base = bases[number + 1] if number + 1 < count else self.end_offset
-            taken.append(StreamRecord(base, next_base - base, view[last_end + RECORD_HEADER.size : end]))
-            last_end = end
-        return taken
+        if last == first:
+            return [], 0
+        view, skip = memoryview(self._data), RECORD_HEADER.size
+        offsets = [*bases[first:last], bases[last] if last < count else self.end_offset]
+        positions = [start, *ends[first:last]]
+        taken = [
+            StreamRecord(base, following - base, view[begin + skip : end])
+            for (base, following), (begin, end) in zip(pairwise(offsets), pairwise(positions), strict=True)
+        ]
+        return taken, positions[-1] - start - (last - first) * skip
 
     @property
     def overhead_bytes(self) -> int:

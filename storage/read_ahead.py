@@ -124,7 +124,9 @@ class ReadAhead:
         if room < window // 2 and self.ahead_bytes + window > self._bound_bytes:
             self._expire()
             room = min(window - reader.ahead_bytes, self._bound_bytes - self.ahead_bytes)
-        return room if room > 0 and room >= min(window // 2, MAX_GET_BYTES) else 0
+        if room >= MAX_GET_BYTES:
+            return room - room % MAX_GET_BYTES  # whole GETs, no crumbs
+        return room if room > 0 and room * 2 >= window else 0
 
     def _newest(self, count: int) -> Iterable[Reader]:
         for number, reader in enumerate(reversed(self._sequences.values())):
