@@ -288,7 +288,6 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
         (["--set", "wal.flush=sometimes"], 2, "wal.flush"),
         (["--set", "kafka.num_partitions=0"], 2, "kafka.num_partitions"),
         (["--brokers", "3"], 2, "later release"),
-        (["--wal", "s3"], 2, "later release"),
         (["--s3-endpoint", "http://127.0.0.1:1"], 2, "--bucket"),
         (["--config", "nowhere.toml"], 2, "no configuration file"),
     ],
