@@ -220,7 +220,8 @@ class SegmentPool:
             await file.rename(name + SPARE_SUFFIX)
         except BaseException:
             await file.close()
-            await self._disk.remove(file.name)
+            with contextlib.suppress(FileNotFoundError):  # cancelled after the rename: a spare for the next life
+                await self._disk.remove(file.name)
             raise
         self._spares.append(file)
 

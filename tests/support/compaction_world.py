@@ -205,20 +205,19 @@ class CompactionWorld:
             await self.upload(payloads)
 
     def compactor(self, **more: Any) -> Compactor:
+        arguments = {"clock": self.clock, "block_bytes": 1024, "offload": inline, **more}
         compactor = Compactor(
             store=self.store,
             objects=self.metadata,
             view=ImageView(lambda: self.image, 0),
-            clock=self.clock,
             rng=random.Random(3),
             settings=self.settings,
             cluster_id=CLUSTER,
             replica_set_id=0,
-            block_bytes=1024,
             prepare_ttl_ms=TTL_MS,
             busy=lambda: self.busy,
             on_quarantined=self.quarantined.__setitem__,
-            **{"offload": inline, **more},
+            **arguments,
         )
         compactor._master_epoch = self.epoch
         return compactor
