@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_damage_of_durable_bytes_is_found_and_nothing_is_changed(
     shutil.copytree(process.data_dir / "wal", data_dir / "wal", ignore=shutil.ignore_patterns("*.tmp"))
     [segment] = (data_dir / "wal").glob("*.wal")
     with segment.open("r+b") as file:
-        file.seek(200)  # in the first records: many whole ones behind say that this was durable
+        file.seek(200)  # in the first records: later ones say that this was durable
         byte = file.read(1)[0]
         file.seek(200)
         file.write(bytes([byte ^ 0xFF]))
