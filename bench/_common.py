@@ -1,0 +1,212 @@
+"""What the benchmarks share: medians and their spread, CPU time of a process, a broker to measure, and the table.
+
+A program measures in *runs* that take turns with the runs of its limit (`interleaved`), because this machine's disk
+bursts and its cores are shared. It prints one line for each goal with `row`; `python -m bench` collects those lines of
+all programs (through the file that `ROWS_VARIABLE` names) into one table at the end.
+
+`row` calls a goal held when the medians hold it. Nothing here asserts: a benchmark reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import queue
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.open_store import EMBEDDED_BUCKET
+from tests.support.tidelog_process import TidelogProcess
+
+ROWS_VARIABLE = "TIDELOG_BENCH_ROWS"
+"""Environment variable with the file that `row` appends to, a JSON object a line."""
+QUICK_VARIABLE = "TIDELOG_BENCH_QUICK"
+"""Environment variable that asks for short runs (`python -m bench --quick`)."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MEMORY_DIRECTORY = Path("/dev/shm")
+spawned = multiprocessing.get_context("spawn")
+"""Processes that share nothing with the one that starts them."""
+
+
+def quick() -> bool:
+    """Whether short runs are asked for: their figures are those of the disk's burst."""
+    return bool(os.environ.get(QUICK_VARIABLE))
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of several runs, and the extremes."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of at least one value."""
+        found = list(values)
+        return cls(statistics.median(found), min(found), max(found))
+
+    def text(self, unit: str = "", digits: int = 0) -> str:
+        """`median (low–high) unit`."""
+        text = f"{self.median:,.{digits}f} ({self.low:,.{digits}f}–{self.high:,.{digits}f})"
+        return f"{text} {unit}" if unit else text
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value that `part` (0–1) of `values` do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process (all its threads, not its children) has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def interleaved(runs: int, **phases: Callable[[], Any]) -> dict[str, list[Any]]:
+    """Call every phase in turn, `runs` times round; what each returned."""
+    found: dict[str, list[Any]] = {name: [] for name in phases}
+    for _ in range(runs):
+        for name, phase in phases.items():
+            found[name].append(phase())
+    return found
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One goal: what was measured, the limit of the same run, and how the two compare."""
+
+    measure: str
+    figure: str
+    limit: str = ""
+    ratio: str = ""
+    goal: str = ""
+    holds: bool | None = None
+    """None where there is no goal: the figure is only reported."""
+
+    def verdict(self) -> str:
+        """For the last column."""
+        return "" if self.holds is None else "yes" if self.holds else "NO"
+
+
+def row(
+    measure: str, figure: str, *, limit: str = "", ratio: str = "", goal: str = "", holds: bool | None = None
+) -> None:
+    """Print one line of the table, and hand it to `python -m bench` if that started this program."""
+    found = Row(measure, figure, limit, ratio, goal, holds)
+    parts = [figure]
+    parts += [f"limit {limit}"] if limit else []
+    parts += [f"ratio {ratio}"] if ratio else []
+    parts += [f"goal {goal}: {found.verdict()}"] if goal else []
+    print(f"{measure}: {', '.join(parts)}", flush=True)
+    if path := os.environ.get(ROWS_VARIABLE):
+        with open(path, "a", encoding="utf-8") as rows:
+            rows.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All rows, in columns that line up."""
+    lines = [("measure", "figure", "limit", "ratio", "goal", "holds")]
+    lines += [(one.measure, one.figure, one.limit, one.ratio, one.goal, one.verdict()) for one in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    lines.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """What the programs handed over, in their order."""
+    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def pin(cores: set[int], pid: int = 0) -> None:
+    """Keep a process, all its threads and those it will start on these cores; not if the machine lacks them."""
+    wanted = cores & os.sched_getaffinity(0)
+    if not wanted or len(os.sched_getaffinity(0)) < 2:
+        return
+    for thread in os.listdir(f"/proc/{pid or os.getpid()}/task"):
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread), wanted)
+
+
+@contextlib.contextmanager
+def directory(parent: str | None = None) -> Iterator[Path]:
+    """An empty directory that is removed at the end; `parent` chooses the disk."""
+    with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=parent) as path:
+        yield Path(path)
+
+
+@contextlib.contextmanager
+def broker(
+    data_dir: Path, settings: Iterable[str] = (), *, bucket_in_memory: bool = False, cores: set[int] | None = None
+) -> Iterator[TidelogProcess]:
+    """A real `tidelog up` on `data_dir`; `settings` are `section.key=value`.
+
+    `bucket_in_memory` keeps the embedded store's files in memory, as if the bucket were on other machines: otherwise
+    each byte is written to the WAL's disk a second time. `cores` pins the broker process.
+    """
+    flags = [part for setting in settings for part in ("--set", setting)]
+    with contextlib.ExitStack() as stack:
+        if bucket_in_memory and _MEMORY_DIRECTORY.is_dir():
+            bucket = stack.enter_context(directory(str(_MEMORY_DIRECTORY)))
+            data_dir.mkdir(parents=True, exist_ok=True)
+            (data_dir / EMBEDDED_BUCKET).symlink_to(bucket, target_is_directory=True)
+        process = TidelogProcess(data_dir, flags)
+        stack.callback(process.kill)
+        process.start()
+        if cores is not None:
+            pin(cores, process.broker_pid())
+        yield process
+
+
+def in_process(target: Callable[..., None], *args: Any, cores: set[int] | None = None) -> Any:
+    """Run `target(*args, put)` in a process of its own; what it put."""
+    with background(target, *args, cores=cores) as result:
+        return result()
+
+
+@contextlib.contextmanager
+def background(target: Callable[..., None], *args: Any, cores: set[int] | None = None) -> Iterator[Callable[[], Any]]:
+    """`target(*args, put)` in a process of its own beside what is in the block; yields what waits for its next put.
+
+    The process must come to its end by itself; after 10 s it is ended.
+    """
+    results: Any = spawned.Queue()
+    process = spawned.Process(target=_pinned, args=(target, cores, args, results), daemon=True)
+    process.start()
+
+    def result() -> Any:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return results.get(timeout=1.0)
+            if not process.is_alive() and results.empty():
+                raise RuntimeError(f"{target.__name__} ended with {process.exitcode} and without a result")
+
+    try:
+        yield result
+    finally:
+        process.join(10.0)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+def _pinned(target: Callable[..., None], cores: set[int] | None, args: tuple[Any, ...], results: Any) -> None:
+    if cores is not None:
+        pin(cores)
+    target(*args, results.put)
