@@ -3,9 +3,9 @@
 Format (little-endian; docs/formats/controller.md has the table): a file header, then frames. A frame is everything that
 was buffered when `sync` was called: header with its own CRC32C, sequence number and body length; body of records; body
 CRC32C and an end marker. Because a frame is synced before the next one is begun, only the last frame can be torn by a
-crash: a bad frame with anything but emptiness behind it is corruption, never cut (`CorruptData`). The file only grows
-into fresh space, so a torn write shows as a missing end or as sectors of zeros; a *complete* last frame that fails its
-checksum is corruption too.
+crash: a bad frame with a whole frame behind it is corruption, never cut (`CorruptData`). The file only grows into fresh
+space, so a torn write shows as a missing end or as sectors of zeros; a *complete* last frame that fails its checksum is
+corruption too.
 
 Invariants: nothing that `sync` returned for is lost by kill or power loss; a failed fdatasync is never repeated
 (`StorageFailed`: the kernel may have dropped the pages); a failed write (disk full) is undone and may be retried
@@ -23,7 +23,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from runtime.errors import CorruptData, StorageFailed, Unavailable
+from runtime.errors import DamagedFile, StorageFailed, Unavailable
 
 Entry = tuple[bytes, int, int]
 """`(command, index, term)`, as pysyncobj has it."""
@@ -34,6 +34,7 @@ FRAME_MAGIC: Final = 0x464A4C54
 END_MARKER: Final = 0xE5A1F5E9
 """Without a zero byte: the last sector of a complete frame is never all zeros."""
 SECTOR_BYTES: Final = 512
+RESTORE: Final = "restore the controller's directory from another member or a backup; nothing was changed"
 
 _FILE_HEADER = struct.Struct("<8sII")
 _FRAME_PREFIX = struct.Struct("<IQI")
@@ -101,11 +102,20 @@ class Journal:
             raise StorageFailed(f"cannot open the journal {path}: {error}") from error
         return journal
 
-    def _corrupt(self, offset: int, what: str) -> CorruptData:
-        return CorruptData(
-            f"{self.path} at byte {offset}: {what}",
-            hint="restore the controller's directory from another member or a backup; nothing was changed",
-        )
+    @classmethod
+    def examine(cls, path: Path) -> tuple[Journal, int]:
+        """Read a journal without changing anything; it cannot be written then. Returns it and the bytes of a torn tail.
+
+        Raises `CorruptData`, and `OSError` (`FileNotFoundError` if there is none).
+        """
+        journal = cls(path)
+        data = path.read_bytes()
+        good = journal._load(data) if len(data) >= _FILE_HEADER.size or data.strip(b"\x00") else 0
+        journal._end = good
+        return journal, len(data) - good
+
+    def _corrupt(self, offset: int, what: str) -> DamagedFile:
+        return DamagedFile(str(self.path), offset, what, hint=RESTORE)
 
     def _load(self, data: bytes) -> int:
         """Replay the frames; returns the end of the last whole one."""
@@ -132,7 +142,7 @@ class Journal:
         magic, sequence, length = _FRAME_PREFIX.unpack_from(data, position)
         prefix_crc = crc32c(data[position : position + _FRAME_PREFIX.size])
         if magic != FRAME_MAGIC or _U32.unpack_from(data, body - 4)[0] != prefix_crc:
-            if self._has_unwritten_sector(data, position, body):
+            if self._has_unwritten_sector(data, position, body) and not self._is_followed(data, position):
                 return None
             raise self._corrupt(position, "a frame header fails its checksum")
         end = body + int(length) + _TRAILER.size
@@ -157,6 +167,24 @@ class Journal:
             if not data[at:stop].strip(b"\x00"):
                 return True
             at = stop
+        return False
+
+    def _is_followed(self, data: bytes, position: int) -> bool:
+        """Whether a later frame lies whole behind the bad one at `position`: then that one had been durable."""
+        magic = _U32.pack(FRAME_MAGIC)
+        at = data.find(magic, position + 1)
+        while 0 <= at <= len(data) - _HEADER_BYTES:
+            _, sequence, length = _FRAME_PREFIX.unpack_from(data, at)
+            body = at + _HEADER_BYTES
+            end = body + int(length)
+            if (
+                sequence > self._sequence + 1
+                and _U32.unpack_from(data, body - 4)[0] == crc32c(data[at : at + _FRAME_PREFIX.size])
+                and end + _TRAILER.size <= len(data)
+                and _TRAILER.unpack_from(data, end) == (crc32c(data[body:end]), END_MARKER)
+            ):
+                return True
+            at = data.find(magic, at + 1)
         return False
 
     def _replay(self, body: bytes, offset: int) -> None:

@@ -23,8 +23,8 @@ from pysyncobj.transport import Transport
 
 from controller.journal import Entry, Journal, JournalStalled, sync_directory
 from controller.raft_transport import HardenedTransport
-from controller.snapshot_file import Snapshot, read_snapshot, write_snapshot
-from runtime.errors import CorruptData, TidelogError
+from controller.snapshot_file import Snapshot, check_joined, read_snapshot, write_snapshot
+from runtime.errors import TidelogError
 
 log = logging.getLogger(__name__)
 
@@ -112,15 +112,10 @@ def align(journal: Journal, snapshot: Snapshot | None) -> None:
     entries lost. Raises `CorruptData` when entries between snapshot and journal are missing.
     """
     entries = journal.entries
+    check_joined(journal.path, entries, snapshot)
     if snapshot is None:
-        if entries and entries[0][1] != 1:
-            raise CorruptData(f"{journal.path} begins at entry {entries[0][1]} and the snapshot before it is missing")
         return
-    first, last_index = snapshot.previous[1], snapshot.last[1]
-    if entries and entries[0][1] > first:
-        raise CorruptData(
-            f"{journal.path} begins at entry {entries[0][1]} and the snapshot ends at {last_index}: entries are missing"
-        )
+    first = snapshot.previous[1]
     position = first - entries[0][1] if entries else 0
     if entries[position : position + 2] == [snapshot.previous, snapshot.last]:
         if position:

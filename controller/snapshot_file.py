@@ -5,21 +5,22 @@ Format (little-endian): magic "TLSNAPS\\x01" (8), format version (uint32), body 
 `[command, index, term]` and the state the machine's own versioned bytes.
 
 A snapshot is written beside the old one, synced, renamed: a crash leaves one or the other, whole.
-Entry: `write_snapshot`, `read_snapshot`.
+Entry: `write_snapshot`, `read_snapshot`, `check_joined`.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
-from controller.journal import Entry
-from runtime.errors import CorruptData, StorageFailed
+from controller.journal import RESTORE, Entry
+from runtime.errors import CorruptData, DamagedFile, StorageFailed
 
 MAGIC: Final = b"TLSNAPS\x01"
 FORMAT_VERSION: Final = 1
@@ -74,8 +75,16 @@ def read_snapshot(path: Path) -> Snapshot | None:
         raise _corrupt(path, HEADER_BYTES, f"the body does not decode: {error}") from error
 
 
-def _corrupt(path: Path, offset: int, what: str) -> CorruptData:
-    return CorruptData(
-        f"{path} at byte {offset}: {what}",
-        hint="restore the controller's directory from another member or a backup; nothing was changed",
-    )
+def check_joined(journal: Path, entries: Sequence[Entry], snapshot: Snapshot | None) -> None:
+    """The journal must go on where the snapshot ends. Raises `CorruptData` when entries between them are missing."""
+    if not entries:
+        return
+    begins = f"{journal} begins at entry {entries[0][1]}"
+    if snapshot is None and entries[0][1] != 1:
+        raise CorruptData(f"{begins} and the snapshot before it is missing", hint=RESTORE)
+    if snapshot is not None and entries[0][1] > snapshot.previous[1]:
+        raise CorruptData(f"{begins} and the snapshot ends at {snapshot.last[1]}: entries are missing", hint=RESTORE)
+
+
+def _corrupt(path: Path, offset: int, what: str) -> DamagedFile:
+    return DamagedFile(str(path), offset, what, hint=RESTORE)

@@ -110,6 +110,17 @@ class CorruptData(TidelogError):
     exit_code = 7
 
 
+class DamagedFile(CorruptData):
+    """A file of our own on a local disk fails its check; nothing in it was changed."""
+
+    def __init__(self, path: str, position: int, what: str, *, hint: str) -> None:
+        """`position`: the byte of the file that `what` is about; what is checked as a whole begins there."""
+        super().__init__(f"{path} at byte {position}: {what}", hint=hint)
+        self.path = path
+        self.position = position
+        self.what = what
+
+
 class Closed(TidelogError):
     """The object was closed by its owner; the caller should find the new one. Kafka: NOT_LEADER_OR_FOLLOWER (6)."""
 

@@ -113,13 +113,23 @@ class WalObject:
         return damaged(self.key, at, f"WAL offset {wal_offset}: {reason}")
 
 
-def damaged(key: str, position: int, reason: str) -> CorruptData:
+class DamagedWalObject(CorruptData):
+    """An object of the WAL whose byte `position` is not what was written."""
+
+    def __init__(self, key: str, position: int, reason: str) -> None:
+        super().__init__(
+            f"WAL object {key} is damaged at byte {position}: {reason}",
+            hint="`tidelog wal verify --wal s3` finds all of them. Restore this object from a version or a copy of the"
+            " bucket; the broker does not start over it, because that would lose acknowledged records silently",
+        )
+        self.key = key
+        self.position = position
+        self.reason = reason
+
+
+def damaged(key: str, position: int, reason: str) -> DamagedWalObject:
     """The error for an object whose byte `position` is not what was written."""
-    return CorruptData(
-        f"WAL object {key} is damaged at byte {position}: {reason}",
-        hint="restore this object from a version or a copy of the bucket; the broker does not start over it, because"
-        " that would lose acknowledged records silently",
-    )
+    return DamagedWalObject(key, position, reason)
 
 
 def wal_prefix(cluster_id: str, replica_set_id: int) -> str:

@@ -198,15 +198,29 @@ class BucketLog:
         async def reader() -> None:
             for seq in todo:
                 key = self.key(seq)
-                data = await self._get(key)
-                if data is None:
+                found = await self._get_checked(key)
+                if found is None:
                     raise _Moved(f"{key} was deleted while it was looked for")
-                try:
-                    self._read[seq] = decode(self._prefix, key, data, self._replica_set_id)
-                except CorruptData as error:
-                    self._read[seq] = error
+                self._read[seq] = found
 
         await gather_or_cancel([reader() for _ in range(_READS_AT_ONCE)])
+
+    async def _get_checked(self, key: str) -> WalObject | CorruptData | None:
+        """An object, what is wrong with it, or None. One that fails its check is asked for a second time.
+
+        The transfer may have been at fault, and a start that is refused for that would be a false alarm.
+        """
+        damage: CorruptData | None = None
+        for _ in range(2):
+            data = await self._get(key)
+            if data is None:
+                return None
+            try:
+                return decode(self._prefix, key, data, self._replica_set_id)
+            except CorruptData as error:
+                damage = error
+                log.error("a WAL object fails its check", extra={"error": error})
+        return damage
 
     async def _suspect(self, seq: int, wal_offset: int, proof: str) -> None:
         """An acknowledged object seems to be missing. Always raises: `CorruptData` when it is certain."""

@@ -69,20 +69,21 @@ class WalInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something that `verify` has to say."""
 
-    kind: Literal["corrupt", "torn", "epochs", "missing", "leftover"]
+    kind: Literal["corrupt", "torn", "epochs", "missing", "lost", "leftover"]
     """`corrupt`: durable bytes are damaged. `torn`: the log's last write did not complete; recovery cuts it.
-    `epochs`: epoch file and records disagree or it is unreadable. `missing`: a file of the log's middle, or the epoch
-    file, is not there. `leftover`: a file that recovery will remove."""
+    `epochs`: epoch file and records disagree or it is unreadable. `missing`: the epoch file is not there. `lost`: an
+    acknowledged object of a log in the bucket is not there. `leftover`: what recovery will remove, or does not need."""
     file: str
+    """Name of the file, or key of the object."""
     file_offset: int
-    """Byte in the file; -1 where that makes no sense."""
+    """Byte in it; -1 where that makes no sense."""
     wal_offset: int
     message: str
 
     @property
     def is_error(self) -> bool:
         """Whether a broker would refuse to start on it."""
-        return self.kind in ("corrupt", "epochs")
+        return self.kind in ("corrupt", "epochs", "lost")
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):

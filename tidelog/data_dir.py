@@ -8,7 +8,7 @@ it (hot-tier.md C2), so a crash between them is finished by the next start. `loc
     DIR/lock            flock(2), holds the pid
     DIR/wal/  DIR/bucket/  DIR/controller/
 
-Entry: `DataDirectory.open`.
+Entry: `DataDirectory.open`; `read_identity` to look only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 
 import crc32c
 
-from runtime.errors import CorruptData, TidelogError
+from runtime.errors import DamagedFile, TidelogError
 
 FORMAT = 1
+IDENTITY_FILE = "identity.json"
 
 
 class WrongDataDirectory(TidelogError):
@@ -34,6 +35,28 @@ class WrongDataDirectory(TidelogError):
 
 def _checksum(body: dict[str, Any]) -> int:
     return int(crc32c.crc32c(json.dumps(body, sort_keys=True).encode()))
+
+
+def read_identity(file: Path) -> dict[str, Any] | None:
+    """Read and check an identity file; None if there is none. Raises `CorruptData`, `OSError`."""
+    try:
+        raw = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        body = json.loads(raw.decode())
+        stored = body.pop("crc32c")
+        if body["format"] != FORMAT or stored != _checksum(body):
+            raise ValueError("checksum or format does not match")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(
+            str(file),
+            0,
+            f"the identity file is damaged: {error}",
+            hint="restore it from a copy; deleting it makes this a new, empty broker directory",
+        ) from error
+    assert isinstance(body, dict)
+    return body
 
 
 class DataDirectory:
@@ -80,7 +103,7 @@ class DataDirectory:
         return directory
 
     def _load(self) -> None:
-        identity = self._read(self.path / "identity.json")
+        identity = read_identity(self.path / IDENTITY_FILE)
         if identity is None:
             self._write()
             return
@@ -92,25 +115,6 @@ class DataDirectory:
             )
         self.check_code = identity["check_code"]
         self.cluster_id = identity["cluster_id"]
-
-    @staticmethod
-    def _read(file: Path) -> dict[str, Any] | None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        try:
-            body = json.loads(text)
-            stored = body.pop("crc32c")
-            if body["format"] != FORMAT or stored != _checksum(body):
-                raise ValueError("checksum or format does not match")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptData(
-                f"identity file {file} is damaged: {error}",
-                hint="restore it from a copy; deleting it makes this a new, empty broker directory",
-            ) from error
-        assert isinstance(body, dict)
-        return body
 
     def _write(self) -> None:
         body = {
@@ -124,7 +128,7 @@ class DataDirectory:
             file.write(json.dumps({**body, "crc32c": _checksum(body)}))
             file.flush()
             os.fsync(file.fileno())
-        draft.rename(self.path / "identity.json")
+        draft.rename(self.path / IDENTITY_FILE)
         directory_fd = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(directory_fd)

@@ -239,3 +239,35 @@ def test_missing_entries_between_snapshot_and_journal_are_corruption(tmp_path: P
     with pytest.raises(CorruptData, match="missing"):
         align(journal, None)
     journal.close()
+
+
+@pytest.mark.parametrize("sectors", [1, 2])
+def test_a_zeroed_sector_over_acknowledged_entries_is_damage_and_not_a_torn_tail(tmp_path: Path, sectors: int) -> None:
+    path = tmp_path / "journal"
+    journal = Journal.open(path)
+    for index in range(1, 60):
+        journal.append(b"command %d" % index * 10, index, 1)
+        journal.sync()
+    journal.close()
+    sound = path.read_bytes()
+    for first in range(512, len(sound) - 512 * (sectors + 1), 512):
+        path.write_bytes(sound[:first] + bytes(512 * sectors) + sound[first + 512 * sectors :])
+        before = path.read_bytes()
+        with pytest.raises(CorruptData, match=r"journal at byte \d+"):
+            Journal.open(path)
+        assert path.read_bytes() == before
+        with pytest.raises(CorruptData):
+            Journal.examine(path)
+
+
+def test_examining_changes_nothing_and_tells_of_a_torn_tail(tmp_path: Path) -> None:
+    _, sizes = filled(tmp_path / "journal")
+    sound = (tmp_path / "journal").read_bytes()
+    for end in range(sizes[-2], sizes[-1] + 1):
+        (tmp_path / "journal").write_bytes(sound[:end])
+        journal, torn_bytes = Journal.examine(tmp_path / "journal")
+        assert (tmp_path / "journal").read_bytes() == sound[:end]
+        assert torn_bytes == (end - sizes[-2] if end < sizes[-1] else 0)
+        assert journal.last_index == (5 if end == sizes[-1] else 4)
+    with pytest.raises(FileNotFoundError):
+        Journal.examine(tmp_path / "nothing")

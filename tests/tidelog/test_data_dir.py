@@ -42,7 +42,7 @@ def test_a_flipped_bit_in_the_identity_is_found(tmp_path: Path) -> None:
         damaged = bytearray(raw)
         damaged[position] ^= 1
         file.write_bytes(damaged)
-        with pytest.raises(CorruptData, match=r"identity\.json is damaged"):
+        with pytest.raises(CorruptData, match=r"identity\.json at byte 0: the identity file is damaged"):
             DataDirectory.open(tmp_path, 1, "other")
 
 

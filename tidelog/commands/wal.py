@@ -1,107 +1,144 @@
-"""`tidelog wal inspect|verify`: the write-ahead log of a data directory, read from disk without a broker.
+"""`tidelog wal inspect|verify`: the write-ahead log, read without a broker from disk or bucket.
 
-It only reads, so a broker may be running on the directory meanwhile. `verify` exits 7 when a broker would refuse to
-start; a torn tail is no corruption, recovery cuts it.
+`verify` checks the other checksummed files of the data directory, too: identity, controller journal and snapshot. It
+only reads, so a broker may be running meanwhile. `verify` exits 7 when a process would refuse to start; a torn tail is
+no corruption, recovery cuts it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from runtime.errors import CorruptData, NotFound, StorageFailed
+from runtime.errors import CorruptData, StorageFailed
 from tidelog import output
-from tidelog.options import format_option
+from tidelog.options import config_options, format_option, load_config
 
 if TYPE_CHECKING:
     from storage.wal import WalRecord
-    from storage.wal_tool import VerifyReport, WalInfo
+    from storage.wal_s3_tool import BucketWalInfo
+    from storage.wal_tool import Finding, WalInfo
+    from tidelog.config import Config
+    from tidelog.data_check import DataReport
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @click.group()
 def wal() -> None:
-    """Inspect and verify the write-ahead log on disk."""
+    """Inspect and verify the write-ahead log and the data directory."""
 
 
-def _data_dir_option(function: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        default=Path("tidelog-data"),
-        show_default=True,
-        metavar="DIR",
-        help="The broker's data directory; the log is in DIR/wal.",
-    )(function)
+def _where_options(function: F) -> F:
+    """The flags of `tidelog up` that say where the log is."""
+    for option in (
+        click.option("--cluster-id", default="", metavar="ID", help="Of a log in the bucket, if DIR does not know it."),
+        click.option("--bucket", metavar="NAME", help="The bucket on the S3 server."),
+        click.option("--s3-endpoint", metavar="URL", help="The S3 server; without it the embedded store in DIR."),
+        click.option(
+            "--wal", "kind", type=click.Choice(["disk", "s3"]), help="Where the log lives: DIR/wal, or a bucket."
+        ),
+        click.option(
+            "--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="The data directory [tidelog-data]."
+        ),
+    ):
+        function = option(function)
+    return config_options(function)
+
+
+def _config(where: dict[str, Any]) -> Config:
+    data_dir = where["data_dir"]
+    return load_config(
+        where["config_file"],
+        where["assignments"],
+        node__data_dir=str(data_dir) if data_dir is not None else None,
+        s3__endpoint=where["s3_endpoint"],
+        s3__bucket=where["bucket"],
+        wal__kind=where["kind"],
+    ).config
 
 
 @wal.command()
-@_data_dir_option
+@_where_options
 @click.option("--records", is_flag=True, help="Every record, one a line.")
 @format_option
-def inspect(data_dir: Path, records: bool, style: str) -> None:
-    """Show the log's files, offsets and epochs."""
-    path = _wal_path(data_dir)
+def inspect(records: bool, style: str, **where: Any) -> None:
+    """Show the log's files (or objects), offsets and epochs."""
+    config = _config(where)
     if records:
-        _print_records(path, style)
+        _print_records(config, where["cluster_id"], style)
         return
     with output.Progress("reading", 0) as progress:
-        info = _run(path, "inspect", progress.update)
+        info = _inspect(config, where["cluster_id"], progress.update, None)
     output.show(style, lambda: _as_document(info), _render)
 
 
 @wal.command()
-@_data_dir_option
+@_where_options
 @format_option
-def verify(data_dir: Path, style: str) -> None:
-    """Check every byte of the log. Changes nothing; exits 7 if it is damaged."""
-    path = _wal_path(data_dir)
+def verify(style: str, **where: Any) -> None:
+    """Check every byte of the log, and the data directory's other files. Changes nothing; exits 7 on damage."""
+    from tidelog.data_check import check_data
+
+    config = _config(where)
     with output.Progress("verifying", 0) as progress:
-        report = _run(path, "verify", progress.update)
+        report = _run(config, check_data(config, where["cluster_id"], progress.update))
     document = {
         "sound": report.is_sound,
         "findings": [{**_as_document(one), "error": one.is_error} for one in report.findings],
-        "info": _as_document(report.info),
+        "info": _as_document(report.info) if report.info is not None else None,
+        "identity": report.identity,
+        "controller": _as_document(report.controller) if report.controller is not None else None,
     }
     output.show(style, lambda: document, lambda _: _render_report(report))
     if not report.is_sound:
         errors = sum(1 for one in report.findings if one.is_error)
         raise CorruptData(
-            f"the write-ahead log {path} is damaged ({errors} finding{'' if errors == 1 else 's'})",
+            f"{config.node.data_dir}: {errors} finding{'' if errors == 1 else 's'} of damage",
             hint="keep a copy of the directory before anything else; see docs/operations.md",
         )
 
 
-def _wal_path(data_dir: Path) -> Path:
-    path = data_dir / "wal"
-    if not path.is_dir():
-        raise NotFound(
-            f"there is no write-ahead log in {data_dir}", hint="--data-dir names what was given to `tidelog up`"
-        )
-    return path
-
-
-def _run(path: Path, action: str, progress: Callable[[int, int], None] | None, **more: Any) -> Any:
-    """Call `inspect` or `verify` of `storage.wal_tool`. Raises `StorageFailed` when the disk cannot be read."""
+def _inspect(
+    config: Config,
+    cluster_id: str,
+    progress: Callable[[int, int], None] | None,
+    on_record: Callable[[WalRecord], None] | None,
+) -> WalInfo | BucketWalInfo:
     from runtime.disk import FileDisk
     from storage import wal_tool
+    from tidelog.data_check import WAL_FOLDER, has_wal_on_disk, inspect_bucket_wal, nothing_there
 
-    async def run() -> Any:
-        disk = FileDisk(path)
+    data_dir = Path(config.node.data_dir)
+    if config.wal.kind == "s3":
+        return _run(config, inspect_bucket_wal(config, cluster_id, progress, on_record))
+    if not has_wal_on_disk(data_dir):
+        raise nothing_there(data_dir)
+
+    async def from_disk() -> WalInfo:
+        disk = FileDisk(data_dir / WAL_FOLDER)
         try:
-            return await getattr(wal_tool, action)(disk, progress=progress, **more)
+            return await wal_tool.inspect(disk, on_record=on_record, progress=progress)
         finally:
             await disk.close()
 
+    return _run(config, from_disk())
+
+
+def _run(config: Config, work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end. Raises `StorageFailed` when a file cannot be read."""
     try:
-        return asyncio.run(run())
+        return asyncio.run(work)
     except OSError as error:
+        name = error.filename if error.filename is not None else config.node.data_dir
         raise StorageFailed(
-            f"cannot read the write-ahead log {path}: {error.strerror or error}", hint="check the path and its rights"
+            f"cannot read {name}: {error.strerror or error}", hint="check the path and its rights"
         ) from error
 
 
@@ -114,6 +151,36 @@ def _as_document(struct: Any) -> dict[str, Any]:
 
 
 def _render(document: dict[str, Any]) -> str:
+    return _render_bucket(document) if "objects" in document else _render_files(document)
+
+
+def _render_bucket(document: dict[str, Any]) -> str:
+    objects = document["objects"]
+    about = [
+        ("WAL offsets", f"{document['start_offset']} to {document['end_offset']}"),
+        ("records", sum(one["records"] for one in objects if one["is_live"])),
+        ("objects", f"{sum(one['is_live'] for one in objects)} of the log, {len(objects)} in the bucket"),
+        ("keys", f"{document['prefix']}*"),
+        ("last epoch", document["last_epoch"] if document["last_epoch"] >= 0 else None),
+    ]
+    headers = ["OBJECT", "KIND", "LIVE", "START", "END", "RECORDS", "EPOCH", "SIZE"]
+    rows = [
+        [
+            one["key"].removeprefix(document["prefix"]),
+            one["kind"],
+            one["is_live"],
+            one["start_offset"] if one["start_offset"] >= 0 else None,
+            one["end_offset"] if one["end_offset"] >= 0 else None,
+            one["records"],
+            one["master_epoch"] if one["master_epoch"] >= 0 else None,
+            output.size(one["size_bytes"]),
+        ]
+        for one in objects
+    ]
+    return f"{output.pairs(about)}\n\n{output.table(headers, rows, right=headers[3:])}"
+
+
+def _render_files(document: dict[str, Any]) -> str:
     segments = document["segments"]
     about = [
         ("WAL offsets", f"{document['start_offset']} to {document['end_offset']}"),
@@ -145,12 +212,9 @@ def _span(first: int, last: int) -> str | None:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _render_report(report: VerifyReport) -> str:
-    info: WalInfo = report.info
-    records = sum(one.records for one in info.segments)
+def _render_report(report: DataReport) -> str:
     verdict = "sound" if report.is_sound else "DAMAGED"
-    text = f"{verdict}: {records} records in {len(info.segments)} files, WAL offsets {info.start_offset} to "
-    text += str(info.end_offset)
+    text = f"{verdict}: {', '.join(_parts(report))}"
     if not report.findings:
         return text
     rows = [
@@ -162,13 +226,36 @@ def _render_report(report: VerifyReport) -> str:
             one.wal_offset if one.wal_offset >= 0 else None,
             one.message,
         ]
-        for one in report.findings
+        for one in _worst_first(report.findings)
     ]
     headers = ["LEVEL", "KIND", "FILE", "BYTE", "WAL-OFFSET", "WHAT"]
     return f"{text}\n\n{output.table(headers, rows, right=['BYTE', 'WAL-OFFSET'])}"
 
 
-def _print_records(path: Path, style: str) -> None:
+def _worst_first(findings: list[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda one: not one.is_error)
+
+
+def _parts(report: DataReport) -> list[str]:
+    """What was checked, in words."""
+    parts = []
+    info = report.info
+    if info is not None:
+        document = _as_document(info)
+        what = "objects" if "objects" in document else "files"
+        pieces = document["objects" if "objects" in document else "segments"]
+        records = sum(one["records"] for one in pieces)
+        offsets = f"WAL offsets {info.start_offset} to {info.end_offset}"
+        parts.append(f"{records} records in {len(pieces)} {what} ({offsets})")
+    if report.controller is not None:
+        files = report.controller
+        parts.append(f"controller entries up to {files.last_index} (snapshot up to {files.snapshot_index})")
+    if report.identity is not None:
+        parts.append(f"identity of broker {report.identity['broker_id']}")
+    return parts
+
+
+def _print_records(config: Config, cluster_id: str, style: str) -> None:
     """One line a record as it is read: a log may hold more of them than memory."""
     keys = ("offset", "type", "master_epoch", "stream_id", "stream_epoch", "base_offset", "count", "bytes")
     widths = (12, 12, 6, 10, 6, 12, 6, 9)
@@ -192,4 +279,4 @@ def _print_records(path: Path, style: str) -> None:
 
     if style == "table":
         output.emit(line(titles))
-    _run(path, "inspect", None, on_record=on_record)
+    _inspect(config, cluster_id, None, on_record)

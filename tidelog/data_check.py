@@ -1,0 +1,173 @@
+"""Every checksummed file of a data directory, checked without a broker: what `tidelog wal verify` stands on.
+
+Identity, controller journal and snapshot, WAL segments and epoch file; or, where the WAL lives in the bucket, its
+objects. It only reads, and may be used beside the running process. A torn tail is a note: recovery cuts it.
+
+Entry: `check_data`.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from controller.directory_check import ControllerFiles, check_directory
+from runtime.clock import SystemClock
+from runtime.disk import FileDisk
+from runtime.errors import CorruptData, DamagedFile, NotFound
+from storage import wal_s3_tool, wal_tool
+from storage.open_store import EMBEDDED_BUCKET, open_store
+from storage.wal_s3_tool import BucketWalInfo
+from storage.wal_tool import Finding, OnRecord, Progress, WalInfo
+from tidelog.config import Config
+from tidelog.data_dir import IDENTITY_FILE, read_identity
+
+WAL_FOLDER = "wal"
+CONTROLLER_FOLDER = "controller"
+
+
+class DataReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `check_data` found. Each part is None where the directory has none, or where it cannot be read."""
+
+    identity: dict[str, Any] | None
+    controller: ControllerFiles | None
+    info: WalInfo | BucketWalInfo | None
+    """The WAL."""
+    findings: list[Finding]
+    """Files are named relative to the data directory, objects by their key."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a process would start on it."""
+        return not any(finding.is_error for finding in self.findings)
+
+
+def has_wal_on_disk(data_dir: Path) -> bool:
+    """Whether there is anything of a WAL on disk."""
+    return (data_dir / WAL_FOLDER).is_dir()
+
+
+async def check_data(config: Config, cluster_id: str, progress: Progress | None = None) -> DataReport:
+    """Check everything that the configuration's data directory and WAL hold.
+
+    `cluster_id` is for a WAL in the bucket; empty: the one in the identity file. Raises `NotFound` when there is
+    nothing to check, `OSError`, `Unavailable`.
+    """
+    data_dir = Path(config.node.data_dir)
+    findings: list[Finding] = []
+    identity = _check_identity(data_dir, findings)
+    controller = _check_controller(data_dir, findings)
+    info: WalInfo | BucketWalInfo | None = None
+    if config.wal.kind == "s3":
+        if not cluster_id and identity is None and findings:
+            findings.append(_not_checked())
+        else:
+            report = await _check_bucket(config, cluster_id or _cluster_of(identity), progress)
+            info = report.info
+            findings += report.findings
+    elif has_wal_on_disk(data_dir):
+        on_disk = await _check_disk(data_dir, progress)
+        info = on_disk.info
+        findings += [msgspec.structs.replace(one, file=f"{WAL_FOLDER}/{one.file}") for one in on_disk.findings]
+    if identity is None and controller is None and info is None and not findings:
+        raise nothing_there(data_dir)
+    return DataReport(identity=identity, controller=controller, info=info, findings=findings)
+
+
+def nothing_there(data_dir: Path) -> NotFound:
+    """The error for a directory without anything of ours."""
+    return NotFound(
+        f"there is no write-ahead log in {data_dir}", hint="--data-dir names what was given to `tidelog up`"
+    )
+
+
+async def inspect_bucket_wal(
+    config: Config, cluster_id: str, progress: Progress | None = None, on_record: OnRecord | None = None
+) -> BucketWalInfo:
+    """Describe the WAL in the bucket; see `storage.wal_s3_tool.inspect_bucket`. Raises `NotFound`, `Unavailable`."""
+    if not cluster_id:
+        cluster_id = _cluster_of(read_identity(Path(config.node.data_dir) / IDENTITY_FILE))
+    store = _open(config)
+    try:
+        return await wal_s3_tool.inspect_bucket(
+            store, cluster_id, config.node.id, on_record=on_record, progress=progress
+        )
+    finally:
+        await store.close()
+
+
+def _not_checked() -> Finding:
+    message = "not checked: the identity file does not say which cluster's log to look for; add --cluster-id"
+    return Finding(kind="missing", file="the WAL in the bucket", file_offset=-1, wal_offset=-1, message=message)
+
+
+def _open(config: Config) -> Any:
+    data_dir = Path(config.node.data_dir)
+    embedded = data_dir / EMBEDDED_BUCKET
+    if not config.s3.endpoint and not config.s3.bucket and not embedded.is_dir():
+        raise NotFound(
+            f"there is no embedded bucket in {data_dir}",
+            hint="name the bucket as for `tidelog up`: --s3-endpoint and --bucket, or --config",
+        )
+    config.s3.create_bucket = False
+    return open_store(config.s3, data_dir, SystemClock(), random.Random())
+
+
+def _cluster_of(identity: dict[str, Any] | None) -> str:
+    cluster_id = identity["cluster_id"] if identity is not None else ""
+    if not cluster_id:
+        raise NotFound(
+            "the data directory does not say which cluster's log to look for",
+            hint="add --cluster-id: it is the first part of every key in the bucket",
+        )
+    return str(cluster_id)
+
+
+async def _check_bucket(config: Config, cluster_id: str, progress: Progress | None) -> wal_s3_tool.BucketWalReport:
+    store = _open(config)
+    try:
+        return await wal_s3_tool.verify_bucket(store, cluster_id, config.node.id, progress=progress)
+    finally:
+        await store.close()
+
+
+async def _check_disk(data_dir: Path, progress: Progress | None) -> wal_tool.VerifyReport:
+    disk = FileDisk(data_dir / WAL_FOLDER)
+    try:
+        return await wal_tool.verify(disk, progress=progress)
+    finally:
+        await disk.close()
+
+
+def _check_identity(data_dir: Path, findings: list[Finding]) -> dict[str, Any] | None:
+    try:
+        return read_identity(data_dir / IDENTITY_FILE)
+    except CorruptData as error:
+        findings.append(_finding(data_dir, error))
+        return None
+
+
+def _check_controller(data_dir: Path, findings: list[Finding]) -> ControllerFiles | None:
+    files, damage = check_directory(data_dir / CONTROLLER_FOLDER)
+    findings += [_finding(data_dir, error) for error in damage]
+    if files is not None and files.torn_bytes:
+        findings.append(
+            Finding(
+                kind="torn",
+                file=f"{CONTROLLER_FOLDER}/journal",
+                file_offset=files.journal_bytes,
+                wal_offset=-1,
+                message=f"{files.torn_bytes} bytes of a write that did not complete; recovery cuts them",
+            )
+        )
+    return files
+
+
+def _finding(data_dir: Path, error: CorruptData) -> Finding:
+    if not isinstance(error, DamagedFile):
+        return Finding(kind="corrupt", file=CONTROLLER_FOLDER, file_offset=-1, wal_offset=-1, message=error.message)
+    file = Path(error.path).relative_to(data_dir).as_posix()
+    return Finding(kind="corrupt", file=file, file_offset=error.position, wal_offset=-1, message=error.what)
