@@ -4,7 +4,8 @@ One reconciler compares what the image wants (partitions whose replica set this 
 epochs) with what is open, and starts the difference: streams are opened at the controller many partitions to a call,
 logs open side by side, failures are retried with back-off and shown in `problems()`. Invariants: a partition is
 opened, closed or dropped by one task at a time (`_busy`); the last placement in the image wins; a log is in the tables
-only while it may serve.
+only while it may serve; whatever differs from what is wanted is in `_pending`, so that a change costs what it changes
+and not a look at all partitions.
 
 Entry: `PartitionManager.start`, then `get` for every request.
 """
@@ -38,7 +39,10 @@ PARTITIONS_A_CALL = 1024
 """4,096 streams, the controller's bound for one command."""
 OPENS_AT_ONCE = 32
 """Logs opening side by side: enough to hide the bucket's latency, few enough to leave it room."""
-_PLACEMENT_TABLES = frozenset({"topics", "partitions", "replica_sets", "configs"})
+_PLACES_ALL = frozenset({"replica_sets", "configs"})
+"""Tables whose changes may concern every partition."""
+RETENTION_AT_ONCE = 16
+"""Partitions whose retention is looked at before requests get their turn: less than 1 ms."""
 
 Key = tuple[bytes, int]
 
@@ -92,7 +96,10 @@ class PartitionManager:
         self._busy: set[Key] = set()
         self._failures: dict[Key, _Failure] = {}
         self._changed = asyncio.Event()
-        self._stale = True
+        self._pending: dict[Key, None] = {}
+        self._sizes: dict[bytes, int] = {}
+        self._changed_topics: set[bytes] = set()
+        self._all_changed = True
         self._settled = asyncio.Event()
         self._gate = asyncio.Semaphore(OPENS_AT_ONCE)
         self._tasks = TaskSet("partitions")
@@ -191,20 +198,25 @@ class PartitionManager:
         await asyncio.gather(*(close_one(one) for one in logs))
 
     def _image_changed(self, delta: Delta) -> None:
-        if any(table in _PLACEMENT_TABLES for table, _, _ in delta.mutations):
-            self._stale = True
-            self._changed.set()
+        if delta.version != self._controller.image.placement_version:
+            return  # an upload's commit, say
+        for table, key, _ in delta.mutations:
+            if table == "topics":
+                self._changed_topics.add(key)
+            elif table == "partitions":
+                self._changed_topics.add(key[0])
+            elif table in _PLACES_ALL:
+                self._all_changed = True
+        self._changed.set()
 
     # --- reconciling ---------------------------------------------------------------------------------------------
 
     async def _reconcile_forever(self) -> None:
         while True:
             self._changed.clear()
-            if self._stale:
-                self._stale = False
-                self._refresh_wanted()
+            self._refresh_wanted()
             wait_s = self._start_what_is_due()
-            if not self._busy and all(key in self._logs or key in self._failures for key in self._wanted):
+            if not self._busy and all(key in self._failures for key in self._pending):
                 self._settled.set()
             try:
                 async with asyncio.timeout(wait_s):
@@ -213,65 +225,89 @@ class PartitionManager:
                 continue
 
     def _refresh_wanted(self) -> None:
+        """Take over what has changed of the image since the last time."""
         image = self._controller.image
+        topics, self._changed_topics = self._changed_topics, set()
+        if self._all_changed:
+            self._all_changed = False
+            topics = {*image.topics, *self._sizes}
+        if not topics:
+            return
         mine = {
             record.id: record.master_epoch for record in image.replica_sets.values() if record.master == self._node_id
         }
-        wanted: dict[Key, _Wanted] = {}
-        for topic in image.topics.values():
-            for partition in image.partitions(topic.id):
-                master_epoch = mine.get(partition.replica_set)
-                if master_epoch is not None:
-                    _, leader_epoch = image.leader(partition)
-                    wanted[topic.id, partition.index] = _Wanted(topic, partition, leader_epoch, master_epoch)
-        self._wanted = wanted
-        for key in self._failures.keys() - wanted.keys():
-            del self._failures[key]
-        self._refresh_configs()
+        for topic_id in topics:
+            self._configs.pop(topic_id, None)
+            self._refresh_topic(topic_id, mine)
 
-    def _refresh_configs(self) -> None:
-        """Hand changed settings to the open logs; logs of one topic share one object."""
-        self._configs.clear()
-        for key, one in self._logs.items():
-            wanted = self._wanted.get(key)
-            if wanted is not None:
-                config = self._config(wanted.topic)
-                if config != one.config:
-                    one.config = config
+    def _refresh_topic(self, topic_id: bytes, mine: dict[int, int]) -> None:
+        """What is wanted of a topic; what differs from that is looked at. `mine`: master epochs by replica set."""
+        image = self._controller.image
+        topic = image.topics.get(topic_id)
+        partitions = image.partitions(topic_id)
+        for index in range(len(partitions), self._sizes.pop(topic_id, 0)):
+            self._want((topic_id, index), None)
+        if topic is None:
+            return
+        self._sizes[topic_id] = len(partitions)
+        for partition in partitions:
+            master_epoch = mine.get(partition.replica_set)
+            wanted = None
+            if master_epoch is not None:
+                wanted = _Wanted(topic, partition, image.leader(partition)[1], master_epoch)
+            self._want((topic_id, partition.index), wanted)
+
+    def _want(self, key: Key, wanted: _Wanted | None) -> None:
+        one = self._logs.get(key)
+        if wanted is None:
+            if self._wanted.pop(key, None) is not None or one is not None:
+                self._pending[key] = None
+            return
+        self._wanted[key] = wanted
+        if one is None or wanted.leader_epoch > one.leader_epoch:
+            self._pending[key] = None
+        else:
+            config = self._config(wanted.topic)
+            if config != one.config:
+                one.config = config
 
     def _config(self, topic: TopicRecord) -> LogConfig:
+        """The effective configuration now; logs of one topic share one object."""
         config = self._configs.get(topic.id)
         if config is None:
-            configs = self._controller.image.configs
+            image = self._controller.image
             config = self._configs[topic.id] = log_config(
-                topic.configs,
+                image.topics.get(topic.id, topic).configs,
                 self._kafka,
                 self._defaults,
-                cluster=configs.get(("cluster", ""), {}),
-                broker=configs.get(("broker", str(self._node_id)), {}),
+                cluster=image.configs.get(("cluster", ""), {}),
+                broker=image.configs.get(("broker", str(self._node_id)), {}),
             )
         return config
 
     def _start_what_is_due(self) -> float | None:
         """Start tasks for all that differs and may be started; returns the seconds to the next retry."""
-        for key, one in list(self._logs.items()):
-            wanted = self._wanted.get(key)
-            if key not in self._busy and (wanted is None or wanted.leader_epoch > one.leader_epoch):
-                self._busy.add(key)
-                self._withdraw(key)
-                self._tasks.spawn(self._finish(key, one, dropped=key[0] not in self._controller.image.topics), "close")
         now = self._clock.monotonic()
         due: list[Key] = []
         next_retry: float | None = None
-        for key in self._wanted:
-            if key in self._logs or key in self._busy:
+        for key in list(self._pending):
+            if key in self._busy:
                 continue
-            failure = self._failures.get(key)
-            if failure is not None and failure.retry_at > now:
-                remaining = failure.retry_at - now
-                next_retry = remaining if next_retry is None else min(next_retry, remaining)
+            one, wanted = self._logs.get(key), self._wanted.get(key)
+            if one is not None and (wanted is None or wanted.leader_epoch > one.leader_epoch):
+                self._busy.add(key)
+                self._withdraw(key)
+                self._tasks.spawn(self._finish(key, one, dropped=key[0] not in self._controller.image.topics), "close")
+            elif one is not None or wanted is None:
+                del self._pending[key]
+                self._failures.pop(key, None)
             else:
-                due.append(key)
+                failure = self._failures.get(key)
+                if failure is None or failure.retry_at <= now:
+                    due.append(key)
+                else:
+                    remaining = failure.retry_at - now
+                    next_retry = remaining if next_retry is None else min(next_retry, remaining)
         for start in range(0, len(due), PARTITIONS_A_CALL):
             batch = {key: self._wanted[key] for key in due[start : start + PARTITIONS_A_CALL]}
             self._busy.update(batch)
@@ -364,7 +400,11 @@ class PartitionManager:
     async def _keep_retention(self) -> None:
         while True:
             await self._clock.sleep(self._defaults.retention_check_interval_ms / 1000)
-            for one in self.all():
+            for number, one in enumerate(self.all(), start=1):
+                if number % RETENTION_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if one.closed:
+                    continue
                 try:
                     await one.apply_retention()
                 except TidelogError as error:

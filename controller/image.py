@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from controller.index import Index
 from controller.model import (
     NO_BROKER,
@@ -25,6 +27,16 @@ from controller.model import (
 )
 from controller.tables import KEY_TYPES, Mutation
 from storage.managers import ObjectSlice
+
+PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs"})
+"""What `Image.placement_version` follows."""
+
+
+def _places(table: str, old: Any, new: Any) -> bool:
+    """Whether a changed row of a placement table changes more than what is committed of a WAL."""
+    if table != "replica_sets" or old is None or new is None:
+        return True
+    return bool(msgspec.structs.replace(old, committed_wal_offset=new.committed_wal_offset) != new)
 
 
 class Delta(NamedTuple):
@@ -45,6 +57,9 @@ class Image:
     def __init__(self) -> None:
         self.version = 0
         """Index of the last command contained (int64)."""
+        self.placement_version = 0
+        """Version of the last change of topics, partitions, brokers, configurations, or who leads what. Commits of
+        objects, which come many times a second, leave it as it is: what depends on it is not made anew for them."""
         self.brokers: dict[int, BrokerRecord] = {}
         self.replica_sets: dict[int, ReplicaSetRecord] = {}
         self.topics: dict[bytes, TopicRecord] = {}
@@ -86,6 +101,7 @@ class Image:
     def apply(self, delta: Delta) -> None:
         """Take one delta. Versions only grow."""
         assert delta.version >= self.version, (delta.version, self.version)
+        places = False
         for table, key, record in delta.mutations:
             rows = self.table(table)
             old = rows.get(key)
@@ -95,7 +111,10 @@ class Image:
                 rows[key] = record
             if old is not record:
                 self.index.note(table, old, record)
+                places = places or (table in PLACEMENT_TABLES and _places(table, old, record))
         self.version = delta.version
+        if places:
+            self.placement_version = delta.version
 
     def difference(self, newer: Image) -> list[Mutation]:
         """The mutations that make this image's rows those of `newer`, in loading order."""

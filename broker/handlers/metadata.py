@@ -5,7 +5,7 @@ request allows it (before v4 it always does) and `kafka.auto_create_topics` is o
 "controller" is the live broker with the smallest id, since every broker takes controller requests: all brokers give the
 same answer.
 
-Answers are cached as bytes for the image version they were made from.
+Answers are cached as bytes until topics, brokers or leaders change (`Image.placement_version`).
 
 A missing topic is asked of the controller within a bound: without a controller Metadata still answers (rule 11).
 """
@@ -69,19 +69,19 @@ class _Question(NamedTuple):
 
 
 class _Cache:
-    """Encoded answers for one version of one image."""
+    """Encoded answers for one placement version of one image."""
 
     def __init__(self) -> None:
         self._version = -1
         self._answers: dict[_Question, bytes] = {}
 
-    def get(self, image_version: int, question: _Question) -> bytes | None:
-        return self._answers.get(question) if image_version == self._version else None
+    def get(self, placement_version: int, question: _Question) -> bytes | None:
+        return self._answers.get(question) if placement_version == self._version else None
 
-    def put(self, image_version: int, question: _Question, body: bytes) -> None:
-        if image_version != self._version or len(self._answers) >= MAX_CACHED:
+    def put(self, placement_version: int, question: _Question, body: bytes) -> None:
+        if placement_version != self._version or len(self._answers) >= MAX_CACHED:
             self._answers.clear()
-            self._version = image_version
+            self._version = placement_version
         self._answers[question] = body
 
 
@@ -97,11 +97,11 @@ async def handle(context: RequestContext, request: Any) -> EncodedBody:
         errors = await _create_missing(services, question.topics)
     image = services.controller.image
     cache = _caches.setdefault(image, _Cache())
-    body = cache.get(image.version, question)
+    body = cache.get(image.placement_version, question)
     if body is None or errors:
         body = encode_body(_answer(image, question, errors))
         if not errors:
-            cache.put(image.version, question, body)
+            cache.put(image.placement_version, question, body)
     return EncodedBody(body)
 
 

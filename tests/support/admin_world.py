@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +51,7 @@ class WorldController:
         self.state = ControllerState()
         self.image = Image()
         self.commands: list[str] = []
+        self.subscribers: list[Callable[[Delta], None]] = []
         self.gate: asyncio.Event | None = None
         """While set and not triggered, commands hang."""
         self._index = 0
@@ -62,7 +63,10 @@ class WorldController:
         self._index += 1
         self.commands.append(type(command).__name__)
         applied = self.state.apply(c.Envelope(c.FORMAT_VERSION, 1, 1_700_000_000_000, "", 0, 0, command), self._index)
-        self.image.apply(Delta(self._index, applied.mutations))
+        delta = Delta(self._index, applied.mutations)
+        self.image.apply(delta)
+        for callback in list(self.subscribers):
+            callback(delta)
         result = msgspec.msgpack.decode(applied.result, type=c.Result)
         if result.error is not None:
             raise from_wire(result.error)
@@ -72,6 +76,10 @@ class WorldController:
         if self.gate is not None:
             await self.gate.wait()
         return self.apply(command)
+
+    def subscribe(self, callback: Callable[[Delta], None]) -> Callable[[], None]:
+        self.subscribers.append(callback)
+        return lambda: self.subscribers.remove(callback)
 
     def register(self, broker_id: int, port: int = 0) -> None:
         port = port or 9091 + broker_id

@@ -119,8 +119,7 @@ class TidelogProcess:
 
     def kill(self) -> None:
         """`kill -9` supervisor and broker."""
-        assert self._process is not None
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(AssertionError, ProcessLookupError, FileNotFoundError):
                 self.kill_broker()
             self._process.kill()

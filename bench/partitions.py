@@ -1,0 +1,366 @@
+"""Ten thousand partitions in one process: start, memory, throughput, and the administration around them.
+
+    python -m bench.partitions [--partitions 10000] [--topics 100] [--seconds 8] [--runs 3] [--dir DIR]
+
+A real `tidelog up` (embedded store, WAL on disk, sync flush) is driven by librdkafka and measured from outside:
+
+- `create`, `delete`: CreateTopics and DeleteTopics of all topics, a few topics to a request, until each is answered.
+- `start`: from `exec` to the ready line of a process that has all partitions, cleanly closed; `after kill`:
+  the same after `kill -9` while it was being written to.
+- `idle`: resident memory of the broker process with all partitions open less that of the same process without a topic,
+  by partition. Both are taken right after a start.
+- `throughput`: the same records to all partitions in turn and to one partition alone, in turns, medians and spread.
+  librdkafka's own cost for each partition is in it; `cpu` is the CPU time of the broker for a MiB, which is not.
+- `raw`: prepared Produce requests of one batch over plain sockets, so that the client costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import socket
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from broker.wire import schema
+from tests.support.kafka_client import encode_request, request_entity
+from tests.support.kafka_world import batch
+from tests.support.tidelog_process import TidelogProcess
+
+TOPICS_A_REQUEST = 10
+START_GOAL_S = 20.0
+IDLE_GOAL_BYTES = 10_240
+THROUGHPUT_GOAL = 0.8
+RECORD_BYTES = 1024
+BURST_RECORDS = 64
+"""Records for one partition before the next one's turn: as the sticky partitioner of Java's producer does it."""
+RAW_CONNECTIONS = 4
+RAW_IN_FLIGHT = 5
+PRODUCE_VERSION = 9
+ADMIN_TIMEOUT_S = 120.0
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def say(what: str, figure: str, goal: str = "", good: bool | None = None) -> bool:
+    """One line; whether the goal is reached (or there is none)."""
+    verdict = "" if good is None else ("ok" if good else "SHORT")
+    print(f"{what:<34} {figure:<44} {goal:<22} {verdict}", flush=True)
+    return good is not False
+
+
+class Cluster:
+    """The process under test."""
+
+    def __init__(self, data_dir: Path, flags: list[str]) -> None:
+        self._data_dir = data_dir
+        self._flags = flags
+        self._process = TidelogProcess(data_dir, flags)
+
+    @property
+    def pid(self) -> int:
+        """Of the broker, not of its supervisor."""
+        return self._process.broker_pid()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._process.bootstrap
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self._process.port
+
+    def start(self) -> float:
+        """Seconds to the ready line."""
+        self._process = TidelogProcess(self._data_dir, self._flags, self._process.port)
+        started = time.perf_counter()
+        self._process.start(timeout_s=180)
+        return time.perf_counter() - started
+
+    def stop(self) -> float:
+        """Seconds to a clean end."""
+        started = time.perf_counter()
+        self._process.stop(timeout_s=180)
+        return time.perf_counter() - started
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def settled_rss(self) -> int:
+        """The least of a few looks over 3 s: what a start used for a moment is given back by then."""
+        found = []
+        for _ in range(6):
+            time.sleep(0.5)
+            found.append(rss_bytes(self.pid))
+        return min(found)
+
+
+def wait_all(futures: dict[Any, Future[Any]]) -> None:
+    """Every answer of an admin request, or its error."""
+    for future in futures.values():
+        future.result(ADMIN_TIMEOUT_S)
+
+
+def in_groups(names: list[str]) -> Iterator[list[str]]:
+    for first in range(0, len(names), TOPICS_A_REQUEST):
+        yield names[first : first + TOPICS_A_REQUEST]
+
+
+def create(admin: AdminClient, names: list[str], partitions: int) -> float:
+    started = time.perf_counter()
+    for group in in_groups(names):
+        wait_all(
+            admin.create_topics(
+                [NewTopic(name, partitions, 1) for name in group],
+                operation_timeout=60,
+                request_timeout=ADMIN_TIMEOUT_S,
+            )
+        )
+    return time.perf_counter() - started
+
+
+def delete(admin: AdminClient, names: list[str]) -> float:
+    started = time.perf_counter()
+    for group in in_groups(names):
+        wait_all(admin.delete_topics(group, operation_timeout=60, request_timeout=ADMIN_TIMEOUT_S))
+    return time.perf_counter() - started
+
+
+# --- throughput ----------------------------------------------------------------------------------------------------
+
+
+def produce(bootstrap: str, targets: list[tuple[str, int]], seconds: float) -> float:
+    """MiB/s acknowledged by acks=all of `BURST_RECORDS` records to each target in turn."""
+    failed: list[Any] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": BURST_RECORDS * RECORD_BYTES * 2,
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 256 << 10,
+            "on_delivery": lambda error, _message: failed.append(error) if error is not None else None,
+        }
+    )
+    value = random.Random(1).randbytes(RECORD_BYTES)
+    warm = targets[:1000]
+    for topic, partition in warm:  # connections, metadata, the client's queues
+        producer.produce(topic, value, partition=partition)
+    producer.flush(60)
+    started = time.perf_counter()
+    sent = 0
+    for topic, partition in itertools.cycle(targets):
+        for _ in range(BURST_RECORDS):
+            while True:
+                try:
+                    producer.produce(topic, value, partition=partition)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+        sent += BURST_RECORDS
+        producer.poll(0)
+        if time.perf_counter() - started >= seconds:
+            break
+    left = producer.flush(120)
+    took = time.perf_counter() - started
+    assert not failed and not left, (failed[:3], left)
+    return sent * RECORD_BYTES / (1 << 20) / took
+
+
+def raw_frames(targets: list[tuple[str, int]]) -> list[list[bytes]]:
+    """One Produce request for each target, with one batch of a burst, which all of them share: as warm in the client's
+    caches for ten thousand targets as for one."""
+    make = schema.request(0, PRODUCE_VERSION).make
+    records = batch(random.Random(1).randbytes(RECORD_BYTES * BURST_RECORDS))
+    frames: list[list[bytes]] = []
+    for topic, partition in targets:
+        data = make(
+            "TopicProduceData",
+            name=topic,
+            partition_data=[make("PartitionProduceData", index=partition, records=records)],
+        )
+        entity = request_entity(0, PRODUCE_VERSION, transactional_id=None, acks=-1, timeout=30_000, topic_data=[data])
+        head, _, tail = encode_request(entity, 1, "bench").partition(records)
+        frames.append([head, records, tail])
+    return frames
+
+
+def send(connection: socket.socket, parts: list[bytes]) -> None:
+    """All of one request."""
+    sent = connection.sendmsg(parts)
+    left = sum(map(len, parts)) - sent
+    if left:
+        connection.sendall(b"".join(parts)[sent:])
+
+
+def produce_raw(address: tuple[str, int], frames: list[list[bytes]], seconds: float) -> float:
+    """MiB/s acknowledged of prepared requests, `RAW_IN_FLIGHT` on each of a few connections."""
+    sockets = [socket.create_connection(address) for _ in range(RAW_CONNECTIONS)]
+    readers = [one.makefile("rb", 1 << 16) for one in sockets]
+    for one in sockets:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    turn = itertools.cycle(frames)
+    started = time.perf_counter()
+    answered = 0
+    for one in sockets:
+        for _ in range(RAW_IN_FLIGHT):
+            send(one, next(turn))
+    going = True
+    while going:
+        going = time.perf_counter() - started < seconds
+        for one, reader in zip(sockets, readers, strict=True):
+            for _ in range(RAW_IN_FLIGHT):
+                (size,) = struct.unpack(">i", reader.read(4))
+                reader.read(size)
+                answered += 1
+                if going:
+                    send(one, next(turn))
+    took = time.perf_counter() - started
+    for one in sockets:
+        one.close()
+    return answered * RECORD_BYTES * BURST_RECORDS / (1 << 20) / took
+
+
+def compare(
+    cluster: Cluster, what: str, runs: int, one: Callable[[], float], spread: Callable[[], float], goal: float
+) -> bool:
+    """Both in turns; the median of the ratios, and the broker's CPU for a MiB."""
+    rates: dict[str, list[float]] = {"one": [], "spread": []}
+    cpu: dict[str, list[float]] = {"one": [], "spread": []}
+    for run in range(runs):
+        pair = [("one", one), ("spread", spread)]
+        for name, work in pair if run % 2 == 0 else reversed(pair):
+            before, started = cpu_s(cluster.pid), time.perf_counter()
+            rate = work()
+            mib = rate * (time.perf_counter() - started)
+            rates[name].append(rate)
+            cpu[name].append((cpu_s(cluster.pid) - before) / mib * 1000)
+    ratios = [many / single for single, many in zip(rates["one"], rates["spread"], strict=True)]
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = statistics.median(ratios)
+    figure = f"{middle['spread']:.0f} of {middle['one']:.0f} MiB/s = {ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    reached = say(what, figure, f"goal >= {goal}", ratio >= goal)
+    burned = {name: statistics.median(values) for name, values in cpu.items()}
+    say("  broker's CPU", f"{burned['spread']:.2f} ms/MiB spread, {burned['one']:.2f} one")
+    return reached
+
+
+# --- the run -------------------------------------------------------------------------------------------------------
+
+
+def read_back(bootstrap: str, targets: list[tuple[str, int]], seconds: float) -> None:
+    """One consumer of all partitions, idle at their ends: what its long polls cost is seen in the broker's CPU."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, partition, -1) for topic, partition in targets])
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        consumer.poll(0.2)
+    consumer.close()
+
+
+def idle_memory(directory: Path, cluster: Cluster, args: argparse.Namespace, empty: int) -> bool:
+    bytes_each = (cluster.settled_rss() - empty) / args.partitions
+    goal = f"goal <= {IDLE_GOAL_BYTES:,} bytes"
+    return say("idle memory", f"{bytes_each:,.0f} bytes a partition", goal, bytes_each <= IDLE_GOAL_BYTES)
+
+
+def run(directory: Path, args: argparse.Namespace) -> bool:
+    names = [f"t{number:03}" for number in range(args.topics)]
+    each = args.partitions // args.topics
+    targets = [(name, index) for index in range(each) for name in names]
+    cluster = Cluster(directory, args.flags)
+    good = True
+    try:
+        cluster.start()
+        say("stop, no partitions", f"{cluster.stop():.2f} s")
+        say("start, no partitions", f"{cluster.start():.2f} s")
+        empty = cluster.settled_rss()
+        say("memory, no partitions", f"{empty / (1 << 20):.0f} MiB")
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        say(f"create {args.topics} x {each}", f"{create(admin, names, each):.2f} s")
+        say("memory after creating", f"{(rss_bytes(cluster.pid) - empty) / args.partitions:,.0f} bytes a partition")
+        del admin
+        say("clean stop", f"{cluster.stop():.2f} s")
+        took = cluster.start()
+        good &= say("start", f"{took:.2f} s", f"goal <= {START_GOAL_S:.0f} s", took <= START_GOAL_S)
+        good &= idle_memory(directory, cluster, args, empty)
+        before = cpu_s(cluster.pid)
+        time.sleep(5)
+        say("idle CPU", f"{(cpu_s(cluster.pid) - before) / 5 * 100:.1f} % of a core")
+        before, began = cpu_s(cluster.pid), time.perf_counter()
+        read_back(cluster.bootstrap, targets, args.seconds)
+        used = (cpu_s(cluster.pid) - before) / (time.perf_counter() - began) * 100
+        say("one idle consumer of all", f"{used:.1f} % of a core")
+        good &= compare(
+            cluster,
+            "throughput, librdkafka",
+            args.runs,
+            lambda: produce(cluster.bootstrap, targets[:1], args.seconds),
+            lambda: produce(cluster.bootstrap, targets, args.seconds),
+            THROUGHPUT_GOAL,
+        )
+        frames = raw_frames(targets[:1]), raw_frames(targets)
+        good &= compare(
+            cluster,
+            "throughput, raw requests",
+            args.runs,
+            lambda: produce_raw(cluster.address, frames[0], args.seconds / 2),
+            lambda: produce_raw(cluster.address, frames[1], args.seconds / 2),
+            THROUGHPUT_GOAL,
+        )
+        say("clean stop, all written", f"{cluster.stop():.2f} s")
+        took = cluster.start()
+        good &= say("start, all written", f"{took:.2f} s", f"goal <= {START_GOAL_S:.0f} s", took <= START_GOAL_S)
+        produce(cluster.bootstrap, targets, 1.0)
+        cluster.kill()
+        took = cluster.start()
+        good &= say("start after kill -9", f"{took:.2f} s", f"goal <= {START_GOAL_S:.0f} s", took <= START_GOAL_S)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        say(f"delete {args.topics} x {each}", f"{delete(admin, names):.2f} s")
+        cluster.stop()
+    finally:
+        cluster.kill()
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", type=int, default=10_000)
+    parser.add_argument("--topics", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each throughput run")
+    parser.add_argument("--runs", type=int, default=3, help="pairs of throughput runs")
+    parser.add_argument("--dir", type=Path, help="where the data directory is made (default: the temporary directory)")
+    parser.add_argument("flags", nargs="*", help="further flags of `tidelog up`, after --")
+    args = parser.parse_args()
+    args.topics = min(args.topics, args.partitions)
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        return 0 if run(Path(directory) / "data", args) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
