@@ -6,26 +6,32 @@ may start then, so that a producer with five requests in flight does not wait fo
 handler starts when everything before it is answered, and nothing starts until it is.
 
 Bounds: requests in flight on a connection (`MAX_PIPELINE`), bytes of requests in flight in the broker (`ByteBudget`),
-output that the client does not read (the transport's high-water mark). At each bound the connection stops reading.
+output that the client does not read (the transport's high-water mark; `UnreadOutput` over all clients). At each bound
+the connection stops reading. A request must arrive in time (`close_if_late`), the first one, too.
 
-A request that breaks the protocol, or a handler that fails unexpectedly, closes the connection and nothing else.
+A request that breaks the protocol, or a handler that fails unexpectedly, closes the connection and nothing else. Every
+end that the client did not choose is counted by reason (`tidelog_connections_dropped_total`) and logged, at a rate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from broker.errors import CloseConnection, MalformedRequest
+from broker.errors import CloseConnection, MalformedRequest, NotServed, OversizedRequest
+from broker.limits import ByteBudget, Seats, UnreadOutput
 from broker.services import ApiHandler, RequestContext, Services
 from broker.wire.codec import API_VERSIONS, MessageCodec, RequestHeader, message_codec, parse_header
 from broker.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
 from broker.wire.primitives import Buffer
+from runtime.log_limit import LogLimiter
 
 log = logging.getLogger(__name__)
 
@@ -35,46 +41,14 @@ WRITE_HIGH_WATER_BYTES = 256 << 10
 """Output that a client leaves unread before its next requests wait."""
 MAX_CONTROL_REQUEST_BYTES = 16 << 20
 """Bound on requests that carry no records: they are decoded field by field on the loop, so size is time."""
+REQUEST_OVERHEAD_BYTES = 256
+"""What a request costs besides its frame: a read of 128 KiB may hold ten thousand of a few bytes each."""
+FETCH_PARTITION_BYTES = 1024
+"""What a partition in a waiting Fetch costs; in its frame it takes 16 bytes or more."""
+MIN_RECEIVE_BYTES_S = 16 << 10
+"""A request that is not in after `receive_timeout_ms` must have come at this rate since then."""
 
 _PRODUCE, _FETCH = 0, 1
-
-
-class ByteBudget:
-    """Bytes of requests that are being received or handled, and the connections that wait for some to be done."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._waiting: deque[Callable[[], None]] = deque()
-        self.used = 0
-
-    @property
-    def full(self) -> bool:
-        """Nothing more should be read before something is given back."""
-        return self.used >= self._limit
-
-    def admit(self, size: int) -> bool:
-        """Take `size` bytes if they fit. One frame alone always fits, or it could never be received."""
-        if self.used and self.used + size > self._limit:
-            return False
-        self.used += size
-        return True
-
-    def take(self, size: int) -> None:
-        """Take bytes that are in memory already: at most one read of each connection goes over the bound like this."""
-        self.used += size
-
-    def release(self, size: int) -> None:
-        """Give bytes back and, once there is room, wake who waits, in order."""
-        self.used -= size
-        assert self.used >= 0
-        if self.full:
-            return
-        for _ in range(len(self._waiting)):
-            self._waiting.popleft()()
-
-    def wait(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when bytes were given back."""
-        self._waiting.append(wake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +74,37 @@ class Shared:
     unsupported_api_versions: Callable[[], Any]
     """The ApiVersions v0 response for a version that is not served."""
     max_request_bytes: int
-    max_connections: int
+    seats: Seats
     budget: ByteBudget
+    unread: UnreadOutput
+    logs: LogLimiter
     receive_buffer: bytearray = field(default_factory=lambda: bytearray(RECEIVE_BUFFER_BYTES))
     connections: set[Connection] = field(default_factory=set)
     empty: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last connection has ended."""
-    refusing: bool = False
 
 
 class _Exchange:
     """A request that was started, until its response is written."""
 
-    __slots__ = ("api_key", "buffers", "bytes_in", "codec", "correlation_id", "done", "error", "future", "started")
+    __slots__ = (
+        "api_key",
+        "buffers",
+        "bytes_in",
+        "charged",
+        "codec",
+        "correlation_id",
+        "done",
+        "error",
+        "future",
+        "started",
+    )
 
     def __init__(self, header: RequestHeader, bytes_in: int, codec: MessageCodec, started: float) -> None:
         self.api_key = header.api_key
         self.correlation_id = header.correlation_id
         self.bytes_in = bytes_in
+        self.charged = bytes_in + REQUEST_OVERHEAD_BYTES
         self.codec = codec
         self.started = started
         self.done = False
@@ -133,7 +120,9 @@ class Connection(asyncio.BufferedProtocol):
         self._shared = shared
         self._clock = shared.services.clock
         self._metrics = shared.services.metrics
-        self._frames = FrameReader(shared.receive_buffer, shared.max_request_bytes, shared.budget.admit)
+        self._frames = FrameReader(
+            shared.receive_buffer, shared.max_request_bytes, functools.partial(shared.budget.grant, self)
+        )
         self._pending: deque[bytearray] = deque()
         self._exchanges: deque[_Exchange] = deque()
         self._blocker: _Exchange | None = None
@@ -147,8 +136,9 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten_bytes = 0
         self._draining = False
         self._pumping = False
-        self.last_active = 0.0
-        """Monotonic seconds."""
+        self._due_since: float | None = None
+        """Since when a request is awaited or arriving, unless it is us who do not read."""
+        self._last_active = 0.0
 
     # --- the transport's side --------------------------------------------------------------------------------------
 
@@ -157,45 +147,40 @@ class Connection(asyncio.BufferedProtocol):
         shared = self._shared
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
-        self.last_active = self._clock.monotonic()
+        self._last_active = self._due_since = self._clock.monotonic()
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-        if len(shared.connections) >= shared.max_connections:
-            self._refuse()
+        bound = shared.seats.take(self._host)
+        if bound is not None:
+            self._metrics.connection_refused()
+            self._drop(bound, f"connection refused: kafka.max_{bound} reached")
             return
-        shared.refusing = False
+        sock = transport.get_extra_info("socket")
+        if sock is not None:  # a peer that vanished during a long poll is noticed by the kernel
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         shared.connections.add(self)
         shared.empty.clear()
         self._metrics.connection_opened()
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-
-    def _refuse(self) -> None:
-        assert self._transport is not None
-        if not self._shared.refusing:  # once for each time that the bound is reached
-            self._shared.refusing = True
-            log.warning(
-                "connections refused: kafka.max_connections reached",
-                extra={"max_connections": self._shared.max_connections, "client": self._host},
-            )
-        self._metrics.connection_refused()
-        self._draining = True
-        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection. A waiting Fetch is cancelled; what may change state runs to its end unheard."""
         self._transport = None
         if self not in self._shared.connections:
             return
-        self._shared.connections.discard(self)
+        shared = self._shared
+        shared.connections.discard(self)
+        shared.seats.leave(self._host)
+        shared.unread.forget(self)
         self._metrics.connection_closed()
-        held = self._frames.reserved_bytes + sum(len(frame) for frame in self._pending)
+        held = sum(len(frame) + REQUEST_OVERHEAD_BYTES for frame in self._pending)
         self._pending.clear()
-        self._shared.budget.release(held)
+        shared.budget.leave(self, self._frames.reserved_bytes, held)
         for exchange in self._exchanges:
             if exchange.api_key == _FETCH and exchange.future is not None:
                 exchange.future.cancel()
-        if not self._shared.connections:
-            self._shared.empty.set()
+        if not shared.connections:
+            shared.empty.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the transport receives next."""
@@ -203,27 +188,37 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes arrived: cut frames and start what may start."""
-        self.last_active = self._clock.monotonic()
-        admitted = self._frames.reserved_bytes > 0  # a large frame was admitted before it was received
+        self._last_active = now = self._clock.monotonic()
+        budget = self._shared.budget
+        reader = self._frames
+        reserved = reader.reserved_bytes  # of a large frame, whose bytes were granted before they came
         try:
-            frames = self._frames.received(nbytes)
+            frames = reader.received(nbytes)
         except MalformedRequest as error:
-            self._abort("connection closed: not a Kafka frame", error=str(error))
+            self._refuse(error)
             return
-        for frame in frames:
-            if not admitted:
-                self._shared.budget.take(len(frame))
-            self._pending.append(frame)
+        if frames:
+            if reserved:
+                budget.received(reserved)
+            for frame in frames:
+                budget.take(REQUEST_OVERHEAD_BYTES if reserved else len(frame) + REQUEST_OVERHEAD_BYTES)
+                self._pending.append(frame)
+            self._due_since = now if reader.incomplete else None
+        elif self._due_since is None:
+            self._due_since = now
         self._pump()
 
     def pause_writing(self) -> None:
         """The client does not read its responses: start nothing more."""
         self._write_paused = True
+        self._shared.unread.note(self, self._clock.monotonic())
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._write_paused = False
-        self.last_active = self._clock.monotonic()
+        self._last_active = self._clock.monotonic()
+        self._unwritten_bytes = 0
+        self._shared.unread.forget(self)
         self._pump()
 
     # --- requests --------------------------------------------------------------------------------------------------
@@ -246,8 +241,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._start(frame):
                 return True
         except MalformedRequest as error:
-            self._shared.budget.release(len(frame))
-            self._abort("connection closed: request does not decode", error=str(error))
+            self._shared.budget.release(len(frame) + REQUEST_OVERHEAD_BYTES)
+            self._refuse(error)
             return False
         self._pending.appendleft(frame)
         return False
@@ -266,17 +261,25 @@ class Connection(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             return
         budget = self._shared.budget
-        receiving = self._frames.reserved_bytes > 0  # a frame that was admitted must come in whatever happens
-        if not receiving and not self._waiting_for_budget and (budget.full or not self._frames.unblock()):
+        if not self._waiting_for_budget and not self._has_room():
             self._waiting_for_budget = True
-            budget.wait(self._budget_freed)
+            budget.wait(self, self._budget_freed)
         wanted = not self._pending and not self._waiting_for_budget and self._may_read()
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
+                if self._frames.incomplete:
+                    self._due_since = self._clock.monotonic()
                 transport.resume_reading()
             else:
                 transport.pause_reading()
+
+    def _has_room(self) -> bool:
+        """Whether the next bytes have a place. What was granted to a frame must come in whatever happens."""
+        frames = self._frames
+        if frames.blocked:
+            return frames.unblock()
+        return frames.reserved_bytes > 0 or not self._shared.budget.full
 
     def _budget_freed(self) -> None:
         self._waiting_for_budget = False
@@ -290,18 +293,21 @@ class Connection(asyncio.BufferedProtocol):
         header = parse_header(frame)
         api = self._shared.apis.get(header.api_key)
         if api is None:
-            raise MalformedRequest(f"API {header.api_key} is not served")
+            raise NotServed(f"API {header.api_key} is not served")
         if self._exchanges and not api.pipelined:
             return False
         handler = api.handler
         if not handler.min_version <= header.api_version <= handler.max_version:
             if header.api_key != API_VERSIONS:
-                raise MalformedRequest(f"version {header.api_version} of API {header.api_key} is not served")
+                raise NotServed(f"version {header.api_version} of API {header.api_key} is not served")
             exchange = self._begin(header, frame, message_codec(API_VERSIONS, 0))
             self._answer(exchange, self._shared.unsupported_api_versions())
             return True
         if len(frame) > MAX_CONTROL_REQUEST_BYTES and header.api_key != _PRODUCE:
-            raise MalformedRequest(f"a request of API {header.api_key} with {len(frame)} bytes is too large")
+            raise OversizedRequest(f"a request of API {header.api_key} with {len(frame)} bytes is too large")
+        if header.api_key == _FETCH and self._shared.unread.full:
+            self._shared.unread.wait(self, self._pump)
+            return False
         codec = message_codec(header.api_key, header.api_version)
         client_id, request = codec.decode(frame)
         context = RequestContext(
@@ -313,7 +319,12 @@ class Connection(asyncio.BufferedProtocol):
             self._host,
             self._facts,
         )
-        self._call(self._begin(header, frame, codec), api, context, request)
+        exchange = self._begin(header, frame, codec)
+        if header.api_key == _FETCH:
+            extra = FETCH_PARTITION_BYTES * sum(len(topic.partitions) for topic in request.topics)
+            exchange.charged += extra
+            self._shared.budget.take(extra)
+        self._call(exchange, api, context, request)
         return True
 
     def _begin(self, header: RequestHeader, frame: bytearray, codec: MessageCodec) -> _Exchange:
@@ -325,9 +336,8 @@ class Connection(asyncio.BufferedProtocol):
         future: asyncio.Future[Any]
         try:
             result = api.handler.handle(context, request)
-        except Exception:  # one request's defect must not touch other connections
-            log.exception("request failed: connection closed", extra=self._ids(exchange))
-            self._abandon(exchange)
+        except Exception as error:  # noqa: BLE001  # one request's defect must not touch other connections
+            self._defect(exchange, "request failed: connection closed", error)
             return
         if asyncio.isfuture(result):
             future = result
@@ -350,11 +360,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         error = future.exception()
         if isinstance(error, CloseConnection):
-            log.info("connection closed", extra={**self._ids(exchange), "reason": str(error)})
+            self._metrics.connection_dropped("unanswerable")
+            extra = {**self._ids(exchange), "reason": str(error)}
+            self._shared.logs.line("unanswerable", logging.INFO, "connection closed", extra)
             self._abandon(exchange)
         elif error is not None:
-            log.error("request failed: connection closed", exc_info=error, extra=self._ids(exchange))
-            self._abandon(exchange)
+            self._defect(exchange, "request failed: connection closed", error)
         else:
             self._answer(exchange, future.result())
 
@@ -362,13 +373,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and response is not None:
             try:
                 exchange.buffers = exchange.codec.encode(exchange.correlation_id, response)
-            except Exception:  # a defect of the handler, which ends only this connection
-                log.exception("response does not encode: connection closed", extra=self._ids(exchange))
-                self._abandon(exchange)
+            except Exception as error:  # noqa: BLE001  # a defect of the handler, which ends only this connection
+                self._defect(exchange, "response does not encode: connection closed", error)
                 return
         exchange.done = True
         self._flush()
         self._pump()
+
+    def _defect(self, exchange: _Exchange, event: str, error: BaseException) -> None:
+        self._metrics.connection_dropped("defect")
+        self._shared.logs.line("defect", logging.ERROR, event, self._ids(exchange), error)
+        self._abandon(exchange)
 
     def _abandon(self, exchange: _Exchange) -> None:
         exchange.done = True
@@ -387,18 +402,20 @@ class Connection(asyncio.BufferedProtocol):
             for buffer in exchange.buffers:
                 bytes_out += len(buffer)
             out += exchange.buffers
-            self._shared.budget.release(exchange.bytes_in)
+            self._shared.budget.release(exchange.charged)
             self._metrics.request(
                 exchange.api_key, now - exchange.started, exchange.bytes_in, bytes_out, exchange.error
             )
         transport = self._transport
         if transport is None:
             return
-        self.last_active = now
+        self._last_active = now
         if len(out) == 1:
             transport.write(out[0])
         elif out:
             transport.writelines(out)
+        if self._write_paused:
+            self._shared.unread.note(self, now)
         if self._draining and not exchanges:
             transport.close()
 
@@ -407,8 +424,14 @@ class Connection(asyncio.BufferedProtocol):
     def _ids(self, exchange: _Exchange) -> dict[str, Any]:
         return {"api_key": exchange.api_key, "correlation_id": exchange.correlation_id, "client": self._host}
 
-    def _abort(self, event: str, **fields: Any) -> None:
-        log.warning(event, extra={"client": self._host, **fields})
+    def _refuse(self, error: MalformedRequest) -> None:
+        self._drop(error.reason, "connection closed: no request that is served here", error=str(error))
+
+    def _drop(self, reason: str, event: str, **fields: Any) -> None:
+        """End a connection that does not behave: count it, say so (at a rate), cut it."""
+        self._metrics.connection_dropped(reason)
+        extra = {"client": self._host, "reason": reason, **fields}
+        self._shared.logs.line(reason, logging.WARNING, event, extra)
         self._abort_quietly()
 
     def _abort_quietly(self) -> None:
@@ -430,14 +453,40 @@ class Connection(asyncio.BufferedProtocol):
                 exchange.future.cancel()
         self._abort_quietly()
 
-    def close_if_idle(self, deadline: float) -> None:
-        """Close if nothing has moved since `deadline`: no request, no answer, no byte of output taken."""
+    @property
+    def last_active(self) -> float:
+        """When a byte moved in either direction, in monotonic seconds."""
+        return self._last_active
+
+    def unread_bytes(self) -> int:
+        """Output that the client has not taken; notes whether it took some since the last look."""
         transport = self._transport
         if transport is None:
-            return
+            return 0
         unwritten = transport.get_write_buffer_size()
-        if unwritten != self._unwritten_bytes:
-            self._unwritten_bytes = unwritten
-            self.last_active = self._clock.monotonic()
-        if self.last_active < deadline and (not self._exchanges or self._write_paused):
+        if unwritten < self._unwritten_bytes:
+            self._last_active = self._clock.monotonic()
+        self._unwritten_bytes = unwritten
+        return unwritten
+
+    def drop_slow_reader(self) -> None:
+        """Free the memory of responses that the client does not read."""
+        self._drop("slow_reader", "connection closed: the client does not read its responses")
+
+    def close_if_idle(self, deadline: float) -> None:
+        """Close if nothing has moved since `deadline`: no request, no answer, no byte of output taken."""
+        if self._transport is None:
+            return
+        self.unread_bytes()
+        if self._last_active < deadline and (not self._exchanges or self._write_paused):
+            self._metrics.connection_dropped("idle")
             self._abort_quietly()
+
+    def close_if_late(self, now: float, timeout_s: float) -> None:
+        """Close if a request that began to arrive, or the first one, is not in and does not come quickly."""
+        if self._due_since is None or not self._reading or self._transport is None or self._draining:
+            return
+        late_s = now - self._due_since - timeout_s
+        if late_s > 0 and self._frames.partial_bytes < late_s * MIN_RECEIVE_BYTES_S:
+            received = self._frames.partial_bytes
+            self._drop("half_sent", "connection closed: a request did not arrive in time", received_bytes=received)

@@ -8,6 +8,8 @@ are documented to carry.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from runtime.errors import InvalidInput, TidelogError
 
 NONE = 0
@@ -48,6 +50,27 @@ _PRODUCE_CODES = {
 
 class MalformedRequest(InvalidInput):
     """Bytes that are no request of the version they claim. The connection is closed. Kafka: INVALID_REQUEST (42)."""
+
+    reason: ClassVar[str] = "malformed"
+    """Label of `tidelog_connections_dropped_total`."""
+
+
+class NotKafka(MalformedRequest):
+    """The first bytes are another protocol's, or nobody's."""
+
+    reason = "not_kafka"
+
+
+class OversizedRequest(MalformedRequest):
+    """A request over `kafka.max_request_bytes`, or with more in it than one request may have."""
+
+    reason = "oversized"
+
+
+class NotServed(MalformedRequest):
+    """An API key, or a version of it, that ApiVersions does not list."""
+
+    reason = "not_served"
 
 
 class CloseConnection(TidelogError):

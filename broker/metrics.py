@@ -42,6 +42,20 @@ STORAGE_COUNTERS = frozenset(
     }
 )
 """Figures of `Storage.stats()` that only grow."""
+DROP_REASONS = (
+    "connections",
+    "connections_per_address",
+    "not_kafka",
+    "oversized",
+    "malformed",
+    "not_served",
+    "half_sent",
+    "idle",
+    "slow_reader",
+    "unanswerable",
+    "defect",
+)
+"""Why the broker ended a connection that its client did not end."""
 _KEYS = 128
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 
@@ -108,6 +122,14 @@ class MetricSources:
     """Groups that this broker coordinates."""
 
 
+@dataclass(frozen=True, slots=True)
+class DoorSources:
+    """What the Kafka listener holds in memory for its clients."""
+
+    in_flight_bytes: Callable[[], int] = lambda: 0
+    unread_bytes: Callable[[], int] = lambda: 0
+
+
 class Metrics(Collector):
     """The broker's counters. All methods are called on the event loop's thread."""
 
@@ -117,6 +139,8 @@ class Metrics(Collector):
         self.connections = 0
         self.connections_opened = 0
         self.connections_refused = 0
+        self.connections_dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
+        self.door = DoorSources()
         self._apis: list[_ApiCounts | None] = [None] * _KEYS
         self._topics: dict[str, _TopicCounts] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -170,8 +194,12 @@ class Metrics(Collector):
         self.connections -= 1
 
     def connection_refused(self) -> None:
-        """A connection was closed at once because `kafka.max_connections` was reached."""
+        """A connection was closed at once because there are too many, in all or from its address."""
         self.connections_refused += 1
+
+    def connection_dropped(self, reason: str) -> None:
+        """The broker ended a connection; `reason` is one of `DROP_REASONS`."""
+        self.connections_dropped[reason] += 1
 
     # --- export --------------------------------------------------------------------------------------------------
 
@@ -231,6 +259,20 @@ class Metrics(Collector):
         yield CounterMetricFamily("tidelog_connections_opened", "Connections accepted", value=self.connections_opened)
         yield CounterMetricFamily(
             "tidelog_connections_refused", "Connections over the limit", value=self.connections_refused
+        )
+        dropped = CounterMetricFamily(
+            "tidelog_connections_dropped", "Connections ended by the broker, by reason", labels=["reason"]
+        )
+        for reason, count in self.connections_dropped.items():
+            dropped.add_metric([reason], count)
+        yield dropped
+        yield GaugeMetricFamily(
+            "tidelog_requests_in_flight_bytes",
+            "Bytes of requests being received or handled",
+            value=self.door.in_flight_bytes(),
+        )
+        yield GaugeMetricFamily(
+            "tidelog_responses_unread_bytes", "Bytes of responses clients do not read", value=self.door.unread_bytes()
         )
         partitions = GaugeMetricFamily("tidelog_partitions", "Partitions of this broker by state", labels=["state"])
         for state, count in sources.partitions().items():

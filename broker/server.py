@@ -14,17 +14,20 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from broker.connection import Api, ByteBudget, Connection, Shared
+from broker.connection import Api, Connection, Shared
 from broker.handlers.api_versions import ApiVersions
+from broker.limits import ByteBudget, Seats, UnreadOutput
+from broker.metrics import DoorSources
 from broker.services import ApiHandler, Services
 from broker.settings import KafkaSettings
+from runtime.log_limit import LogLimiter
 from runtime.network import Listener, Network
 from runtime.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
 _SWEEPS_A_TIMEOUT = 4
-_LONGEST_SWEEP_S = 30.0
+_LONGEST_SWEEP_S = 5.0
 
 
 class KafkaServer:
@@ -44,9 +47,12 @@ class KafkaServer:
             apis={api.api_key: Api.of(api) for api in [*apis, api_versions.api]},
             unsupported_api_versions=api_versions.unsupported,
             max_request_bytes=settings.max_request_bytes,
-            max_connections=settings.max_connections,
+            seats=Seats(settings.max_connections, settings.max_connections_per_address),
             budget=ByteBudget(settings.max_in_flight_bytes),
+            unread=UnreadOutput(settings.max_unread_bytes),
+            logs=LogLimiter(log, services.clock),
         )
+        services.metrics.door = DoorSources(lambda: self.in_flight_bytes, lambda: self.unread_bytes)
         self._tasks = TaskSet("kafka-server")
         self._listener: Listener | None = None
 
@@ -66,20 +72,29 @@ class KafkaServer:
         """Bytes of requests that are being received or handled."""
         return self._shared.budget.used
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of responses that clients who are behind have not read, as of the last look."""
+        return self._shared.unread.used
+
     async def start(self) -> None:
         """Listen on the configured address. Raises `AddressInUse`."""
         self._listener = await self._network.listen(
             lambda: Connection(self._shared), self._settings.host, self._settings.port
         )
-        self._tasks.spawn(self._close_idle(), "idle")
+        self._tasks.spawn(self._sweep(), "sweep")
 
-    async def _close_idle(self) -> None:
-        timeout_s = self._settings.idle_timeout_ms / 1000
+    async def _sweep(self) -> None:
+        """End, again and again, connections that are idle, late with a request, or do not read."""
+        idle_s = self._settings.idle_timeout_ms / 1000
+        receive_s = self._settings.receive_timeout_ms / 1000
         while True:
-            await self._clock.sleep(min(timeout_s / _SWEEPS_A_TIMEOUT, _LONGEST_SWEEP_S))
-            deadline = self._clock.monotonic() - timeout_s
+            await self._clock.sleep(min(idle_s / _SWEEPS_A_TIMEOUT, receive_s / _SWEEPS_A_TIMEOUT, _LONGEST_SWEEP_S))
+            now = self._clock.monotonic()
             for connection in list(self._shared.connections):
-                connection.close_if_idle(deadline)
+                connection.close_if_idle(now - idle_s)
+                connection.close_if_late(now, receive_s)
+            self._shared.unread.sweep(now)
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop accepting, let requests in flight finish for `grace_s` seconds, then cut what is left."""

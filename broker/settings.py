@@ -29,9 +29,15 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_request_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 100 * MIB
     """A larger frame closes the connection before memory is spent (Kafka: socket.request.max.bytes)."""
     max_connections: Positive = 4096
-    """Open connections; one more is closed at once."""
+    """Open connections; one more is closed at once (Kafka: max.connections)."""
+    max_connections_per_address: Positive = 2048
+    """Open connections from one address; one more is closed at once (Kafka: max.connections.per.ip)."""
     max_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 512 * MIB
-    """Bytes of requests being handled; at the bound the broker stops reading from sockets."""
+    """Bytes of requests being received or handled; at the bound the broker stops reading from sockets."""
+    max_unread_bytes: Annotated[int, Meta(ge=MIB)] = 512 * MIB
+    """Bytes of responses that clients do not read; at the bound no Fetch starts and clients that stall are dropped."""
+    receive_timeout_ms: Positive = 30_000
+    """A request, and the first one of a connection, must arrive within this time, or at 16 KiB/s after it."""
     idle_timeout_ms: Positive = 600_000
     """A connection without a request for so long is closed (Kafka: connections.max.idle.ms)."""
     auto_create_topics: bool = True

@@ -16,11 +16,13 @@ from typing import Any
 
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
+from broker.settings import KafkaSettings
 from controller.node import ControllerNode
 from runtime.clock import SystemClock
 from runtime.disk import FileDisk
 from runtime.errors import ConfigError, StorageFailed
 from runtime.network import AddressInUse, TcpNetwork
+from runtime.open_files import connections_that_fit, raise_open_files
 from storage.object_cleaner import ObjectCleaner
 from storage.object_store import ObjectStore
 from storage.open_store import open_store
@@ -62,6 +64,7 @@ class NodeProcess:
         """Start the roles in their order. Raises the `TidelogError` that a person has to mend."""
         config = self._config
         kafka = config.kafka
+        _fit_connections(kafka)
         kafka.port = reserve_port(kafka.host, kafka.port)
         path = Path(config.node.data_dir)
         directory = self._directory = DataDirectory.open(path, config.node.id, str(uuid.uuid4()))
@@ -163,6 +166,18 @@ class NodeProcess:
             await self._store.close()
         if self._directory is not None:
             self._directory.close()
+
+
+def _fit_connections(kafka: KafkaSettings) -> None:
+    """Raise the limit of open files, and keep the listener's connections under it."""
+    open_files = raise_open_files()
+    fitting = connections_that_fit(open_files, kafka.max_connections)
+    if fitting < kafka.max_connections:
+        log.warning(
+            "kafka.max_connections lowered to fit the limit of open files (ulimit -n)",
+            extra={"max_connections": fitting, "configured": kafka.max_connections, "open_files": open_files},
+        )
+        kafka.max_connections = fitting
 
 
 def reserve_port(host: str, port: int) -> int:

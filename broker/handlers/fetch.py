@@ -38,7 +38,7 @@ from broker.wire.fetch import (
     FetchTopicResponse,
     PartitionData,
 )
-from runtime.errors import TidelogError
+from runtime.errors import InvalidInput, TidelogError
 from stream.errors import OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ _FULL_FETCH_EPOCHS = (0, -1)
 MAX_COLD_READS = 16
 """Cold partitions read for one request at a time; the others come with the next request."""
 MAX_COLD_ROUNDS = 4
+MAX_WAIT_MS = 60_000
+"""A long poll holds memory; an empty answer after a minute costs its client nothing."""
 COLD_READ_TIMEOUT_S = 15.0
 """A response must leave before clients give up (30 s and more); what was read meanwhile stays in the cache."""
 _REREAD_PAUSE_S = 0.005
@@ -58,6 +60,10 @@ _REREAD_PAUSE_S = 0.005
 _BASE_OFFSET = Struct(">q")
 _LAST_OFFSET_DELTA = Struct(">i")
 _LAST_OFFSET_DELTA_AT = 23
+
+
+class _Repeated(InvalidInput):
+    """A partition is asked for twice in one request. Kafka: INVALID_REQUEST (42)."""
 
 
 class _Slot:
@@ -83,6 +89,7 @@ class _Fetch:
         self._committed = request.isolation_level == _READ_COMMITTED
         self._by_id = context.api_version >= FIRST_WITH_TOPIC_ID
         self._slots = [_Slot(topic, spec) for topic in request.topics for spec in topic.partitions]
+        self._seen: dict[PartitionLog, _Slot] = {}
         self._limit = min(request.max_bytes, context.services.kafka.fetch_max_bytes)
         self._size = 0
         self._urgent = not self._slots
@@ -96,7 +103,7 @@ class _Fetch:
         if self._urgent or self._size >= request.min_bytes or request.max_wait_ms <= 0:
             return self._response()
         clock = self._services.clock
-        deadline = clock.monotonic() + request.max_wait_ms / 1000
+        deadline = clock.monotonic() + min(request.max_wait_ms, MAX_WAIT_MS) / 1000
         changed: dict[_Slot, None] = {}
         wake = asyncio.Event()
         removers = [self._listen(slot, changed, wake) for slot in self._slots if slot.log is not None]
@@ -164,6 +171,8 @@ class _Fetch:
             log = partitions.get_by_id(topic.topic_id, spec.partition)
         else:
             log = partitions.get(topic.name, spec.partition)
+        if self._seen.setdefault(log, slot) is not slot:
+            raise _Repeated(f"{log.topic}-{log.partition} is asked for twice")
         slot.log = log
         check_leader_epoch(log, spec.current_leader_epoch)
         if spec.last_fetched_epoch >= 0 and self._diverges(slot, log):

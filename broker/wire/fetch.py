@@ -25,6 +25,7 @@ from broker.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint, write_endpoint
 from broker.wire.primitives import (
     DECODE_ERRORS,
     INT32,
+    MAX_ELEMENTS,
     Buffer,
     read_compact_count,
     read_compact_string,
@@ -33,6 +34,7 @@ from broker.wire.primitives import (
     read_tags,
     required,
     skip_tags,
+    too_many_elements,
     write_count,
     write_string,
     write_uvarint,
@@ -204,12 +206,16 @@ def _read_topics(version: int, frame: bytearray, at: int) -> tuple[list[FetchTop
     topic_count, at = read_count(frame, at)
     if topic_count < 0:
         raise MalformedRequest("topics is null")
+    elements = topic_count
     topics = []
     for _ in range(topic_count):
         name, topic_id, at = _read_topic_key(version, frame, at)
         partition_count, at = read_count(frame, at)
         if partition_count < 0:
             raise MalformedRequest("partitions is null")
+        elements += partition_count
+        if elements > MAX_ELEMENTS:
+            raise too_many_elements()
         partitions = []
         for _ in range(partition_count):
             partitions.append(_partition(version, unpack(frame, at)))
@@ -241,12 +247,16 @@ def _read_forgotten(version: int, frame: bytearray, at: int) -> tuple[list[Forgo
     topic_count, at = read_count(frame, at)
     if topic_count < 0:
         raise MalformedRequest("forgotten topics is null")
+    elements = topic_count
     forgotten = []
     for _ in range(topic_count):
         name, topic_id, at = _read_topic_key(version, frame, at)
         count, at = read_count(frame, at)
         if count < 0:
             raise MalformedRequest("forgotten partitions is null")
+        elements += count
+        if elements > MAX_ELEMENTS:
+            raise too_many_elements()
         partitions = list(struct.unpack_from(f">{count}i", frame, at))
         at += 4 * count
         if flexible:

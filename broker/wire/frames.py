@@ -2,11 +2,12 @@
 
 A frame is an int32 size and that many bytes; the reader hands out the bytes without the size, each frame in a bytearray
 of its own. Small frames arrive in a receive buffer that all connections share (one thread: a read fills it and is
-consumed before the next one) and are cut out of it. For a large frame, exactly one bytearray is allocated, and the rest
-of it is received straight into place.
+consumed before the next one) and are cut out of it. A large frame gets a bytearray of its own and the rest of it is
+received straight into place.
 
-Bounds: a size over the limit raises before memory is spent; a large frame is allocated only once `admit(size)` says
-yes. Until then the reader is `blocked` and must not be given more bytes.
+Bounds: a size over the limit raises before memory is spent. How much of a large frame is allocated is decided by
+`grant`: the whole at once, or a part that is replaced by a larger one when it is full, so that a peer who announces
+much and sends little costs little. While nothing is granted the reader is `blocked` and must not be given more bytes.
 
 Sans-IO. Entry: `FrameReader`: `buffer()` to receive into, then `received(count)`.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 
-from broker.errors import MalformedRequest
+from broker.errors import NotKafka, OversizedRequest
 
 _SIZE = Struct(">i")
 SIZE_BYTES = 4
@@ -24,18 +25,24 @@ SMALL_FRAME_BYTES = 16 << 10
 """Frames up to this size are put together in the shared buffer: one extra copy is cheaper than an extra read."""
 RECEIVE_BUFFER_BYTES = 128 << 10
 """Larger than a small frame by enough that a burst of small frames comes in one read."""
+_TLS_HANDSHAKE, _TLS_MAJOR = 0x16, 0x03
+_HTTP_STARTS = frozenset((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"DELE", b"PATC", b"TRAC", b"PRI "))
+
+
+Grant = Callable[[int, int, int], int]
+"""`(capacity, filled, size)` of a large frame → the capacity that its buffer may have now; unchanged: wait."""
 
 
 class FrameReader:
     """The incoming half of one connection."""
 
-    __slots__ = ("_admit", "_carry", "_filled", "_frame", "_max_bytes", "_shared", "_wanted")
+    __slots__ = ("_carry", "_filled", "_frame", "_grant", "_max_bytes", "_shared", "_wanted")
 
-    def __init__(self, shared: bytearray, max_bytes: int, admit: Callable[[int], bool]) -> None:
+    def __init__(self, shared: bytearray, max_bytes: int, grant: Grant) -> None:
         assert len(shared) >= SMALL_FRAME_BYTES * 2
         self._shared = memoryview(shared)
         self._max_bytes = max_bytes
-        self._admit = admit
+        self._grant = grant
         self._carry = b""
         self._frame: bytearray | None = None
         self._filled = 0
@@ -43,18 +50,23 @@ class FrameReader:
 
     @property
     def blocked(self) -> bool:
-        """A large frame waits for `admit`; call `unblock` when that may have changed."""
-        return self._wanted > 0
+        """A large frame waits for `grant`; call `unblock` when that may have changed."""
+        return self._wanted > 0 and self._filled >= self.reserved_bytes
 
     @property
     def incomplete(self) -> bool:
         """Part of a frame has been received."""
-        return self._frame is not None or bool(self._carry)
+        return self._wanted > 0 or bool(self._carry)
 
     @property
     def reserved_bytes(self) -> int:
-        """What `admit` was told of a frame that is still incomplete."""
+        """What was granted to a frame that is still incomplete."""
         return len(self._frame) if self._frame is not None else 0
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes received of the incomplete frame."""
+        return self._filled if self._wanted else len(self._carry)
 
     def buffer(self) -> memoryview:
         """Where the next bytes go. Valid until the next call of any method."""
@@ -66,13 +78,21 @@ class FrameReader:
         return self._shared[carried:]
 
     def received(self, count: int) -> list[bytearray]:
-        """`count` bytes were written into `buffer()`: the frames they complete. Raises `MalformedRequest`."""
+        """`count` bytes were written into `buffer()`: the frames they complete.
+
+        Raises `NotKafka` and `OversizedRequest`; the reader must not be used after that.
+        """
         assert not self.blocked
-        if self._frame is not None:
+        frame = self._frame
+        if frame is not None:
             self._filled += count
-            if self._filled < len(self._frame):
+            if self._filled < len(frame):
                 return []
-            frame, self._frame = self._frame, None
+            if self._filled < self._wanted:
+                self.unblock()
+                return []
+            self._frame = None
+            self._wanted = 0
             return [frame]
         end = len(self._carry) + count
         self._carry = b""
@@ -85,11 +105,12 @@ class FrameReader:
         while end - at >= SIZE_BYTES:
             (size,) = _SIZE.unpack_from(shared, at)
             if not 0 < size <= self._max_bytes:
-                raise MalformedRequest(f"a frame of {size} bytes is outside 1–{self._max_bytes}")
+                raise self._refusal(size, bytes(shared[at : min(end, at + SIZE_BYTES * 2)]))
             stop = at + SIZE_BYTES + size
             if stop > end:
                 if size > SMALL_FRAME_BYTES:
                     self._carry = bytes(shared[at + SIZE_BYTES : end])
+                    self._filled = len(self._carry)
                     self._wanted = size
                     self.unblock()
                     return frames
@@ -99,15 +120,32 @@ class FrameReader:
         self._carry = bytes(shared[at:end])
         return frames
 
+    def _refusal(self, size: int, start: bytes) -> NotKafka | OversizedRequest:
+        """What to say of an impossible size: other protocols' first bytes are known by sight."""
+        if start[0] == _TLS_HANDSHAKE and start[1] == _TLS_MAJOR:
+            return NotKafka(
+                "looks like TLS", hint="this listener speaks Kafka without TLS: security.protocol=PLAINTEXT"
+            )
+        if start[:SIZE_BYTES] in _HTTP_STARTS:
+            return NotKafka("looks like HTTP", hint="the admin HTTP listener has another port: `tidelog status`")
+        if start.startswith(b"SSH-"):
+            return NotKafka("looks like SSH")
+        if size <= 0:
+            return NotKafka(f"a frame of {size} bytes")
+        return OversizedRequest(
+            f"a request of {size} bytes is over the limit of {self._max_bytes}",
+            hint="kafka.max_request_bytes, if it is a client's; else it does not speak Kafka",
+        )
+
     def unblock(self) -> bool:
-        """Try to admit the large frame that waits; True if reading may go on."""
-        if self._wanted:
-            if not self._admit(self._wanted):
-                return False
-            frame = bytearray(self._wanted)
-            self._filled = len(self._carry)
-            frame[: self._filled] = self._carry
-            self._frame = frame
-            self._carry = b""
-            self._wanted = 0
+        """Ask for room if the frame needs it; True if reading may go on."""
+        if not self.blocked:
+            return True
+        capacity = self._grant(self.reserved_bytes, self._filled, self._wanted)
+        if capacity <= self._filled:
+            return False
+        frame = bytearray(capacity)
+        frame[: self._filled] = self._carry if self._frame is None else self._frame
+        self._frame = frame
+        self._carry = b""
         return True

@@ -10,13 +10,19 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any
 
-from broker.errors import MalformedRequest
+from broker.errors import MalformedRequest, OversizedRequest
 
 Buffer = bytes | bytearray | memoryview
 
 INT16 = Struct(">h")
 INT32 = Struct(">i")
 INT64 = Struct(">q")
+
+MAX_ELEMENTS = 65_536
+"""Elements of all arrays of one request. Each becomes an object many times its size and takes microseconds of the loop;
+a request that names all of 10,000 partitions has 10,000."""
+MAX_TAGS = 32
+"""Tagged fields of one section; Kafka's messages have fewer than ten."""
 
 DECODE_ERRORS = (IndexError, UnicodeDecodeError, OverflowError, ValueError)
 """What reading garbage may raise besides `MalformedRequest` and `struct.error`."""
@@ -110,12 +116,17 @@ def read_compact_count(buffer: Buffer, at: int) -> tuple[int, int]:
     return count - 1, at
 
 
+def too_many_elements() -> OversizedRequest:
+    """What to raise past `MAX_ELEMENTS`."""
+    return OversizedRequest(f"a request has more than {MAX_ELEMENTS} array elements")
+
+
 def skip_tags(buffer: Buffer, at: int) -> int:
     """Pass over a tagged-field section; unknown tags are ignored, as KIP-482 asks."""
     count = buffer[at]
     if count == 0:
         return at + 1
-    count, at = read_uvarint(buffer, at)
+    count, at = _tag_count(buffer, at)
     for _ in range(count):
         _, at = read_uvarint(buffer, at)
         size, at = read_uvarint(buffer, at)
@@ -123,9 +134,16 @@ def skip_tags(buffer: Buffer, at: int) -> int:
     return at
 
 
+def _tag_count(buffer: Buffer, at: int) -> tuple[int, int]:
+    count, at = read_uvarint(buffer, at)
+    if count > MAX_TAGS:
+        raise OversizedRequest(f"a section of {count} tagged fields is over the limit of {MAX_TAGS}")
+    return count, at
+
+
 def read_tags(buffer: Buffer, at: int) -> tuple[dict[int, tuple[int, int]], int]:
     """A tagged-field section as `{tag: (start, end)}` of the values."""
-    count, at = read_uvarint(buffer, at)
+    count, at = _tag_count(buffer, at)
     tags: dict[int, tuple[int, int]] = {}
     for _ in range(count):
         tag, at = read_uvarint(buffer, at)

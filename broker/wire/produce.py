@@ -21,6 +21,7 @@ from broker.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint, write_endpoint
 from broker.wire.primitives import (
     DECODE_ERRORS,
     INT32,
+    MAX_ELEMENTS,
     compact_bytes_span,
     legacy_bytes_span,
     read_compact_count,
@@ -29,6 +30,7 @@ from broker.wire.primitives import (
     read_legacy_string,
     required,
     skip_tags,
+    too_many_elements,
     write_count,
     write_string,
     write_uvarint,
@@ -130,12 +132,16 @@ def _decode_legacy(version: int, frame: bytearray, at: int) -> ProduceRequest:
     topic_count, at = read_legacy_count(frame, at + 6)
     if topic_count < 0:
         raise MalformedRequest("topics is null")
+    elements = topic_count
     topics = []
     for _ in range(topic_count):
         name, at = read_legacy_string(frame, at)
         partition_count, at = read_legacy_count(frame, at)
         if partition_count < 0:
             raise MalformedRequest("partitions is null")
+        elements += partition_count
+        if elements > MAX_ELEMENTS:
+            raise too_many_elements()
         partitions = []
         for _ in range(partition_count):
             (index,) = INT32.unpack_from(frame, at)
@@ -153,6 +159,7 @@ def _decode_flexible(version: int, frame: bytearray, at: int) -> ProduceRequest:
     topic_count, at = read_compact_count(frame, at + 6)
     if topic_count < 0:
         raise MalformedRequest("topics is null")
+    elements = topic_count
     topics = []
     for _ in range(topic_count):
         name: str | None = ""
@@ -165,6 +172,9 @@ def _decode_flexible(version: int, frame: bytearray, at: int) -> ProduceRequest:
         partition_count, at = read_compact_count(frame, at)
         if partition_count < 0:
             raise MalformedRequest("partitions is null")
+        elements += partition_count
+        if elements > MAX_ELEMENTS:
+            raise too_many_elements()
         partitions = []
         for _ in range(partition_count):
             (index,) = INT32.unpack_from(frame, at)

@@ -2,8 +2,9 @@
 
 kio has a native reader, but it trusts array lengths (a 20-byte request makes it allocate gigabytes and abort the
 process), refuses unknown tagged fields (KIP-482: ignore them) and booleans other than 0 and 1. A broker reads bytes
-from strangers, so it decodes with this one: driven by the same classes, checking every length against the frame,
-raising nothing but `MalformedRequest`. The tests prove it equal to kio's on all requests that both accept.
+from strangers, so it decodes with this one: driven by the same classes, checking every length against the frame and
+the number of array elements against `MAX_ELEMENTS`, raising nothing but `MalformedRequest`. The tests prove it equal to
+kio's on all requests that both accept.
 
 Entry: `request_reader`.
 """
@@ -117,6 +118,10 @@ def _primitive(kafka_type: str, flexible: bool) -> Read:
     raise TypeError(f"no reader for Kafka type {kafka_type}")
 
 
+_left = [0]
+"""Elements that the request being decoded may still have; decoding never awaits, so one count serves all."""
+
+
 def _array(read_item: Read, flexible: bool) -> Read:
     read_count = primitives.read_compact_count if flexible else primitives.read_legacy_count
 
@@ -124,6 +129,9 @@ def _array(read_item: Read, flexible: bool) -> Read:
         count, at = read_count(buffer, at)
         if count < 0:
             return None, at
+        _left[0] -= count
+        if _left[0] < 0:
+            raise primitives.too_many_elements()
         items = []
         for _ in range(count):
             item, at = read_item(buffer, at)
@@ -207,6 +215,7 @@ def request_reader(cls: type[Any]) -> Callable[[Buffer, int], Any]:
     read = _entity(cls)
 
     def decode(frame: Buffer, at: int) -> Any:
+        _left[0] = primitives.MAX_ELEMENTS
         try:
             return read(memoryview(frame), at)[0]
         except (struct.error, *primitives.DECODE_ERRORS) as error:
