@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import queue
 import threading
@@ -33,6 +34,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
+
+log = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 Done = Callable[[OSError | None], None]
@@ -452,7 +455,7 @@ class FileDisk:
             finished = self._commit(group)
             self.groups += 1
             try:
-                loop.call_soon_threadsafe(_report, loop, finished)
+                loop.call_soon_threadsafe(_report, finished)
             except RuntimeError:  # the loop was closed under us: nobody is left to be told
                 return
 
@@ -496,8 +499,10 @@ class FileDisk:
         return finished
 
 
-def _report(loop: asyncio.AbstractEventLoop, finished: Sequence[tuple[Done, OSError | None]]) -> None:
-    """Call each `done`, in order; one that raises does not keep the others from hearing."""
-    for done, error in finished[1:]:
-        loop.call_soon(done, error)
-    finished[0][0](finished[0][1])
+def _report(finished: Sequence[tuple[Done, OSError | None]]) -> None:
+    """Call each `done`, in order, all before a later group's; one that raises does not keep the others from hearing."""
+    for done, error in finished:
+        try:
+            done(error)
+        except Exception:
+            log.exception("a callback of the disk failed")

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -52,6 +54,50 @@ def test_what_was_written_is_read_back_at_its_place(tmp_path):
         await file.close()
 
     run(tmp_path / "made" / "on the way", work)
+
+
+def wait_until(condition):
+    """Wait without giving the loop a turn."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_groups_that_end_in_one_turn_of_the_loop_are_reported_in_order(tmp_path, monkeypatch):
+    gate = threading.Event()
+    fdatasync = os.fdatasync
+
+    def gated(fd):
+        assert gate.wait(20)
+        fdatasync(fd)
+
+    async def work(disk):
+        file = await spare(disk)
+        monkeypatch.setattr(os, "fdatasync", gated)
+        reported = []
+
+        def note(number, error):
+            assert error is None
+            reported.append(number)
+            assert number != 2, "one that raises does not keep the others from hearing"
+
+        def write(number):
+            file.write(number, [b"x"], sync=True, done=partial(note, number))
+
+        write(0)
+        wait_until(disk._queue.empty)
+        for number in (1, 2, 3):
+            write(number)  # these wait for the first, and become one group
+        gate.set()
+        wait_until(lambda: disk.groups == 2)
+        write(4)
+        wait_until(lambda: disk.groups == 3)
+        assert reported == []
+        await file.close()
+        assert reported == [0, 1, 2, 3, 4]
+
+    run(tmp_path, work)
 
 
 def test_more_buffers_than_one_vectored_write_takes(tmp_path):
