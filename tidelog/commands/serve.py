@@ -7,13 +7,12 @@ once clients can connect, and on SIGTERM finishes what is in flight, uploads, an
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from pathlib import Path
 
 import click
 
-from runtime import log
+from runtime import log, memory
 from tidelog.config import Config
 from tidelog.options import config_options, load_config
 
@@ -29,7 +28,7 @@ def serve(config_file: Path | None, assignments: tuple[str, ...]) -> None:
     log.configure(loaded.config.node.log_level, loaded.config.node.log_format)
     import uvloop
 
-    gc.freeze()  # what was imported lives for ever: keep it out of every collection
+    memory.tune()
     uvloop.run(_serve(loaded.config))
 
 

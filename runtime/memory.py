@@ -1,0 +1,38 @@
+"""How this process treats memory: the allocator keeps what was freed, and the collector looks seldom.
+
+A broker receives every batch into memory of its own, keeps it in a cache of fixed size and frees the oldest for it. So
+what is freed is wanted again at once. The C library's defaults give large blocks back to the kernel, and each new batch
+then costs a page fault for every 4 KiB: on a virtual machine 0.5 CPU seconds a GB, more than all else that is done for
+a large batch together. Told to keep them, the process stays as large as it once was, which the caches bound.
+
+Python's collector walks over all containers that were made since it last looked; the caches hold millions and no cycle.
+With its defaults (700 new objects) it takes 3 µs of a small Produce request. The last threshold is as good as never:
+a full collection stops the process for a tenth of a microsecond an object.
+
+Entry: `tune`, once, when all is imported and before the work begins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST_KEPT_BYTES = 32 << 20
+"""glibc's bound on M_MMAP_THRESHOLD. What is larger comes from the kernel and goes back to it."""
+_KEPT_BYTES = (1 << 31) - 1
+"""Free bytes at the end of the heap that are not given back: mallopt takes an int."""
+_COLLECTOR_THRESHOLDS = (10_000, 5, 1000)
+"""Net new containers until the youngest is collected (about 1 ms), its collections for one of the middle (5 ms) …"""
+
+
+def tune() -> None:
+    """Set up the allocator, where the C library is glibc, and the collector."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    gc.collect()
+    gc.freeze()  # what was imported lives for ever: keep it out of every collection
+    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
