@@ -16,6 +16,7 @@ import os
 import queue
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +72,16 @@ def cpu_seconds(pid: int) -> float:
     """CPU time that a process (all its threads, not its children) has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def settle(pid: int, timeout_s: float = 10.0) -> None:
+    """Wait until a process has used less than a tenth of a core for 0.3 s: its uploads are done, say."""
+    deadline, used = time.monotonic() + timeout_s, cpu_seconds(pid)
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        before, used = used, cpu_seconds(pid)
+        if used - before < 0.03:
+            return
 
 
 def interleaved(runs: int, **phases: Callable[[], Any]) -> dict[str, list[Any]]:
@@ -181,10 +192,12 @@ def in_process(target: Callable[..., None], *args: Any, cores: set[int] | None =
 
 
 @contextlib.contextmanager
-def background(target: Callable[..., None], *args: Any, cores: set[int] | None = None) -> Iterator[Callable[[], Any]]:
+def background(
+    target: Callable[..., None], *args: Any, cores: set[int] | None = None, ends: bool = True
+) -> Iterator[Callable[[], Any]]:
     """`target(*args, put)` in a process of its own beside what is in the block; yields what waits for its next put.
 
-    The process must come to its end by itself; after 10 s it is ended.
+    A process that `ends` by itself is given 10 s for that after the block; another one is ended.
     """
     results: Any = spawned.Queue()
     process = spawned.Process(target=_pinned, args=(target, cores, args, results), daemon=True)
@@ -200,7 +213,7 @@ def background(target: Callable[..., None], *args: Any, cores: set[int] | None =
     try:
         yield result
     finally:
-        process.join(10.0)
+        process.join(10.0 if ends else 0.0)
         if process.is_alive():
             process.terminate()
             process.join()

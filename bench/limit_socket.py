@@ -1,0 +1,223 @@
+"""The limit of a Kafka server on this machine's sockets: one that reads and answers, and does nothing else.
+
+    python -m bench.limit_socket [--seconds 3] [--runs 3] [--connections 4] [--batch-bytes 1000000]
+
+A thread for each connection receives into one buffer that it uses again and again, finds the frames by their size and
+answers each with bytes made beforehand: Produce with success, Fetch with the same megabyte, ApiVersions and Metadata so
+that librdkafka can start. It keeps nothing, checks nothing and waits for no disk. `bare_server` runs it in a process of
+its own, so that a measure can be taken against it and against a broker in turns, by the same client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench._clients import FETCH_BYTES, Address, Consumer, replay_produce, run_threads
+from bench._common import Spread, background, in_process, interleaved, quick
+from broker.wire import fetch, produce, schema
+from broker.wire.codec import message_codec
+from broker.wire.fetch import FetchResponse, FetchTopicResponse, PartitionData
+from broker.wire.primitives import read_compact_string, skip_tags
+from broker.wire.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from storage.record_batch import Record, build_batch
+
+TOPIC = "bench"
+_METADATA, _API_VERSIONS = 3, 18
+_VERSIONS = {produce.API_KEY: (3, 9), fetch.API_KEY: (4, 12), _METADATA: (4, 9), _API_VERSIONS: (0, 3)}
+_RECEIVE_BYTES = 1 << 20
+_HEAD_BYTES = 192
+"""Enough of a frame to know how to answer it."""
+_INT32 = struct.Struct(">i")
+
+
+class Answers:
+    """The responses of the bare server."""
+
+    def __init__(self, address: Address, partitions: int) -> None:
+        self._address = address
+        self._partitions = partitions
+
+    def to(self, head: bytes) -> bytes:
+        """The whole response to a frame that begins (without its size) with `head`."""
+        api_key, version, correlation_id = struct.unpack_from(">hhi", head)
+        if api_key == produce.API_KEY:
+            return self._produced(head, version, correlation_id)
+        if api_key == fetch.API_KEY:
+            return self._fetched(version)
+        if api_key == _METADATA:
+            response = self._metadata(version)
+        elif api_key == _API_VERSIONS:
+            response = self._versions(version)
+        else:
+            raise ValueError(f"the bare server does not serve API {api_key}")
+        return b"".join(message_codec(api_key, version).encode(correlation_id, response))
+
+    def _produced(self, head: bytes, version: int, correlation_id: int) -> bytes:
+        if version != produce.FIRST_FLEXIBLE:
+            raise ValueError(f"the bare server takes Produce v{produce.FIRST_FLEXIBLE}, not v{version}")
+        (client_bytes,) = struct.unpack_from(">h", head, 8)
+        _, at = read_compact_string(head, skip_tags(head, 10 + client_bytes))
+        name, at = read_compact_string(head, at + 6 + 1)  # behind acks, timeout and the count of topics
+        (index,) = _INT32.unpack_from(head, at + 1)
+        body = _produced_body(version, str(name), index)
+        return struct.pack(">iib", 5 + len(body), correlation_id, 0) + body
+
+    @functools.cache  # noqa: B019 — lives as long as its process
+    def _fetched(self, version: int) -> bytes:
+        """A megabyte in one batch, with the correlation id of the raw client."""
+        batch = build_batch([Record(0, 0, None, bytes(FETCH_BYTES - 100))])
+        data = PartitionData(0, 0, 1 << 40, 1 << 40, 0, records=[batch])
+        response = FetchResponse([FetchTopicResponse(TOPIC, b"", [data])])
+        return b"".join(message_codec(fetch.API_KEY, version).encode(1, response))
+
+    def _versions(self, version: int) -> Any:
+        make = schema.response(_API_VERSIONS, version).make
+        keys = [make("ApiVersion", api_key=key, min_version=a, max_version=b) for key, (a, b) in _VERSIONS.items()]
+        return make("ApiVersionsResponse", error_code=0, throttle_time=0, api_keys=keys)
+
+    def _metadata(self, version: int) -> Any:
+        make = schema.response(_METADATA, version).make
+        host, port = self._address
+        partitions = [
+            make(
+                "MetadataResponsePartition",
+                error_code=0,
+                partition_index=index,
+                leader_id=1,
+                leader_epoch=0,
+                replica_nodes=[1],
+                isr_nodes=[1],
+                offline_replicas=[],
+            )
+            for index in range(self._partitions)
+        ]
+        return make(
+            "MetadataResponse",
+            throttle_time=0,
+            brokers=[make("MetadataResponseBroker", node_id=1, host=host, port=port, rack=None)],
+            cluster_id="bare",
+            controller_id=1,
+            topics=[make("MetadataResponseTopic", error_code=0, name=TOPIC, is_internal=False, partitions=partitions)],
+        )
+
+
+@functools.lru_cache(64)
+def _produced_body(version: int, name: str, index: int) -> bytes:
+    out = bytearray()
+    outcome = PartitionProduceResponse(index, base_offset=0, log_start_offset=0)
+    produce.encode_response(version, ProduceResponse([TopicProduceResponse(name, b"", [outcome])]), out)
+    return bytes(out)
+
+
+def _answer_connection(one: socket.socket, answers: Answers) -> None:
+    """Read frames and answer them until the client hangs up."""
+    buffer = memoryview(bytearray(_RECEIVE_BYTES))
+    start = end = 0  # what of the buffer is received and not looked at yet
+    skip = 0  # bytes of the current frame that are still to come
+    answer = b""
+    while True:
+        while end - start < skip or not skip:
+            if skip:
+                skip -= end - start
+                start = end = 0
+            else:
+                found = _cut(buffer, start, end)
+                if found is not None:
+                    start, size, head = found
+                    answer, skip = answers.to(head), size
+                    continue
+                buffer[: end - start] = bytes(buffer[start:end])
+                start, end = 0, end - start
+            received = one.recv_into(buffer[end:])
+            if received == 0:
+                return
+            end += received
+        start += skip
+        skip = 0
+        one.sendall(answer)
+
+
+def _cut(buffer: memoryview, start: int, end: int) -> tuple[int, int, bytes] | None:
+    """Where the frame at `start` begins, its size and its head; None if too little of it is there."""
+    if end - start < 4:
+        return None
+    (size,) = _INT32.unpack_from(buffer, start)
+    head_end = start + 4 + min(size, _HEAD_BYTES)
+    return None if end < head_end else (start + 4, size, bytes(buffer[start + 4 : head_end]))
+
+
+def _serve(partitions: int, put: Callable[[Any], None]) -> None:
+    """Listen, put the address, and answer until the process is ended."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    address = listener.getsockname()[:2]
+    answers = Answers(address, partitions)
+    put(address)
+    while True:
+        one, _ = listener.accept()
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=_answer_quietly, args=(one, answers), daemon=True).start()
+
+
+def _answer_quietly(one: socket.socket, answers: Answers) -> None:
+    with one, contextlib.suppress(ConnectionError):
+        _answer_connection(one, answers)
+
+
+@contextlib.contextmanager
+def bare_server(partitions: int = 1, cores: set[int] | None = None) -> Iterator[Address]:
+    """The server in a process of its own; yields its address. It has one topic, `TOPIC`."""
+    with background(_serve, partitions, cores=cores, ends=False) as result:
+        yield result()
+
+
+def consume(address: Address, topic: str, partitions: list[int], seconds: float, put: Callable[[Any], None]) -> None:
+    """Puts (bytes received, seconds) of one consumer for each entry, each beginning again when it is at the end."""
+    totals: list[int] = []
+    started = time.perf_counter()
+
+    def read(partition: int) -> None:
+        consumer = Consumer(address, topic, partition)
+        offset = total = 0
+        while time.perf_counter() < started + seconds:
+            after, size = consumer.fetch(offset)
+            offset, total = (0 if after == offset else after), total + size
+        consumer.close()
+        totals.append(total)
+
+    run_threads([functools.partial(read, partition) for partition in partitions])
+    put((sum(totals), time.perf_counter() - started))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1.0 if quick() else 3.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--batch-bytes", type=int, default=1_000_000)
+    args = parser.parse_args()
+    with bare_server(args.connections, cores={0}) as address:
+
+        def ingest() -> float:
+            load = (address, TOPIC, args.connections, 1024, args.batch_bytes, 5, args.seconds)
+            size, seconds = in_process(replay_produce, *load, cores={1})
+            return float(size / 1e6 / seconds)
+
+        def serve(consumers: int) -> float:
+            size, seconds = in_process(consume, address, TOPIC, [0] * consumers, args.seconds, cores={1})
+            return float(size / 1e6 / seconds)
+
+        found = interleaved(args.runs, ingest=ingest, serve_1=lambda: serve(1), serve_10=lambda: serve(10))
+    for name, values in found.items():
+        print(f"{name:10s} {Spread.of(values).text('MB/s')}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
