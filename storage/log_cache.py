@@ -1,9 +1,9 @@
 """The log cache: what is in the WAL and still in memory, by stream. Tail reads are answered from here.
 
-It is bounded by bytes. Payloads count with their length, and every record with `RECORD_OVERHEAD_BYTES` for what Python
-spends around it (tuples, view, list slots: 614 bytes measured with a view on a bytearray). What is uploaded may be
-evicted, and is, oldest first over all streams, when room is needed. What is not uploaded is never evicted: at the bound
-`has_room` says no, and the caller makes the producer wait (rule 12).
+It is bounded by bytes, and a record counts with what it truly costs (`storage.footprint`): the buffer that its payload
+keeps alive, and what Python spends around it. What is uploaded may be evicted, and is, oldest first over all streams,
+when room is needed. What is not uploaded is never evicted: at the bound `has_room` says no, and the caller makes the
+producer wait (rule 12).
 
 Invariants: a stream's cached records are contiguous and end at its next offset; the order of entries is the WAL's.
 
@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from storage.footprint import footprint
 from storage.records import StreamRecord as StreamRecord
 
-RECORD_OVERHEAD_BYTES = 640
 _GONE = StreamRecord(0, 0, b"")
 _COMPACT_AT = 64
+_NO_BASES: list[int] = []
+_NO_RECORDS: list[StreamRecord] = []
+"""Shared by all streams without a record in memory, and never changed: most streams are idle."""
 
 
 class Fate(Enum):
@@ -70,8 +73,8 @@ class StreamLog:
         self.fate = Fate.UPLOAD
         self.reason = ""
         """Why it is quarantined."""
-        self._bases: list[int] = []
-        self._records: list[StreamRecord] = []
+        self._bases: list[int] = _NO_BASES
+        self._records: list[StreamRecord] = _NO_RECORDS
         self._head = 0
 
     def __len__(self) -> int:
@@ -87,6 +90,8 @@ class StreamLog:
         """Add the record that follows the last one."""
         base, count, _ = record
         assert base == self.end_offset, f"stream {self.stream_id}: {base} does not follow {self.end_offset}"
+        if self._bases is _NO_BASES:
+            self._bases, self._records = [], []
         self._bases.append(base)
         self._records.append(record)
         self.end_offset = base + count
@@ -98,7 +103,9 @@ class StreamLog:
             return
         self._records[head] = _GONE
         head += 1
-        if head >= _COMPACT_AT and head * 2 >= len(bases):
+        if head == len(bases):
+            self._bases, self._records, head = _NO_BASES, _NO_RECORDS, 0
+        elif head >= _COMPACT_AT and head * 2 >= len(bases):
             del bases[:head], self._records[:head]
             head = 0
         self._head = head
@@ -151,26 +158,25 @@ class LogCache:
         """The bound on `bytes`. One record larger than it is let in when nothing else is pending."""
         return self._bound_bytes
 
-    def has_room(self, size: int) -> bool:
-        """Whether a record of `size` payload bytes fits, after evicting what may go."""
-        over = self.bytes + size + RECORD_OVERHEAD_BYTES - self._bound_bytes
+    def has_room(self, cost: int) -> bool:
+        """Whether a record of this footprint fits, after evicting what may go."""
+        over = self.bytes + cost - self._bound_bytes
         if over <= 0:
             return True
         self._evict(over)
-        return self.bytes + size + RECORD_OVERHEAD_BYTES <= self._bound_bytes or self.pending_bytes == 0
+        return self.bytes + cost <= self._bound_bytes or self.pending_bytes == 0
 
-    def add(self, size: int) -> None:
-        """Account for a pending record of `size` payload bytes."""
-        size += RECORD_OVERHEAD_BYTES
-        self.bytes += size
-        self.pending_bytes += size
+    def add(self, cost: int) -> None:
+        """Account for a pending record of this footprint."""
+        self.bytes += cost
+        self.pending_bytes += cost
 
     def release(self, entries: Iterable[Entry]) -> None:
         """These records, the oldest pending ones, are uploaded (or need no upload): they may be evicted now."""
         released = 0
         for entry in entries:
             _, log, (base, count, payload) = entry
-            released += len(payload) + RECORD_OVERHEAD_BYTES
+            released += footprint(payload)
             self._evictable.append(entry)
             if log.fate is Fate.UPLOAD:
                 log.committed_end = base + count
@@ -179,11 +185,11 @@ class LogCache:
         if self.bytes > self._bound_bytes:
             self._evict(self.bytes - self._bound_bytes)
 
-    def forget(self, sizes: Iterable[int]) -> None:
-        """Pending records of these payload sizes are gone without having been in any stream's memory."""
-        for size in sizes:
-            self.bytes -= size + RECORD_OVERHEAD_BYTES
-            self.pending_bytes -= size + RECORD_OVERHEAD_BYTES
+    def forget(self, costs: Iterable[int]) -> None:
+        """Pending records of these footprints are gone without having been in any stream's memory."""
+        for cost in costs:
+            self.bytes -= cost
+            self.pending_bytes -= cost
 
     def _evict(self, wanted_bytes: int) -> None:
         evictable = self._evictable
@@ -191,7 +197,7 @@ class LogCache:
         while freed < wanted_bytes and evictable:
             _, log, record = evictable.popleft()
             log.pop(record)
-            freed += len(record.payload) + RECORD_OVERHEAD_BYTES
+            freed += footprint(record.payload)
             if not log and self._on_empty is not None:
                 self._on_empty(log)
         self.bytes -= freed

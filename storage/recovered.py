@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 
+from storage.footprint import footprint, own
 from storage.log_cache import Entry, LogCache, StreamLog
 from storage.records import StreamRecord
 from storage.wal import WalRecord
@@ -27,7 +28,7 @@ class _Held:
         self.wal_end = record.end_offset
         self.stream_id = record.stream_id
         self.epoch = record.stream_epoch
-        self.record = StreamRecord(record.base_offset, record.count, record.payload)
+        self.record = StreamRecord(record.base_offset, record.count, own(record.payload))
         self.log: StreamLog | None = None
 
 
@@ -47,13 +48,13 @@ class Recovered:
         held = _Held(record)
         self._held.append(held)
         self._by_stream.setdefault(held.stream_id, []).append(held)
-        self._cache.add(len(held.record.payload))
+        self._cache.add(footprint(held.record.payload))
 
     def discard_before(self, wal_offset: int) -> None:
         """What ends at or before `wal_offset` turned out to be committed. Before any stream is opened."""
         gone = [held for held in self._held if held.wal_end <= wal_offset]
         self._held = self._held[len(gone) :]
-        self._cache.forget(len(held.record.payload) for held in gone)
+        self._cache.forget(footprint(held.record.payload) for held in gone)
         self._by_stream.clear()
         for held in self._held:
             self._by_stream.setdefault(held.stream_id, []).append(held)
@@ -91,7 +92,7 @@ class Recovered:
         """All streams are known: the records to upload or set aside, in WAL order. What no stream took is dropped."""
         entries = [Entry(held.wal_end, held.log, held.record) for held in self._held if held.log is not None]
         dropped = [held for held in self._held if held.log is None]
-        self._cache.forget(len(held.record.payload) for held in dropped)
+        self._cache.forget(footprint(held.record.payload) for held in dropped)
         if self._by_stream:
             log.warning("records of unknown streams need no upload", extra={"streams": sorted(self._by_stream)})
         self._held, self._by_stream = [], {}

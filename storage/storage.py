@@ -25,6 +25,7 @@ from runtime.errors import Closed, CorruptData, Fenced, InvalidInput, Overloaded
 from runtime.tasks import Backoff, TaskSet
 from storage.block_reader import BlockReader
 from storage.confirm import ConfirmOffset
+from storage.footprint import footprint, own
 from storage.log_cache import Entry, Fate, LogCache, StreamLog
 from storage.managers import ObjectManager
 from storage.object_store import Buffer, ObjectStore
@@ -125,6 +126,7 @@ class Storage:
         self._started = False
         self._closed = False
         self._refused_bytes = 0
+        self._refused_cost = 0
         self._writers = 0
         self._room: list[asyncio.Future[None]] = []
         self._waits_for_streams = False
@@ -289,7 +291,7 @@ class Storage:
     def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
         """Append one record covering `[base_offset, base_offset + count)`; returns the WAL offset after it.
 
-        It is confirmed once `confirm.value` reaches that. The buffers are kept and must not change any more. Raises,
+        It is confirmed once `confirm.value` reaches that. The buffers may be kept and must not change any more. Raises,
         with nothing appended: `Overloaded`, `WalFull` (wait with `writable`), `WalFailed`, `Fenced`, `Closed`,
         `StreamQuarantined`, `InvalidInput` for a payload over the WAL's limit.
         """
@@ -297,21 +299,21 @@ class Storage:
         if stream_log is None or stream_log.epoch != stream_epoch or not stream_log.accepts:
             raise self._refusal(stream_id, stream_epoch)
         assert base_offset == stream_log.end_offset, f"stream {stream_id}: {base_offset} != {stream_log.end_offset}"
-        body = payload[0] if len(payload) == 1 else b"".join(payload)
-        if type(body) is bytearray:
-            body = memoryview(body)
-        size = len(body)
-        if not self._cache.has_room(size):
+        body = own(payload[0] if len(payload) == 1 else b"".join(payload))
+        size, cost = len(body), footprint(body)
+        if not self._cache.has_room(cost):
             self._refused_bytes = max(self._refused_bytes, size)
+            self._refused_cost = max(self._refused_cost, cost)
             raise Overloaded("what is not uploaded fills the log cache (cache.log_bytes)", hint="retry")
         try:
             wal_end = self._wal.append(stream_id, stream_epoch, base_offset, count, (body,))
         except WalFull:
             self._refused_bytes = max(self._refused_bytes, size)
+            self._refused_cost = max(self._refused_cost, cost)
             raise
-        record = StreamRecord(base_offset, count, body)  # type: ignore[arg-type]  # not a bytearray, see above
+        record = StreamRecord(base_offset, count, body)
         stream_log.push(record)
-        self._cache.add(size)
+        self._cache.add(cost)
         self._planner.add(Entry(wal_end, stream_log, record))
         return wal_end
 
@@ -330,19 +332,19 @@ class Storage:
 
         Raises `WalFailed`, or what `append` would raise once storage is fenced or closed.
         """
-        size = self._refused_bytes
-        if size == 0 and self._failure is None and not self._closed and self._cache.has_room(0):
+        size, cost = self._refused_bytes, self._refused_cost
+        if cost == 0 and self._failure is None and not self._closed and self._cache.has_room(0):
             return
         self._writers += 1
         try:
-            await self._wait_for_room(size)
+            await self._wait_for_room(size, cost)
         finally:
             self._writers -= 1
             self._planner.urgent = self._writers > 0
-        self._refused_bytes = 0
+        self._refused_bytes = self._refused_cost = 0
 
-    async def _wait_for_room(self, size: int) -> None:
-        while not self._closed and self._failure is None and not self._cache.has_room(size):
+    async def _wait_for_room(self, size: int, cost: int) -> None:
+        while not self._closed and self._failure is None and not self._cache.has_room(cost):
             self._hurry()
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)
@@ -527,6 +529,7 @@ class Storage:
         return {
             "streams": len(self._logs),
             "log_cache_bytes": self._cache.bytes,
+            "log_cache_bound_bytes": self._cache.bound_bytes,
             "log_cache_pending_bytes": self._cache.pending_bytes,
             "confirm_offset": self.confirm.value,
             "committed_offset": self.committed_offset,

@@ -6,10 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from storage.log_cache import RECORD_OVERHEAD_BYTES, Entry, LogCache, StreamLog
+from storage.footprint import RECORD_BYTES, footprint
+from storage.log_cache import Entry, LogCache, StreamLog
 from storage.records import StreamRecord
 
-BOUND = 40 * RECORD_OVERHEAD_BYTES
+BOUND = 40 * 640
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -27,14 +28,14 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(stream=st.integers(0, 2), count=st.integers(1, 5), size=st.integers(0, 2000))
     def append(self, stream: int, count: int, size: int) -> None:
         pending_before = self.cache.pending_bytes
-        if not self.cache.has_room(size):
+        if not self.cache.has_room(size + RECORD_BYTES):
             assert pending_before > 0
-            assert pending_before + size + RECORD_OVERHEAD_BYTES > BOUND
+            assert pending_before + size + RECORD_BYTES > BOUND
             return
         log = self.logs[stream]
         record = StreamRecord(log.end_offset, count, bytes(size))
         log.push(record)
-        self.cache.add(size)
+        self.cache.add(footprint(record.payload))
         self.wal_end += size + 1
         self.model[stream].append(record)
         self.order.append(Entry(self.wal_end, log, record))
@@ -65,11 +66,11 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_not_uploaded_is_in_memory_and_the_rest_within_the_bound(self) -> None:
         pending = self.order[self.released :]
-        assert self.cache.pending_bytes == sum(len(e.record.payload) + RECORD_OVERHEAD_BYTES for e in pending)
+        assert self.cache.pending_bytes == sum(footprint(e.record.payload) for e in pending)
         for entry in pending:
             assert entry.log.cache_start <= entry.record.base_offset
         kept = sum(
-            len(record.payload) + RECORD_OVERHEAD_BYTES
+            footprint(record.payload)
             for stream, log in self.logs.items()
             for record in self.model[stream]
             if record.base_offset >= log.cache_start
@@ -92,7 +93,7 @@ def test_a_record_over_the_bound_is_let_in_alone() -> None:
     assert cache.has_room(5000)
     record = StreamRecord(0, 1, bytes(5000))
     log.push(record)
-    cache.add(5000)
+    cache.add(footprint(record.payload))
     assert not cache.has_room(1)
     cache.release([Entry(1, log, record)])
     assert cache.bytes == 0
@@ -103,14 +104,14 @@ def test_a_record_over_the_bound_is_let_in_alone() -> None:
 
 def test_a_stream_is_reported_when_its_last_record_is_evicted() -> None:
     gone: list[StreamLog] = []
-    cache, log = LogCache(RECORD_OVERHEAD_BYTES * 2 + 10, gone.append), StreamLog(1, 0)
+    cache, log = LogCache(RECORD_BYTES * 2 + 10, gone.append), StreamLog(1, 0)
     entries = []
     for offset in range(2):
         record = StreamRecord(offset, 1, b"x")
         log.push(record)
-        cache.add(1)
+        cache.add(footprint(record.payload))
         entries.append(Entry(offset + 1, log, record))
     cache.release(entries)
     assert gone == []
-    assert cache.has_room(500)
+    assert cache.has_room(500 + RECORD_BYTES)
     assert gone == [log]
