@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from controller import commands as c
-from controller.errors import NotController, OutcomeUnknown, TopicIdTaken, from_wire
+from controller.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
 from controller.follower import Callback, ImageFollower
 from controller.heartbeat import Heartbeat
 from controller.image import Image
@@ -181,6 +181,36 @@ class ControllerClient:
     async def allocate_producer_ids(self, broker_id: int, registration_epoch: int) -> tuple[int, int]:
         """`(first, count)` of a block of producer ids nobody else gets. Raises `StaleBrokerEpoch`."""
         return await self._command(c.AllocateProducerIds(broker_id, registration_epoch), tuple[int, int])
+
+    # Moves
+
+    async def move_partitions(self, moves: Sequence[c.PartitionMove]) -> list[TidelogError | None]:
+        """Commit new placements (at most 1,024); what each was refused with, or None."""
+        return await self._judged(c.MovePartitions(tuple(moves)))
+
+    async def hand_over(
+        self, replica_set_id: int, master_epoch: int, partitions: Sequence[c.ClosedPartition]
+    ) -> list[TidelogError | None]:
+        """Close the streams of partitions that move and have their targets elected; as `move_partitions`.
+
+        Raises `Fenced` for a stale master epoch, and `OutcomeUnknown`: then `reclaim_partitions` must come before any
+        reopening.
+        """
+        return await self._judged(c.HandOver(replica_set_id, master_epoch, tuple(partitions)))
+
+    async def elect_partitions(self, partitions: Sequence[tuple[bytes, int]]) -> list[TidelogError | None]:
+        """Elect the targets of moving partitions whose streams are closed; as `move_partitions`."""
+        return await self._judged(c.ElectPartitions(tuple(partitions)))
+
+    async def reclaim_partitions(
+        self, replica_set_id: int, master_epoch: int, partitions: Sequence[tuple[bytes, int]]
+    ) -> list[TidelogError | None]:
+        """Go on with partitions under a new leader epoch; as `move_partitions`. Raises `Fenced`."""
+        return await self._judged(c.ReclaimPartitions(replica_set_id, master_epoch, tuple(partitions)))
+
+    async def _judged(self, command: c.AnyCommand) -> list[TidelogError | None]:
+        found: list[ErrorInfo | None] = await self._command(command, list[ErrorInfo | None])
+        return [None if info is None else from_wire(info) for info in found]
 
     # Topics and configs
 

@@ -31,6 +31,7 @@ MAX_KEY_CHARS = 256
 MAX_VALUE_BYTES = 65_536
 MAX_TEXT_CHARS = 1_024
 """Hosts, racks, URLs, check codes."""
+MAX_MOVES_PER_COMMAND = 1_024
 PRODUCER_ID_BLOCK = 1_000
 """Ids in one block, as Kafka."""
 
@@ -207,6 +208,56 @@ class Compact(Command, frozen=True, array_like=True, tag=22):
     request: CompactRequest
 
 
+class PartitionMove(msgspec.Struct, frozen=True, array_like=True):
+    """A new placement of one partition."""
+
+    topic_id: bytes
+    index: int
+    replica_set: int
+    """Where it shall be; -1 cancels the move that goes on."""
+
+
+class ClosedPartition(msgspec.Struct, frozen=True, array_like=True):
+    """A partition whose log is closed by its owner, everything in the bucket."""
+
+    topic_id: bytes
+    index: int
+    epoch: int
+    """Of its four streams: the leader epoch it was opened with."""
+    end_offsets: tuple[int, int, int, int]
+    """Where its streams end at the owner: the controller takes the hand-over only if all of that is committed."""
+    meta_start: int = 0
+    """The meta stream need not be read before this offset: a whole rewrite of it begins here."""
+
+
+class MovePartitions(Command, frozen=True, array_like=True, tag=40):
+    """Commit new placements; nothing is elected yet. Value: an error or nil for each, in order."""
+
+    moves: tuple[PartitionMove, ...]
+
+
+class HandOver(Command, frozen=True, array_like=True, tag=41):
+    """The owner closes the streams of partitions that move, and their targets are elected. Value: as 40."""
+
+    replica_set_id: int
+    master_epoch: int
+    partitions: tuple[ClosedPartition, ...]
+
+
+class ElectPartitions(Command, frozen=True, array_like=True, tag=42):
+    """Elect the targets of partitions that move and whose streams are closed. Value: as 40."""
+
+    partitions: tuple[tuple[bytes, int], ...]
+
+
+class ReclaimPartitions(Command, frozen=True, array_like=True, tag=43):
+    """Their owner goes on under a new leader epoch: a hand-over that may still be on its way is void. Value: as 40."""
+
+    replica_set_id: int
+    master_epoch: int
+    partitions: tuple[tuple[bytes, int], ...]
+
+
 AnyCommand = (
     BecomeActive
     | Barrier
@@ -230,6 +281,10 @@ AnyCommand = (
     | ExpireObjects
     | ForgetObjects
     | Compact
+    | MovePartitions
+    | HandOver
+    | ElectPartitions
+    | ReclaimPartitions
 )
 
 INTERNAL: frozenset[type] = frozenset({BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects})

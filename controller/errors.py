@@ -83,6 +83,29 @@ class NotEligible(Fenced):
     kafka_code = 83
 
 
+class TargetNotAlive(NotEligible):
+    """The broker that a partition shall move to is not alive. Kafka: PREFERRED_LEADER_NOT_AVAILABLE (80)."""
+
+    kafka_code = 80
+    retriable = True
+
+
+class NoReassignmentInProgress(TidelogError):
+    """The partition is not being moved. Kafka: NO_REASSIGNMENT_IN_PROGRESS (85)."""
+
+    kafka_code = 85
+
+
+class NotHandedOver(TidelogError):
+    """The streams of the partition are still open, or hold what is not in the bucket.
+
+    Kafka: PREFERRED_LEADER_NOT_AVAILABLE (80).
+    """
+
+    kafka_code = 80
+    retriable = True
+
+
 class StaleCommand(InvalidInput):
     """The dedupe id is older than what the controller remembers: its answer was given long ago."""
 

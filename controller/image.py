@@ -156,6 +156,16 @@ class Image:
         leader = record.master if master is not None and master.alive else NO_BROKER
         return leader, partition.epoch_base + record.master_epoch
 
+    def master_of(self, replica_set_id: int) -> BrokerRecord | None:
+        """The living master of a replica set."""
+        record = self.replica_sets.get(replica_set_id)
+        master = self.brokers.get(record.master) if record is not None else None
+        return master if master is not None and master.alive else None
+
+    def moving(self) -> list[PartitionRecord]:
+        """The partitions that have a target, in order."""
+        return [self._partitions[key] for key in sorted(self.index.moving)]
+
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
         """See `storage.managers.ObjectManager.find_objects`: O(log n) and the slices returned."""
         slices = self.index.slices.get(stream_id)

@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from typing import Any
 
 from controller.model import (
+    NO_REPLICA_SET,
     STREAMS_PER_PARTITION,
     ObjectRecord,
     ObjectState,
@@ -76,6 +77,8 @@ class Index:
         """By the partition's first stream id."""
         self.partition_counts: dict[int, int] = {}
         """Partitions placed on each replica set."""
+        self.moving: set[tuple[bytes, int]] = set()
+        """Partitions that have a target."""
         self.slices: dict[int, StreamSlices] = {}
         self.live_slices: dict[int, int] = {}
         """Count for each committed object."""
@@ -112,7 +115,10 @@ class Index:
         if old is not None:
             self.partition_counts[old.replica_set] -= 1
             self.partition_of_stream.pop(old.first_stream, None)
+            self.moving.discard((old.topic_id, old.index))
         if new is not None:
+            if new.target != NO_REPLICA_SET:
+                self.moving.add((new.topic_id, new.index))
             self.partition_counts[new.replica_set] = self.partition_counts.get(new.replica_set, 0) + 1
             self.partition_of_stream[new.first_stream] = (new.topic_id, new.index)
 

@@ -3,7 +3,8 @@
 - brokers whose session began or ended are marked so in the metadata;
 - prepared object ids whose time is over become orphans to delete;
 - destroyed objects whose delay is over are deleted from the bucket, and only then forgotten (rule 6);
-- garbage beyond one command's bound is swept by further commands.
+- garbage beyond one command's bound is swept by further commands;
+- partitions that have been moving for the re-elect time-out and whose streams are closed get their targets elected.
 
 Everything is re-derived from the image at each round, so a failed command or a crash loses nothing: the next round
 finds the same work. Entry: `Lifecycle`.
@@ -17,14 +18,17 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 
 from controller.commands import (
+    MAX_MOVES_PER_COMMAND,
     MAX_OBJECTS_PER_COMMAND,
     AnyCommand,
     Barrier,
+    ElectPartitions,
     ExpireObjects,
     ForgetObjects,
     SetBrokerAlive,
 )
 from controller.image import Image
+from controller.model import STREAMS_PER_PARTITION, StreamState
 from controller.sessions import BrokerSessions
 from runtime.clock import Clock
 from runtime.errors import TidelogError
@@ -49,6 +53,7 @@ class Lifecycle:
         clock: Clock,
         delete: DeleteObjects | None,
         interval_s: float = 1.0,
+        reelect_timeout_ms: int = 2_000,
     ) -> None:
         self._image = image
         self._sessions = sessions
@@ -57,6 +62,7 @@ class Lifecycle:
         self._clock = clock
         self._delete = delete
         self._interval_s = interval_s
+        self._reelect_timeout_ms = reelect_timeout_ms
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
@@ -77,7 +83,7 @@ class Lifecycle:
 
     async def round(self) -> None:
         """Do what is due, each part by itself: one that fails is found again by the next round."""
-        for part in (self._liveness, self._expire, self._remove, self._sweep):
+        for part in (self._liveness, self._expire, self._remove, self._sweep, self._reelect):
             try:
                 await part()
             except TidelogError as error:
@@ -110,3 +116,24 @@ class Lifecycle:
     async def _sweep(self) -> None:
         if self._image().index.garbage:
             await self._propose(Barrier())
+
+    async def _reelect(self) -> None:
+        """The fallback of a move: its owner closed everything and did not come to ask for the election."""
+        image = self._image()
+        due_ms = self._clock.time_ms() - self._reelect_timeout_ms
+        ready = [key for key in sorted(image.index.moving) if _is_closed(image, key, due_ms)]
+        if ready:
+            log.info("electing the targets of moves whose owner is silent", extra={"count": len(ready)})
+            await self._propose(ElectPartitions(tuple(ready[:MAX_MOVES_PER_COMMAND])))
+
+
+def _is_closed(image: Image, key: tuple[bytes, int], due_ms: int) -> bool:
+    """Whether a partition has been moving since `due_ms` or longer, its streams are closed and its target lives."""
+    record = image.partition(*key)
+    assert record is not None, key
+    streams = (image.streams[record.first_stream + step] for step in range(STREAMS_PER_PARTITION))
+    return (
+        record.moving_since_ms <= due_ms
+        and image.master_of(record.target) is not None
+        and all(stream.state == StreamState.CLOSED for stream in streams)
+    )

@@ -14,6 +14,7 @@ import msgspec
 from storage.managers import StreamRange
 
 NO_BROKER = -1
+NO_REPLICA_SET = -1
 
 
 class StreamState(IntEnum):
@@ -82,7 +83,9 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True):
     """Table `partitions`, key: (topic id, index).
 
     Leader = master of the replica set. Leader epoch = `epoch_base` + that replica set's master epoch, so an election
-    touches no partition record; a move chooses `epoch_base` so that the leader epoch grows.
+    touches no partition record; a move chooses `epoch_base` so that the leader epoch grows. While a partition moves,
+    `replica_set` is the one that still owns it and `target` the placement that was committed last
+    (docs/design/0006-partition-moves.md).
     """
 
     topic_id: bytes
@@ -91,6 +94,10 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True):
     epoch_base: int
     first_stream: int
     """Stream ids: meta = first_stream, data = +1, time = +2, txn = +3."""
+    target: int = NO_REPLICA_SET
+    """The replica set it is moving to, or -1."""
+    moving_since_ms: int = 0
+    """When that placement was committed."""
 
 
 class StreamRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -90,6 +90,7 @@ class ControllerNode:
             is_active=lambda: self._active_term is not None,
             clock=clock,
             delete=delete_objects,
+            reelect_timeout_ms=settings.reelect_timeout_ms,
         )
         self._active_term: int | None = None
         self._active = asyncio.Event()

@@ -24,6 +24,8 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     """A broker without a heartbeat for so long is dead."""
     heartbeat_interval_ms: Millis = 1_000
     """How often a broker says that it is alive."""
+    reelect_timeout_ms: Millis = 2_000
+    """When the owner of a moving partition has closed it and not asked for the election so long, it is held anyway."""
     snapshot_entries: Annotated[int, Meta(ge=10)] = 10_000
     """Journal entries after which a snapshot is taken and the journal rewritten."""
     command_timeout_ms: Millis = 10_000

@@ -1,7 +1,8 @@
 """Commands about streams: open, close, trim (DESIGN.md, rule 4).
 
 A stream has at most one open owner. An open needs the replica set's current master epoch, and a stream that is CLOSED
-or OPENED with a smaller epoch. Epochs and start offsets never go down. The same request twice is success.
+or OPENED by the same replica set with no larger epoch. Epochs and start offsets never go down. The same request twice
+is success.
 """
 
 from __future__ import annotations
@@ -49,9 +50,8 @@ def _open(tables: Tables, stream_id: int, epoch: int, replica_set_id: int) -> Op
         raise Fenced(f"stream {stream_id} is not placed on replica set {replica_set_id}")
     if epoch < max(record.epoch, 0):
         raise Fenced(f"epoch {epoch} of stream {stream_id} is stale; it is {record.epoch}")
-    is_open = record.state == StreamState.OPENED
-    if is_open and epoch == record.epoch and record.replica_set != replica_set_id:
-        raise Fenced(f"stream {stream_id} is open with epoch {epoch} by replica set {record.replica_set}")
+    if record.state == StreamState.OPENED and record.replica_set != replica_set_id:
+        raise Fenced(f"stream {stream_id} is open with epoch {record.epoch} by replica set {record.replica_set}")
     changes_owner = record.epoch < 0 or record.replica_set != replica_set_id
     opened = msgspec.structs.replace(
         record,

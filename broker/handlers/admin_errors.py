@@ -50,12 +50,6 @@ class ElectionNotNeeded(TidelogError):
     kafka_code = 84
 
 
-class NoReassignmentInProgress(TidelogError):
-    """Kafka: NO_REASSIGNMENT_IN_PROGRESS (85)."""
-
-    kafka_code = 85
-
-
 class Outcome(NamedTuple, Generic[R]):
     """What became of one item."""
 

@@ -13,14 +13,13 @@ from broker.handlers.admin_errors import (
     INVALID_REQUEST,
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
-    NoReassignmentInProgress,
     PreferredLeaderNotAvailable,
     each,
     outcome,
 )
 from broker.services import ApiHandler, RequestContext, Services
 from broker.wire import schema
-from controller.errors import InvalidReplicaAssignment
+from controller.errors import InvalidReplicaAssignment, NoReassignmentInProgress
 from controller.model import PartitionRecord
 from runtime.errors import InvalidInput, NotFound
 
