@@ -7,6 +7,9 @@
     GET  /objects            ?limit=1–1000&after=ID: objects by id
     GET  /objects/{id}       an object's footer and index
     POST /objects/verify     ?id=ID…: reads every byte of all (or the named) objects; JSON lines as it goes
+    GET  /compaction         ?eager=true&topic=NAME…: what the compaction does and has done, and what it would do now
+    POST /compaction         ?eager=true&topic=NAME…&full_pace=true: compacts now; JSON lines as it goes
+    POST /orphans            ?dry_run=true&min_age_ms=: finds what crashes left in the bucket, and deletes it
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, answers when it is committed
 
 Answers are JSON; an error is `{"error": …, "hint": …}` with a fitting status. It has no authentication: it listens on
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from broker.http_answers import integer, json_answer, number
 from broker.metrics import Metrics
 from broker.object_report import describe_object, list_objects, verify_object
 from broker.settings import AdminSettings
@@ -75,7 +79,16 @@ class AdminSources:
 class AdminHttp:
     """The HTTP listener of one node."""
 
-    def __init__(self, sources: AdminSources, metrics: Metrics, network: Network, settings: AdminSettings) -> None:
+    def __init__(
+        self,
+        sources: AdminSources,
+        metrics: Metrics,
+        network: Network,
+        settings: AdminSettings,
+        routes: Sequence[web.RouteDef] = (),
+    ) -> None:
+        """`routes` are those of other parts, such as `broker.object_jobs`."""
+        self._routes = routes
         self._sources = sources
         self._metrics = metrics
         self._network = network
@@ -105,6 +118,7 @@ class AdminHttp:
                 web.post("/objects/verify", self._verify),
                 web.get("/objects/{id}", self._object),
                 web.post("/upload", self._upload),
+                *self._routes,
             ]
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
@@ -130,13 +144,13 @@ class AdminHttp:
     # --- health, metrics, status ---------------------------------------------------------------------------------
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return json_answer({"status": "ok"})
 
     async def _readyz(self, request: web.Request) -> web.Response:
         reasons = self._sources.not_ready()
         if reasons:
-            return _json({"status": "not ready", "reasons": reasons}, status=503)
-        return _json({"status": "ready"})
+            return json_answer({"status": "not ready", "reasons": reasons}, status=503)
+        return json_answer({"status": "ready"})
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.render(request.headers.get("Accept", ""))
@@ -145,7 +159,7 @@ class AdminHttp:
     async def _status(self, request: web.Request) -> web.Response:
         sources = self._sources
         image = sources.image()
-        return _json(
+        return json_answer(
             {
                 "cluster_id": image.cluster_id,
                 "node_id": sources.node_id,
@@ -185,23 +199,23 @@ class AdminHttp:
     # --- objects -------------------------------------------------------------------------------------------------
 
     async def _objects(self, request: web.Request) -> web.Response:
-        limit = _number(request, "limit", 100, 1, MAX_PAGE)
-        after = _number(request, "after", -1, -1, (1 << 63) - 1)
+        limit = number(request, "limit", 100, 1, MAX_PAGE)
+        after = number(request, "after", -1, -1, (1 << 63) - 1)
         image = self._sources.image()
         page = list_objects(image, after=after, limit=limit)
-        return _json({"objects": page, "next_after": page[-1]["id"] if len(page) == limit else None})
+        return json_answer({"objects": page, "next_after": page[-1]["id"] if len(page) == limit else None})
 
     async def _object(self, request: web.Request) -> web.Response:
         image = self._sources.image()
         record = _committed(image, request.match_info["id"])
-        return _json(await describe_object(image, self._sources.store, record))
+        return json_answer(await describe_object(image, self._sources.store, record))
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:
         image = self._sources.image()
         wanted = request.query.getall("id", [])
         records = [_committed(image, text) for text in wanted] or _all_committed(image)
         if self._verifying:
-            return _json({"error": "a verification is going on", "hint": "wait for it to end"}, status=409)
+            return json_answer({"error": "a verification is going on", "hint": "wait for it to end"}, status=409)
         self._verifying = True
         try:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -240,26 +254,26 @@ class AdminHttp:
     # --- actions -------------------------------------------------------------------------------------------------
 
     async def _upload(self, request: web.Request) -> web.Response:
-        timeout_ms = _number(request, "timeout_ms", UPLOAD_TIMEOUT_MS, 1, 3_600_000)
+        timeout_ms = number(request, "timeout_ms", UPLOAD_TIMEOUT_MS, 1, 3_600_000)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._sources.upload_now()
         except TimeoutError:
             body = {"error": f"not uploaded within {timeout_ms} ms; it goes on", "hint": "see bucket in /status"}
-            return _json(body, status=504)
-        return _json({"status": "uploaded", "upload": dict(self._sources.upload())})
+            return json_answer(body, status=504)
+        return json_answer({"status": "uploaded", "upload": dict(self._sources.upload())})
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors as JSON; a POST from a browser's page of another origin is refused."""
     if request.method == "POST" and "Origin" in request.headers:
-        return _json({"error": "requests from web pages are refused", "hint": None}, status=403)
+        return json_answer({"error": "requests from web pages are refused", "hint": None}, status=403)
     try:
         return await handler(request)
     except web.HTTPException as error:
         body = {"error": f"{request.method} {request.path}: {error.reason}", "hint": "see docs/operations.md"}
-        return _json(body, status=error.status)
+        return json_answer(body, status=error.status)
     except TidelogError as error:
         if isinstance(error, NotFound):
             status = 404
@@ -267,29 +281,11 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             status = 400
         else:
             status = 503 if error.retriable else 500
-        return _json({"error": error.message, "hint": error.hint}, status=status)
-
-
-def _json(body: object, *, status: int = 200) -> web.Response:
-    return web.json_response(body, status=status)
-
-
-def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    return _integer(text, name, low, high)
-
-
-def _integer(text: str, name: str, low: int, high: int) -> int:
-    number = int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 20 else None
-    if number is None or not low <= number <= high:
-        raise InvalidInput(f"{name} is {text!r}: a number from {low} to {high} is expected")
-    return number
+        return json_answer({"error": error.message, "hint": error.hint}, status=status)
 
 
 def _committed(image: Image, text: str) -> ObjectRecord:
-    object_id = _integer(text, "id", 0, (1 << 63) - 1)
+    object_id = integer(text, "id", 0, (1 << 63) - 1)
     record = image.objects.get(object_id)
     if record is None or record.state != ObjectState.COMMITTED:
         raise NotFound(f"no committed object has the id {object_id}", hint="GET /objects lists them")

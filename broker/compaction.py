@@ -5,7 +5,7 @@ id. That is the owner for a stream object; for a stream-set object it is nearly 
 its partitions have moved away, the one that most of them moved to. It is a division of work, no more: two brokers that
 compact the same object at once do no harm, since the controller takes the first and refuses the second.
 
-Entry: `ImageView`, `describe_plan`.
+Entry: `ImageView`, `describe_plan`, `waiting_object`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,13 @@ class ImageView:
         return stream.start_offset if stream is not None else None
 
 
+def waiting_object(record: ObjectRecord | None) -> tuple[str, int] | None:
+    """State and end (ms since the epoch) of an object's record that is not committed; None for any other."""
+    if record is None or record.state == ObjectState.COMMITTED:
+        return None
+    return ObjectState(record.state).name.lower(), record.expires_ms
+
+
 def streams_of(image: Image, topic: str) -> set[int] | None:
     """The streams of a topic; None if there is no such topic."""
     record = image.topic(topic)
@@ -91,6 +98,7 @@ def describe_plan(image: Image, tasks: Sequence[CompactionTask]) -> list[dict[st
                 "kind": task.kind,
                 "inputs": [one.object_id for one in task.inputs],
                 "bytes": task.size,
+                "estimated_bytes": task.estimated_bytes,
                 "streams": len(task.streams),
                 "topics": topics,
                 "reason": task.reason,

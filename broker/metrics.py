@@ -56,6 +56,8 @@ DROP_REASONS = (
     "defect",
 )
 """Why the broker ended a connection that its client did not end."""
+COMPACTION_GAUGES = frozenset({"quarantined", "tasks_left"})
+"""Figures of `Compactor.figures()` that go up and down."""
 _KEYS = 128
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 
@@ -112,6 +114,9 @@ class MetricSources:
     """`Storage.stats()`: each becomes `tidelog_storage_<name>`, a counter if it is one of `STORAGE_COUNTERS`."""
     object_store: Callable[[], Mapping[str, Mapping[str, Any]]] = _nothing
     """`store.stats.snapshot()`: figures by operation."""
+    compaction: Callable[[], Mapping[str, int]] = _nothing
+    """`Compactor.figures()`: each becomes `tidelog_compaction_<name>`, a counter unless it is one of
+    `COMPACTION_GAUGES`."""
     partitions: Callable[[], Mapping[str, int]] = _nothing
     """`PartitionManager.counts()`: `led`, `open`, `failing`."""
     image_version: Callable[[], int] = lambda: 0
@@ -214,6 +219,7 @@ class Metrics(Collector):
         yield from self._collect_topics()
         yield from self._collect_broker()
         yield from _collect_storage(self.sources.storage())
+        yield from _collect_compaction(self.sources.compaction())
         yield from _collect_object_store(self.sources.object_store())
 
     def _collect_requests(self) -> Iterable[Metric]:
@@ -293,6 +299,12 @@ def _collect_storage(stats: Mapping[str, int | float]) -> Iterable[Metric]:
             yield CounterMetricFamily(f"tidelog_storage_{name}", text, value=value)
         else:
             yield GaugeMetricFamily(f"tidelog_storage_{name}", text, value=value)
+
+
+def _collect_compaction(figures: Mapping[str, int]) -> Iterable[Metric]:
+    for name, value in figures.items():
+        kind = GaugeMetricFamily if name in COMPACTION_GAUGES else CounterMetricFamily
+        yield kind(f"tidelog_compaction_{name}", f"Compaction: {name.replace('_', ' ')}", value=value)
 
 
 def _collect_object_store(operations: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:

@@ -16,27 +16,34 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.admin_http import AdminHttp, AdminSources
 from broker.apis import all_apis
 from broker.bucket_health import WatchedObjectStore
+from broker.compaction import ImageView, waiting_object
 from broker.groups.coordinator import GroupCoordinator
 from broker.metrics import Metrics, MetricSources
+from broker.object_jobs import ObjectJobs
 from broker.partitions import PartitionManager
 from broker.producer_ids import ProducerIds
 from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
-from controller.model import StreamState
+from controller.model import ObjectRecord, StreamState
 from runtime.clock import Clock
 from runtime.errors import ConfigError, TidelogError, Unavailable
 from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
+from storage.compaction_pace import LoadMeter
+from storage.compactor import Compactor
 from storage.object_store import StoreCapabilities
-from storage.settings import CacheSettings, UploadSettings
+from storage.orphan_cleaner import OrphanCleaner
+from storage.orphan_scan import OrphanMetadata
+from storage.purpose import Purpose, for_purpose
+from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings
 from storage.storage import Storage
 from storage.wal import Wal
 
@@ -68,6 +75,8 @@ class BrokerSettings:
     group: GroupSettings
     upload: UploadSettings
     cache: CacheSettings
+    compaction: CompactionSettings
+    clean: CleanSettings
     roles: Sequence[str]
     flat: Callable[[], dict[str, str]]
     """The effective configuration by dotted key, secrets hidden."""
@@ -112,8 +121,11 @@ class BrokerNode:
         self.metrics = Metrics()
         self._wal: Wal | None = None
         self._storage: Storage | None = None
+        self._compactor: Compactor | None = None
+        self._cleaner: OrphanCleaner | None = None
         self._partitions: PartitionManager | None = None
         self._registration_epoch = -1
+        self._master_epoch = -1
         self._producer_ids = ProducerIds(self.controller, identity.broker_id, lambda: self._registration_epoch)
         self._groups: GroupCoordinator | None = None
         self._server: KafkaServer | None = None
@@ -138,7 +150,13 @@ class BrokerNode:
             rng=self._rng,
         )
         self._groups = GroupCoordinator(partitions, self.controller, self._clock, self._settings.group, self._rng)
-        self._admin = AdminHttp(self._admin_sources(storage), self.metrics, self._network, self._settings.admin)
+        compactor = self._compactor = self._make_compactor(storage, image.cluster_id)
+        cleaner = self._cleaner = self._make_cleaner(image.cluster_id)
+        self.metrics.sources.compaction = compactor.figures
+        jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
+        self._admin = AdminHttp(
+            self._admin_sources(storage), self.metrics, self._network, self._settings.admin, jobs.routes()
+        )
         admin_url = await self._admin.start()
         self._server = KafkaServer(
             self._services(partitions, self._groups, admin_url), all_apis(), self._network, self._settings.kafka
@@ -153,6 +171,7 @@ class BrokerNode:
         storage.recovered_done()
         await self._groups.start()
         await self._server.start()
+        compactor.start(self._master_epoch)
         self._ready = True
 
     def _make_storage(self, cluster_id: str) -> Storage:
@@ -182,6 +201,48 @@ class BrokerNode:
         )
         return storage
 
+    def _make_compactor(self, storage: Storage, cluster_id: str) -> Compactor:
+        settings, wal = self._settings, self._wal
+        assert wal is not None
+        meter = LoadMeter(settings.compaction.busy_bytes_per_s, settings.upload.size_bytes)
+
+        def busy() -> bool:
+            waiting = storage.confirm.value - self.controller.committed_wal_offset(self._identity.broker_id)
+            return meter.observe(self._clock.monotonic(), wal.end_offset, waiting)
+
+        return Compactor(
+            store=for_purpose(self._store, Purpose.COMPACTION),
+            objects=self.controller,
+            view=ImageView(lambda: self.controller.image, self._identity.broker_id),
+            clock=self._clock,
+            rng=self._rng,
+            settings=settings.compaction,
+            cluster_id=cluster_id,
+            replica_set_id=self._identity.broker_id,
+            block_bytes=settings.upload.block_bytes,
+            prepare_ttl_ms=settings.upload.prepare_ttl_ms,
+            busy=busy,
+        )
+
+    def _make_cleaner(self, cluster_id: str) -> OrphanCleaner:
+        """For those who ask; the search by itself is the active controller's."""
+
+        def objects() -> Mapping[int, ObjectRecord]:
+            return self.controller.image.objects
+
+        return OrphanCleaner(
+            store=for_purpose(self._store, Purpose.CLEAN),
+            cluster_id=lambda: cluster_id,
+            metadata=OrphanMetadata(
+                fence=lambda: self.controller.prepare_objects(1, 1),
+                knows=lambda object_id: object_id in objects(),
+                waiting=lambda object_id: waiting_object(objects().get(object_id)),
+            ),
+            clock=self._clock,
+            rng=self._rng,
+            settings=self._settings.clean,
+        )
+
     def _owns_stream(self, stream_id: int) -> bool:
         record = self.controller.image.streams.get(stream_id)
         return record is not None and record.replica_set == self._identity.broker_id
@@ -209,6 +270,7 @@ class BrokerNode:
         elected = await self.controller.elect(self._identity.broker_id, self._identity.broker_id)
         await storage.recover()
         await storage.start(elected.master_epoch)
+        self._master_epoch = elected.master_epoch
 
     def _services(self, partitions: PartitionManager, groups: GroupCoordinator, admin_url: str) -> Services:
         return Services(
@@ -272,6 +334,8 @@ class BrokerNode:
         found = [*self._bucket_problems, *self._quarantined]
         if self._partitions is not None:
             found += self._partitions.problems()
+        if self._compactor is not None:
+            found += self._compactor.problems()
         health = self._store.health
         if health.failures_in_a_row and not self._bucket_problems:
             found.append(f"the bucket {health.url} fails: {health.last_error}")
@@ -346,6 +410,9 @@ class BrokerNode:
             await self._server.close(grace_s / 4)
         if self._partitions is not None:
             await self._partitions.close()
+        for part in (self._compactor, self._cleaner):
+            if part is not None:
+                await part.close()
         if self._storage is not None:
             await self._close_storage(self._storage, max(1.0, deadline - loop.time()))
         if self._admin is not None:

@@ -70,6 +70,12 @@ class CompactionTask:
         return sum(one.size for one in self.inputs)
 
     @property
+    def estimated_bytes(self) -> int:
+        """About how many bytes will be written: ranges that are trimmed or deleted are left out, each taken to be as
+        large as any other of its object. What it really is, only the objects' indexes tell."""
+        return sum(one.size * one.live // max(1, len(one.ranges)) for one in self.inputs)
+
+    @property
     def streams(self) -> set[int]:
         """All streams in the inputs."""
         return {piece.stream_id for one in self.inputs for piece in one.ranges}

@@ -31,7 +31,7 @@ from runtime.clock import Clock
 from runtime.errors import CorruptData, Fenced, TidelogError, Unavailable
 from runtime.tasks import Backoff, TaskSet
 from storage.compaction_check import check_conserved
-from storage.compaction_pace import Pace
+from storage.compaction_pace import BUSY_SHARE, Pace
 from storage.compaction_plan import CompactionTask, ObjectFacts, OutputPlan, lay_out, plan
 from storage.compaction_reader import BadInput, InputReader, Offload
 from storage.managers import CompactionRefused, CompactObjects, ObjectKind
@@ -43,6 +43,9 @@ from storage.records import StreamRecord
 from storage.settings import CompactionSettings
 
 log = logging.getLogger(__name__)
+
+MAX_TTL_MS = 24 * 3_600_000
+"""The longest that the controller prepares an id for."""
 
 
 class CompactionObjects(Protocol):
@@ -130,8 +133,11 @@ class Compactor:
         self._offload = offload
         self._pace = Pace(settings.pace_bytes_per_s)
         self._round = asyncio.Lock()
+        self._full_pace = False
+        self._left = 0
         self._running: list[CompactionTask] = []
         self._master_epoch = -1
+        self._closed = False
         self._tasks = TaskSet("storage.compaction", self._failed)
         self.stats = CompactionStats()
         self.quarantined: dict[int, str] = {}
@@ -148,13 +154,32 @@ class Compactor:
 
     async def close(self) -> None:
         """Stop at once. What is half done is given up when its ids expire."""
+        self._closed = True
         await self._tasks.close()
+
+    @property
+    def active(self) -> bool:
+        """Whether tasks are being carried out: another run would wait for them."""
+        return self._left > 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called: the broker is master."""
+        return self._master_epoch >= 0
 
     def status(self) -> dict[str, Any]:
         """As JSON."""
         stats = self.stats
         return {
             "enabled": self._settings.enabled,
+            "active": self.active,
+            "tasks_left": self._left,
+            "full_pace": self._full_pace,
             "busy": self._busy(),
             "pace_bytes_per_s": self._settings.pace_bytes_per_s,
             "running": [
@@ -172,6 +197,29 @@ class Compactor:
             "quarantined": [{"object": object_id, "why": why} for object_id, why in sorted(self.quarantined.items())],
             "stopped": str(self.stopped) if self.stopped is not None else None,
         }
+
+    def figures(self) -> dict[str, int]:
+        """For metrics: counts since the start, and how many objects are quarantined now."""
+        stats = self.stats
+        return {
+            "tasks": stats.tasks,
+            "given_up": stats.given_up,
+            "inputs": stats.inputs,
+            "outputs": stats.outputs,
+            "read_bytes": stats.read_bytes,
+            "written_bytes": stats.written_bytes,
+            "quarantined": len(self.quarantined),
+            "tasks_left": self._left,
+        }
+
+    def problems(self) -> list[str]:
+        """What an operator should look at, one sentence each."""
+        found = [
+            f"object {object_id} cannot be compacted: {why}" for object_id, why in sorted(self.quarantined.items())
+        ]
+        if self.stopped is not None:
+            found.append(f"compaction has ended: {self.stopped}")
+        return found
 
     # -- rounds
 
@@ -197,35 +245,70 @@ class Compactor:
         tasks = plan(await self._view.objects(), self._clock.time_ms(), settings, self.quarantined)
         return [task for task in tasks if wanted is None or wanted(task)]
 
+    def launch(
+        self,
+        *,
+        eager: bool = False,
+        wanted: Callable[[CompactionTask], bool] | None = None,
+        on_event: OnEvent | None = None,
+        full_pace: bool = False,
+    ) -> asyncio.Task[int]:
+        """`run` for as long as there is something to do, as a task that ends with this compactor.
+
+        Cancelling it stops at once; what is half done is given up. The caller has looked at `active` and `closed`.
+        """
+        run = self.run(eager=eager, wanted=wanted, on_event=on_event, full_pace=full_pace, until_done=True)
+        return self._tasks.spawn(run, "launched")
+
     async def run(
         self,
         *,
         eager: bool = False,
         wanted: Callable[[CompactionTask], bool] | None = None,
         on_event: OnEvent | None = None,
+        full_pace: bool = False,
+        until_done: bool = False,
     ) -> int:
-        """Plan once and carry it out; returns how many tasks were committed. One run at a time.
+        """Plan once and carry it out; returns how many tasks were committed. One run at a time, others wait.
 
-        `on_event` hears `{"event": "plan" | "task" | "skipped", …}`.
+        `full_pace` keeps to no pace, however busy the broker is; `until_done` plans again until nothing is left that
+        can be done. `on_event` hears `{"event": "plan" | "task" | "skipped", …}`.
         """
         tell = on_event or (lambda event: None)
+        committed = 0
         async with self._round:
-            tasks = await self.plan(eager=eager, wanted=wanted)
-            self.stats.rounds += 1
-            self.last_round_ms = self._clock.time_ms()
-            tell({"event": "plan", "tasks": len(tasks), "bytes": sum(task.size for task in tasks)})
-            slots = asyncio.Semaphore(self._settings.concurrency)
-            before = self.stats.tasks
+            self._full_pace = full_pace
+            try:
+                while True:
+                    now = await self._run_once(eager, wanted, tell)
+                    committed += now
+                    if not until_done or now == 0 or self.stopped is not None:
+                        return committed
+            finally:
+                self._full_pace = False
 
-            async def carry(task: CompactionTask) -> None:
-                async with slots:
-                    if self.stopped is None:
-                        await self._carry(task, tell)
+    async def _run_once(self, eager: bool, wanted: Callable[[CompactionTask], bool] | None, tell: OnEvent) -> int:
+        tasks = await self.plan(eager=eager, wanted=wanted)
+        self.stats.rounds += 1
+        self.last_round_ms = self._clock.time_ms()
+        tell({"event": "plan", "tasks": len(tasks), "bytes": sum(task.size for task in tasks)})
+        slots = asyncio.Semaphore(self._settings.concurrency)
+        before = self.stats.tasks
 
+        async def carry(task: CompactionTask) -> None:
+            async with slots:
+                if self.stopped is None:
+                    await self._carry(task, tell)
+                self._left -= 1
+
+        self._left = len(tasks)
+        try:
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
                     group.create_task(carry(task))
-            return self.stats.tasks - before
+        finally:
+            self._left = 0
+        return self.stats.tasks - before
 
     async def _carry(self, task: CompactionTask, tell: OnEvent) -> None:
         """One task; what goes wrong is told and leaves everything as it was."""
@@ -286,11 +369,18 @@ class Compactor:
             raise BadInput(_blamed(indexes, error), error.message) from error
         if not outputs:
             raise CompactionRefused("everything in the inputs is trimmed or deleted: there is nothing to write")
-        deadline = self._clock.monotonic() + self._prepare_ttl_ms / 1000
-        first = await self._objects.prepare_objects(len(outputs), self._prepare_ttl_ms)
+        ttl_ms = self._ttl_ms(sum(output.size for output in outputs))
+        deadline = self._clock.monotonic() + ttl_ms / 1000
+        first = await self._objects.prepare_objects(len(outputs), ttl_ms)
         built = [await self._write(reader, first + number, output, starts) for number, output in enumerate(outputs)]
         await self._commit(task, built, deadline)
         return built
+
+    def _ttl_ms(self, size: int) -> int:
+        """How long the ids of outputs of `size` bytes are prepared: a slow pace must not outlast them, or the work
+        would be done again and again for nothing."""
+        slowest_s = 2 * size / (self._settings.pace_bytes_per_s * BUSY_SHARE)
+        return min(MAX_TTL_MS, self._prepare_ttl_ms + int(1000 * slowest_s))
 
     async def _write(
         self, reader: InputReader, object_id: int, output: OutputPlan, starts: dict[int, int]
@@ -343,6 +433,8 @@ class Compactor:
 
     async def _keep_pace(self, size: int) -> None:
         """Keep the pace: wait before `size` bytes are read or written."""
+        if self._full_pace:
+            return
         delay_s = self._pace.delay_s(self._clock.monotonic(), size, self._busy())
         if delay_s > 0:
             await self._clock.sleep(delay_s)

@@ -116,7 +116,7 @@ class LocalObjectStore:
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """See `ObjectStore.list`. Holds one directory's names in memory for each level, not the whole listing."""
-        found = _walk(self._root, "", prefix, start_after)
+        found = self._found(prefix, start_after)
         while True:
             with self.stats.measure("list"):
                 page = await self._run(lambda: [*itertools.islice(found, LIST_PAGE)])
@@ -142,6 +142,16 @@ class LocalObjectStore:
             await asyncio.to_thread(self._executor.shutdown)
 
     # -- what runs in threads ------------------------------------------------------------------------------------------
+
+    def _found(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """All objects to list."""
+        self._require_root()
+        yield from _walk(self._root, "", prefix, start_after)
+
+    def _require_root(self) -> None:
+        """A store whose own directory is away (not mounted?) is no empty one: nothing in it is known not to exist."""
+        if not self._root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is no directory (any more)", str(self._root))
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -231,6 +241,7 @@ class LocalObjectStore:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:
+            self._require_root()
             raise self._absent(key) from error
         try:
             if not os.path.isfile(descriptor):
@@ -247,6 +258,7 @@ class LocalObjectStore:
             return _info(key, os.fstat(descriptor))
 
     def _delete(self, paths: Sequence[Path]) -> None:
+        self._require_root()
         touched: set[Path] = set()
         for path in paths:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):

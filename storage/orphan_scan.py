@@ -13,7 +13,8 @@ An object is an orphan if all of this holds, in this order:
 - it is older than the safety age by the store's clock.
 
 Ids from the fence on are not this metadata's (was it restored from an old backup?): they are counted, told, and never
-deleted.
+deleted. Objects under ids that the metadata has prepared or destroyed are no orphans: the controller deletes them when
+their time has come. They are listed as *waiting*, because that is what a crash leaves behind first.
 
 Entry: `find_orphans`, `clean_orphans`.
 """
@@ -43,6 +44,9 @@ class OrphanMetadata(NamedTuple):
     """Gives an object id newer than all in use; when it returns, `knows` knows all before it. Raises `Unavailable`."""
     knows: Callable[[int], bool]
     """Whether the metadata names an id, in any state."""
+    waiting: Callable[[int], tuple[str, int] | None] = lambda object_id: None
+    """State (`prepared`, `destroyed`) and time (ms since the epoch) at which it ends, of an id that the metadata knows
+    and that is not committed; None for any other."""
 
 
 class Orphan(msgspec.Struct, frozen=True):
@@ -52,6 +56,19 @@ class Orphan(msgspec.Struct, frozen=True):
     key: str
     size_bytes: int
     modified_ms: int
+
+
+class WaitingObject(msgspec.Struct, frozen=True):
+    """An object that the controller will delete in time: its id was given up, or not committed yet, or replaced."""
+
+    object_id: int
+    key: str
+    size_bytes: int
+    modified_ms: int
+    state: str
+    """`prepared`: an upload or a compaction is under way, or died; `destroyed`: nothing names it any more."""
+    until_ms: int
+    """When the prepared id is given up, or the destroyed object may be deleted (rule 6)."""
 
 
 class OrphanReport(msgspec.Struct):
@@ -65,6 +82,7 @@ class OrphanReport(msgspec.Struct):
     """As orphans, but younger than the safety age."""
     unknown_future: int = 0
     """Objects with ids that the controller has not given out yet. Never deleted."""
+    waiting: list[WaitingObject] = msgspec.field(default_factory=list)
     deleted: int = 0
 
 
@@ -80,8 +98,11 @@ async def find_orphans(
             continue
         report.objects += 1
         report.bytes += info.size
-        if not metadata.knows(named[1]) and len(suspects) < MAX_ORPHANS:
-            suspects.append((named[1], info))
+        if not metadata.knows(named[1]):
+            if len(suspects) < MAX_ORPHANS:
+                suspects.append((named[1], info))
+        elif (ends := metadata.waiting(named[1])) is not None and len(report.waiting) < MAX_ORPHANS:
+            report.waiting.append(WaitingObject(named[1], info.key, info.size, info.modified_ms, *ends))
     if not suspects:
         return report
     fence = await metadata.fence()

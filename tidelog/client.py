@@ -184,6 +184,10 @@ class Cluster:
             del self.admin_url  # a broker that was started anew may have another one
             return http_json(self.admin_url, path)
 
+    def post(self, path: str) -> Any:
+        """POST of the admin HTTP of the broker that was asked, as parsed JSON. Raises as `http_json` does."""
+        return http_json(self.admin_url, path, method="POST")
+
     def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
         """POST that answers with JSON lines, each as it comes. Raises as `http_json` does."""
         with _Http(self.admin_url) as connection:
@@ -197,10 +201,11 @@ class Cluster:
                 ) from error
 
 
-def http_json(url: str, path: str) -> Any:
-    """GET `url` + `path` as parsed JSON. Raises the `TidelogError` that fits the status, `Unavailable` if none came."""
+def http_json(url: str, path: str, *, method: str = "GET") -> Any:
+    """What `url` + `path` answers, as parsed JSON. Raises the `TidelogError` that fits the status, `Unavailable` if no
+    answer came."""
     with _Http(url) as connection:
-        response = connection.request("GET", path)
+        response = connection.request(method, path)
         try:
             return json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:

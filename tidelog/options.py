@@ -92,6 +92,25 @@ class TimestampType(click.ParamType):  # type: ignore[type-arg]  # generic only 
             self.fail(f"{text!r} is no time: take 2026-07-30T12:00:00Z, epoch milliseconds, or -10m", param, ctx)
 
 
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on
+    """A length of time as milliseconds: `90s`, `10m`, `2h`, `7d`, or `0`."""
+
+    name = "duration"
+    _UNITS: ClassVar[dict[str, int]] = TimestampType._UNITS
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse `value`."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        if text == "0":
+            return 0
+        number = text[:-1]
+        if text[-1:] not in self._UNITS or not (number.isascii() and number.isdigit()) or len(number) > 9:
+            self.fail(f"{text!r} is no length of time: take 90s, 10m, 2h or 7d", param, ctx)
+        return int(number) * self._UNITS[text[-1]]
+
+
 def load_config(config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> Loaded:
     """Merge file, environment and flags; `flags` are `section__key=value`, None meaning not given."""
     given = [(key.replace("__", ".", 1), value) for key, value in flags.items() if value is not None]

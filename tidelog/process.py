@@ -26,6 +26,8 @@ from runtime.open_files import connections_that_fit, raise_open_files
 from storage.object_cleaner import ObjectCleaner
 from storage.object_store import ObjectStore
 from storage.open_store import open_store
+from storage.orphan_cleaner import OrphanCleaner
+from storage.orphan_scan import OrphanMetadata
 from storage.purpose import Purpose, for_purpose
 from storage.wal import Wal
 from storage.wal_disk import DiskWal
@@ -51,6 +53,7 @@ class NodeProcess:
         self._broker: BrokerNode | None = None
         self._disk: FileDisk | None = None
         self._cleaner: ObjectCleaner | None = None
+        self._orphans: OrphanCleaner | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -85,6 +88,8 @@ class NodeProcess:
             await self._controller.start()
             await self._controller.wait_active(config.controller.command_timeout_ms / 1000)
             endpoints = endpoints or [self._controller.address]
+            self._orphans = self._search_orphans(self._controller, store)
+            self._orphans.start()
         if "broker" in config.node.roles:
             broker = self._broker = BrokerNode(
                 identity=BrokerIdentity(
@@ -101,6 +106,18 @@ class NodeProcess:
                 rng=self._rng,
             )
             await broker.start()
+
+    def _search_orphans(self, controller: ControllerNode, store: ObjectStore) -> OrphanCleaner:
+        """The search by itself; it rests while this controller is not the active one."""
+        return OrphanCleaner(
+            store=for_purpose(store, Purpose.CLEAN),
+            cluster_id=lambda: controller.image.cluster_id,
+            metadata=OrphanMetadata(controller.fence_objects, lambda object_id: object_id in controller.image.objects),
+            clock=self._clock,
+            rng=self._rng,
+            settings=self._config.clean,
+            is_active=lambda: controller.is_active,
+        )
 
     def _wal_opener(self, path: Path, store: ObjectStore, replica_set_id: int) -> Callable[[str], Wal]:
         """What makes the WAL once the cluster id is known. Raises `ConfigError` if another kind of WAL is in use."""
@@ -160,6 +177,8 @@ class NodeProcess:
             await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000)
         if self._disk is not None:
             await self._disk.close()
+        if self._orphans is not None:
+            await self._orphans.close()
         if self._controller is not None:
             await self._controller.close()
         if self._store is not None:
@@ -213,6 +232,8 @@ def _broker_settings(config: Config) -> BrokerSettings:
         group=config.group,
         upload=config.upload,
         cache=config.cache,
+        compaction=config.compaction,
+        clean=config.clean,
         roles=config.node.roles,
         flat=flat,
     )

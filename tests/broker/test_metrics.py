@@ -18,6 +18,7 @@ from storage.object_store_memory import MemoryObjectStore
 from storage.settings import CacheSettings, UploadSettings, WalSettings
 from storage.storage import Storage
 from storage.wal_memory import MemoryWal
+from tests.support.compaction_world import CompactionWorld
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -153,5 +154,6 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         rng=random.Random(1),
     )
     metrics.sources.storage = storage.stats
+    metrics.sources.compaction = CompactionWorld().compactor().figures
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in metrics.collect()}
     assert documented == exported

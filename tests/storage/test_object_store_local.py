@@ -271,3 +271,24 @@ def test_a_directory_that_cannot_be_used_is_said_clearly(tmp_path: Path) -> None
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be used"):
         LocalObjectStore(tmp_path / "file")
+
+
+def test_a_store_whose_directory_is_away_does_not_say_that_its_objects_do_not_exist(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = LocalObjectStore(tmp_path / "bucket")
+        await store.put("a/b", [b"x"])
+        (tmp_path / "bucket").rename(tmp_path / "away")
+        for put_in_place in (lambda: None, (tmp_path / "bucket").touch):
+            put_in_place()
+            with pytest.raises(Unavailable):
+                await store.get("a/b")
+            with pytest.raises(Unavailable):
+                await store.delete(["a/b"])
+            with pytest.raises(Unavailable):
+                [info async for info in store.list("a/")]
+        (tmp_path / "bucket").unlink()
+        (tmp_path / "away").rename(tmp_path / "bucket")
+        assert await store.get("a/b") == b"x"
+        await store.close()
+
+    asyncio.run(scenario())

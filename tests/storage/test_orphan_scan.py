@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from broker.compaction import waiting_object
 from controller import commands as c
+from runtime.errors import Unavailable
 from storage.object_key import object_key, quarantine_key
-from storage.orphan_scan import OrphanMetadata, OrphanReport, clean_orphans
+from storage.object_store import ObjectInfo
+from storage.orphan_cleaner import CleanRunning, OrphanCleaner
+from storage.orphan_scan import OrphanMetadata, OrphanReport, clean_orphans, find_orphans
+from storage.settings import CleanSettings
 from tests.support.compaction_world import CLUSTER, TTL_MS, CompactionWorld
-from tests.support.storage_world import run
+from tests.support.storage_world import FastClock, FaultyStore, run
 
 AGE_MS = 10_000
 
@@ -130,5 +139,89 @@ def test_an_upload_that_commits_while_the_bucket_is_listed_is_no_orphan() -> Non
         assert report.objects == len(listed)
         assert report.orphans == []
         await world.check()
+
+    run(scenario)
+
+
+def test_what_the_controller_will_delete_by_itself_is_listed_and_left_to_it() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld()
+        await world.fill(world.topic("t"), 1)
+        prepared = int(world.metadata.apply(c.PrepareObjects(1, TTL_MS), int))
+        await world.store.put(object_key(CLUSTER, prepared), [b"not committed"])
+        ends_ms = world.image.objects[prepared].expires_ms
+        known = metadata(world)._replace(waiting=lambda object_id: waiting_object(world.image.objects.get(object_id)))
+        report = await find_orphans(world.store, CLUSTER, known, now_ms=world.clock.time_ms(), orphan_age_ms=0)
+        [waiting] = report.waiting
+        assert (waiting.object_id, waiting.state, waiting.until_ms) == (prepared, "prepared", ends_ms)
+        assert report.orphans == []
+        done = await clean(world, age_ms=0)
+        assert done.deleted == 0
+        assert prepared in await world.in_bucket()
+
+    run(scenario)
+
+
+class Unlisted(FaultyStore):
+    """A bucket that refuses to be listed now and then."""
+
+    def __init__(self, clock: FastClock) -> None:
+        super().__init__(clock)
+        self.fail_lists = 0
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        await asyncio.sleep(0)
+        if self.fail_lists:
+            self.fail_lists -= 1
+            raise Unavailable("503 on purpose")
+        async for info in super().list(prefix, start_after=start_after):
+            yield info
+
+
+def cleaner(world: CompactionWorld, is_active: Callable[[], bool] = lambda: True, **settings: Any) -> OrphanCleaner:
+    return OrphanCleaner(
+        store=world.store,
+        cluster_id=lambda: CLUSTER,
+        metadata=metadata(world),
+        clock=world.clock,
+        rng=world.rng,
+        settings=CleanSettings(**settings),
+        is_active=is_active,
+    )
+
+
+def test_it_searches_by_itself_only_while_it_is_active_and_survives_a_bucket_that_fails() -> None:
+    async def scenario() -> None:
+        store = Unlisted(FastClock())
+        world = CompactionWorld(store)
+        await world.fill(world.topic("t"), 1)
+        orphan = await late_put(world)
+        world.clock.now_s += 10
+        active: list[bool] = []
+        mine = cleaner(world, lambda: bool(active), orphan_age_ms=1000, interval_ms=100)
+        mine.start()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (mine.searches, mine.last_error) == (0, "")
+        active.append(True)
+        store.fail_lists = 1
+        async with asyncio.timeout(30):
+            while store.fail_lists or not mine.deleted:  # noqa: ASYNC110  # waiting moves this clock
+                await asyncio.sleep(0)
+        assert orphan not in await world.in_bucket()
+        assert mine.status()["deleted"] == 1
+        await mine.close()
+
+    run(scenario)
+
+
+def test_one_search_at_a_time() -> None:
+    async def scenario() -> None:
+        world = CompactionWorld(Unlisted(FastClock()))
+        mine = cleaner(world)
+        first, second = await asyncio.gather(mine.clean(), mine.clean(), return_exceptions=True)
+        assert isinstance(first, OrphanReport)
+        assert isinstance(second, CleanRunning)
+        assert isinstance(await mine.clean(), OrphanReport)
 
     run(scenario)

@@ -1,5 +1,7 @@
 """`tidelog object list|inspect|verify`: the objects in the bucket, through a broker's admin HTTP.
 
+`compact` and `clean` are in `tidelog.commands.object_jobs`.
+
 The broker knows where the bucket is and how to reach it, and which objects belong to the cluster. `verify` reads every
 byte of them past all caches; it exits 7 when it finds something wrong.
 """
@@ -15,6 +17,7 @@ import click
 from runtime.errors import CorruptData, NotFound, Unavailable
 from tidelog import output
 from tidelog.client import Cluster
+from tidelog.commands import object_jobs
 from tidelog.options import bootstrap_option, format_option, watch_option
 
 T = TypeVar("T")
@@ -36,7 +39,11 @@ _BLOCK_KEYS = (
 
 @click.group("object")
 def object_() -> None:
-    """List, inspect and verify the objects in the bucket."""
+    """List, inspect, verify, compact and clean up the objects in the bucket."""
+
+
+object_.add_command(object_jobs.compact)
+object_.add_command(object_jobs.clean)
 
 
 # --- list and inspect --------------------------------------------------------------------------------------------

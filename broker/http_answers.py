@@ -1,0 +1,37 @@
+"""What the admin HTTP's handlers share: JSON answers, lines of JSON as work goes on, and the reading of parameters.
+
+Entry: `json_answer`, `number`, `flag`.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from runtime.errors import InvalidInput
+
+
+def json_answer(body: object, *, status: int = 200) -> web.Response:
+    """An answer of one document."""
+    return web.json_response(body, status=status)
+
+
+def number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    """A query parameter from `low` to `high`. Raises `InvalidInput`."""
+    text = request.query.get(name)
+    return default if text is None else integer(text, name, low, high)
+
+
+def integer(text: str, name: str, low: int, high: int) -> int:
+    """A number from `low` to `high`. Raises `InvalidInput`."""
+    found = int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 20 else None
+    if found is None or not low <= found <= high:
+        raise InvalidInput(f"{name} is {text!r}: a number from {low} to {high} is expected")
+    return found
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A query parameter that is `true` or `false`, false if missing. Raises `InvalidInput`."""
+    text = request.query.get(name, "false")
+    if text not in ("true", "false"):
+        raise InvalidInput(f"{name} is {text!r}: true or false is expected")
+    return text == "true"

@@ -1,0 +1,192 @@
+"""The work on objects that an operator asks for over admin HTTP: compaction, and the search for orphans.
+
+    GET  /compaction   state, figures, and the plan as it would be carried out now
+    POST /compaction   carries it out, plan after plan until nothing is left; JSON lines: `start`, `plan`, `task`,
+                       `skipped`, `progress`, and `done` or `error` as the last
+    POST /orphans      one search, with or without deletion
+
+One run of each kind at a time: a second one is refused with 409. A client that goes away ends the compaction that it
+asked for; what was half done is given up and leaves nothing but prepared ids, which expire.
+
+Entry: `ObjectJobs.routes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from broker.compaction import describe_plan, streams_of
+from broker.http_answers import flag, json_answer, number
+from runtime.errors import NotFound, Unavailable
+from storage.compaction_plan import CompactionTask
+from storage.compactor import Compactor
+from storage.orphan_cleaner import CleanRunning, OrphanCleaner
+
+if TYPE_CHECKING:
+    from controller.image import Image
+
+PROGRESS_INTERVAL_S = 0.5
+"""Time between two progress lines, and so until a client that went away is noticed."""
+MAX_AGE_MS = 10 * 365 * 86_400_000
+
+Wanted = Callable[[CompactionTask], bool]
+
+
+class ObjectJobs:
+    """The handlers. Everything that lives is passed in."""
+
+    def __init__(self, *, compactor: Compactor, cleaner: OrphanCleaner, image: Callable[[], Image]) -> None:
+        self._compactor = compactor
+        self._cleaner = cleaner
+        self._image = image
+        self._run: asyncio.Task[int] | None = None
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to the admin HTTP."""
+        return [
+            web.get("/compaction", self._plan),
+            web.post("/compaction", self._compact),
+            web.post("/orphans", self._clean),
+        ]
+
+    # --- compaction ----------------------------------------------------------------------------------------------
+
+    def _wanted(self, request: web.Request) -> Wanted | None:
+        """Which tasks are asked for: those that hold anything of the named topics. Raises `NotFound`."""
+        names = request.query.getall("topic", [])
+        if not names:
+            return None
+        image = self._image()
+        streams: set[int] = set()
+        for name in names:
+            mine = streams_of(image, name)
+            if mine is None:
+                raise NotFound(f"topic {name!r} does not exist", hint="`tidelog topic list` shows the topics")
+            streams |= mine
+        return lambda task: not streams.isdisjoint(task.streams)
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        tasks = await self._compactor.plan(eager=flag(request, "eager"), wanted=self._wanted(request))
+        plan = describe_plan(self._image(), tasks)
+        return json_answer({**self._compactor.status(), "plan": plan})
+
+    def _require_idle(self) -> None:
+        compactor = self._compactor
+        if compactor.stopped is not None:
+            raise Unavailable(
+                f"compaction has ended on this broker: {compactor.stopped}", hint="see its log; restart the broker"
+            )
+        if compactor.closed or not compactor.started:
+            raise Unavailable("the broker is starting or stopping: it compacts nothing", hint="see `tidelog status`")
+
+    async def _compact(self, request: web.Request) -> web.StreamResponse:
+        wanted, eager, full_pace = self._wanted(request), flag(request, "eager"), flag(request, "full_pace")
+        self._require_idle()
+        if self._compactor.active or self._run is not None:
+            body = {
+                "error": "a compaction is going on already",
+                "hint": "`tidelog object compact --dry-run` shows what it does; try again when it has ended",
+            }
+            return json_answer(body, status=409)
+        events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # bounded by the plan: an event or two for each task
+        run = self._run = self._compactor.launch(
+            eager=eager, wanted=wanted, on_event=events.put_nowait, full_pace=full_pace
+        )
+        try:
+            return await self._follow(request, run, events)
+        finally:
+            run.cancel()
+            await asyncio.wait([run])
+            self._run = None
+
+    async def _follow(
+        self, request: web.Request, run: asyncio.Task[int], events: asyncio.Queue[dict[str, Any]]
+    ) -> web.StreamResponse:
+        """Tell the client what happens, until the run or the client's interest ends."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        stats = self._compactor.stats
+        begin = stats.read_bytes, stats.written_bytes
+
+        def figures() -> dict[str, int]:
+            return {"read_bytes": stats.read_bytes - begin[0], "written_bytes": stats.written_bytes - begin[1]}
+
+        async def write(line: dict[str, Any]) -> None:
+            await response.write(json.dumps(line).encode() + b"\n")
+
+        try:
+            await response.prepare(request)
+            await write({"event": "start", "busy": self._compactor.status()["busy"]})
+            while True:
+                await asyncio.wait([run], timeout=PROGRESS_INTERVAL_S)
+                while not events.empty():
+                    await write(events.get_nowait())
+                if run.done():
+                    break
+                await write({"event": "progress", **figures()})
+            await write(self._outcome(run, figures()))
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the client went away, and with it the interest in the compaction
+        return response
+
+    def _outcome(self, run: asyncio.Task[int], figures: dict[str, int]) -> dict[str, Any]:
+        if run.cancelled():
+            return {"event": "error", "error": "the broker is stopping", "hint": "what was committed by then, stays"}
+        error = run.exception() or self._compactor.stopped
+        if error is not None:
+            return {"event": "error", "error": f"compaction ended: {error}", "hint": "see the broker's log"}
+        return {"event": "done", "tasks": run.result(), **figures}
+
+    # --- orphans -------------------------------------------------------------------------------------------------
+
+    async def _clean(self, request: web.Request) -> web.Response:
+        dry_run = flag(request, "dry_run")
+        min_age_ms = number(request, "min_age_ms", self._cleaner.orphan_age_ms, 0, MAX_AGE_MS)
+        try:
+            report = await self._cleaner.clean(dry_run=dry_run, orphan_age_ms=min_age_ms)
+        except CleanRunning as error:
+            return json_answer({"error": error.message, "hint": error.hint}, status=409)
+        return json_answer(
+            {
+                "dry_run": dry_run,
+                "min_age_ms": min_age_ms,
+                "objects": report.objects,
+                "bytes": report.bytes,
+                "orphans": [
+                    {
+                        "id": one.object_id,
+                        "key": one.key,
+                        "size_bytes": one.size_bytes,
+                        "modified_ms": one.modified_ms,
+                        "reason": "no metadata names it: it arrived after its id had been given up and forgotten",
+                    }
+                    for one in report.orphans
+                ],
+                "waiting": [
+                    {
+                        "id": one.object_id,
+                        "key": one.key,
+                        "size_bytes": one.size_bytes,
+                        "modified_ms": one.modified_ms,
+                        "state": one.state,
+                        "until_ms": one.until_ms,
+                        "reason": _WHY_WAITING[one.state],
+                    }
+                    for one in report.waiting
+                ],
+                "young": report.young,
+                "unknown_future": report.unknown_future,
+                "deleted": report.deleted,
+            }
+        )
+
+
+_WHY_WAITING = {
+    "prepared": "written and not committed: its upload or compaction is under way, or died; then its id is given up",
+    "destroyed": "nothing names it any more; kept for readers with older metadata, then deleted by the controller",
+}

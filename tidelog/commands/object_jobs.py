@@ -1,0 +1,252 @@
+"""`tidelog object compact|clean`: the work on objects that an operator asks a broker for, and sees done.
+
+Both happen in the broker, which has the bucket, the metadata and the right to change them; the command asks over admin
+HTTP and shows. `--dry-run` changes nothing. Ctrl-C ends a compaction: what is committed by then stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from runtime.errors import TidelogError, Unavailable
+from tidelog import output
+from tidelog.client import Cluster
+from tidelog.options import DurationType, bootstrap_option, format_option
+
+MAX_SHOWN_IDS = 8
+"""Objects of a task that a table names; JSON has them all."""
+
+
+# --- compact -----------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option(
+    "-t", "--topic", "topics", multiple=True, metavar="NAME", help="Only objects with data of it; may repeat."
+)
+@click.option("--eager", is_flag=True, help="Take two small neighbours, too, whatever their age (not compaction.*).")
+@click.option("--now", "full_pace", is_flag=True, help="Keep to no pace, however busy the broker is.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and what is going on; change nothing.")
+@format_option
+@bootstrap_option
+def compact(topics: tuple[str, ...], eager: bool, full_pace: bool, dry_run: bool, style: str, bootstrap: str) -> None:
+    """Merge small objects into large ones now, as the broker does in the background. Exits 5 if some was given up."""
+    cluster = Cluster(bootstrap)
+    query = [("topic", name) for name in topics] + [("eager", "true")] * eager
+    state = cluster.get(f"/compaction?{urlencode(query)}")
+    if dry_run:
+        output.show(style, lambda: state, _render_plan)
+        return
+    if not state["plan"] and not state["active"]:
+        document: dict[str, Any] = {
+            "tasks": 0,
+            "inputs": 0,
+            "outputs": 0,
+            "read_bytes": 0,
+            "written_bytes": 0,
+            "given_up": [],
+        }
+        output.show(style, lambda: document, lambda _: _nothing_to_do(eager))
+        return
+    document = _run(cluster, query + [("full_pace", "true")] * full_pace)
+    output.show(style, lambda: document, _render_outcome)
+    if document["given_up"]:
+        count = len(document["given_up"])
+        raise Unavailable(
+            f"{count} of {count + document['tasks']} compactions were given up; nothing was changed by them",
+            hint="run it again; `tidelog status` shows what is wrong",
+        )
+
+
+def _nothing_to_do(eager: bool) -> str:
+    if eager:
+        return "nothing to compact"
+    return "nothing to compact by the thresholds of the configuration; --eager takes two small neighbours, too"
+
+
+def _run(cluster: Cluster, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Have it done, showing the progress. Raises `Unavailable` when the broker gives up or goes away."""
+    totals: dict[str, Any] = {
+        "tasks": 0,
+        "inputs": 0,
+        "outputs": 0,
+        "read_bytes": 0,
+        "written_bytes": 0,
+        "given_up": [],
+    }
+    planned = 0
+    with output.Progress("compacting", 0) as progress:
+        for line in cluster.post_lines(f"/compaction?{urlencode(query)}"):
+            event = line["event"]
+            if event == "start" and line["busy"]:
+                output.warn("the broker is busy: it compacts at a tenth of its pace; --now does not wait")
+            elif event == "plan":
+                planned += line["bytes"]
+                progress.update(totals["read_bytes"], planned)
+            elif event == "progress":
+                totals["read_bytes"], totals["written_bytes"] = line["read_bytes"], line["written_bytes"]
+                progress.update(line["read_bytes"], planned)
+            elif event == "task":
+                totals["tasks"] += 1
+                totals["inputs"] += line["inputs"]
+                totals["outputs"] += line["outputs"]
+            elif event == "skipped":
+                totals["given_up"].append({key: line[key] for key in ("kind", "inputs", "bytes", "error")})
+            elif event == "error":
+                raise Unavailable(line["error"], hint=line["hint"])
+            elif event == "done":
+                return {**totals, "read_bytes": line["read_bytes"], "written_bytes": line["written_bytes"]}
+    raise Unavailable("the compaction was cut short", hint="what was committed stays; see `tidelog status`")
+
+
+def _render_plan(document: dict[str, Any]) -> str:
+    state = "running" if document["active"] else "idle"
+    if document["stopped"]:
+        state = f"ended: {document['stopped']}"
+    about = [
+        ("compaction", f"{state}, background {'on' if document['enabled'] else 'off'}"),
+        ("pace", _pace(document)),
+        ("done", f"{document['tasks']} tasks, {document['inputs']} objects into {document['outputs']}"),
+        ("given up", document["given_up"]),
+    ]
+    text = output.pairs(about)
+    if document["running"]:
+        rows = [[one["kind"], one["objects"], output.size(one["bytes"]), one["reason"]] for one in document["running"]]
+        text += "\n\n" + output.table(["RUNNING", "OBJECTS", "BYTES", "REASON"], rows, right=["OBJECTS", "BYTES"])
+    if document["quarantined"]:
+        rows = [[one["object"], one["why"]] for one in document["quarantined"]]
+        text += "\n\n" + output.table(["LEFT ALONE", "WHY"], rows, right=["LEFT ALONE"])
+    plan = document["plan"]
+    if not plan:
+        return f"{text}\n\nnothing to compact now"
+    headers = ["KIND", "OBJECTS", "BYTES-IN", "BYTES-OUT", "STREAMS", "TOPICS", "REASON", "IDS"]
+    rows = [
+        [
+            task["kind"],
+            len(task["inputs"]),
+            output.size(task["bytes"]),
+            f"~{output.size(task['estimated_bytes'])}",
+            task["streams"],
+            _some(task["topics"]),
+            task["reason"],
+            _some(task["inputs"]),
+        ]
+        for task in plan
+    ]
+    total = output.size(sum(task["bytes"] for task in plan))
+    table = output.table(headers, rows, right=headers[1:5])
+    return f"{text}\n\n{table}\n\n{len(plan)} tasks, {total} to read; nothing was changed"
+
+
+def _pace(document: dict[str, Any]) -> str:
+    pace = f"{output.size(document['pace_bytes_per_s'])}/s"
+    if document["full_pace"]:
+        return "none, as asked for"
+    return f"{pace}, a tenth of it now: the broker is busy" if document["busy"] else pace
+
+
+def _some(values: Sequence[Any]) -> str:
+    shown = ",".join(str(value) for value in values[:MAX_SHOWN_IDS])
+    more = len(values) - MAX_SHOWN_IDS
+    return f"{shown},…(+{more})" if more > 0 else shown
+
+
+def _render_outcome(document: dict[str, Any]) -> str:
+    read, written = output.size(document["read_bytes"]), output.size(document["written_bytes"])
+    text = (
+        f"{document['inputs']} objects became {document['outputs']} in {document['tasks']} tasks;"
+        f" {read} read, {written} written"
+    )
+    if document["given_up"]:
+        rows = [[one["kind"], one["inputs"], output.size(one["bytes"]), one["error"]] for one in document["given_up"]]
+        text += "\n\n" + output.table(["GIVEN UP", "OBJECTS", "BYTES", "WHY"], rows, right=["OBJECTS", "BYTES"])
+    return text
+
+
+# --- clean -------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="List what is there; delete nothing.")
+@click.option(
+    "--min-age", type=DurationType(), metavar="AGE", help="Not younger ones (10m, 2h); else clean.orphan_age_ms."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@format_option
+@bootstrap_option
+def clean(dry_run: bool, min_age: int | None, yes: bool, style: str, bootstrap: str) -> None:
+    """Find what crashes left in the bucket and no metadata names, and delete it."""
+    cluster = Cluster(bootstrap)
+    query = [] if min_age is None else [("min_age_ms", str(min_age))]
+    if dry_run or not yes:
+        found = cluster.post(f"/orphans?{urlencode([*query, ('dry_run', 'true')])}")
+        if dry_run or not found["orphans"]:
+            output.show(style, lambda: found, _render_clean)
+            return
+        size = output.size(sum(one["size_bytes"] for one in found["orphans"]))
+        output.confirm(f"delete {len(found['orphans'])} orphans ({size})")
+    try:
+        done = cluster.post(f"/orphans?{urlencode(query)}")
+    except TidelogError as error:
+        error.hint = error.hint or "some may be deleted by now; run it again, it finds what is left"
+        raise
+    output.show(style, lambda: done, _render_clean)
+
+
+def _render_clean(document: dict[str, Any]) -> str:
+    now_ms = time.time() * 1000
+    headers = ["ID", "SIZE", "AGE", "STATE", "GOES", "KEY", "WHY"]
+    goes = "now" if document["dry_run"] else "deleted"
+    rows = [
+        [
+            one["id"],
+            output.size(one["size_bytes"]),
+            _ago(now_ms - one["modified_ms"]),
+            "orphan",
+            goes,
+            one["key"],
+            one["reason"],
+        ]
+        for one in document["orphans"]
+    ]
+    rows += [
+        [
+            one["id"],
+            output.size(one["size_bytes"]),
+            _ago(now_ms - one["modified_ms"]),
+            one["state"],
+            f"in {_ago(max(0.0, one['until_ms'] - now_ms))}",
+            one["key"],
+            one["reason"],
+        ]
+        for one in document["waiting"]
+    ]
+    text = output.table(headers, rows, right=["ID", "SIZE", "AGE"]) + "\n\n" if rows else ""
+    size = output.size(sum(one["size_bytes"] for one in document["orphans"]))
+    what = "found, nothing was deleted" if document["dry_run"] else f"found, {document['deleted']} deleted"
+    text += f"{len(document['orphans'])} orphans ({size}) {what}"
+    text += f"; {document['objects']} objects ({output.size(document['bytes'])}) looked at"
+    if document["waiting"]:
+        text += f"\n{len(document['waiting'])} wait for the controller, which deletes them by itself"
+    if document["young"]:
+        age = _ago(document["min_age_ms"])
+        text += f"\n{document['young']} are younger than {age} and left alone; --min-age changes that"
+    if document["unknown_future"]:
+        text += (
+            f"\n{document['unknown_future']} have ids that the controller has yet to give out, and are never deleted:"
+            " was its directory restored from an old backup?"
+        )
+    return text
+
+
+def _ago(milliseconds: float) -> str:
+    seconds = milliseconds / 1000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f}{unit}"
+    return f"{seconds:.0f}s"
