@@ -63,11 +63,7 @@ async def get_all(
 ) -> int:
     """GETs of ranges of objects (key, size), `in_flight` at a time; the bytes are thrown away. Returns how many."""
     pending = iter(
-        [
-            (key, start, min(start + range_bytes, size))
-            for key, size in objects
-            for start in range(0, size, range_bytes)
-        ]
+        [(key, start, min(start + range_bytes, size)) for key, size in objects for start in range(0, size, range_bytes)]
     )
 
     async def worker() -> int:

@@ -4,9 +4,9 @@
 
 `distant` is a bucket in memory with the latencies of one over a network (25 ms and a long tail).
 
-Loads: `single` is one append of 1 KiB after the other; `5` is 5 MB/s in appends of 16 KiB, evenly spaced; `half` is half
-of what eight puts of 1 MiB at a time reach in this bucket, in appends of 64 KiB. Each round of the WAL is followed by
-one of bare puts: of the sizes that the WAL put, begun at the times when it put them, so that the bucket is as busy.
+Loads: `single` is one append of 1 KiB after the other; `5` is 5 MB/s in appends of 16 KiB, evenly spaced; `half` is
+half of what eight puts of 1 MiB at a time reach in this bucket, in appends of 64 KiB. Each round of the WAL is
+followed by one of bare puts: of the sizes that the WAL put, begun at the times when it put them: the bucket is as busy.
 An acknowledgement may take 1.5 times a bare put and half a batch interval (the goal); the batch interval is the time
 between two objects of the WAL as it was.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -196,7 +197,7 @@ async def measure_load(
             figures.sizes.extend(one.size for one in recorder.puts)
             if mb_per_s:
                 begun = sorted(one.began_s for one in recorder.puts)
-                figures.intervals.extend(b - a for a, b in zip(begun, begun[1:], strict=False))
+                figures.intervals.extend(b - a for a, b in itertools.pairwise(begun))
     return figures
 
 

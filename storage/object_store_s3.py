@@ -1,7 +1,9 @@
-"""`S3ObjectStore`: a bucket on AWS, MinIO, LocalStack or whatever speaks S3, through aiobotocore.
+"""`S3ObjectStore`: a bucket on AWS, MinIO, LocalStack or whatever speaks S3.
 
-What aiobotocore leaves to be done is done here: retries inside one budget (botocore's own are off), a bound on requests
-in flight, a bound on the time of each attempt, one GET for neighbouring ranges, parallel parts.
+Puts and GETs of objects, which are nearly all requests and bytes, go through obstore or aiobotocore (`s3.client`; why,
+is in docs/design/0004-object-store-client.md); all else, and parts of multipart uploads, through aiobotocore. What the
+clients leave to be done is done here: retries inside one budget (theirs are off), a bound on requests in flight and on
+the time of each attempt, one GET for neighbouring ranges, parallel parts.
 
 Invariants:
 - A conditional create is one PUT with `If-None-Match: *`, never a multipart upload (servers differ there; deps.md).
@@ -34,19 +36,16 @@ from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabi
 from storage.object_store_common import (
     MergedRange,
     Retrier,
-    StoreUnsupported,
-    Transient,
     body_size,
     check_key,
     check_ranges,
     gather_or_cancel,
-    join_body,
     merge_ranges,
     past_end,
     probe_store,
     split_merged,
 )
-from storage.object_store_s3_client import WRITER_ID, open_client, payload
+from storage.object_store_s3_client import MIN_BYTES_PER_S, WRITER_ID, BotoRequests, DataRequests, open_client
 from storage.object_store_s3_errors import ATTEMPT_ERRORS, BucketMissing, classify
 from storage.object_store_s3_multipart import MIN_PART_BYTES, MultipartUpload
 from storage.object_store_stats import OperationStats, StoreStats
@@ -57,9 +56,6 @@ T = TypeVar("T")
 Request = Callable[[Any, asyncio.Timeout], Awaitable[T]]
 """One attempt: gets the aiobotocore client and the time-out it runs under."""
 
-MIN_BYTES_PER_S: Final = 1 << 20
-"""An attempt gets its time-out plus a second for each MiB it moves: slower than that, a retry on another connection
-is the better bet."""
 MAX_PUT_BYTES: Final = 5 << 30
 """S3's bound on a single PUT, and so on a conditional create."""
 DELETE_BATCH: Final = 1000
@@ -83,6 +79,7 @@ class S3ObjectStore:
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
         self._client: Any = None
+        self._data: DataRequests
         self._closed = False
         self.stats = StoreStats(clock)
 
@@ -116,12 +113,12 @@ class S3ObjectStore:
             if if_absent:
                 if size > MAX_PUT_BYTES:
                     raise InvalidInput(f"a conditional create takes at most {MAX_PUT_BYTES} bytes, {key} has {size}")
-                etag = await self._create(stats, key, name, join_body(body))
+                etag = await self._create(stats, key, name, body, size)
             elif size >= self._settings.multipart_bytes:
                 upload = MultipartUpload(self._call, self._bucket, key, name, self._settings.multipart_bytes)
                 etag = await upload.run(stats, body, size)
             else:
-                etag = await self._put(stats, key, name, join_body(body))
+                etag = await self._put(stats, key, name, body, size)
             stats.bytes_out += size
             return ObjectInfo(key, size, etag, self._clock.time_ms())
 
@@ -129,8 +126,8 @@ class S3ObjectStore:
         """See `ObjectStore.get`."""
         name = self._name(key)
 
-        async def request(client: Any, deadline: asyncio.Timeout) -> bytes:
-            return await _read(await client.get_object(Bucket=self._bucket, Key=name), deadline)
+        async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
+            return await self._data.get(name, deadline)
 
         with self.stats.measure("get") as stats:
             data = await self._call(stats, "get", key, request)
@@ -210,34 +207,31 @@ class S3ObjectStore:
 
     # -- single requests -----------------------------------------------------------------------------------------------
 
-    async def _put(self, stats: OperationStats, key: str, name: str, data: bytes) -> str:
-        async def request(client: Any, _deadline: asyncio.Timeout) -> str:
-            answer = await client.put_object(Bucket=self._bucket, Key=name, Body=payload(data))
-            return str(answer["ETag"]).strip('"')
+    async def _put(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
+        async def request(_client: Any, _deadline: asyncio.Timeout) -> str:
+            return await self._data.put(name, body)
 
-        return await self._call(stats, "put", key, request, size=len(data))
+        return await self._call(stats, "put", key, request, size=size)
 
-    async def _create(self, stats: OperationStats, key: str, name: str, data: bytes) -> str:
+    async def _create(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
         # From the system's entropy and not from `rng`: two writers must differ, whatever their seeds.
         writer = secrets.token_hex(16)
 
         async def request(client: Any, _deadline: asyncio.Timeout) -> str:
             try:
-                answer = await client.put_object(
-                    Bucket=self._bucket, Key=name, Body=payload(data), IfNoneMatch="*", Metadata={WRITER_ID: writer}
-                )
+                return await self._data.put(name, body, writer)
             except ClientError as error:
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:
                     raise
                 answer = await self._own_success(client, name, writer, error)
             return str(answer["ETag"]).strip('"')
 
-        return await self._call(stats, "conditional create", key, request, size=len(data))
+        return await self._call(stats, "conditional create", key, request, size=size)
 
     async def _own_success(self, client: Any, name: str, writer: str, refusal: ClientError) -> Any:
         """After a 412: what HEAD says of the object if this call wrote it; raises `refusal` if somebody else did.
 
-        Asked even on a first attempt: aiohttp repeats a PUT by itself when a kept connection breaks.
+        Asked even on a first attempt: the client may repeat a PUT by itself when a kept connection breaks.
         """
         try:
             answer = await client.head_object(Bucket=self._bucket, Key=name)
@@ -250,13 +244,8 @@ class S3ObjectStore:
         return answer
 
     async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> bytes:
-        async def request(client: Any, deadline: asyncio.Timeout) -> bytes:
-            wanted = f"bytes={one.start}-{one.end - 1}"
-            answer = await client.get_object(Bucket=self._bucket, Key=name, Range=wanted)
-            if "ContentRange" not in answer:
-                answer["Body"].close()
-                raise StoreUnsupported(f"{self._endpoint} ignores the Range header of a GET")
-            return await _read(answer, deadline)
+        async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
+            return await self._data.get_range(name, one.start, one.end, deadline)
 
         data = await self._call(stats, "range get", key, request, size=one.end - one.start)
         if len(data) != one.end - one.start:
@@ -289,8 +278,17 @@ class S3ObjectStore:
                 if self._closed:
                     raise Closed(f"the object store {self.url} is closed")
                 if self._client is None:
-                    self._client = await open_client(self._settings, self._resources)
+                    client = await open_client(self._settings, self._resources)
+                    self._data = await self._open_data(client)
+                    self._client = client
         return self._client
+
+    async def _open_data(self, client: Any) -> DataRequests:
+        if self._settings.client == "aiobotocore":
+            return BotoRequests(client, self._bucket)
+        from storage.object_store_obstore import open_requests
+
+        return await open_requests(self._settings, self._resources)
 
     async def _call(
         self,
@@ -318,19 +316,6 @@ class S3ObjectStore:
         subject = f"{what} {key} in {self.url}" if key else f"{what} {self._bucket} at {self._endpoint}"
         hint = f"is an S3 server running and healthy at {self._endpoint}? Check s3.endpoint"
         return await self._retrier.run(subject, hint, budget, stats, attempt)
-
-
-async def _read(answer: Any, deadline: asyncio.Timeout) -> bytes:
-    """The body of an answer, complete, or `Transient`."""
-    size = int(answer["ContentLength"])
-    when = deadline.when()
-    assert when is not None
-    deadline.reschedule(when + size / MIN_BYTES_PER_S)
-    async with answer["Body"] as stream:
-        data: bytes = await stream.read()
-    if len(data) != size:
-        raise Transient(f"the answer ended after {len(data)} of {size} bytes")
-    return data
 
 
 def _check_deleted(errors: Sequence[Any]) -> None:

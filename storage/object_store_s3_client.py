@@ -3,7 +3,10 @@
 The settings are those that deps.md measured: checksums and payload signatures only where the server requires them (our
 formats carry CRC32C), as many connections as requests in flight, no retries (the store has its own budget for them).
 
-Entry: `open_client`.
+The requests that are nearly all of the traffic, puts and GETs of objects, go through `DataRequests`, which
+`storage.object_store_obstore` implements with another client.
+
+Entry: `open_client`, `BotoRequests`.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ import asyncio
 import io
 import socket
 import weakref
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.handlers import add_expect_header, set_list_objects_encoding_type_url
 
+from storage.object_store import Buffer
+from storage.object_store_common import StoreUnsupported, Transient, join_body
 from storage.settings import S3Settings
 
 WRITER_ID: Final = "tidelog-writer"
@@ -27,6 +33,9 @@ STREAMED_BODY_BYTES: Final = 1 << 20
 """Bodies above this go out in chunks: aiohttp would write a larger `bytes` in one step and stall the loop."""
 CONNECT_TIMEOUT_S: Final = 5.0
 
+MIN_BYTES_PER_S: Final = 1 << 20
+"""An attempt gets its time-out plus a second for each MiB it moves: slower than that, a retry on another connection
+is the better bet."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """How long closing waits for the server to read what was sent to it, before it cuts the connection."""
 
@@ -104,3 +113,68 @@ async def open_client(settings: S3Settings, resources: AsyncExitStack) -> Any:
 def payload(data: bytes) -> bytes | io.BytesIO:
     """`data` as aiobotocore sends it best; made anew for each attempt. It takes no memoryview."""
     return io.BytesIO(data) if len(data) > STREAMED_BODY_BYTES else data
+
+
+class DataRequests(Protocol):
+    """Single attempts at the requests that move objects. They raise what `storage.object_store_s3_errors` classifies.
+
+    `name` is the key with its prefix.
+    """
+
+    async def put(self, name: str, body: Sequence[Buffer], writer: str = "") -> str:
+        """Put an object, return its ETag. With a writer id: only if there is none, and the id goes with it."""
+        ...
+
+    async def get(self, name: str, deadline: asyncio.Timeout) -> bytes:
+        """A whole object. The deadline, which is for the answer to begin, is moved as its size allows."""
+        ...
+
+    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> bytes:
+        """Bytes `[start, end)`; fewer where the object ends before. Raises `StoreUnsupported` too."""
+        ...
+
+
+class BotoRequests:
+    """`DataRequests` by aiobotocore."""
+
+    def __init__(self, client: Any, bucket: str) -> None:
+        self._client = client
+        self._bucket = bucket
+
+    async def put(self, name: str, body: Sequence[Buffer], writer: str = "") -> str:
+        """See `DataRequests.put`."""
+        condition: dict[str, Any] = {"IfNoneMatch": "*", "Metadata": {WRITER_ID: writer}} if writer else {}
+        answer = await self._client.put_object(
+            Bucket=self._bucket, Key=name, Body=payload(join_body(body)), **condition
+        )
+        return str(answer["ETag"]).strip('"')
+
+    async def get(self, name: str, deadline: asyncio.Timeout) -> bytes:
+        """See `DataRequests.get`."""
+        return await _read(await self._client.get_object(Bucket=self._bucket, Key=name), deadline)
+
+    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> bytes:
+        """See `DataRequests.get_range`."""
+        answer = await self._client.get_object(Bucket=self._bucket, Key=name, Range=f"bytes={start}-{end - 1}")
+        if "ContentRange" not in answer:
+            answer["Body"].close()
+            raise StoreUnsupported("the server ignores the Range header of a GET")
+        return await _read(answer, deadline)
+
+
+async def _read(answer: Any, deadline: asyncio.Timeout) -> bytes:
+    """The body of an answer, complete, or `Transient`."""
+    size = int(answer["ContentLength"])
+    allow(deadline, size)
+    async with answer["Body"] as stream:
+        data: bytes = await stream.read()
+    if len(data) != size:
+        raise Transient(f"the answer ended after {len(data)} of {size} bytes")
+    return data
+
+
+def allow(deadline: asyncio.Timeout, size: int) -> None:
+    """Give an attempt the time that `size` bytes may take."""
+    when = deadline.when()
+    assert when is not None
+    deadline.reschedule(when + size / MIN_BYTES_PER_S)

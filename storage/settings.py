@@ -58,13 +58,15 @@ class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Goes with `access_key_id`; never printed."""
     create_bucket: bool = True
     """Create the bucket if it is not there."""
+    client: Literal["aiobotocore", "obstore"] = "obstore"
+    """Which library puts and gets objects. The other requests are aiobotocore's."""
     max_concurrency: Annotated[int, Meta(ge=1, le=1024)] = 64
     """Requests in flight (1–1,024)."""
     request_timeout_ms: Millis = 10_000
     """One attempt."""
     retry_budget_ms: Millis = 60_000
     """All attempts of one call together."""
-    multipart_bytes: Annotated[int, Meta(ge=5 * MIB)] = 32 * MIB
+    multipart_bytes: Annotated[int, Meta(ge=5 * MIB)] = 128 * MIB
     """Bodies from this size on go as multipart uploads; also the size of a part (≥ 5 MiB)."""
 
 

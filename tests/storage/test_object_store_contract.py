@@ -24,8 +24,15 @@ Body = Callable[[MeasuredObjectStore], Awaitable[None]]
 Run = Callable[[Body], None]
 
 
+CLIENTS = ("aiobotocore", "obstore")
+
+
 @pytest.fixture(
-    params=["memory", "local", *(pytest.param(kind, marks=pytest.mark.servers(kind)) for kind in KINDS)],
+    params=[
+        "memory",
+        "local",
+        *(pytest.param(f"{kind}-{client}", marks=pytest.mark.servers(kind)) for kind in KINDS for client in CLIENTS),
+    ],
 )
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs a test's coroutine on an event loop with a new, empty store."""
@@ -35,8 +42,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     elif request.param == "local":
         open_store = lambda: LocalObjectStore(tmp_path / "bucket")  # noqa: E731
     else:
-        server = request.getfixturevalue(f"{request.param}_server")
-        settings = server.settings(prefix="cluster-1/", multipart_bytes=5 * MIB)
+        kind, client = request.param.split("-")
+        server = request.getfixturevalue(f"{kind}_server")
+        settings = server.settings(prefix="cluster-1/", multipart_bytes=5 * MIB, client=client)
         open_store = lambda: S3ObjectStore(settings, SystemClock(), random.Random(7))  # noqa: E731
 
     def runner(body: Body) -> None:

@@ -1,10 +1,14 @@
-"""What the S3 store does when the server or the network fails: a real server behind a proxy that fails on demand."""
+"""What the S3 store does when the server or the network fails: a real server behind a proxy that fails on demand.
+
+Every test runs with each of the clients of `s3.client`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,7 +31,16 @@ BUSY = Fault(status=503, code="SlowDown")
 pytestmark = pytest.mark.servers("moto")
 
 
+_client = "aiobotocore"
+
+
+@pytest.fixture(autouse=True, params=["aiobotocore", "obstore"])
+def _each_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "_client", request.param)
+
+
 def make_store(settings: S3Settings) -> S3ObjectStore:
+    settings.client = _client
     return S3ObjectStore(settings, SystemClock(), random.Random(11))
 
 
