@@ -123,18 +123,20 @@ class ObstoreRequests:
         answer = await self._answer(
             "PutObject", obstore.put_async(self._store, name, parts, use_multipart=False, **condition)
         )
-        return (answer["e_tag"] or "").strip('"')
+        return str(answer["e_tag"] or "").strip('"')
 
     async def get(self, name: str, deadline: asyncio.Timeout) -> bytes:
         """See `DataRequests.get`."""
         answer = await self._answer("GetObject", obstore.get_async(self._store, name))
         allow(deadline, answer.meta["size"])
-        return (await self._answer("GetObject", answer.bytes_async())).to_bytes()
+        data: bytes = (await self._answer("GetObject", answer.bytes_async())).to_bytes()
+        return data
 
     async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> bytes:
         """See `DataRequests.get_range`."""
         found = await self._answer("GetObject", obstore.get_range_async(self._store, name, start=start, end=end))
-        return found.to_bytes()
+        data: bytes = found.to_bytes()
+        return data
 
     async def _answer(self, operation: str, request: Awaitable[T]) -> T:
         try:

@@ -286,8 +286,13 @@ class S3ObjectStore:
     async def _open_data(self, client: Any) -> DataRequests:
         if self._settings.client == "aiobotocore":
             return BotoRequests(client, self._bucket)
-        from storage.object_store_obstore import open_requests
-
+        try:
+            from storage.object_store_obstore import open_requests
+        except ImportError as error:
+            raise ConfigError(
+                f"s3.client is obstore, which cannot be used here: {error}",
+                hint="`make install` (or pip install --editable .) brings it; or set s3.client = aiobotocore",
+            ) from error
         return await open_requests(self._settings, self._resources)
 
     async def _call(
