@@ -1,0 +1,145 @@
+"""Produce latency of a real `tidelog up` at 5 MB/s, acks=all, WAL on disk with sync flush, against bare `fdatasync`.
+
+    python -m bench.produce_latency [--seconds 4] [--runs 3] [--mb-per-s 5] [--batch-bytes 16384]
+
+`raw` writes and syncs as many bytes as a batch has, in place, as often (`bench.limit_disk`); `broker` is one raw
+socket that sends one Produce request with such a batch at those times, whether or not the one before was answered, and
+counts from the time it was due. They take turns. `librdkafka` is `confluent_kafka` with `linger.ms=0` and records of
+1 KiB at the same rate: its latency is from `produce()` to the delivery report and holds its own threads' hand-overs.
+Beside it stands the same client at `bench.limit_socket`, which answers at once: what lies below that is the client's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench._clients import Address, check_produced, connect, create_topic, produce_frame, receive
+from bench._common import Spread, broker, directory, in_process, interleaved, percentile, quick, row
+from bench.limit_disk import RawDisk
+from bench.limit_socket import TOPIC, bare_server
+
+RECORD_BYTES = 1024
+PARTS = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+GOALS = {"p50": 1.5, "p99": 3.0}
+SETTINGS = ("admin.port=0",)
+WARM_UP_S = 0.5
+_INT32 = struct.Struct(">i")
+
+
+def raw_client(
+    address: Address, topic: str, batch_bytes: int, per_s: float, seconds: float, put: Callable[[Any], None]
+) -> None:
+    """Puts the latencies, in seconds, of requests that begin `per_s` times a second."""
+    frame = produce_frame(topic, 0, RECORD_BYTES, batch_bytes)
+    one, scratch = connect(address), memoryview(bytearray(4096))
+    due: deque[float] = deque()
+    latencies: list[float] = []
+    started = time.perf_counter() + 0.05
+    number, count = 0, int((seconds + WARM_UP_S) * per_s)
+    while number < count or due:
+        next_at = started + number / per_s if number < count else float("inf")
+        wait_s = next_at - time.perf_counter()
+        if wait_s <= 0:
+            one.sendall(frame)
+            due.append(next_at)
+            number += 1
+            continue
+        readable, _, _ = select.select([one] if due else [], [], [], min(wait_s, 30.0))
+        if readable:
+            receive(one, scratch[:4])
+            receive(one, scratch[4 : 4 + _INT32.unpack_from(scratch)[0]])
+            latencies.append(time.perf_counter() - due.popleft())
+            check_produced(scratch, topic)
+    one.close()
+    put(latencies[int(WARM_UP_S * per_s) :])
+
+
+def librdkafka_client(bootstrap: str, topic: str, mb_per_s: float, seconds: float, put: Callable[[Any], None]) -> None:
+    """Puts the latencies, in seconds, that librdkafka reports with `linger.ms=0`."""
+    from confluent_kafka import Producer
+
+    latencies: list[float] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is not None:
+            raise RuntimeError(str(error))
+        latencies.append(message.latency())
+
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "socket.nagle.disable": True})
+    producer.list_topics(topic, 10)
+    value = os.urandom(RECORD_BYTES)
+    per_s = mb_per_s * 1e6 / RECORD_BYTES
+    started = time.perf_counter()
+    warm = int(WARM_UP_S * per_s)
+    for number in range(warm + int(per_s * seconds)):
+        while (pause := started + number / per_s - time.perf_counter()) > 0:
+            producer.poll(pause)
+        producer.produce(topic, value, on_delivery=delivered, partition=0)
+        producer.poll(0)
+    producer.flush(30)
+    put(latencies[warm:])
+
+
+def figures(runs: Sequence[Sequence[float]]) -> dict[str, Spread]:
+    """Percentiles of each run in ms, as medians over the runs."""
+    return {name: Spread.of(percentile(run, part) * 1e3 for run in runs) for name, part in PARTS.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0 if quick() else 5.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--mb-per-s", type=float, default=5.0)
+    parser.add_argument("--batch-bytes", type=int, default=16_384)
+    parser.add_argument("--dir", default=None, help="where the WAL and the bare disk write")
+    args = parser.parse_args()
+    per_s = args.mb_per_s * 1e6 / args.batch_bytes
+    with contextlib.ExitStack() as stack:
+        path: Path = stack.enter_context(directory(args.dir))
+        disk = RawDisk(path, 256 << 20)
+        stack.callback(disk.close)
+        host, port = stack.enter_context(bare_server())
+        tidelog = stack.enter_context(broker(path / "data", SETTINGS, bucket_in_memory=True))
+        create_topic(tidelog.bootstrap, TOPIC, 1)
+        address = ("127.0.0.1", tidelog.port)
+        load = (TOPIC, args.batch_bytes, per_s, args.seconds)
+        slow = (TOPIC, args.mb_per_s, args.seconds)
+        found = interleaved(
+            args.runs,
+            raw=lambda: disk.latencies(args.batch_bytes, per_s, args.seconds),
+            broker=lambda: in_process(raw_client, address, *load),
+            librdkafka=lambda: in_process(librdkafka_client, tidelog.bootstrap, *slow),
+            librdkafka_bare=lambda: in_process(librdkafka_client, f"{host}:{port}", *slow),
+        )
+    of = {name: figures(runs) for name, runs in found.items()}
+    for name, parts in of.items():
+        print(f"  {name:16s} " + ", ".join(f"{part} {spread.text('ms', 2)}" for part, spread in parts.items()))
+    for part in PARTS:
+        ratio = of["broker"][part].median / of["raw"][part].median
+        goal = GOALS.get(part)
+        row(
+            f"produce latency at {args.mb_per_s:g} MB/s, {part}",
+            of["broker"][part].text("ms", 2),
+            limit=f"fdatasync {of['raw'][part].text('ms', 2)}",
+            ratio=f"{ratio:.2f}",
+            goal=f"≤ {goal}" if goal else "",
+            holds=None if goal is None else ratio <= goal,
+        )
+        row(
+            f"librdkafka latency at {args.mb_per_s:g} MB/s, {part}",
+            of["librdkafka"][part].text("ms", 2),
+            limit=f"at the bare socket {of['librdkafka_bare'][part].text('ms', 2)}",
+        )
+
+
+if __name__ == "__main__":
+    main()
