@@ -24,19 +24,27 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from broker.http_answers import integer, json_answer, number
 from broker.metrics import Metrics
-from broker.object_report import describe_object, list_objects, verify_object
+from broker.object_report import (
+    damage_of,
+    describe_object,
+    describe_problem,
+    list_objects,
+    stream_owners,
+    verify_object,
+)
 from broker.settings import AdminSettings
 from controller.model import ObjectRecord, ObjectState
 from runtime.clock import Clock
 from runtime.errors import InvalidInput, NotFound, TidelogError
 from runtime.network import Listener, Network
+from storage.damage import DamageLog
 from storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -74,6 +82,8 @@ class AdminSources:
     problems: Callable[[], list[str]]
     """What an operator should look at, one sentence each."""
     upload_now: Callable[[], Awaitable[None]]
+    damage: DamageLog = field(default_factory=DamageLog)
+    """What is known to be damaged in the bucket; verification adds to it and clears it."""
 
 
 class AdminHttp:
@@ -241,9 +251,12 @@ class AdminHttp:
             except TidelogError as error:
                 yield {"event": "error", "object": record.id, "error": error.message, "hint": error.hint}
                 return
+            self._sources.damage.forget_object(record.id)
+            owners = stream_owners(image) if problems else {}
             for problem in problems:
                 found += 1
-                yield {"event": "finding", "object": record.id, "problem": problem}
+                self._sources.damage.note(damage_of(image, record, problem))
+                yield {"event": "finding", **describe_problem(record, problem, owners)}
             checked += 1
             size += record.size
             if clock.monotonic() - told >= PROGRESS_INTERVAL_S:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from runtime.errors import InvalidInput, TidelogError
+from runtime.errors import CorruptData, InvalidInput, TidelogError
 
 NONE = 0
 UNKNOWN_SERVER_ERROR = -1
@@ -78,7 +78,13 @@ class CloseConnection(TidelogError):
 
 
 def fetch_code(error: TidelogError) -> int:
-    """The code of `error` in a Fetch response: only what consumers expect there, retriable where the error is."""
+    """The code of `error` in a Fetch response: only what consumers expect there, retriable where the error is.
+
+    Data that is damaged or quarantined is always CORRUPT_MESSAGE, which consumers report: they would repeat a
+    KAFKA_STORAGE_ERROR for ever without a word.
+    """
+    if isinstance(error, CorruptData):
+        return CORRUPT_MESSAGE
     return _FETCH_CODES.get(error.kafka_code, error.kafka_code)
 
 

@@ -26,6 +26,7 @@ from broker.compaction import ImageView, waiting_object
 from broker.groups.coordinator import GroupCoordinator
 from broker.metrics import Metrics, MetricSources
 from broker.object_jobs import ObjectJobs
+from broker.object_report import describe_damage
 from broker.partitions import PartitionManager
 from broker.producer_ids import ProducerIds
 from broker.server import KafkaServer
@@ -49,6 +50,8 @@ from storage.wal import Wal
 
 log = logging.getLogger(__name__)
 
+MAX_DAMAGE_SHOWN = 20
+"""Damaged places that `/status` names; of more it says how many."""
 READY_TIMEOUT_S = 20.0
 """How long a start waits for its partitions to open before it serves those that did."""
 
@@ -336,6 +339,8 @@ class BrokerNode:
             found += self._partitions.problems()
         if self._compactor is not None:
             found += self._compactor.problems()
+        if self._storage is not None:
+            found += describe_damage(self.controller.image, self._storage.damage, MAX_DAMAGE_SHOWN)
         health = self._store.health
         if health.failures_in_a_row and not self._bucket_problems:
             found.append(f"the bucket {health.url} fails: {health.last_error}")
@@ -375,6 +380,7 @@ class BrokerNode:
             bucket=self._store.health.report,
             problems=self._problems,
             upload_now=storage.upload_now,
+            damage=storage.damage,
         )
 
     @staticmethod

@@ -3,20 +3,23 @@
 Reading goes past the caches, straight to the bucket. What an object says about itself comes from `storage.object_tool`;
 this module adds what the metadata says, and whose the streams are.
 
-Entry: `list_objects`, `describe_object`, `verify_object`.
+Entry: `list_objects`, `describe_object`, `verify_object`, `describe_damage`.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller.model import ObjectRecord, ObjectState
 from storage import object_tool
-from storage.managers import ObjectKind
+from storage.damage import Damage, DamageLog
+from storage.managers import ObjectKind, StreamRange
 from storage.object_key import object_key
 from storage.object_reader import load_index
 from storage.object_store import ObjectNotFound, ObjectStore
+from storage.object_tool import Problem
 
 if TYPE_CHECKING:
     from controller.image import Image
@@ -84,7 +87,7 @@ async def describe_object(image: Image, store: ObjectStore, record: ObjectRecord
     }
 
 
-async def verify_object(image: Image, store: ObjectStore, record: ObjectRecord) -> list[str]:
+async def verify_object(image: Image, store: ObjectStore, record: ObjectRecord) -> list[Problem]:
     """Read every byte of a committed object, check it, and compare it with its metadata; returns what is wrong.
 
     An object that was destroyed meanwhile is not wrong. Raises `Unavailable` when the bucket does not answer.
@@ -95,12 +98,82 @@ async def verify_object(image: Image, store: ObjectStore, record: ObjectRecord) 
         if not problems:
             problems = _compare(await object_tool.inspect_object(store, key), record)
     except ObjectNotFound:
-        problems = [f"object {key} is not in the bucket"]
+        problems = [Problem(part="object", message=f"object {key} is not in the bucket")]
     now = image.objects.get(record.id)
     return problems if now is not None and now.state == ObjectState.COMMITTED else []
 
 
-def _compare(report: object_tool.ObjectReport, record: ObjectRecord) -> list[str]:
+def describe_problem(record: ObjectRecord, problem: Problem, owners: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """A problem as JSON, with the offsets that cannot be read because of it and whose they are."""
+    if problem.stream_id >= 0:
+        lost = [StreamRange(problem.stream_id, problem.start_offset, problem.end_offset)]
+    else:
+        lost = list(record.ranges)
+    streams = [
+        {
+            "stream_id": one.stream_id,
+            **owners.get(one.stream_id, {"topic": None, "partition": None, "part": None}),
+            "start_offset": one.start_offset,
+            "end_offset": one.end_offset,
+        }
+        for one in lost
+    ]
+    return {
+        "object": record.id,
+        "part": problem.part,
+        "position": problem.position if problem.position >= 0 else None,
+        "length_bytes": problem.length if problem.length >= 0 else None,
+        "problem": problem.message,
+        "streams": streams,
+    }
+
+
+def damage_of(image: Image, record: ObjectRecord, problem: Problem) -> Damage:
+    """A problem as the damage log keeps it."""
+    where = (problem.stream_id, problem.start_offset, problem.end_offset)
+    position = problem.position if problem.part == "block" else -1
+    return Damage(record.id, object_key(image.cluster_id, record.id), position, *where, problem.message)
+
+
+def describe_damage(image: Image, damage: DamageLog, limit: int) -> list[str]:
+    """What is damaged in the bucket, one sentence each. Objects that no metadata names any more are forgotten."""
+    if not damage:
+        return []
+    owners = stream_owners(image)
+    sentences = []
+    for one in damage.all():
+        record = image.objects.get(one.object_id)
+        if record is None or record.state != ObjectState.COMMITTED:
+            damage.forget_object(one.object_id)
+            continue
+        sentences.append(_sentence(one, record, owners))
+    if len(sentences) > limit:
+        sentences[limit:] = [f"{len(sentences) - limit} more damaged places in the bucket"]
+    return sentences
+
+
+def _sentence(one: Damage, record: ObjectRecord, owners: Mapping[int, Mapping[str, Any]]) -> str:
+    problem = Problem(
+        part="block" if one.stream_id >= 0 else "index",
+        message=one.message,
+        stream_id=one.stream_id,
+        start_offset=one.start_offset,
+        end_offset=one.end_offset,
+    )
+    lost = describe_problem(record, problem, owners)["streams"]
+    shown = ", ".join(_whose(each) for each in lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    return f"{one.message}; not readable: {shown} (see `tidelog object verify {one.object_id}`)"
+
+
+def _whose(lost: Mapping[str, Any]) -> str:
+    offsets = f"{lost['start_offset']} to {lost['end_offset'] - 1}"
+    if lost["topic"] is None:
+        return f"stream {lost['stream_id']}, {offsets}"
+    part = "" if lost["part"] == "data" else f" ({lost['part']} stream)"
+    return f"{lost['topic']}-{lost['partition']}{part} offsets {offsets}"
+
+
+def _compare(report: object_tool.ObjectReport, record: ObjectRecord) -> list[Problem]:
     """Where a sound object and its metadata differ."""
     problems = []
     if report.size_bytes != record.size:
@@ -116,4 +189,4 @@ def _compare(report: object_tool.ObjectReport, record: ObjectRecord) -> list[str
                 f"object {report.key} lacks offsets of stream {one.stream_id}: its metadata says "
                 f"{one.start_offset} to {one.end_offset}, its index {found}"
             )
-    return problems
+    return [Problem(part="metadata", message=message) for message in problems]

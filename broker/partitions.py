@@ -25,7 +25,7 @@ from controller.errors import UnknownTopicId
 from controller.image import Delta
 from controller.model import PartitionRecord, TopicRecord
 from runtime.clock import Clock
-from runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
+from runtime.errors import CorruptData, NotFound, NotLeader, TidelogError, Unavailable
 from runtime.tasks import Backoff, TaskSet
 from storage.storage import Storage
 from stream.log_config import LogConfig
@@ -51,6 +51,16 @@ class LeaderNotAvailable(Unavailable):
     """This broker leads the partition and is still opening it. Kafka: LEADER_NOT_AVAILABLE (5), retriable."""
 
     kafka_code = 5
+
+
+class PartitionDamaged(CorruptData):
+    """This broker leads the partition and cannot open it: what it must read first is damaged or quarantined.
+
+    It is tried again, so that it opens when the data was restored. Kafka: KAFKA_STORAGE_ERROR (56); in Fetch
+    CORRUPT_MESSAGE (2).
+    """
+
+    kafka_code = 56
 
 
 @dataclass(slots=True)
@@ -110,7 +120,8 @@ class PartitionManager:
     # --- what requests ask ---------------------------------------------------------------------------------------
 
     def get(self, topic: str, partition: int) -> PartitionLog:
-        """The open log of a partition. Raises `NotFound`, `NotLeader`, `LeaderNotAvailable`."""
+        """The open log of a partition. Raises `NotFound`, `NotLeader`, `LeaderNotAvailable`,
+        `PartitionDamaged`."""
         found = self._by_name.get((topic, partition))
         if found is not None:
             return found
@@ -136,6 +147,11 @@ class PartitionManager:
         leader, _ = self._controller.image.leader(partition)
         if leader != self._node_id:
             return NotLeader(f"broker {leader} leads {topic.name}-{index}, not this one ({self._node_id})")
+        failure = self._failures.get((topic.id, index))
+        if failure is not None and isinstance(failure.error, CorruptData):
+            return PartitionDamaged(
+                f"{topic.name}-{index} cannot be opened: {failure.error.message}", hint=failure.error.hint
+            )
         return LeaderNotAvailable(f"{topic.name}-{index} is still opening on broker {self._node_id}")
 
     def all(self) -> Iterable[PartitionLog]:

@@ -5,8 +5,8 @@
 - Neighbouring blocks of an object come with one GET, until it reaches a cap (`read_ahead.MAX_GET_BYTES`).
 - A GET takes its bytes from the budget before it starts (`storage.cold_budget`). A GET that was read ahead and waits
   is moved up when a reader comes to wait for it.
-- A block or index is checked before it is cached, large ones in a thread; a block that fails is asked for a second time
-  (a bad transfer) and then refused as `CorruptData`, never served.
+- A block or index is checked before it is cached, large ones in a thread; one that fails is asked for a second time
+  (a bad transfer) and then refused as `CorruptData`, never served, and noted in `damage`.
 - A small object comes whole with its tail, so that it costs one GET.
 
 Memory: the block cache takes 15/16 of its bound, indexes the rest; the budget bounds what is on its way. Blocks are
@@ -26,10 +26,11 @@ from runtime.errors import Closed, CorruptData, TidelogError
 from runtime.tasks import TaskSet
 from storage.block_cache import ByteLru, Extent, Flights
 from storage.cold_budget import ColdBudget, Level, Ticket
+from storage.damage import Damage, DamageLog
 from storage.managers import ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex
 from storage.object_key import object_key
-from storage.object_reader import TAIL_BYTES, get_range, load_tail
+from storage.object_reader import TAIL_BYTES, Tail, get_range, load_tail
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.purpose import Purpose, for_purpose
 from storage.read_ahead import MAX_GET_BYTES
@@ -66,11 +67,12 @@ class BlockFetcher:
     ) -> None:
         cold, tail = for_purpose(store, Purpose.COLD), for_purpose(store, Purpose.TAIL)
         self._stores = {Level.TAIL: tail, Level.DEMAND: cold, Level.AHEAD: cold}
-        self._cluster_id = cluster_id
+        self.cluster_id = cluster_id
         self._offload = offload
         self.blocks: ByteLru[tuple[int, int], Block] = ByteLru(cache_bytes - cache_bytes // 16)
         self.indexes: ByteLru[int, ObjectIndex] = ByteLru(cache_bytes // 16)
         self.budget = ColdBudget(in_flight_bytes)
+        self.damage = DamageLog()
         self._block_flights: Flights[tuple[int, int], Block] = Flights()
         self._index_flights: Flights[int, ObjectIndex] = Flights()
         self._tickets: dict[tuple[int, int], Ticket] = {}
@@ -115,25 +117,37 @@ class BlockFetcher:
         return flight
 
     async def _load_index(self, one: ObjectSlice, stream_id: int, level: Level) -> None:
-        key = object_key(self._cluster_id, one.object_id)
+        key = object_key(self.cluster_id, one.object_id)
         outcome: ObjectIndex | TidelogError = self.closed_error()
         ticket = Ticket(stream_id, min(one.size, TAIL_BYTES), level)
         try:
             await self.budget.take(ticket)
             try:
-                store = self._stores[level]
-                tail = await load_tail(store, key, one.size, object_id=one.object_id, cluster_id=self._cluster_id)
+                tail = await self._load_tail(one, key, self._stores[level])
             finally:
                 self.budget.give(ticket)
+            self.damage.heal(one.object_id, -1)
             self._count(len(tail.data))
             outcome = tail.index
             self.indexes.put(one.object_id, tail.index, tail.index.memory_bytes)
             if tail.start == 0:
                 self._keep_whole(one, tail.index, tail.data, stream_id)
+        except CorruptData as error:
+            self.damage.note_whole(one.object_id, key, error)
+            outcome = error
         except TidelogError as error:
             outcome = error
         finally:
             self._index_flights.land(one.object_id, outcome)
+
+    async def _load_tail(self, one: ObjectSlice, key: str, store: ObjectStore) -> Tail:
+        """Footer and index; asked for once more if they fail their check."""
+        try:
+            return await load_tail(store, key, one.size, object_id=one.object_id, cluster_id=self.cluster_id)
+        except CorruptData as error:
+            self.damage.failed_checks += 1
+            log.error("corrupt index, asking again", extra={"key": key, "error": error})
+        return await load_tail(store, key, one.size, object_id=one.object_id, cluster_id=self.cluster_id)
 
     def _keep_whole(self, one: ObjectSlice, index: ObjectIndex, data: bytes, stream_id: int) -> None:
         """The object came whole: cache the stream's blocks. One that fails its check is left to its own read."""
@@ -144,8 +158,10 @@ class BlockFetcher:
             try:
                 block = Block.decode(data[entry.position : entry.end_position], entry, key=index.key)
             except CorruptData as error:
+                self.damage.failed_checks += 1
                 log.error("corrupt block", extra={"key": index.key, "error": error})
                 continue
+            self.damage.heal(one.object_id, entry.position)
             self.blocks.put((one.object_id, entry.position), block, block.memory_bytes)
 
     # -- blocks
@@ -224,16 +240,23 @@ class BlockFetcher:
         extent = Extent(len(data))
         for ref, outcome in zip(run, decoded, strict=True):
             if isinstance(outcome, Block):
+                self.damage.heal(*ref.id)
                 self.blocks.put(ref.id, outcome, outcome.overhead_bytes, extent)
                 self._block_flights.land(ref.id, outcome)
                 continue
             block = await self._again(ref, outcome, store)
             if isinstance(block, Block):
+                self.damage.heal(*ref.id)
                 self.blocks.put(ref.id, block, block.memory_bytes)
+            elif isinstance(block, CorruptData):
+                entry = ref.entry
+                where = (entry.position, entry.stream_id, entry.start_offset, entry.end_offset)
+                self.damage.note(Damage(ref.object_id, ref.key, *where, block.message))
             self._block_flights.land(ref.id, block)
 
     async def _again(self, ref: BlockRef, error: TidelogError, store: ObjectStore) -> Block | TidelogError:
         """A block was wrong: ask once more before refusing it."""
+        self.damage.failed_checks += 1
         log.error("corrupt block, asking again", extra={"key": ref.key, "error": error})
         try:
             data = await self._get_bytes(store, ref.key, ref.entry.position, ref.entry.end_position)

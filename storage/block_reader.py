@@ -25,8 +25,10 @@ from runtime.tasks import TaskSet
 from storage.block_cache import Flights
 from storage.block_fetcher import BlockFetcher, BlockRef, Offload
 from storage.cold_budget import Level
+from storage.damage import DamageLog
 from storage.managers import ObjectManager, ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex, corrupt
+from storage.object_key import object_key
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.read_ahead import ReadAhead, Reader
 from storage.records import StreamRecord
@@ -90,9 +92,17 @@ class BlockReader:
             "cold_in_flight_bytes": fetcher.budget.used_bytes,
             "cold_gets_waiting": fetcher.budget.waiting,
             "cold_waits": fetcher.budget.waits,
+            "failed_checks": fetcher.damage.failed_checks,
+            "refused_reads": fetcher.damage.refused,
+            "damaged_places": len(fetcher.damage),
             "read_ahead_bytes": self._ahead.ahead_bytes,
             "read_ahead_shrinks": self._ahead.shrinks,
         }
+
+    @property
+    def damage(self) -> DamageLog:
+        """What is known to be damaged in the bucket."""
+        return self._fetcher.damage
 
     async def close(self) -> None:
         """Stop what is in flight; readers that wait get `Closed`."""
@@ -113,12 +123,23 @@ class BlockReader:
             except ObjectNotFound as error:
                 log.warning("object is gone, looking again", extra={"stream": stream_id, "error": error})
                 missing = error
+            except CorruptData:
+                self.damage.refused += 1
+                raise
             await self._clock.sleep(_RETRY_S * (1 << attempt))
-        raise CorruptData(
-            f"stream {stream_id} at offset {start_offset}: the metadata names an object that is not in the bucket: "
-            f"{missing}",
-            hint="was something deleted from the bucket by hand?",
-        ) from missing
+        raise self._missing(stream_id, start_offset, end_offset, missing) from missing
+
+    def _missing(self, stream_id: int, start: int, end: int, error: ObjectNotFound) -> CorruptData:
+        """The metadata names an object that is not in the bucket."""
+        message = (
+            f"stream {stream_id} at offset {start}: the metadata names an object that is not in the bucket: {error}"
+        )
+        damage = CorruptData(message, hint="was something deleted from the bucket by hand?")
+        self.damage.refused += 1
+        for one in self._objects.find_objects(stream_id, start, end, 1):
+            key = object_key(self._fetcher.cluster_id, one.object_id)
+            self.damage.note_whole(one.object_id, key, damage)
+        return damage
 
     async def _read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
         reader = self._ahead.take(stream_id, start)

@@ -61,12 +61,18 @@ QUARANTINE_OBJECT_ID = -1
 """The object id in the footer of quarantined data, which no metadata names."""
 
 
-def corrupt(key: str, position: int, what: str, expected: object, actual: object) -> CorruptData:
+class DamagedObject(CorruptData):
+    """Bytes of object `key` at byte `position` are not what they must be."""
+
+    def __init__(self, key: str, position: int, problem: str) -> None:
+        super().__init__(f"object {key} at byte {position}: {problem}", hint="run `tidelog object verify` on it")
+        self.key = key
+        self.position = position
+
+
+def corrupt(key: str, position: int, what: str, expected: object, actual: object) -> DamagedObject:
     """The error for bytes of object `key` at byte `position` that are not what they must be."""
-    return CorruptData(
-        f"object {key} at byte {position}: {what}: expected {expected}, found {actual}",
-        hint="run `tidelog object verify` on it",
-    )
+    return DamagedObject(key, position, f"{what}: expected {expected}, found {actual}")
 
 
 def cluster_fingerprint(cluster_id: str) -> bytes:

@@ -1,26 +1,53 @@
 """What `tidelog object list|inspect|verify` show: an object's layout, and whether every byte of it is right.
 
-Verification reads everything: footer, index, each block and each record header; a problem is a sentence with the key,
-the byte position, what was expected and what was found. It goes on after a bad block, so that all are named. Memory
-stays bounded whatever the object's size.
+Verification reads everything: footer, index, each block and each record header; a problem names the part, the byte
+position, whose offsets it holds, what was expected and what was found. What fails its check is read a second time
+first, since the transfer may have been at fault. It goes on after a bad block, so that all are named. Memory stays
+bounded whatever the object's size.
 
-Entry: `inspect_object`, `verify_object`, `list_objects`.
+Entry: `inspect_object`, `verify_object` (whose results are `Problem`s), `list_objects`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 import msgspec
 
 from runtime.errors import CorruptData
 from storage.managers import ObjectKind
-from storage.object_format import FOOTER, INDEX_OVERHEAD, Block, Footer, IndexEntry, ObjectIndex, corrupt
+from storage.object_format import (
+    FOOTER,
+    INDEX_OVERHEAD,
+    Block,
+    DamagedObject,
+    Footer,
+    IndexEntry,
+    ObjectIndex,
+    corrupt,
+)
 from storage.object_key import object_prefix, parse_object_key
 from storage.object_reader import get_range, load_index
 from storage.object_store import ObjectInfo, ObjectStore
 
 _BATCH_BYTES = 8 << 20
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with an object."""
+
+    part: Literal["object", "footer", "index", "block", "metadata"]
+    """`object`: it is missing, or cut short. `metadata`: it is sound and not what the metadata says."""
+    message: str
+    position: int = -1
+    """Byte of the object where the damaged part begins; -1 where that makes no sense."""
+    length: int = -1
+    """Bytes of the damaged part; -1 likewise."""
+    stream_id: int = -1
+    """Block: whose data it holds. Else -1: the damage concerns every stream in the object."""
+    start_offset: int = -1
+    end_offset: int = -1
 
 
 class StreamSummary(msgspec.Struct, frozen=True):
@@ -103,38 +130,70 @@ def _batches(index: ObjectIndex) -> Iterator[list[IndexEntry]]:
         yield batch
 
 
-def _check_blocks(data: bytes | memoryview, batch: list[IndexEntry], key: str) -> list[str]:
+def _check_blocks(data: bytes | memoryview, batch: list[IndexEntry], key: str) -> list[tuple[IndexEntry, Problem]]:
     """The problems of blocks that lie one after another in `data`."""
     problems, first = [], batch[0].position
     for entry in batch:
-        try:
-            Block.decode(bytes(data[entry.position - first : entry.end_position - first]), entry, key=key)
-        except CorruptData as error:
-            problems.append(error.message)
+        problem = _check_block(bytes(data[entry.position - first : entry.end_position - first]), entry, key)
+        if problem is not None:
+            problems.append((entry, problem))
     return problems
 
 
-async def verify_object(store: ObjectStore, key: str) -> list[str]:
+def _check_block(data: bytes, entry: IndexEntry, key: str) -> Problem | None:
+    try:
+        Block.decode(data, entry, key=key)
+    except CorruptData as error:
+        return Problem(
+            part="block",
+            message=error.message,
+            position=entry.position,
+            length=entry.length,
+            stream_id=entry.stream_id,
+            start_offset=entry.start_offset,
+            end_offset=entry.end_offset,
+        )
+    return None
+
+
+def _index_problem(error: CorruptData, size: int) -> Problem:
+    """What is wrong with the end of an object of `size` bytes."""
+    if not isinstance(error, DamagedObject) or size < FOOTER.size + INDEX_OVERHEAD:
+        return Problem(part="object", message=error.message)
+    footer_at = size - FOOTER.size
+    if error.position == footer_at:
+        return Problem(part="footer", message=error.message, position=footer_at, length=FOOTER.size)
+    return Problem(part="index", message=error.message, position=error.position, length=footer_at - error.position)
+
+
+async def verify_object(store: ObjectStore, key: str) -> list[Problem]:
     """Everything that is wrong with the object; empty when every byte is right.
 
     Raises `ObjectNotFound`, `Unavailable`.
     """
     info = await store.head(key)
     try:
-        index = await _load(store, key, info.size)
+        try:
+            index = await _load(store, key, info.size)
+        except CorruptData:
+            index = await _load(store, key, info.size)
     except CorruptData as error:
-        return [error.message]
-    problems: list[str] = []
+        return [_index_problem(error, info.size)]
+    problems: list[Problem] = []
     for batch in _batches(index):
         try:
             data = await get_range(store, key, batch[0].position, batch[-1].end_position)
+            for entry, _ in _check_blocks(data, batch, key):
+                again = await get_range(store, key, entry.position, entry.end_position)
+                problem = _check_block(again, entry, key)
+                if problem is not None:
+                    problems.append(problem)
         except CorruptData as error:
-            return [*problems, error.message]
-        problems += _check_blocks(data, batch, key)
+            return [*problems, Problem(part="object", message=error.message)]
     return problems
 
 
-def verify_bytes(data: bytes, key: str) -> list[str]:
+def verify_bytes(data: bytes, key: str) -> list[Problem]:
     """`verify_object` for an object already in memory; the key is only named in problems."""
     try:
         if len(data) < FOOTER.size + INDEX_OVERHEAD:
@@ -142,11 +201,12 @@ def verify_bytes(data: bytes, key: str) -> list[str]:
         footer = Footer.decode(data[-FOOTER.size :], object_size=len(data), key=key)
         index = ObjectIndex.decode(data[footer.index_position : -FOOTER.size], footer, key=key)
     except CorruptData as error:
-        return [error.message]
+        return [_index_problem(error, len(data))]
     view = memoryview(data)
-    problems: list[str] = []
+    problems: list[Problem] = []
     for batch in _batches(index):
-        problems += _check_blocks(view[batch[0].position : batch[-1].end_position], batch, key)
+        found = _check_blocks(view[batch[0].position : batch[-1].end_position], batch, key)
+        problems += [problem for _, problem in found]
     return problems
 
 

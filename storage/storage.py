@@ -25,6 +25,7 @@ from runtime.errors import Closed, CorruptData, Fenced, InvalidInput, Overloaded
 from runtime.tasks import Backoff, TaskSet
 from storage.block_reader import BlockReader
 from storage.confirm import ConfirmOffset
+from storage.damage import DamageLog
 from storage.footprint import footprint, own
 from storage.log_cache import Entry, Fate, LogCache, StreamLog
 from storage.managers import ObjectManager
@@ -522,6 +523,11 @@ class Storage:
             await self.upload_now()
         except TidelogError as error:
             log.error("not everything was uploaded", extra={"replica_set": self._replica_set_id, "error": error})
+
+    @property
+    def damage(self) -> DamageLog:
+        """What is known to be damaged in the bucket."""
+        return self._reader.damage
 
     def stats(self) -> dict[str, int | float]:
         """Figures for metrics and status: bytes and counts."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from broker.errors import INVALID_REQUEST, UNSUPPORTED_VERSION
+from broker.errors import INVALID_REQUEST, UNSUPPORTED_VERSION, fetch_code
 from broker.handlers.epochs import NO_EPOCH, check_leader_epoch
 from broker.services import ApiHandler, RequestContext
 from broker.wire import schema
-from runtime.errors import InvalidInput, TidelogError
+from runtime.errors import CorruptData, InvalidInput, TidelogError
 
 if TYPE_CHECKING:
     from stream.partition_log import PartitionLog
@@ -89,7 +89,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
             async with gate:
                 found = await _find(log, wanted.timestamp, context.api_version, committed)
         except TidelogError as failure:
-            error = failure.kafka_code
+            error = fetch_code(failure) if isinstance(failure, CorruptData) else failure.kafka_code
         return make(
             "ListOffsetsPartitionResponse",
             partition_index=index,

@@ -85,8 +85,8 @@ def test_every_flipped_bit_is_found(parts: list[tuple[int, list[StreamRecord]]],
     body[bit // 8] ^= 1 << (bit % 8)
     problems = verify_bytes(bytes(body), "the-key")
     assert problems
-    assert "the-key" in problems[0]
-    assert "byte" in problems[0]
+    assert "the-key" in problems[0].message
+    assert "byte" in problems[0].message
 
 
 def test_every_single_bit_of_a_small_object_is_found() -> None:

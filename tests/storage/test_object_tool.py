@@ -62,11 +62,11 @@ def test_verify_names_every_bad_block_and_an_object_under_a_wrong_key() -> None:
         await store.put(key, [body])
         problems = await verify_object(store, key)
         assert len(problems) == 2
-        assert "at byte 0:" in problems[0]
+        assert "at byte 0:" in problems[0].message
         moved = object_key(CLUSTER, 9)
         await store.put(moved, [body])
         (problem,) = await verify_object(store, moved)
-        assert "object id: expected 9, found 5" in problem
+        assert "object id: expected 9, found 5" in problem.message
         await store.put(key, [body[:1000]])
         assert len(await verify_object(store, key)) == 1
 

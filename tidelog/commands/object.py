@@ -35,6 +35,11 @@ _BLOCK_KEYS = (
     "length_bytes",
     "crc32c",
 )
+_STREAMS_SHOWN = 10
+_FINDING_HEADERS = (
+    *("OBJECT", "PART", "BYTE", "STREAM", "TOPIC", "PARTITION", "OF", "START", "END"),
+    "PROBLEM",
+)
 
 
 @click.group("object")
@@ -144,8 +149,8 @@ def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
         checked = f"{document['objects']} objects, {output.size(document['bytes'])} checked"
         if not findings:
             return f"sound: {checked}"
-        rows = [[one["object"], one["problem"]] for one in findings]
-        return f"{output.table(['OBJECT', 'PROBLEM'], rows, right=['OBJECT'])}\n\nDAMAGED: {checked}"
+        rows = [row for one in findings for row in _finding_rows(one)]
+        return f"{output.table(_FINDING_HEADERS, rows, right=['OBJECT', 'BYTE', 'START', 'END'])}\n\nDAMAGED: {checked}"
 
     output.show(style, lambda: document, render)
     if findings:
@@ -153,6 +158,18 @@ def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
             f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found in the bucket",
             hint="`tidelog object inspect ID` shows whose data it is; see docs/operations.md",
         )
+
+
+def _finding_rows(finding: dict[str, Any]) -> Iterator[list[Any]]:
+    """A row for each stream whose offsets cannot be read because of it; of many the first few, and how many more."""
+    streams = finding["streams"]
+    head = [finding["object"], finding["part"], finding["position"]]
+    for one in streams[:_STREAMS_SHOWN]:
+        whose = [one["topic"], one["partition"], one["part"], one["start_offset"], one["end_offset"]]
+        yield [*head, one["stream_id"], *whose, finding["problem"]]
+    if len(streams) > _STREAMS_SHOWN or not streams:
+        more = f"and {len(streams) - _STREAMS_SHOWN} more streams" if streams else finding["problem"]
+        yield [*head, None, None, None, None, None, None, more]
 
 
 def _follow(cluster: Cluster, object_ids: tuple[int, ...], findings: list[dict[str, Any]]) -> dict[str, Any]:
@@ -168,7 +185,7 @@ def _follow(cluster: Cluster, object_ids: tuple[int, ...], findings: list[dict[s
             elif event == "progress":
                 progress.update(line["bytes"], total)
             elif event == "finding":
-                findings.append({"object": line["object"], "problem": line["problem"]})
+                findings.append({key: value for key, value in line.items() if key != "event"})
             elif event == "error":
                 raise Unavailable(f"object {line['object']}: {line['error']}", hint=line["hint"])
             elif event == "done":

@@ -1,0 +1,192 @@
+"""A flipped bit in an object of the bucket, seen by a real client: never served, named, and other partitions go on."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from tests.e2e.backends import QUIET, create_topic, read_topic
+from tests.support.bit_flips import bit_flip
+from tests.support.cli import Cli, until
+from tests.support.clients import wait_until
+from tests.support.tidelog_process import free_port, running
+from tidelog.client import Cluster
+
+PARTITIONS = 2
+RECORDS = 40
+
+
+def write(bootstrap: str, topic: str) -> dict[int, list[bytes]]:
+    """Records of random bytes into each partition; what was acknowledged, by partition."""
+    producer = Producer({"bootstrap.servers": bootstrap, **QUIET})
+    rng = random.Random(7)
+    acknowledged: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
+
+    def done(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        acknowledged[message.partition()].append(message.value())
+
+    for number in range(RECORDS * PARTITIONS):
+        producer.produce(topic, rng.randbytes(500), partition=number % PARTITIONS, on_delivery=done)
+        producer.flush(30)
+    return acknowledged
+
+
+def in_the_bucket(data_dir: Path, port: int, flags: tuple[str, ...] = ()) -> dict[int, list[bytes]]:
+    """A topic whose every byte is in the bucket, and no process."""
+    with running(data_dir, flags, port=port) as process:
+        create_topic(process.bootstrap, "t", PARTITIONS)
+        acknowledged = write(process.bootstrap, "t")
+        assert process.stop() == 0, process.tail()
+    return acknowledged
+
+
+def consume(bootstrap: str, partition: int, wanted: int, timeout_s: float = 30) -> tuple[list[bytes], list[KafkaError]]:
+    """What a consumer gets of one partition until it has `wanted` records or an error."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "check.crcs": True, **QUIET})
+    values: list[bytes] = []
+    errors: list[KafkaError] = []
+    try:
+        consumer.assign([TopicPartition("t", partition, 0)])
+
+        def arrived() -> bool:
+            for message in consumer.consume(500, 0.2):
+                if message.error() is not None:
+                    errors.append(message.error())
+                else:
+                    values.append(message.value())
+            return bool(errors) or len(values) >= wanted
+
+        wait_until(arrived, f"records or an error of partition {partition}", timeout_s)
+    finally:
+        consumer.close()
+    return values, errors
+
+
+def blocks_of(cli: Cli, part: str, partition: int) -> list[dict[str, Any]]:
+    """The blocks of one stream, each with the `object` that holds it."""
+    wanted = ("t", partition, part)
+    return [
+        {**block, "object": one["id"], "key": one["key"]}
+        for one in cli("object", "list", "--format", "json").json()
+        for block in cli("object", "inspect", one["id"], "--format", "json").json()["blocks"]
+        if (block["topic"], block["partition"], block["part"]) == wanted
+    ]
+
+
+def metric(bootstrap: str, name: str) -> float:
+    with urllib.request.urlopen(Cluster(bootstrap).admin_url + "/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    [value] = [line.split()[1] for line in lines if line.split()[0] == name]
+    return float(value)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_block_is_refused_named_and_served_again_when_restored(tmp_path: Path, seed: int) -> None:
+    data_dir, port = tmp_path / "data", free_port()
+    acknowledged = in_the_bucket(data_dir, port)
+    cli = Cli(f"127.0.0.1:{port}")
+    with running(data_dir, port=port) as process:
+        [block] = blocks_of(cli, "data", 0)
+        assert process.stop() == 0, process.tail()
+    at = random.Random(seed).randrange(block["position"] * 8, (block["position"] + block["length_bytes"]) * 8)
+    with running(data_dir, port=port) as process:
+        with bit_flip(data_dir / "bucket" / block["key"], at):
+            values, errors = consume(process.bootstrap, 0, RECORDS)
+            assert values == acknowledged[0][: len(values)] and len(values) < RECORDS
+            assert [error.code() for error in errors[:1]] == [KafkaError.INVALID_MSG], errors
+            assert consume(process.bootstrap, 1, RECORDS) == (acknowledged[1], [])
+            problems = cli("status", "--format", "json", code=10).json()["problems"]
+            assert len(problems) == 1 and block["key"] in problems[0]
+            assert f"t-0 offsets {block['start_offset']} to {block['end_offset'] - 1}" in problems[0]
+            assert metric(process.bootstrap, "tidelog_storage_failed_checks_total") >= 1
+            assert metric(process.bootstrap, "tidelog_storage_refused_reads_total") >= 1
+            assert metric(process.bootstrap, "tidelog_storage_damaged_places") == 1
+            assert any("damaged data in the bucket is not served" in line for line in process.output)
+            [finding] = cli("object", "verify", "--format", "json", code=7).json()["findings"]
+            assert (finding["object"], finding["part"]) == (block["object"], "block")
+            assert (finding["position"], finding["length_bytes"]) == (block["position"], block["length_bytes"])
+            [whose] = finding["streams"]
+            assert (whose["topic"], whose["partition"], whose["part"]) == ("t", 0, "data")
+            assert (whose["start_offset"], whose["end_offset"]) == (block["start_offset"], block["end_offset"])
+            shown = cli("object", "verify", block["object"], code=7).rows()[0]
+            assert shown[:9] == [
+                *(str(block["object"]), "block", str(block["position"]), str(block["stream_id"]), "t", "0", "data"),
+                *(str(block["start_offset"]), str(block["end_offset"])),
+            ]
+        assert consume(process.bootstrap, 0, RECORDS) == (acknowledged[0], [])
+        assert metric(process.bootstrap, "tidelog_storage_damaged_places") == 0
+        assert cli("status").text.endswith("no problems\n")
+        assert process.stop() == 0, process.tail()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("part", ["index", "footer"])
+def test_a_damaged_end_of_an_object_names_all_that_is_lost_with_it(tmp_path: Path, part: str) -> None:
+    data_dir, port = tmp_path / "data", free_port()
+    acknowledged = in_the_bucket(data_dir, port)
+    cli = Cli(f"127.0.0.1:{port}")
+    with running(data_dir, port=port) as process:
+        [block] = blocks_of(cli, "data", 0)
+        described = cli("object", "inspect", block["object"], "--format", "json").json()
+        start, end = described["index_position"], described["size_bytes"] - 72
+        place = (start, end) if part == "index" else (end, described["size_bytes"])
+        with bit_flip(data_dir / "bucket" / block["key"], random.Random(part).randrange(place[0] * 8, place[1] * 8)):
+            findings = cli("object", "verify", "--format", "json", code=7).json()["findings"]
+            assert [(one["object"], one["part"], one["position"]) for one in findings] == [
+                (block["object"], part, place[0])
+            ]
+            lost = {(one["topic"], one["partition"], one["part"]) for one in findings[0]["streams"]}
+            assert {("t", 0, "data"), ("t", 1, "data")} <= lost
+            assert cli("status", code=10).code == 10
+        assert cli("object", "verify").text.startswith("sound: ")
+        assert cli("status").text.endswith("no problems\n")
+        process.kill()
+    with bit_flip(data_dir / "bucket" / block["key"], place[0] * 8 + 3), running(data_dir, port=port) as process:
+        values, errors = consume(process.bootstrap, 0, RECORDS)
+        assert values == [] and errors[0].code() == KafkaError.INVALID_MSG
+        process.kill()
+    with running(data_dir, port=port) as process:
+        rows = read_topic(process.bootstrap, "t", PARTITIONS)
+        assert [row[4] for row in rows] == acknowledged[0] + acknowledged[1]
+
+
+@pytest.mark.timeout(180)
+def test_a_partition_whose_metadata_is_damaged_says_so_and_the_others_open(tmp_path: Path) -> None:
+    data_dir, port = tmp_path / "data", free_port()
+    acknowledged = in_the_bucket(data_dir, port)
+    cli = Cli(f"127.0.0.1:{port}")
+    with running(data_dir, port=port) as process:
+        block = blocks_of(cli, "meta", 0)[0]
+        process.kill()
+    with running_damaged(data_dir, port, block) as process:
+        values, errors = consume(process.bootstrap, 0, RECORDS)
+        assert values == [] and errors[0].code() == KafkaError.INVALID_MSG
+        assert consume(process.bootstrap, 1, RECORDS) == (acknowledged[1], [])
+        problems = json.dumps(cli("status", "--format", "json", code=10).json()["problems"])
+        assert "t-0 does not open" in problems and block["key"] in problems
+        assert "t-0 (meta stream) offsets" in problems
+        restore(data_dir, block)
+        until(lambda: cli("status", code=None).code == 0)
+        assert consume(process.bootstrap, 0, RECORDS) == (acknowledged[0], [])
+        assert process.stop() == 0, process.tail()
+
+
+def running_damaged(data_dir: Path, port: int, block: dict[str, Any]) -> Any:
+    file = data_dir / "bucket" / block["key"]
+    (data_dir / "kept").write_bytes(file.read_bytes())
+    damaged = bytearray(file.read_bytes())
+    damaged[block["position"] + block["length_bytes"] // 2] ^= 0x10
+    file.write_bytes(damaged)
+    return running(data_dir, port=port)
+
+
+def restore(data_dir: Path, block: dict[str, Any]) -> None:
+    (data_dir / "kept").replace(data_dir / "bucket" / block["key"])
