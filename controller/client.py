@@ -5,7 +5,9 @@ a mutating call is one command with a dedupe id of its own, asked again (same id
 until the budget is spent, so that it takes effect at most once; it returns when the local image contains its effect.
 What the controller refuses is raised here as the same class of error.
 
-Commands, polls and heartbeats each have a connection of their own: a slow command never makes a broker look dead.
+Commands, polls and heartbeats have connections of their own: a slow command never makes a broker look dead. Commands
+find the active controller among several; the image says who they are when they change. What a controller that hangs
+leaves unanswered is asked of another one, with the same dedupe id.
 Entry: `ControllerClient`.
 """
 
@@ -22,10 +24,12 @@ import msgspec
 from controller import commands as c
 from controller.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
 from controller.follower import Callback, ImageFollower
+from controller.handshake import Credentials
 from controller.heartbeat import Heartbeat
-from controller.image import Image
+from controller.image import Delta, Image
 from controller.model import ReplicaSetRecord, TopicRecord
-from controller.rpc import CommandParams, RpcChannel, SessionReply
+from controller.raft_links import split_address
+from controller.rpc import ChangeParams, CommandParams, Endpoint, RpcChannel, SessionReply, TransferParams
 from runtime.clock import Clock
 from runtime.errors import Overloaded, TidelogError, Unavailable
 from runtime.network import Network
@@ -39,6 +43,11 @@ T = TypeVar("T")
 MAX_IN_FLIGHT = 64
 """Half of what the controller remembers of a client."""
 ATTEMPT_S = 10.0
+ATTEMPT_OF_MANY_S = 3.0
+"""With several controllers another one is asked earlier."""
+STATUS_S = 2.0
+LAG_S = 1.0
+"""A result that the followed controller does not show for so long makes us follow another one."""
 
 
 class ControllerClient:
@@ -53,14 +62,23 @@ class ControllerClient:
         *,
         budget_s: float = 30.0,
         heartbeat_interval_s: float = 1.0,
+        credentials: Credentials | None = None,
+        follows_image: bool = True,
     ) -> None:
         self._clock = clock
         self._rng = rng
         self._budget_s = budget_s
-        self._channels = [RpcChannel(endpoints, network) for _ in range(3)]
-        self._commands, polls, heartbeats = self._channels
-        self._follower = ImageFollower(polls, clock, rng)
-        self._heartbeat = Heartbeat(heartbeats, clock, rng, heartbeat_interval_s)
+        self._endpoints = list(endpoints)
+        self._follows_image = follows_image
+        self._network = network
+        self._credentials = credentials
+        self._commands = RpcChannel(endpoints, network, credentials)
+        self._polls = RpcChannel(endpoints, network, credentials)
+        self._follower = ImageFollower(self._polls, clock, rng)
+        self._follower.subscribe(self._image_changed)
+        self._heartbeat = Heartbeat(
+            endpoints, lambda one: RpcChannel([one], network, credentials), clock, rng, heartbeat_interval_s
+        )
         self._tasks = TaskSet("controller-client")
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._client_id = ""
@@ -78,7 +96,7 @@ class ControllerClient:
         backoff = Backoff(rng=self._rng)
         while not self._client_id:
             try:
-                raw = await self._commands.call("session", None, ATTEMPT_S)
+                raw = await self._commands.call("session", None, self._attempt_s())
                 self._client_id = msgspec.msgpack.decode(raw, type=SessionReply).client_id
             except TidelogError as error:
                 log.info("waiting for the controller", extra={"error": str(error)})
@@ -89,8 +107,27 @@ class ControllerClient:
     async def close(self) -> None:
         """Drop the connections; the controller sees this broker's session end at once."""
         await self._tasks.close()
-        for channel in self._channels:
-            await channel.close()
+        await self._heartbeat.close()
+        await self._commands.close()
+        await self._polls.close()
+
+    def _attempt_s(self) -> float:
+        return ATTEMPT_S if len(self._endpoints) == 1 else ATTEMPT_OF_MANY_S
+
+    def _image_changed(self, delta: Delta) -> None:
+        """The controllers' addresses ride in the image."""
+        if not self._follows_image or not any(True for _ in delta.of("cluster")):
+            return
+        cluster = self.image.cluster
+        if cluster is None or not cluster.controllers:
+            return
+        endpoints = [split_address(address) for _, address in cluster.controllers]
+        if set(endpoints) != set(self._endpoints):
+            log.info("the controllers are", extra={"members": [address for _, address in cluster.controllers]})
+            self._endpoints = endpoints
+            self._commands.set_endpoints(endpoints)
+            self._polls.set_endpoints(endpoints)
+            self._heartbeat.set_endpoints(endpoints)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """`callback(delta)` on the loop after each change of the image; returns a remover."""
@@ -104,6 +141,44 @@ class ControllerClient:
         """What the controller says of itself. Raises `Unavailable`."""
         raw = await self._commands.call("status", None, ATTEMPT_S)
         return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+    async def status_of(self, endpoint: Endpoint) -> dict[str, Any]:
+        """What the controller at `endpoint` says of itself. Raises `Unavailable`."""
+        channel = RpcChannel([endpoint], self._network, self._credentials)
+        try:
+            raw = await channel.call("status", None, STATUS_S)
+            return msgspec.msgpack.decode(raw, type=dict[str, Any])
+        finally:
+            await channel.close()
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Where the controllers are."""
+        return list(self._endpoints)
+
+    # The quorum
+
+    async def transfer_leadership(self, node_id: int | None) -> None:
+        """Have the active controller hand over (None: to whichever has most). Raises `InvalidInput`, `Unavailable`."""
+        await self._ask_active("transfer", TransferParams(node_id))
+
+    async def change_quorum(self, operation: str, node_id: int, address: str) -> None:
+        """`add` or `rem` a member; success if it is (or is not) one already. Raises `InvalidInput`, `Unavailable`."""
+        await self._ask_active("change", ChangeParams(operation, node_id, address))
+
+    async def _ask_active(self, method: str, params: Any) -> None:
+        """Ask for what is success when asked twice, until it is done or the budget is spent."""
+        backoff = Backoff(base_s=0.05, cap_s=1.0, rng=self._rng)
+        deadline = self._clock.monotonic() + self._budget_s
+        while True:
+            try:
+                await self._commands.call(method, params, ATTEMPT_S)
+                return
+            except Unavailable:
+                delay = backoff.next_delay_s()
+                if self._clock.monotonic() + delay >= deadline:
+                    raise
+            await self._clock.sleep(delay)
 
     # Commands
 
@@ -120,12 +195,15 @@ class ControllerClient:
                 result = await self._ask(sequence, msgspec.Raw(c.encode(command)), deadline)
             finally:
                 self._open_sequences.discard(sequence)
-        if result.version > self.image.version:
+        while result.version > self.image.version:
             try:
-                async with asyncio.timeout(max(1.0, deadline - self._clock.monotonic())):
+                async with asyncio.timeout(LAG_S):
                     await self._follower.wait_version(result.version)
             except TimeoutError:
-                raise Unavailable(f"the metadata did not reach version {result.version} in time") from None
+                if self._clock.monotonic() > deadline:
+                    raise Unavailable(f"the metadata did not reach version {result.version} in time") from None
+                if len(self._endpoints) > 1:
+                    self._polls.turn()
         if result.error is not None:
             raise from_wire(result.error)
         value: T = msgspec.msgpack.decode(result.value, type=kind)
@@ -137,7 +215,8 @@ class ControllerClient:
             params = CommandParams(self._client_id, sequence, min(self._open_sequences), command)
             try:
                 left = deadline - self._clock.monotonic()
-                result = c.decode_result(await self._commands.call("command", params, max(0.1, min(left, ATTEMPT_S))))
+                attempt_s = max(0.1, min(left, self._attempt_s()))
+                result = c.decode_result(await self._commands.call("command", params, attempt_s))
                 if result.error is None or result.error.name != NotController.__name__:
                     return result
                 problem: TidelogError = from_wire(result.error)

@@ -258,6 +258,12 @@ class ReclaimPartitions(Command, frozen=True, array_like=True, tag=43):
     partitions: tuple[tuple[bytes, int], ...]
 
 
+class SetControllers(Command, frozen=True, array_like=True, tag=50):
+    """Who the members of the quorum are, for brokers to find them."""
+
+    controllers: tuple[tuple[int, str], ...]
+
+
 AnyCommand = (
     BecomeActive
     | Barrier
@@ -285,9 +291,10 @@ AnyCommand = (
     | HandOver
     | ElectPartitions
     | ReclaimPartitions
+    | SetControllers
 )
 
-INTERNAL: frozenset[type] = frozenset({BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects})
+INTERNAL: frozenset[type] = frozenset({BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects, SetControllers})
 """What only the active controller itself proposes; refused from a client."""
 
 

@@ -13,10 +13,14 @@ Entry: `controller.raft.RaftConsensus` (pysyncobj, hardened); `MemoryConsensus` 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from controller.errors import NotController
+from controller.handshake import Session
+from controller.quorum_file import Members, MembershipChange
+from runtime.errors import InvalidInput
 
 
 class StateMachine(Protocol):
@@ -84,8 +88,28 @@ class Consensus(Protocol):
         """Return when everything accepted before the call has been applied here. Raises as `propose`."""
         ...
 
-    def status(self) -> dict[str, int | float | str]:
-        """Facts for operators: term, indexes, journal entries and bytes."""
+    @property
+    def members(self) -> Members:
+        """The quorum as this member knows it committed; empty for one that is alone."""
+        ...
+
+    async def change_membership(self, change: MembershipChange, timeout_s: float) -> None:
+        """Add or remove a member; returns when the new quorum has committed it. Raises as `propose`."""
+        ...
+
+    async def transfer(self, target: int | None) -> None:
+        """Hand the leadership over (None: to the member that has most); returns when it is given up.
+
+        Raises `NotController` if that did not come about in time: this member still leads.
+        """
+        ...
+
+    def adopt_peer(self, peer_id: int, sock: socket.socket, session: Session) -> None:
+        """Take over a socket on which another member, already authenticated, wants to send."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Facts for operators: term, indexes, journal entries and bytes, and of each other member what is known."""
         ...
 
     async def close(self) -> None:
@@ -132,7 +156,24 @@ class MemoryConsensus:
     async def barrier(self, timeout_s: float) -> None:
         """See `Consensus.barrier`."""
 
-    def status(self) -> dict[str, int | float | str]:
+    @property
+    def members(self) -> Members:
+        """See `Consensus.members`."""
+        return {}
+
+    async def change_membership(self, change: MembershipChange, timeout_s: float) -> None:
+        """See `Consensus.change_membership`."""
+        raise InvalidInput("a controller in memory has no quorum")
+
+    async def transfer(self, target: int | None) -> None:
+        """See `Consensus.transfer`."""
+        raise InvalidInput("a controller in memory has no quorum")
+
+    def adopt_peer(self, peer_id: int, sock: socket.socket, session: Session) -> None:
+        """See `Consensus.adopt_peer`."""
+        sock.close()
+
+    def status(self) -> dict[str, Any]:
         """See `Consensus.status`."""
         return {"kind": "memory", "term": self._role.term, "last_index": self._index}
 

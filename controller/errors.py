@@ -18,6 +18,13 @@ class NotController(Unavailable):
     """This member is not the active controller now; ask another. Kafka: NOT_CONTROLLER (41)."""
 
     kafka_code = 41
+    address: str = ""
+    """`host:port` of the one that is, if known."""
+
+    def endpoint(self) -> tuple[str, int] | None:
+        """`address` in its parts."""
+        host, _, port = self.address.rpartition(":")
+        return (host.strip("[]"), int(port)) if port.isdecimal() else None
 
 
 class OutcomeUnknown(Unavailable):

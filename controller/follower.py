@@ -28,8 +28,11 @@ from runtime.tasks import Backoff
 
 log = logging.getLogger(__name__)
 
-POLL_MS = 10_000
+POLL_MS = 2_000
+"""Short, because a controller that hangs is noticed only when a poll fails."""
 CALL_S = 10.0
+"""One part of an image."""
+POLL_GRACE_S = 3.0
 """Beyond the time a poll waits by itself."""
 
 Callback = Callable[[Delta], None]
@@ -88,7 +91,7 @@ class ImageFollower:
     async def _poll(self) -> None:
         wait_ms = POLL_MS if self._loaded.is_set() else 0
         params = PollParams(self.image.version, wait_ms, self.image.cluster_id)
-        raw = await self._channel.call("poll", params, wait_ms / 1000 + CALL_S)
+        raw = await self._channel.call("poll", params, wait_ms / 1000 + POLL_GRACE_S)
         reply = _replies.decode(raw)
         if not reply.cluster_id:
             raise Unavailable("the controller has no cluster yet")

@@ -1,6 +1,7 @@
 """`Lifecycle`: what the active controller does by itself, once a second and when a broker's connection closes.
 
 - brokers whose session began or ended are marked so in the metadata;
+- the quorum's members are published when they have changed;
 - prepared object ids whose time is over become orphans to delete;
 - destroyed objects whose delay is over are deleted from the bucket, and only then forgotten (rule 6);
 - garbage beyond one command's bound is swept by further commands;
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from controller.commands import (
@@ -26,6 +27,7 @@ from controller.commands import (
     ExpireObjects,
     ForgetObjects,
     SetBrokerAlive,
+    SetControllers,
 )
 from controller.image import Image
 from controller.model import STREAMS_PER_PARTITION, StreamState
@@ -52,6 +54,7 @@ class Lifecycle:
         is_active: Callable[[], bool],
         clock: Clock,
         delete: DeleteObjects | None,
+        controllers: Callable[[], Mapping[int, str]] = dict,
         interval_s: float = 1.0,
         reelect_timeout_ms: int = 2_000,
     ) -> None:
@@ -61,6 +64,7 @@ class Lifecycle:
         self._is_active = is_active
         self._clock = clock
         self._delete = delete
+        self._controllers = controllers
         self._interval_s = interval_s
         self._reelect_timeout_ms = reelect_timeout_ms
         self._hurry = asyncio.Event()
@@ -83,7 +87,7 @@ class Lifecycle:
 
     async def round(self) -> None:
         """Do what is due, each part by itself: one that fails is found again by the next round."""
-        for part in (self._liveness, self._expire, self._remove, self._sweep, self._reelect):
+        for part in (self._liveness, self._publish, self._expire, self._remove, self._sweep, self._reelect):
             try:
                 await part()
             except TidelogError as error:
@@ -93,6 +97,12 @@ class Lifecycle:
         for verdict in self._sessions.scan(list(self._image().brokers.values()), self._clock.monotonic()):
             log.info("broker session", extra={"broker": verdict.broker_id, "alive": verdict.alive})
             await self._propose(SetBrokerAlive(verdict.broker_id, verdict.registration_epoch, verdict.alive))
+
+    async def _publish(self) -> None:
+        members = tuple(sorted(self._controllers().items()))
+        cluster = self._image().cluster
+        if cluster is not None and cluster.controllers != members:
+            await self._propose(SetControllers(members))
 
     def _due(self, ids: Iterable[int]) -> tuple[int, ...]:
         now_ms, objects = self._clock.time_ms(), self._image().objects

@@ -144,6 +144,8 @@ class ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
     """Its Raft term; commands of a smaller term are refused (int64)."""
     delete_delay_ms: int
     """How long a destroyed object stays in the bucket."""
+    controllers: tuple[tuple[int, str], ...] = ()
+    """The quorum, `(node id, "host:port")` by id; empty for a single controller without one."""
 
 
 ConfigRecord = dict[str, str]

@@ -17,6 +17,7 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,11 +25,24 @@ from controller import commands as c
 from controller.consensus import Consensus, Role
 from controller.errors import NotController, StaleBrokerEpoch, from_wire
 from controller.feed import DeltaFeed
+from controller.handshake import Credentials
 from controller.image import Delta, Image
 from controller.lifecycle import DeleteObjects, Lifecycle
+from controller.quorum_file import MAX_MEMBERS, MembershipChange, parse_member, parse_members
 from controller.raft import RaftConsensus, RaftSettings
+from controller.raft_links import split_address
 from controller.replica import Replica
-from controller.rpc import CommandParams, HeartbeatParams, PollParams, PollReply, RpcConnection, SessionReply
+from controller.rpc import (
+    ChangeParams,
+    CommandParams,
+    HeartbeatParams,
+    PollParams,
+    PollReply,
+    RpcChannel,
+    RpcConnection,
+    SessionReply,
+    TransferParams,
+)
 from controller.sessions import BrokerSessions
 from controller.settings import ControllerSettings
 from runtime.clock import Clock
@@ -39,6 +53,7 @@ from runtime.tasks import Backoff, TaskSet
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4_096
+MEET_S = 3.0
 MAX_WAIT_MS = 30_000
 """Bound on a long poll."""
 ADDRESS_FILE = "address"
@@ -65,6 +80,7 @@ class ControllerNode:
         delete_objects: DeleteObjects | None = None,
         on_failed: Callable[[Exception], None] | None = None,
         consensus: Consensus | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._node_id = node_id
         self._directory = directory
@@ -73,8 +89,16 @@ class ControllerNode:
         self._clock = clock
         self._rng = rng
         self._delete_delay_ms = delete_delay_ms
+        self._credentials = credentials
+        self._members = parse_members(settings.members)
         self._consensus = consensus or RaftConsensus(
-            RaftSettings(directory=directory, snapshot_entries=settings.snapshot_entries), clock
+            RaftSettings(
+                directory=directory,
+                credentials=credentials if self._members else None,
+                members=self._members,
+                snapshot_entries=settings.snapshot_entries,
+            ),
+            clock,
         )
         self._consensus.set_on_role(self._role_changed)
         self._consensus.set_on_failed(self._consensus_failed)
@@ -91,6 +115,7 @@ class ControllerNode:
             clock=clock,
             delete=delete_objects,
             reelect_timeout_ms=settings.reelect_timeout_ms,
+            controllers=lambda: self._consensus.members,
         )
         self._active_term: int | None = None
         self._active = asyncio.Event()
@@ -118,7 +143,7 @@ class ControllerNode:
     async def start(self) -> None:
         """Load, listen, take part. Raises `CorruptData`, `StorageFailed`, `ConfigError`, `AddressInUse`."""
         loop = asyncio.get_running_loop()
-        self._listener = await self._network.listen(self._accept, self._settings.host, self._settings.port)
+        self._listener = await self._network.listen(self._accept, *self._listen_address())
         try:
             await self._consensus.start(Replica(loop, self._take_deltas, self._take_image))
             self._write_address()
@@ -128,6 +153,12 @@ class ControllerNode:
             raise
         self._tasks.spawn(self._lifecycle.run(), "lifecycle")
         log.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
+
+    def _listen_address(self) -> tuple[str, int]:
+        settings = self._settings
+        if settings.port == 0 and self._node_id in self._members:
+            return split_address(self._members[self._node_id])
+        return settings.host, settings.port
 
     def _write_address(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -165,9 +196,13 @@ class ControllerNode:
             await connection.close()
         await self._consensus.close()
 
-    def status(self) -> dict[str, int | float | str | bool]:
+    def status(self) -> dict[str, Any]:
         """Facts for operators."""
+        members = self._consensus.members
         return {
+            "address": "{}:{}".format(*self.address),
+            "leader": self._consensus.role.leader,
+            "members": {str(node_id): members[node_id] for node_id in sorted(members)},
             "node": self._node_id,
             "active": self.is_active,
             "version": self.image.version,
@@ -208,7 +243,7 @@ class ControllerNode:
             except TidelogError as error:
                 log.warning("not active yet", extra={"term": term, "error": str(error)})
                 await self._clock.sleep(backoff.next_delay_s())
-        self._sessions.clear()
+        self._sessions.activated(self._clock.monotonic())
         self._client_numbers = itertools.count(1)
         self._active_term = term
         self._active.set()
@@ -217,9 +252,15 @@ class ControllerNode:
 
     def _require_active(self) -> int:
         if self._active_term is None:
-            leader = self._consensus.role.leader
-            raise NotController("this controller is not active", hint=f"the leader is {leader}" if leader else None)
+            raise self._not_active("this controller is not active")
         return self._active_term
+
+    def _not_active(self, message: str) -> NotController:
+        leader = self._consensus.role.leader
+        error = NotController(message, hint=f"the leader is {leader}" if leader else None)
+        if leader is not None and leader.isdecimal() and int(leader) != self._node_id:
+            error.address = self._consensus.members.get(int(leader), "")
+        return error
 
     async def _propose(self, command: c.AnyCommand, term: int) -> c.Result:
         data = await self._propose_envelope(command, term, "", 0, 0)
@@ -249,7 +290,13 @@ class ControllerNode:
     # RPC
 
     def _accept(self) -> RpcConnection:
-        return RpcConnection(handler=self._handle, on_made=self._made, on_lost=self._lost)
+        return RpcConnection(
+            handler=self._handle,
+            on_made=self._made,
+            on_lost=self._lost,
+            credentials=self._credentials,
+            adopt_peer=self._consensus.adopt_peer,
+        )
 
     def _made(self, connection: RpcConnection) -> None:
         self._connections.add(connection)
@@ -279,6 +326,12 @@ class ControllerNode:
             return msgspec.msgpack.encode(await self._session())
         if method == "status":
             return msgspec.msgpack.encode(self.status())
+        if method == "transfer":
+            await self._transfer(msgspec.msgpack.decode(params, type=TransferParams))
+            return b"\xc0"
+        if method == "change":
+            await self._change(msgspec.msgpack.decode(params, type=ChangeParams))
+            return b"\xc0"
         raise InvalidInput(f"there is no method {method[:50]!r}", hint="the caller is newer than this controller")
 
     async def _command(self, params: CommandParams) -> bytes:
@@ -297,18 +350,98 @@ class ControllerNode:
         term = self._require_active()
         return SessionReply(f"{term}.{self._node_id}.{next(self._client_numbers)}", self.image.cluster_id)
 
-    def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> None:
+    async def _transfer(self, params: TransferParams) -> None:
         self._require_active()
+        members = self._quorum()
+        if params.node_id is not None and params.node_id not in members:
+            raise InvalidInput(f"node {params.node_id} is not a member of the quorum {sorted(members)}")
+        if params.node_id != self._node_id:
+            await self._consensus.transfer(params.node_id)
+
+    def _quorum(self) -> dict[int, str]:
+        members = self._consensus.members
+        if not members:
+            raise InvalidInput(
+                "this cluster has a single controller without a quorum",
+                hint="start it with controller.members and controller.secret_file; `tidelog up --brokers 3` does",
+            )
+        return members
+
+    async def _change(self, params: ChangeParams) -> None:
+        self._require_active()
+        members = self._quorum()
+        timeout_s = self._settings.command_timeout_ms / 1000
+        if params.operation == "add":
+            node_id, address = parse_member(f"{params.node_id}@{params.address}")
+            if members.get(node_id) == address:
+                return
+            self._check_newcomer(members, node_id, address)
+            await self._meet(node_id, address)
+            await self._consensus.change_membership(MembershipChange("add", node_id, address), timeout_s)
+        elif params.operation == "rem":
+            if params.node_id not in members:
+                return
+            if len(members) == 1:
+                raise InvalidInput("the last controller cannot be removed")
+            if params.node_id == self._node_id:
+                await self._consensus.transfer(None)
+                raise self._not_active(f"controller {self._node_id} has handed over before it is removed; ask again")
+            change = MembershipChange("rem", params.node_id, members[params.node_id])
+            await self._consensus.change_membership(change, timeout_s)
+        else:
+            raise InvalidInput(f"there is no operation {params.operation[:20]!r}")
+        self._lifecycle.hurry()
+
+    @staticmethod
+    def _check_newcomer(members: dict[int, str], node_id: int, address: str) -> None:
+        if node_id in members:
+            raise InvalidInput(
+                f"controller {node_id} is a member at {members[node_id]}",
+                hint="remove it first; to change its address, change controller.members and restart the nodes",
+            )
+        if address in members.values():
+            raise InvalidInput(f"another controller has the address {address}")
+        if len(members) >= MAX_MEMBERS:
+            raise InvalidInput(f"a quorum has at most {MAX_MEMBERS} members")
+
+    async def _meet(self, node_id: int, address: str) -> None:
+        """The new member must answer, and be who it should be: adding one that does not costs availability."""
+        channel = RpcChannel([split_address(address)], self._network, self._credentials)
+        try:
+            raw = await channel.call("status", None, MEET_S)
+        except TidelogError as error:
+            raise InvalidInput(
+                f"controller {node_id} does not answer at {address}: {error.message}",
+                hint="start its process first, with this quorum and itself in controller.members",
+            ) from error
+        finally:
+            await channel.close()
+        found = msgspec.msgpack.decode(raw, type=dict[str, Any])
+        if found["node"] != node_id:
+            raise InvalidInput(f"node {found['node']} answers at {address}, not {node_id}")
+        if found["cluster_id"] not in ("", self.image.cluster_id):
+            raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
+
+    def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> None:
+        """Taken by every member, so that the next active one knows who lives; a follower's image may be behind."""
         record = self.image.brokers.get(params.broker_id)
-        if record is None or record.registration_epoch != params.registration_epoch:
+        known = record.registration_epoch if record is not None else 0
+        if not self.is_active and (record is None or known < params.registration_epoch):
+            return
+        if record is None or known != params.registration_epoch:
             current = record.registration_epoch if record is not None else None
             raise StaleBrokerEpoch(
                 f"registration {params.registration_epoch} of broker {params.broker_id} is not current ({current})"
             )
         now_s = self._clock.monotonic()
         self._sessions.heartbeat(params.broker_id, params.registration_epoch, connection, now_s)
-        if not record.alive:
+        if self.is_active and not record.alive:
             self._lifecycle.hurry()
+
+    def _require_leader(self) -> None:
+        """A member that knows no leader may be cut off: who follows it should follow another."""
+        if self._consensus.role.leader is None:
+            raise self._not_active("this controller knows no leader")
 
     async def _poll(self, params: PollParams) -> PollReply:
         cluster_id = self.image.cluster_id
@@ -317,6 +450,8 @@ class ControllerNode:
                 f"the caller belongs to cluster {params.cluster_id}; this is {cluster_id}",
                 hint="the controller's directory was replaced, or the endpoint is another cluster's",
             )
+        self._require_leader()
         await self._feed.wait_newer(params.from_version, max(0, min(params.wait_ms, MAX_WAIT_MS)) / 1000)
+        self._require_leader()
         deltas = self._feed.after(params.from_version)
         return PollReply(self.image.cluster_id, deltas is None, deltas or [], self.image.version)

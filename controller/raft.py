@@ -18,8 +18,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,10 +31,21 @@ from pysyncobj import FAIL_REASON
 
 from controller.consensus import OnFailed, OnRole, Role, StateMachine
 from controller.errors import NotController, OutcomeUnknown
+from controller.handshake import Credentials, Session
 from controller.journal import JournalStalled
+from controller.quorum_file import Members, MembershipChange
 from controller.raft_member import RaftMember
 from runtime.clock import Clock
-from runtime.errors import Closed, ConfigError, CorruptData, InvalidInput, Overloaded, StorageFailed, TidelogError
+from runtime.errors import (
+    Closed,
+    ConfigError,
+    CorruptData,
+    InvalidInput,
+    Overloaded,
+    StorageFailed,
+    TidelogError,
+    Unavailable,
+)
 from runtime.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -45,22 +58,20 @@ STALL_RETRY_S = 0.2
 SNAPSHOT_RETRY_S = 10.0
 MAX_REPEATED_ERRORS = 10
 HUNG_S = 5.0
-_LOOPBACK = ("127.", "[::1]", "localhost")
+TRANSFER_S = 2.0
+"""How long commands wait while the leadership is handed over; then the old leader goes on."""
 
 
 @dataclass(slots=True)
 class RaftSettings:
-    """How a member takes part. With no peers it is alone and opens no port."""
+    """How a member takes part. Without credentials it is alone and talks to nobody."""
 
     directory: Path
     """Journal and snapshot; of this member only."""
-    address: str = ""
-    """`host:port` that the peers know this member by. Required with peers."""
-    peers: list[str] = field(default_factory=list)
-    bind_address: str = ""
-    """`host:port` to listen on. Required with peers: pysyncobj would bind 0.0.0.0."""
-    password: str = ""
-    """Encrypts and authenticates. Required with peers: pysyncobj unpickles what they send."""
+    credentials: Credentials | None = None
+    """Its id, and what it authenticates itself and others with."""
+    members: Members = field(default_factory=dict)
+    """The quorum, this member included, where the directory does not know it."""
     snapshot_entries: int = 10_000
     election_min_s: float = 0.4
     election_max_s: float = 0.8
@@ -68,19 +79,18 @@ class RaftSettings:
 
     def check(self) -> None:
         """Raises `ConfigError` for what would be unsafe."""
-        if not self.peers:
-            return
-        for name in ("address", "bind_address", "password"):
-            if not getattr(self, name):
-                raise ConfigError(f"a controller with peers needs `{name}`", hint="set it in section [controller]")
-        if len(self.peers) not in (2, 4):
-            raise ConfigError(f"a controller quorum has 1, 3 or 5 members, not {len(self.peers) + 1}")
-        if len(self.password) < 8:
-            raise ConfigError("the controllers' password has fewer than 8 characters")
+        if self.credentials is None:
+            if self.members:
+                raise ConfigError("controllers need a secret", hint="set controller.secret_file")
+        elif self.credentials.node_id not in self.members:
+            raise ConfigError(
+                f"node {self.credentials.node_id} is not in controller.members",
+                hint='add it, or leave "controller" out of node.roles',
+            )
 
     def pysyncobj(self) -> dict[str, Any]:
         """The options for pysyncobj."""
-        options: dict[str, Any] = {
+        return {
             "raftMinTimeout": self.election_min_s,
             "raftMaxTimeout": self.election_max_s,
             "appendEntriesPeriod": self.heartbeat_s,
@@ -88,15 +98,20 @@ class RaftSettings:
             "connectionTimeout": max(1.5, self.election_max_s),
             "connectionRetryTime": 0.2,
         }
-        if self.peers:
-            options |= {"password": self.password, "bindAddress": self.bind_address, "maxBindRetries": 5}
-        return options
 
 
 class _Done(NamedTuple):
     future: asyncio.Future[bytes]
     result: Any
     reason: int
+
+
+@dataclass(slots=True)
+class _Transfer:
+    target: int | None
+    future: asyncio.Future[bytes]
+    deadline: float
+    asked: bool = False
 
 
 class RaftConsensus:
@@ -106,12 +121,13 @@ class RaftConsensus:
         settings.check()
         self._settings = settings
         self._clock = clock
-        self._alone = not settings.peers
         self._role = Role(False, 0, None)
         self._seen_role = self._role
         self._on_role: OnRole = lambda role: None
         self._on_failed: OnFailed = lambda error: None
-        self._inbox: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        self._inbox: deque[tuple[bytes | MembershipChange, asyncio.Future[bytes]]] = deque()
+        self._orders: deque[Callable[[RaftMember], None]] = deque()
+        self._transfer: _Transfer | None = None
         self._pending: set[asyncio.Future[bytes]] = set()
         self._done: list[_Done] = []
         self._stop = threading.Event()
@@ -120,7 +136,9 @@ class RaftConsensus:
         self._error: Exception | None = None
         self._last_turn = clock.monotonic()
         self._snapshot_after = 0.0
-        self._status: dict[str, int | float | str] = {}
+        self._status: dict[str, Any] = {}
+        self.members: Members = dict(settings.members)
+        """The quorum as this member has it committed."""
 
     @property
     def role(self) -> Role:
@@ -164,7 +182,39 @@ class RaftConsensus:
         """See `Consensus.barrier`: an empty entry, which the machine never sees."""
         await self._propose(b"", timeout_s)
 
-    async def _propose(self, blob: bytes, timeout_s: float) -> bytes:
+    async def change_membership(self, change: MembershipChange, timeout_s: float) -> None:
+        """See `Consensus.change_membership`."""
+        await self._propose(change, timeout_s)
+
+    async def transfer(self, target: int | None, timeout_s: float = TRANSFER_S) -> None:
+        """See `Consensus.transfer`."""
+        if self._thread is None or not self._role.is_leader:
+            raise NotController("this controller is not the leader")
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        wanted = _Transfer(target, future, self._clock.monotonic() + timeout_s)
+
+        def begin(member: RaftMember) -> None:
+            if self._transfer is None:
+                self._transfer = wanted
+            else:
+                self._note_done(future, None, FAIL_REASON.REQUEST_DENIED)
+
+        self._order(begin)
+        async with asyncio.timeout(timeout_s + 5.0):
+            await future
+
+    def adopt_peer(self, peer_id: int, sock: socket.socket, session: Session) -> None:
+        """See `Consensus.adopt_peer`."""
+        if self._thread is None or self._stop.is_set() or self._error is not None:
+            sock.close()
+            return
+        self._order(lambda member: member.adopt(peer_id, sock, session))
+
+    def _order(self, order: Callable[[RaftMember], None]) -> None:
+        self._orders.append(order)
+        os.eventfd_write(self._wake_fd, 1)
+
+    async def _propose(self, blob: bytes | MembershipChange, timeout_s: float) -> bytes:
         if self._error is not None:
             raise NotController(f"this controller has failed: {self._error}")
         if self._thread is None or self._stop.is_set() or not self._role.is_leader:
@@ -182,7 +232,7 @@ class RaftConsensus:
         except TimeoutError:
             raise OutcomeUnknown(f"the command was not committed within {timeout_s} s") from None
 
-    def status(self) -> dict[str, int | float | str]:
+    def status(self) -> dict[str, Any]:
         """See `Consensus.status`."""
         age_s = round(self._clock.monotonic() - self._last_turn, 3)
         return {"kind": "raft", **self._status, "tick_age_s": age_s, "in_flight": len(self._pending)}
@@ -210,6 +260,8 @@ class RaftConsensus:
                 future.set_result(result)
             elif reason == FAIL_REASON.QUEUE_FULL:
                 future.set_exception(Overloaded("the controller's command queue is full"))
+            elif reason == FAIL_REASON.REQUEST_DENIED:
+                future.set_exception(Unavailable("another change of the quorum is under way", hint="try again"))
             elif reason in (FAIL_REASON.MISSING_LEADER, FAIL_REASON.NOT_LEADER, FAIL_REASON.DISCARDED):
                 future.set_exception(NotController("leadership changed before the command was accepted"))
             else:
@@ -274,8 +326,8 @@ class RaftConsensus:
     def _open(self) -> RaftMember:
         settings = self._settings
         member = RaftMember(
-            address=settings.address or None if settings.peers else None,
-            peers=settings.peers,
+            credentials=settings.credentials,
+            members=settings.members,
             conf=settings.pysyncobj(),
             directory=settings.directory,
             apply=self._apply,
@@ -316,14 +368,21 @@ class RaftConsensus:
             if not ready:
                 ready = True
                 self._post(opened.set_result, None)
-            if not self._inbox and not member.has_work(alone=self._alone):
-                member.wait(IDLE_S if self._alone else self._settings.heartbeat_s / 2)
+            if not (self._inbox and self._transfer is None) and not self._orders and not member.has_work():
+                member.wait(IDLE_S if member.is_alone() else self._settings.heartbeat_s / 2)
 
     def _turn(self, member: RaftMember) -> None:
         member.after_tick()  # what a stalled turn left behind must be durable before the next commit
-        while self._inbox:
-            blob, future = self._inbox.popleft()
-            member.submit(blob, partial(self._note_done, future))
+        while self._orders:
+            self._orders.popleft()(member)
+        if self._transfer is not None:
+            self._hand_over(member, self._transfer)
+        while self._inbox and self._transfer is None:
+            item, future = self._inbox.popleft()
+            if isinstance(item, MembershipChange):
+                member.submit_change(item, partial(self._note_done, future))
+            else:
+                member.submit(item, partial(self._note_done, future))
         member.before_tick()
         member.doTick(0.0)
         if member.failure is not None:
@@ -333,6 +392,17 @@ class RaftConsensus:
         self._flush()
         self._note_role(member)
         self._maybe_snapshot(member)
+
+    def _hand_over(self, member: RaftMember, transfer: _Transfer) -> None:
+        """Commands wait until the target has everything, was told, and has taken over; or until time is up."""
+        if not member._isLeader():
+            self._transfer = None
+            self._note_done(transfer.future, b"", FAIL_REASON.SUCCESS)
+        elif self._clock.monotonic() > transfer.deadline:
+            self._transfer = None
+            self._note_done(transfer.future, None, FAIL_REASON.MISSING_LEADER)
+        elif not transfer.asked:
+            transfer.asked = member.hand_over(transfer.target)
 
     def _note_done(self, future: asyncio.Future[bytes], result: Any, reason: int) -> None:
         self._done.append(_Done(future, result, reason))
@@ -352,7 +422,10 @@ class RaftConsensus:
             "journal_entries": len(member.journal.entries),
             "journal_bytes": member.journal.size_bytes,
             "syncs": member.journal.syncs,
+            "peers": member.peers(self._clock.monotonic()),
         }
+        if self.members != member.applied_members:
+            self.members = dict(member.applied_members)
         role = Role(bool(member._isLeader()), member.raftCurrentTerm, member.leader_id())
         if role != self._seen_role:
             self._seen_role = role

@@ -1,8 +1,9 @@
 """pysyncobj 0.3.17 made strong from outside: the one module that knows its private names (hence the exact pin).
 
-What is replaced, and why, is told in docs/design/0002-raft-hardening.md. In short: entries are raw bytes that only our
-state machine reads (no pickles in journal or snapshot); our journal stands in for the mmap one; elections of several
-members are preceded by a pre-vote; a member that was paused does not depose a leader; snapshots are checked files.
+What is replaced, and why, is told in docs/design/0002-raft-hardening.md and 0005-cluster.md. In short: entries are raw
+bytes that only our state machine reads (no pickles in journal, snapshot or on the wire); our journal stands in for the
+mmap one; elections of several members are preceded by a pre-vote; a member that was paused does not depose a leader;
+snapshots are checked files; membership changes are entries of our own, in force from the moment they are in the log.
 
 Everything here runs on the consensus thread. Entry: `RaftMember`, used by `controller.raft`.
 """
@@ -13,27 +14,35 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pysyncobj import SyncObj, SyncObjConf
-from pysyncobj.node import Node, TCPNode
+import msgspec
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.serializer import Serializer
 from pysyncobj.transport import Transport
 
+from controller.handshake import Credentials
 from controller.journal import Entry, Journal, JournalStalled, sync_directory
-from controller.raft_transport import HardenedTransport
+from controller.quorum_file import Members, MembershipChange, QuorumFile
+from controller.raft_transport import PeerTransport, make_node
 from controller.snapshot_file import Snapshot, check_joined, read_snapshot, write_snapshot
-from runtime.errors import TidelogError
+from runtime.errors import CorruptData, TidelogError
 
 log = logging.getLogger(__name__)
 
 _REGULAR = 0
 _NO_OP = 1
+_MEMBERSHIP = 2
 BATCH_BYTES = 16 << 20
 """With 64 KB batches followers were seen to drop acknowledged entries and get them again (deps.md)."""
 NEVER = 1 << 40
 QUEUE_COMMANDS = 8_192
+SNAPSHOT_PIECE_BYTES = 1 << 20
+
+_changes = msgspec.msgpack.Decoder(MembershipChange)
 
 
 class JournalAdapter:
@@ -41,6 +50,8 @@ class JournalAdapter:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
+        self.keeps_tail = False
+        """The message at hand does not contradict what lies behind the entries it speaks of."""
 
     def __len__(self) -> int:
         return len(self.journal.entries)
@@ -58,7 +69,8 @@ class JournalAdapter:
 
     def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802
         """A follower's conflict."""
-        self.journal.truncate_from(position)
+        if not self.keeps_tail:
+            self.journal.truncate_from(position)
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
         """A snapshot covers these."""
@@ -105,6 +117,41 @@ class NoTransport(Transport):  # type: ignore[misc]
         return False
 
 
+class SnapshotSender(Serializer):  # type: ignore[misc]
+    """pysyncobj's serializer, but it closes the snapshots that it was sending when their transfer ends."""
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        before = dict(self._Serializer__transmissions)
+        yield
+        for peer, transfer in before.items():
+            if self._Serializer__transmissions.get(peer) is not transfer:
+                transfer["file"].close()
+
+    def checkSerializing(self) -> Any:  # noqa: N802
+        """A new snapshot ends the transfers of the old one."""
+        with self._closing():
+            return super().checkSerializing()
+
+    def getTransmissionData(self, peer: Any) -> Any:  # noqa: N802
+        """The next piece."""
+        with self._closing():
+            return super().getTransmissionData(peer)
+
+    def cancelTransmisstion(self, peer: Any) -> None:  # noqa: N802
+        """The peer went away."""
+        with self._closing():
+            super().cancelTransmisstion(peer)
+
+    def close(self) -> None:
+        """End all transfers, in and out."""
+        with self._closing():
+            self._Serializer__transmissions: dict[Any, Any] = {}
+        incoming = self._Serializer__incomingTransmissionFile
+        if incoming is not None:
+            incoming.close()
+
+
 def align(journal: Journal, snapshot: Snapshot | None) -> None:
     """Make the journal begin at the snapshot's last two entries, as pysyncobj wants it.
 
@@ -127,14 +174,15 @@ def align(journal: Journal, snapshot: Snapshot | None) -> None:
 class RaftMember(SyncObj):  # type: ignore[misc]
     """One member. `apply(command, index)` must not raise for anything but the end of this member.
 
-    No properties here: pysyncobj calls `getattr` on every attribute while it is being built.
+    With `credentials` it takes part in a quorum, whose members are `members` unless the directory knows better; without
+    it is alone and talks to nobody. No properties here: pysyncobj reads every attribute while it is being built.
     """
 
     def __init__(
         self,
         *,
-        address: str | None,
-        peers: list[str],
+        credentials: Credentials | None,
+        members: Members,
         conf: dict[str, Any],
         directory: Path,
         apply: Callable[[bytes, int], Any],
@@ -144,6 +192,8 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         self._apply = apply
         self._dump = dump
         self._load = load
+        self._node_id = credentials.node_id if credentials is not None else -1
+        self._configured = members
         self._snapshot_path = directory / "snapshot"
         self.journal = Journal.open(directory / "journal")
         self.failure: Exception | None = None
@@ -154,16 +204,18 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         try:
             self._first: Snapshot | None = read_snapshot(self._snapshot_path)
             align(self.journal, self._first)
+            self.members = self._known_members(directory) if credentials is not None else {}
         except TidelogError:
             self.journal.close()
             raise
+        self.applied_members: Members = dict(self.members)
         settings = SyncObjConf(
             autoTick=False,
             appendEntriesUseBatch=False,
             appendEntriesBatchSizeBytes=BATCH_BYTES,
             commandsQueueSize=QUEUE_COMMANDS,
             commandsWaitLeader=False,
-            dynamicMembershipChange=False,
+            dynamicMembershipChange=credentials is not None,
             fullDumpFile=str(self._snapshot_path),
             journalFile=None,
             useFork=False,
@@ -171,17 +223,49 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             deserializer=self._read_snapshot,
             logCompactionMinEntries=NEVER,
             logCompactionMinTime=NEVER,
+            logCompactionBatchSize=SNAPSHOT_PIECE_BYTES,
             **conf,
         )
-        if address is None:
+        if credentials is None:
             super().__init__(Node("single"), [], settings, nodeClass=Node, transport=NoTransport())
         else:
-            super().__init__(address, peers, settings, nodeClass=TCPNode, transportClass=HardenedTransport)
-        self._use_journal(alone=address is None)
+            others = self._others()
+
+            def transport(member: Any, me: Any, nodes: Any) -> PeerTransport:
+                return PeerTransport(member, credentials, others)
+
+            me = make_node(self._node_id, self.members.get(self._node_id, ""))
+            super().__init__(me, others, settings, nodeClass=Node, transportClass=transport)
+        self._SyncObj__serializer = SnapshotSender(
+            str(self._snapshot_path), SNAPSHOT_PIECE_BYTES, False, self._write_snapshot, self._read_snapshot, None
+        )
+        self._use_journal(alone=not self._others())
+
+    def _known_members(self, directory: Path) -> Members:
+        """Snapshot (else the file of the first start, else the configuration), then the changes in the journal.
+
+        A change counts from the moment it is in the log, committed or not (Ongaro's thesis, section 4.1).
+        """
+        file = QuorumFile(directory)
+        members = dict(self._first.members) if self._first is not None and self._first.members else file.read()
+        if members is None:
+            members = dict(self._configured)
+            file.write(members)
+        for command, _, _ in self.journal.entries:
+            change = _decode_change(command)
+            if change is not None:
+                _change_members(members, change)
+        return self._with_configured_addresses(members)
+
+    def _with_configured_addresses(self, members: Members) -> Members:
+        return {node_id: self._configured.get(node_id, address) for node_id, address in members.items()}
+
+    def _others(self) -> list[Node]:
+        return [make_node(node_id, address) for node_id, address in self.members.items() if node_id != self._node_id]
 
     def _use_journal(self, *, alone: bool) -> None:
         """Put our journal in the place of the memory journal that the constructor made, and its term and vote."""
-        adapter = JournalAdapter(self.journal)
+        adapter = self._adapter = JournalAdapter(self.journal)
         if len(adapter) == 0:
             adapter.add(bytes([_NO_OP]), 1, 0)
         self._SyncObj__raftLog = adapter
@@ -197,34 +281,97 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         """Instead of unpickling a method call: the entry's bytes go to the machine."""
         if command[0] == _REGULAR:
             return self._apply(command[1:], self.raftLastApplied + 1)
+        change = _decode_change(command)
+        if change is not None:
+            self._SyncObj__doChangeCluster(change)  # done already, unless the entry was replayed from the journal
+            _change_members(self.applied_members, change)
+            return b""
         if command[0] != _NO_OP:
             log.error("an entry of a kind we never write was ignored", extra={"kind": command[0]})
         return None
 
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> MembershipChange | None:  # noqa: N802
+        """Instead of unpickling a request."""
+        return _decode_change(command)
+
+    def _SyncObj__doChangeCluster(self, change: MembershipChange, reverse: bool = False) -> bool:  # noqa: N802
+        """Take a change from the log into force; `reverse`: the entry is being truncated."""
+        if reverse and self._adapter.keeps_tail:
+            return False
+        adds = (change.operation == "add") != reverse
+        before = dict(self.members)
+        _change_members(self.members, MembershipChange("add" if adds else "rem", change.node_id, change.address))
+        if self.members == before:
+            return False
+        log.info("the quorum changes", extra={"members": sorted(self.members), "was": sorted(before)})
+        if change.node_id == self._node_id:
+            return True
+        node = make_node(change.node_id, self._configured.get(change.node_id, change.address))
+        others, transport = self._SyncObj__otherNodes, self._SyncObj__transport
+        if node in others:  # under an older address, or on its way out
+            others.discard(node)
+            self._SyncObj__raftNextIndex.pop(node, None)
+            self._SyncObj__raftMatchIndex.pop(node, None)
+            self._SyncObj__connectedNodes.discard(node)
+            transport.dropNode(node)
+        if adds:
+            others.add(node)
+            self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._SyncObj__lastResponseTime[node] = time.monotonic()
+            transport.addNode(node)
+        return True
+
+    def _SyncObj__deleteEntriesFrom(self, index: int) -> None:  # noqa: N802
+        """A follower's conflict; committed entries never conflict, or two members have different truths."""
+        if self._adapter.keeps_tail:
+            return
+        if index <= self.raftCommitIndex:
+            self.failure = CorruptData(
+                f"the leader contradicts entry {index}, and {self.raftCommitIndex} was committed here",
+                hint="this member's directory, or another's, is not what it was: remove the member and add it anew",
+            )
+            raise self.failure
+        self.journal.truncate_from(index - self.journal.entries[0][1])
+
+    @contextlib.contextmanager
+    def keeping_tail(self, keeps: bool) -> Iterator[None]:
+        """While a message is handled that contradicts nothing we hold: its follower drops nothing."""
+        self._adapter.keeps_tail = keeps
+        try:
+            yield
+        finally:
+            self._adapter.keeps_tail = False
+
     def _write_snapshot(self, path: str, data: tuple[Entry, Entry, Any]) -> None:
         try:
-            write_snapshot(Path(path), Snapshot(data[0], data[1], self._dump()))
+            members = tuple(sorted(self.applied_members.items()))
+            write_snapshot(Path(path), Snapshot(data[0], data[1], self._dump(), members))
         except OSError as error:
             self.snapshot_failed = True
             log.warning("the snapshot was not written; it is tried again", extra={"error": str(error)})
             raise
 
-    def _read_snapshot(self, path: str) -> tuple[Entry, Entry, tuple[()]]:
+    def _read_snapshot(self, path: str) -> tuple[Entry, Entry, list[Node]]:
         """At start, and after a leader's snapshot was received; an error here must stop the member."""
         try:
-            snapshot = self._first
+            snapshot, self._first = self._first, None
+            is_received = snapshot is None
             if snapshot is None:
                 with Path(path).open("rb") as file:
                     os.fsync(file.fileno())
                 sync_directory(self._snapshot_path.parent)
                 snapshot = read_snapshot(Path(path))
-            self._first = None
             assert snapshot is not None
             self._load(snapshot.state)
         except (TidelogError, OSError) as error:
             self.failure = error
             raise
-        return snapshot.last, snapshot.previous, ()
+        if snapshot.members:
+            self.applied_members = dict(snapshot.members)
+            if is_received:  # at start the members are known already, with the changes in the journal
+                self.members = self._with_configured_addresses(dict(snapshot.members))
+        return snapshot.last, snapshot.previous, self._others()
 
     # Pre-vote and pauses (several members only)
 
@@ -233,7 +380,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         transport = self._SyncObj__transport
         now = time.monotonic()
         paused, self._paused_since = now - self._paused_since, now
-        if not isinstance(transport, HardenedTransport):
+        if not isinstance(transport, PeerTransport) or not self._SyncObj__otherNodes:
             return
         if paused > self.conf.raftMinTimeout / 2:
             self.postpone_election()  # this process slept: first listen whether there is a leader
@@ -269,18 +416,80 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         """Make the journal durable, then let acknowledgements go. Raises what the journal raises."""
         self.journal.sync()
         transport = self._SyncObj__transport
-        if isinstance(transport, HardenedTransport) and self.failure is None:
+        if isinstance(transport, PeerTransport) and self.failure is None:
             transport.release()
 
     def submit(self, command: bytes, callback: Callable[[Any, int], None]) -> None:
         """Queue a command; `callback(result, reason)` on this thread, or never."""
-        self._applyCommand(command, callback, _REGULAR)
+        if self._isLeader():
+            self._applyCommand(command, callback, _REGULAR)
+        else:
+            callback(None, FAIL_REASON.NOT_LEADER)
 
-    def has_work(self, *, alone: bool) -> bool:
+    def submit_change(self, change: MembershipChange, callback: Callable[[Any, int], None]) -> None:
+        """Queue a membership change; refused while another is under way or this leader is new."""
+        if not self._isLeader():
+            callback(None, FAIL_REASON.NOT_LEADER)
+        elif self.members != self.applied_members:
+            callback(None, FAIL_REASON.REQUEST_DENIED)
+        else:
+            self._applyCommand(msgspec.msgpack.encode(change), callback, _MEMBERSHIP)
+
+    def hand_over(self, target: int | None) -> bool:
+        """Ask a member (None: the one that has most) to take over; False if it does not have everything yet."""
+        others = self._SyncObj__otherNodes & self._SyncObj__connectedNodes
+        known = self._SyncObj__raftMatchIndex
+        wanted = [node for node in others if target is None or int(node.id) == target]
+        node = max(wanted, key=lambda each: known.get(each, 0), default=None)
+        reasons: list[int] = []
+        if node is not None:
+            self.transferLeadership(node, lambda _, reason: reasons.append(reason))
+        return reasons == [FAIL_REASON.SUCCESS]
+
+    def peers(self, now: float) -> list[dict[str, int | float | str | None]]:
+        """What this member knows of each other one; lag and silence only as leader."""
+        transport = self._SyncObj__transport
+        if not isinstance(transport, PeerTransport):
+            return []
+        problems = transport.problems()
+        leads = bool(self._isLeader())
+        heard = self._SyncObj__lastResponseTime
+        rows: list[dict[str, int | float | str | None]] = []
+        for node in sorted(self._SyncObj__otherNodes, key=lambda each: int(each.id)):
+            match = self._SyncObj__raftMatchIndex.get(node, 0) if leads else None
+            rows.append(
+                {
+                    "id": int(node.id),
+                    "address": str(node.address),
+                    "problem": problems.get(int(node.id), ""),
+                    "match_index": match,
+                    "lag": self.journal.last_index - match if match is not None else None,
+                    "silent_s": round(now - heard[node], 2) if leads and node in heard else None,
+                }
+            )
+        return rows
+
+    def adopt(self, peer_id: int, sock: Any, session: Any) -> None:
+        """See `PeerTransport.adopt`."""
+        transport = self._SyncObj__transport
+        if isinstance(transport, PeerTransport):
+            transport.adopt(peer_id, sock, session)
+        else:
+            sock.close()
+
+    def is_alone(self) -> bool:
+        """Whether there is nobody else to ask."""
+        return not self._SyncObj__otherNodes
+
+    def has_work(self) -> bool:
         """Whether another tick would get further without a message from outside."""
+        transport = self._SyncObj__transport
+        if isinstance(transport, PeerTransport) and transport.news:
+            transport.news = False
+            return True
         if self.raftCommitIndex > self.raftLastApplied:
             return True
-        return alone and self.journal.last_index > self.raftCommitIndex
+        return self.is_alone() and self.journal.last_index > self.raftCommitIndex
 
     def leader_id(self) -> str | None:
         """The leader's member id."""
@@ -298,6 +507,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
     def close(self) -> None:
         """Close connections and journal, and the pipe that pysyncobj forgets."""
         try:
+            self._SyncObj__serializer.close()
             self.destroy()
         finally:
             notifier = getattr(self, "_SyncObj__pipeNotifier", None)
@@ -305,3 +515,16 @@ class RaftMember(SyncObj):  # type: ignore[misc]
                 for name in ("_PipeNotifier__pipeR", "_PipeNotifier__pipeW"):
                     with contextlib.suppress(OSError):
                         os.close(getattr(notifier, name))
+
+
+def _decode_change(command: bytes) -> MembershipChange | None:
+    if command[:1] != bytes([_MEMBERSHIP]):
+        return None
+    return _changes.decode(command[1:])
+
+
+def _change_members(members: Members, change: MembershipChange) -> None:
+    if change.operation == "add":
+        members[change.node_id] = change.address
+    else:
+        members.pop(change.node_id, None)

@@ -5,6 +5,9 @@ A request is a frame of kind 1 with msgpack `[id, method, parameters]`, a respon
 (docs/formats/controller.md). Bounds: a frame's size, the requests in flight on a connection (past which the server
 stops reading), the bytes waiting to be sent (past which it stops answering).
 
+With credentials a connection begins with the handshake of `controller.handshake`, and every frame after it is sealed;
+until then no request is decoded. A server may hand the socket of a connection that is for `raft` to its consensus.
+
 Entry: `RpcConnection` (either side), `RpcChannel` (a client's connection that comes back).
 """
 
@@ -13,16 +16,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import msgspec
 
 from controller.errors import ErrorInfo, NotController, from_wire, to_wire
+from controller.handshake import (
+    ClientHandshake,
+    Credentials,
+    Hello,
+    NotAuthentic,
+    ServerHandshake,
+    Session,
+    refusal,
+    welcome,
+)
 from runtime.errors import CorruptData, TidelogError, Unavailable
 from runtime.network import Network
 from runtime.tasks import TaskSet
-from runtime.wire import FrameDecoder, encode_frame
+from runtime.wire import Frame, FrameDecoder, encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +47,8 @@ MAX_TIMEOUTS = 2
 """Calls that time out in a row, with no answer to any, before a channel drops its connection."""
 MAX_REQUESTS = 256
 """In flight on one connection, each direction."""
+HANDSHAKE_S = 5.0
+"""A peer that has not proved itself by then is dropped."""
 
 
 class CallTimeout(Unavailable):
@@ -93,6 +110,23 @@ class HeartbeatParams(msgspec.Struct, frozen=True, array_like=True):
     registration_epoch: int
 
 
+class TransferParams(msgspec.Struct, frozen=True, array_like=True):
+    """`transfer`: hand the leadership over; returns nil when it is given up."""
+
+    node_id: int | None
+    """To whom; nil: to the member that has most."""
+
+
+class ChangeParams(msgspec.Struct, frozen=True, array_like=True):
+    """`change`: one member more or less; returns nil when the new quorum has committed it."""
+
+    operation: str
+    """`add` or `rem`."""
+    node_id: int
+    address: str
+    """`host:port`; ignored for `rem`."""
+
+
 class SessionReply(msgspec.Struct, frozen=True, array_like=True):
     """`session` (no parameters): an id for dedupe that no other client has."""
 
@@ -107,6 +141,8 @@ _NIL = msgspec.Raw(b"\xc0")
 
 Handler = Callable[["RpcConnection", str, msgspec.Raw], Awaitable[bytes]]
 """Answers one request with an encoded result, or raises a `TidelogError`."""
+AdoptPeer = Callable[[int, socket.socket, Session], None]
+"""Takes over the socket of another controller, by its node id."""
 
 
 class RpcConnection(asyncio.Protocol):
@@ -118,8 +154,16 @@ class RpcConnection(asyncio.Protocol):
         handler: Handler | None = None,
         on_made: Callable[[RpcConnection], None] | None = None,
         on_lost: Callable[[RpcConnection], None] | None = None,
+        credentials: Credentials | None = None,
+        adopt_peer: AdoptPeer | None = None,
     ) -> None:
         self._handler = handler
+        self._credentials = credentials
+        self._adopt_peer = adopt_peer
+        self._handshake: ClientHandshake | ServerHandshake | None = None
+        self._session: Session | None = None
+        self._authentic: asyncio.Future[None] | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = None
         self._on_made = on_made
         self._on_lost = on_lost
         self._decoder = FrameDecoder()
@@ -145,11 +189,16 @@ class RpcConnection(asyncio.Protocol):
         self.peer = str(transport.get_extra_info("peername"))
         if self._on_made is not None:
             self._on_made(self)
+        if self._credentials is not None:
+            self._begin_handshake(self._credentials, self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._transport = None
         self._writable.set()
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+        self._prove(NotAuthentic(f"the connection was closed in the handshake: {exc or 'closed'}"))
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(Unavailable(f"the connection to the controller was lost: {exc or 'closed'}"))
@@ -168,16 +217,86 @@ class RpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         try:
+            if self._handshake is not None:
+                self._shake_hands(self._handshake, data)
+                return
             for frame in self._decoder.feed(data):
-                if frame.kind == REQUEST and self._handler is not None:
-                    self._serve(_requests.decode(frame.payload))
-                elif frame.kind == RESPONSE:
-                    self._answered(_responses.decode(frame.payload))
-                else:
-                    raise CorruptData(f"a frame of kind {frame.kind} is not expected here")
+                self._take(frame)
         except (TidelogError, msgspec.DecodeError) as error:
             log.warning("a connection was dropped", extra={"peer": self.peer, "error": str(error)})
+            if isinstance(error, TidelogError):
+                self._prove(error)
             self.abort()
+
+    def _take(self, frame: Frame) -> None:
+        payload = self._session.open(frame) if self._session is not None else frame.payload
+        if frame.kind == REQUEST and self._handler is not None:
+            self._serve(_requests.decode(payload))
+        elif frame.kind == RESPONSE:
+            self._answered(_responses.decode(payload))
+        else:
+            raise CorruptData(f"a frame of kind {frame.kind} is not expected here")
+
+    def _write(self, kind: int, payload: bytes) -> None:
+        assert self._transport is not None
+        sealed = self._session.seal(kind, payload) if self._session is not None else encode_frame(kind, payload)
+        self._transport.write(sealed)
+
+    # Handshake
+
+    def _begin_handshake(self, credentials: Credentials, transport: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        self._handshake_timer = loop.call_later(HANDSHAKE_S, self.abort)
+        if self._handler is not None:
+            self._handshake = ServerHandshake(credentials)
+            return
+        self._handshake = ClientHandshake(credentials, "rpc")
+        self._authentic = loop.create_future()
+        transport.write(self._handshake.hello())
+
+    def _shake_hands(self, handshake: ClientHandshake | ServerHandshake, data: bytes) -> None:
+        assert self._transport is not None
+        answer = handshake.feed(data)
+        if answer:
+            self._transport.write(answer)
+        if handshake.session is None:
+            return
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+        self._handshake = None
+        if isinstance(handshake, ServerHandshake):
+            assert handshake.hello is not None
+            self._admit(handshake.hello, handshake.session, self._transport)
+        else:
+            self._session = handshake.session
+            self._prove(None)
+
+    def _admit(self, hello: Hello, session: Session, transport: asyncio.Transport) -> None:
+        if hello.purpose == "rpc":
+            transport.write(welcome())
+            self._session = session
+        elif hello.purpose == "raft" and self._adopt_peer is not None:
+            transport.pause_reading()
+            duplicate = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            transport.abort()  # closes this descriptor; the connection lives on in the other
+            self._adopt_peer(hello.node_id, duplicate, session)
+        else:
+            transport.write(refusal(f"connections for {hello.purpose[:50]!r} are not taken here"))
+            transport.close()
+
+    def _prove(self, error: TidelogError | None) -> None:
+        if self._authentic is None or self._authentic.done():
+            return
+        if error is None:
+            self._authentic.set_result(None)
+        else:
+            self._authentic.set_exception(error)
+            self._authentic.exception()  # nobody may be waiting
+
+    async def wait_authentic(self) -> None:
+        """Return when the other side has proved itself and accepted us. Raises `NotAuthentic`, `CorruptData`."""
+        if self._authentic is not None:
+            await self._authentic
 
     def _serve(self, request: _Request) -> None:
         self._tasks.spawn(self._answer(request), "request")
@@ -196,7 +315,7 @@ class RpcConnection(asyncio.Protocol):
             reply = _Response(request.id, to_wire(CorruptData(f"{request.method}: {error}")), _NIL)
         await self._writable.wait()
         if self._transport is not None:
-            self._transport.write(encode_frame(RESPONSE, _encoder.encode(reply)))
+            self._write(RESPONSE, _encoder.encode(reply))
             if self._paused_reading and len(self._tasks) <= MAX_REQUESTS // 2:
                 self._paused_reading = False
                 self._transport.resume_reading()
@@ -217,11 +336,11 @@ class RpcConnection(asyncio.Protocol):
             raise Unavailable("the connection to the controller is closed")
         request_id = next(self._ids)
         request = _Request(request_id, method, msgspec.Raw(_encoder.encode(params)))
-        frame = encode_frame(REQUEST, _encoder.encode(request))
+        payload = _encoder.encode(request)
         future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
-        self._transport.write(frame)
         try:
+            self._write(REQUEST, payload)
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:
@@ -240,20 +359,41 @@ class RpcConnection(asyncio.Protocol):
         await self._tasks.close()
 
 
+Endpoint = tuple[str, int]
+
+
 class RpcChannel:
     """A client's connection to whichever controller answers: opened when needed, replaced when lost."""
 
-    def __init__(self, endpoints: list[tuple[str, int]], network: Network) -> None:
+    def __init__(self, endpoints: list[Endpoint], network: Network, credentials: Credentials | None = None) -> None:
         assert endpoints
-        self._endpoints = endpoints
+        self._endpoints = list(endpoints)
         self._network = network
+        self._credentials = credentials
         self._at = 0
         self._connection: RpcConnection | None = None
         self._connecting = asyncio.Lock()
         self._timeouts = 0
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where calls go now."""
+        return self._endpoints[self._at]
+
+    def set_endpoints(self, endpoints: list[Endpoint]) -> None:
+        """The controllers have changed; a connection to one that stays is kept."""
+        if not endpoints or endpoints == self._endpoints:
+            return
+        current = self.endpoint
+        self._endpoints = list(endpoints)
+        if current in self._endpoints:
+            self._at = self._endpoints.index(current)
+        else:
+            self._at = 0
+            self.drop()
+
     async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
-        """As `RpcConnection.call`. After a failure to reach the active controller the next call tries the next one."""
+        """As `RpcConnection.call`. After a failure to reach the active controller the next call tries another one."""
         connection: RpcConnection | None = None
         seen = 0
         try:
@@ -262,11 +402,14 @@ class RpcChannel:
             return await connection.call(method, params, timeout_s)
         except CallTimeout:
             self._timeouts += 1
-            if self._timeouts >= MAX_TIMEOUTS:
+            if self._timeouts >= MAX_TIMEOUTS or len(self._endpoints) > 1:
                 self._turn(connection, drop=True)
             raise
-        except Unavailable as error:
-            if connection is None or not connection.is_open or isinstance(error, NotController):
+        except NotController as error:
+            self._turn(connection, to=error.endpoint())
+            raise
+        except Unavailable:
+            if connection is None or not connection.is_open:
                 self._turn(connection)
             raise
         finally:
@@ -276,20 +419,40 @@ class RpcChannel:
     async def _open(self, timeout_s: float) -> RpcConnection:
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
-                host, port = self._endpoints[self._at]
-                _, protocol = await self._network.connect(RpcConnection, host, port, timeout_s=min(timeout_s, 5.0))
+                host, port = self.endpoint
+                limit_s = min(timeout_s, HANDSHAKE_S)
+                _, protocol = await self._network.connect(
+                    lambda: RpcConnection(credentials=self._credentials), host, port, timeout_s=limit_s
+                )
                 assert isinstance(protocol, RpcConnection)
+                try:
+                    async with asyncio.timeout(limit_s):
+                        await protocol.wait_authentic()
+                except TimeoutError:
+                    protocol.abort()
+                    raise Unavailable(f"{host}:{port} does not answer the handshake") from None
+                except BaseException:
+                    protocol.abort()
+                    raise
                 self._connection = protocol
             return self._connection
 
-    def _turn(self, failed: RpcConnection | None, *, drop: bool = False) -> None:
+    def _turn(self, failed: RpcConnection | None, *, drop: bool = False, to: Endpoint | None = None) -> None:
         if failed is not None and failed is not self._connection:
             return  # another call has turned already
         self._timeouts = 0
-        self._at = (self._at + 1) % len(self._endpoints)
+        self._at = self._endpoints.index(to) if to in self._endpoints else (self._at + 1) % len(self._endpoints)
         if drop or len(self._endpoints) > 1:
-            if failed is not None:
-                failed.abort()
+            self.drop()
+
+    def turn(self) -> None:
+        """Go to the next controller; calls under way fail as by a lost connection."""
+        self._turn(self._connection, drop=True)
+
+    def drop(self) -> None:
+        """End the connection; the next call opens another."""
+        if self._connection is not None:
+            self._connection.abort()
             self._connection = None
 
     async def close(self) -> None:

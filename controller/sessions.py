@@ -2,8 +2,9 @@
 
 A broker is alive while a heartbeat of its current registration is younger than the session time-out and the connection
 that brought the newest one is open. Invariants: the end of an old connection says nothing about a broker that has
-reconnected since (hot-tier.md C, lessons); a new active controller grants every broker one full time-out; a broker
-whose `alive` in the metadata differs from what is here is reported at each scan until they agree: no event is lost.
+reconnected since (hot-tier.md C, lessons); brokers send heartbeats to every controller, so that a new active one knows
+who lives, and grants whom it has never heard one full time-out; a broker whose `alive` in the metadata differs from
+what is here is reported at each scan until they agree: no event is lost.
 
 Sans-IO: times are seconds of a monotonic clock, passed in. Entry: `BrokerSessions`.
 """
@@ -14,6 +15,9 @@ from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from controller.model import BrokerRecord
+
+GRACE_S = 1.0
+"""What a broker that looks dead to a new active controller gets to say otherwise: one heartbeat's time."""
 
 
 class _Session(NamedTuple):
@@ -38,9 +42,12 @@ class BrokerSessions:
         self._timeout_s = timeout_s
         self._sessions: dict[int, _Session] = {}
 
-    def clear(self) -> None:
-        """This controller became active: nothing is known yet."""
-        self._sessions.clear()
+    def activated(self, now_s: float) -> None:
+        """This controller became active. What it saw as a follower counts, but nobody is dead before a short grace."""
+        for broker_id, session in self._sessions.items():
+            if session.deadline_s <= now_s:
+                grace_s = min(GRACE_S, self._timeout_s)
+                self._sessions[broker_id] = session._replace(deadline_s=now_s + grace_s, connection=None)
 
     def heartbeat(self, broker_id: int, registration_epoch: int, connection: Hashable, now_s: float) -> None:
         """A heartbeat of the current registration arrived."""

@@ -17,9 +17,13 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     host: str = "127.0.0.1"
     """Where its RPC server listens."""
     port: Port = 0
-    """RPC port; 0 chooses a free one and writes it to the data directory."""
+    """RPC port; 0: as `members` says, else a free one, which is written to the data directory."""
+    members: list[str] = msgspec.field(default_factory=list)
+    """The quorum at its first start: `id@host:port` of 1, 3 or 5 controllers, on all nodes the same; empty: one."""
+    secret_file: str = ""
+    """File with the secret that all nodes share: 16 bytes or more, readable by its owner only. `members` need it."""
     endpoints: list[str] = msgspec.field(default_factory=list)
-    """`host:port` of every controller's RPC server, for brokers; empty: the one in this process."""
+    """`host:port` by which this broker reaches the controllers, if not as `members` says."""
     session_timeout_ms: Millis = 10_000
     """A broker without a heartbeat for so long is dead."""
     heartbeat_interval_ms: Millis = 1_000

@@ -1,8 +1,9 @@
 """The snapshot file of one Raft member: header, CRC32C, msgpack.
 
 Format (little-endian): magic "TLSNAPS\\x01" (8), format version (uint32), body length (uint64), CRC32C of the body
-(uint32), CRC32C of the header so far (uint32); body = msgpack `[last entry, entry before it, state]`, an entry being
-`[command, index, term]` and the state the machine's own versioned bytes.
+(uint32), CRC32C of the header so far (uint32); body = msgpack `[last entry, entry before it, state, members]`, an entry
+being `[command, index, term]`, the state the machine's own versioned bytes, and the members `[[id, address], …]` of the
+quorum (missing in older files and of a member that is alone).
 
 A snapshot is written beside the old one, synced, renamed: a crash leaves one or the other, whole.
 Entry: `write_snapshot`, `read_snapshot`, `check_joined`.
@@ -35,9 +36,17 @@ class Snapshot(NamedTuple):
     last: Entry
     previous: Entry
     state: bytes
+    members: tuple[tuple[int, str], ...] = ()
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[tuple[bytes, int, int], tuple[bytes, int, int], bytes])
+class _Body(msgspec.Struct, array_like=True):
+    last: tuple[bytes, int, int]
+    previous: tuple[bytes, int, int]
+    state: bytes
+    members: tuple[tuple[int, str], ...] = ()
+
+
+_decoder = msgspec.msgpack.Decoder(_Body)
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
@@ -70,7 +79,8 @@ def read_snapshot(path: Path) -> Snapshot | None:
     if len(body) != length or crc32c(body) != crc:
         raise _corrupt(path, HEADER_BYTES, f"the body ({len(body)} of {length} bytes) fails its checksum")
     try:
-        return Snapshot(*_decoder.decode(body))
+        found = _decoder.decode(body)
+        return Snapshot(found.last, found.previous, found.state, found.members)
     except msgspec.DecodeError as error:
         raise _corrupt(path, HEADER_BYTES, f"the body does not decode: {error}") from error
 

@@ -55,6 +55,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.RegisterBroker: state_nodes.register_broker,
     c.SetBrokerAlive: state_nodes.set_broker_alive,
     c.Elect: state_nodes.elect,
+    c.SetControllers: state_nodes.set_controllers,
     c.AlterConfigs: state_nodes.alter_configs,
     c.AllocateProducerIds: state_nodes.allocate_producer_ids,
     c.PutKv: state_nodes.put_kv,

@@ -23,6 +23,7 @@ from controller.commands import (
     PutKv,
     RegisterBroker,
     SetBrokerAlive,
+    SetControllers,
 )
 from controller.errors import BrokerIdInUse, NotController, NotEligible, StaleBrokerEpoch
 from controller.model import NO_BROKER, BrokerRecord, ClusterRecord, ReplicaSetRecord
@@ -36,7 +37,17 @@ def become_active(tables: Tables, command: BecomeActive) -> None:
     if row is not None and command.term <= row.active_term:
         raise NotController(f"term {command.term} is over; term {row.active_term} is active")
     cluster_id = row.id if row is not None else command.cluster_id
-    tables.cluster.put("", ClusterRecord(cluster_id, command.node_id, command.term, command.delete_delay_ms))
+    controllers = row.controllers if row is not None else ()
+    tables.cluster.put(
+        "", ClusterRecord(cluster_id, command.node_id, command.term, command.delete_delay_ms, controllers)
+    )
+
+
+def set_controllers(tables: Tables, command: SetControllers) -> None:
+    """Publish the quorum. The state knows it only for brokers; Raft has its own."""
+    row = tables.cluster.get("")
+    assert row is not None  # the first command makes it
+    tables.cluster.put("", msgspec.structs.replace(row, controllers=command.controllers))
 
 
 def register_broker(tables: Tables, command: RegisterBroker) -> int:

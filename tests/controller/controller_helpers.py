@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,12 @@ def make_client(*addresses: tuple[str, int], **kwargs: Any) -> ControllerClient:
     return ControllerClient(list(addresses), TcpNetwork(), SystemClock(), random.Random(), **kwargs)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for a condition, with a deadline."""
+async def until(
+    condition: Callable[[], bool], timeout_s: float = 10.0, nudge: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Wait for a condition, with a deadline; `nudge` is done between looks."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
+            if nudge is not None:
+                await nudge()
             await asyncio.sleep(0.005)

@@ -199,7 +199,7 @@ def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_revives
         await until(lambda: client._heartbeat._channel._connection is not None)
         with pytest.raises(BrokerIdInUse):
             await register(watcher, check_code="another directory")
-        connection = client._heartbeat._channel._connection
+        connection = next(iter(client._heartbeat.channels.values()))._connection
         seen: list[bool] = []
         watcher.subscribe(lambda delta: seen.extend(each.record.alive for each in delta.of("brokers")))
         assert connection is not None

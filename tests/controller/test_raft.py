@@ -1,10 +1,9 @@
-"""`RaftConsensus`: pysyncobj hardened, alone and as three members."""
+"""`RaftConsensus`: pysyncobj hardened, as a member that is alone. Several members: `test_quorum.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 import time
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import pytest
 
 from controller import journal as journal_module
 from controller.errors import NotController, OutcomeUnknown
+from controller.handshake import Credentials
 from controller.raft import RaftConsensus, RaftSettings
 from runtime.clock import SystemClock
-from runtime.errors import ConfigError, CorruptData, InvalidInput, TidelogError
+from runtime.errors import ConfigError, CorruptData, InvalidInput
 from tests.controller.controller_helpers import until
 
 
@@ -181,83 +181,10 @@ def test_bounds_and_unsafe_settings_are_refused(tmp_path: Path) -> None:
             await raft.propose(b"late", 5)
 
     asyncio.run(scenario())
-    peers = ["127.0.0.1:2", "127.0.0.1:3"]
-    good = {"address": "127.0.0.1:1", "bind_address": "127.0.0.1:1", "password": "long enough", "peers": peers}
-    RaftConsensus(RaftSettings(directory=tmp_path, **good), SystemClock())  # type: ignore[arg-type]
-    for change in (
-        {"address": ""},
-        {"bind_address": ""},
-        {"password": ""},
-        {"password": "short"},
-        {"peers": peers[:1]},
-    ):
+    members = {1: "127.0.0.1:1", 2: "127.0.0.1:2", 3: "127.0.0.1:3"}
+    RaftConsensus(
+        RaftSettings(directory=tmp_path, members=members, credentials=Credentials(bytes(16), 1)), SystemClock()
+    )
+    for credentials in (None, Credentials(bytes(16), 4)):
         with pytest.raises(ConfigError):
-            RaftConsensus(RaftSettings(directory=tmp_path, **{**good, **change}), SystemClock())  # type: ignore[arg-type]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-# pysyncobj leaves the snapshot open that it was sending to a member that went away.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_three_members_agree_and_survive_the_loss_of_their_leader(tmp_path: Path) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
-
-    async def member(number: int) -> tuple[RaftConsensus, Counter]:
-        return await started(
-            tmp_path / str(number),
-            address=addresses[number],
-            bind_address=addresses[number],
-            peers=[each for each in addresses if each != addresses[number]],
-            password="correct horse",
-            snapshot_entries=60,
-        )
-
-    async def scenario() -> None:
-        members = {number: await member(number) for number in range(3)}
-
-        def leader() -> int | None:
-            leading = [number for number, (raft, _) in members.items() if raft.role.is_leader]
-            return leading[0] if len(leading) == 1 else None
-
-        async def propose(blob: bytes) -> None:
-            async with asyncio.timeout(20):
-                while True:
-                    at = leader()
-                    if at is not None:
-                        try:
-                            await members[at][0].propose(blob, 3)
-                            return
-                        except TidelogError:
-                            pass
-                    await asyncio.sleep(0.05)
-
-        acknowledged: list[bytes] = []
-        for step in range(100):
-            await propose(b"%d" % step)
-            acknowledged.append(b"%d" % step)
-        lost = leader()
-        assert lost is not None
-        await members.pop(lost)[0].close()
-        for step in range(100, 130):
-            await propose(b"%d" % step)
-            acknowledged.append(b"%d" % step)
-        members[lost] = await member(lost)  # it comes back and catches up, perhaps by a snapshot
-        await propose(b"last")
-        acknowledged.append(b"last")
-
-        def first_times(machine: Counter) -> list[bytes]:
-            return list(dict.fromkeys(machine.applied))
-
-        await until(lambda: all(first_times(machine) == acknowledged for _, machine in members.values()), 20)
-        for raft, _ in members.values():
-            await raft.close()
-
-    asyncio.run(scenario())
+            RaftConsensus(RaftSettings(directory=tmp_path, members=members, credentials=credentials), SystemClock())
