@@ -196,10 +196,10 @@ def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_revives
         watcher = make_client(node.address)
         await watcher.start()
         await register(client)
-        await until(lambda: client._heartbeat._channel._connection is not None)
+        await until(lambda: any(one._connection is not None for one in client._heartbeat.channels.values()))
         with pytest.raises(BrokerIdInUse):
             await register(watcher, check_code="another directory")
-        connection = next(iter(client._heartbeat.channels.values()))._connection
+        connection = client._heartbeat.channels[node.address]._connection
         seen: list[bool] = []
         watcher.subscribe(lambda delta: seen.extend(each.record.alive for each in delta.of("brokers")))
         assert connection is not None
