@@ -147,12 +147,11 @@ def read_rows(path: Path) -> list[Row]:
 
 def pin(cores: set[int], pid: int = 0) -> None:
     """Keep a process, all its threads and those it will start on these cores; not if the machine lacks them."""
-    wanted = cores & os.sched_getaffinity(0)
-    if not wanted or len(os.sched_getaffinity(0)) < 2:
+    if not cores < set(range(os.cpu_count() or 1)):
         return
     for thread in os.listdir(f"/proc/{pid or os.getpid()}/task"):
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-            os.sched_setaffinity(int(thread), wanted)
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile, or the core is not ours
+            os.sched_setaffinity(int(thread), cores)
 
 
 @contextlib.contextmanager

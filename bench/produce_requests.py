@@ -1,10 +1,12 @@
-"""Small Produce requests a core serves: listener, handlers and logs are real, the WAL and the bucket are in memory.
+"""Produce requests of one record that a core serves.
 
-    python bench/produce_requests.py [--requests 200000] [--connections 4] [--in-flight 5] [--value-bytes 100]
+    python -m bench.produce_requests [--requests 100000] [--connections 8] [--in-flight 5] [--value-bytes 100]
 
-The client is a process of its own that sends one prepared frame again and again, `--in-flight` at a time on each
-connection. `cpu_us` is the server process's CPU time for each request, which is what the code can be judged by: the two
-processes share the machine with whatever else runs. `--profile FILE` writes the server's cProfile.
+`up` is a real `tidelog up` with sync flush, pinned to one core; `memory` is the data path alone in this process:
+listener, handlers and logs are real, the WAL and the bucket are in memory. The client is a process of its own on the
+other core that sends one prepared frame again and again, `--in-flight` at a time on each connection. What is judged is
+requests for each second of the server's CPU time, all its threads (and the kernel's work for them) counted: the rate
+itself shares the machine with whatever else runs. `--profile FILE` writes the cProfile of `memory`.
 """
 
 from __future__ import annotations
@@ -12,20 +14,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import multiprocessing
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 import uvloop
 
+from bench._clients import create_topic
+from bench._common import Spread, background, broker, cpu_seconds, directory, in_process, pin, quick, row, settle
 from broker.wire import schema
+from runtime import memory
 from storage.settings import CacheSettings, UploadSettings
 from tests.support.kafka_client import encode_request, request_entity
 from tests.support.kafka_world import KafkaWorld, batch
 
 PRODUCE_VERSION = 9
+TOPIC = "bench"
+GOAL = 20_000
 
 
 def _frame(partition: int, value_bytes: int) -> bytes:
@@ -33,7 +40,7 @@ def _frame(partition: int, value_bytes: int) -> bytes:
     records = batch(bytes(value_bytes))
     data = make(
         "TopicProduceData",
-        name="bench",
+        name=TOPIC,
         partition_data=[make("PartitionProduceData", index=partition, records=records)],
     )
     return encode_request(
@@ -43,7 +50,7 @@ def _frame(partition: int, value_bytes: int) -> bytes:
     )
 
 
-def _client(address: tuple[str, int], args: argparse.Namespace, results: Any) -> None:
+def _client(address: tuple[str, int], args: argparse.Namespace, put: Callable[[Any], None]) -> None:
     """Blocking sockets, one loop over all connections: cheap enough to keep the server busy."""
     frames = [_frame(index % args.partitions, args.value_bytes) for index in range(args.connections)]
     sockets = [socket.create_connection(address) for _ in frames]
@@ -61,48 +68,72 @@ def _client(address: tuple[str, int], args: argparse.Namespace, results: Any) ->
                 reader.read(size)
             if number < rounds - 1:
                 one.sendall(frame * args.in_flight)
-    results.put((rounds * args.in_flight * args.connections, time.perf_counter() - started))
+    put((rounds * args.in_flight * args.connections, time.perf_counter() - started))
+
+
+def _up(args: argparse.Namespace) -> None:
+    """Print the row of a real broker."""
+    with directory() as path, broker(path / "data", ("admin.port=0",), bucket_in_memory=True, cores={0}) as tidelog:
+        create_topic(tidelog.bootstrap, TOPIC, args.partitions)
+        pid = tidelog.broker_pid()
+
+        def run() -> tuple[float, float]:
+            settle(pid)
+            cpu = cpu_seconds(pid)
+            count, seconds = in_process(_client, ("127.0.0.1", tidelog.port), args, cores={1})
+            return count / seconds, count / (cpu_seconds(pid) - cpu)
+
+        run()
+        runs = [run() for _ in range(args.runs)]
+    rate, per_core = Spread.of(rate for rate, _ in runs), Spread.of(per_core for _, per_core in runs)
+    row(
+        "one-record produce requests, tidelog up",
+        f"{per_core.text()} per s and core, {1e6 / per_core.median:.1f} µs each, {rate.median:,.0f}/s reached",
+        goal=f"≥ {GOAL:,}",
+        holds=per_core.median >= GOAL,
+    )
 
 
 async def _serve(args: argparse.Namespace) -> None:
     cache = CacheSettings(log_bytes=4 << 30)
     world = KafkaWorld(cache=cache, upload=UploadSettings(age_ms=3_600_000, size_bytes=1 << 40))
     async with world:
-        await world.topic("bench", args.partitions)
-        results: Any = multiprocessing.get_context("spawn").Queue()
-        client = multiprocessing.get_context("spawn").Process(
-            target=_client, args=(world.server.address, args, results)
-        )
-        client.start()
+        await world.topic(TOPIC, args.partitions)
+        memory.tune()
         profile = cProfile.Profile() if args.profile else None
-        while world.server.connections == 0:  # noqa: ASYNC110 — another process connects
-            await asyncio.sleep(0.01)
-        cpu = time.process_time()
-        if profile is not None:
-            profile.enable()
-        while client.is_alive():  # noqa: ASYNC110 — another process ends
-            await asyncio.sleep(0.05)
-        if profile is not None:
-            profile.disable()
-            profile.dump_stats(args.profile)
-        cpu = time.process_time() - cpu
-        count, seconds = results.get()
-        mib = count * args.value_bytes / (1 << 20)
-        print(
-            f"requests={count} seconds={seconds:.2f} requests_per_s={count / seconds:,.0f} "
-            f"cpu_us={cpu / count * 1e6:.1f} mib_per_s={mib / seconds:.1f}"
-        )
+        with background(_client, world.server.address, args, cores={1}) as result:
+            while world.server.connections == 0:  # noqa: ASYNC110 — another process connects
+                await asyncio.sleep(0.01)
+            cpu = time.process_time()
+            if profile is not None:
+                profile.enable()
+            count, seconds = await asyncio.to_thread(result)
+            if profile is not None:
+                profile.disable()
+                profile.dump_stats(args.profile)
+            cpu = time.process_time() - cpu
+    row(
+        "one-record produce requests, data path in memory",
+        f"{count / cpu:,.0f} per s and core, {cpu / count * 1e6:.1f} µs each, {count / seconds:,.0f}/s reached",
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=200_000)
-    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=40_000 if quick() else 100_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--in-flight", type=int, default=5)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--only", choices=("up", "memory"))
     parser.add_argument("--profile")
-    uvloop.run(_serve(parser.parse_args()))
+    args = parser.parse_args()
+    if args.only != "memory":
+        _up(args)
+    if args.only != "up":
+        pin({0})
+        uvloop.run(_serve(args))
 
 
 if __name__ == "__main__":
