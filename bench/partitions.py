@@ -283,10 +283,10 @@ def read_back(bootstrap: str, targets: list[tuple[str, int]], seconds: float) ->
     consumer.close()
 
 
-def idle_memory(directory: Path, cluster: Cluster, args: argparse.Namespace, empty: int) -> bool:
+def idle_memory(cluster: Cluster, args: argparse.Namespace, empty: int, what: str) -> bool:
     bytes_each = (cluster.settled_rss() - empty) / args.partitions
     goal = f"goal <= {IDLE_GOAL_BYTES:,} bytes"
-    return say("idle memory", f"{bytes_each:,.0f} bytes a partition", goal, bytes_each <= IDLE_GOAL_BYTES)
+    return say(what, f"{bytes_each:,.0f} bytes a partition", goal, bytes_each <= IDLE_GOAL_BYTES)
 
 
 def run(directory: Path, args: argparse.Namespace) -> bool:
@@ -308,7 +308,7 @@ def run(directory: Path, args: argparse.Namespace) -> bool:
         say("clean stop", f"{cluster.stop():.2f} s")
         took = cluster.start()
         good &= say("start", f"{took:.2f} s", f"goal <= {START_GOAL_S:.0f} s", took <= START_GOAL_S)
-        good &= idle_memory(directory, cluster, args, empty)
+        good &= idle_memory(cluster, args, empty, "idle memory, never written")
         before = cpu_s(cluster.pid)
         time.sleep(5)
         say("idle CPU", f"{(cpu_s(cluster.pid) - before) / 5 * 100:.1f} % of a core")
@@ -336,6 +336,7 @@ def run(directory: Path, args: argparse.Namespace) -> bool:
         say("clean stop, all written", f"{cluster.stop():.2f} s")
         took = cluster.start()
         good &= say("start, all written", f"{took:.2f} s", f"goal <= {START_GOAL_S:.0f} s", took <= START_GOAL_S)
+        good &= idle_memory(cluster, args, empty, "idle memory, all written")
         produce(cluster.bootstrap, targets, 1.0)
         cluster.kill()
         took = cluster.start()

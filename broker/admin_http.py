@@ -77,6 +77,8 @@ class AdminSources:
     """Offsets and sizes of the WAL."""
     upload: Callable[[], Mapping[str, Any]]
     """`backlog_bytes` (confirmed and not uploaded) and `oldest_age_ms` at least."""
+    memory: Callable[[], Mapping[str, int]]
+    """What the accounts of memory hold, and their bounds, in bytes; `resident_bytes` of the whole process."""
     bucket: Callable[[], Mapping[str, Any]]
     """`BucketHealth.report()`."""
     problems: Callable[[], list[str]]
@@ -180,6 +182,7 @@ class AdminHttp:
                 "partitions": dict(sources.partitions()),
                 "wal": dict(sources.wal()),
                 "upload": dict(sources.upload()),
+                "memory": dict(sources.memory()),
                 "bucket": dict(sources.bucket()),
                 "problems": [*sources.not_ready(), *sources.problems()],
             }

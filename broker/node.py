@@ -36,6 +36,7 @@ from controller.client import ControllerClient
 from controller.model import ObjectRecord, StreamState
 from runtime.clock import Clock
 from runtime.errors import ConfigError, TidelogError, Unavailable
+from runtime.memory import resident_bytes
 from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
 from storage.compaction_pace import LoadMeter
@@ -377,6 +378,7 @@ class BrokerNode:
                 "master_epoch": wal.master_epoch,
             },
             upload=lambda: self._backlog(storage),
+            memory=lambda: self._memory(storage),
             bucket=self._store.health.report,
             problems=self._problems,
             upload_now=storage.upload_now,
@@ -391,6 +393,23 @@ class BrokerNode:
             "in_flight": stats["uploads_in_flight"],
             "committed_offset": stats["committed_offset"],
             "retries": stats["upload_retries"],
+        }
+
+    def _memory(self, storage: Storage) -> dict[str, int]:
+        """The accounts that bound this broker's memory: what is in each, and its bound."""
+        stats, cache, kafka, server = storage.stats(), self._settings.cache, self._settings.kafka, self._server
+        return {
+            "resident_bytes": resident_bytes(),
+            "log_cache_bytes": int(stats["log_cache_bytes"]),
+            "log_cache_bound_bytes": cache.log_bytes,
+            "block_cache_bytes": int(stats["block_cache_bytes"]),
+            "block_cache_bound_bytes": cache.block_bytes,
+            "cold_in_flight_bytes": int(stats["cold_in_flight_bytes"]),
+            "cold_in_flight_bound_bytes": cache.cold_in_flight_bytes,
+            "requests_bytes": server.in_flight_bytes if server is not None else 0,
+            "requests_bound_bytes": kafka.max_in_flight_bytes,
+            "responses_bytes": server.unread_bytes if server is not None else 0,
+            "responses_bound_bytes": kafka.max_unread_bytes,
         }
 
     # --- end -----------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class CacheSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[cache]`."""
 
     log_bytes: Annotated[int, Meta(ge=4 * MIB)] = 512 * MIB
-    """Log cache: what is not uploaded must fit; at the bound producers wait."""
+    """Log cache, with all that it costs in memory: what is not uploaded must fit; at the bound producers wait."""
     block_bytes: Bytes = 256 * MIB
     """Block cache for reads from the bucket; half of it may be read ahead."""
     cold_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB

@@ -49,6 +49,7 @@ class Place:
             partitions=lambda: {"led": 1, "open": 1, "failing": 0},
             wal=lambda: {"end_offset": 10},
             upload=lambda: {"backlog_bytes": 3, "oldest_age_ms": 4},
+            memory=lambda: {"resident_bytes": 5},
             bucket=self.store.health.report,
             problems=lambda: ["the disk is nearly full"],
             upload_now=lambda: self.upload(),
@@ -155,6 +156,7 @@ def test_status_tells_the_cluster_as_this_node_sees_it() -> None:
         assert status["topics"] == 1
         assert status["partitions"] == {"led": 1, "open": 1, "failing": 0}
         assert status["upload"] == {"backlog_bytes": 3, "oldest_age_ms": 4}
+        assert status["memory"] == {"resident_bytes": 5}
         assert status["bucket"]["healthy"]
         assert status["bucket"]["last_success_ms"] > 0
         assert status["problems"] == ["the disk is nearly full"]

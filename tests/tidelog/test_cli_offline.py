@@ -186,7 +186,7 @@ def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[s
         }
         for one, state in states.items()
     ]
-    own = {key: {"of": node_id} for key in ("partitions", "wal", "upload", "bucket")}
+    own = {key: {"of": node_id} for key in ("partitions", "wal", "upload", "memory", "bucket")}
     return {
         "cluster_id": "c",
         "node_id": node_id,

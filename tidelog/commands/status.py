@@ -21,6 +21,7 @@ SOMETHING_WRONG = 10
 GOOD_STATES = ("ready", "alive")
 
 Document = dict[str, Any]
+_RIGHT = ["NODE", "PID", "PARTITIONS", "WAL", "TO-UPLOAD", "MEMORY", "LOG-CACHE"]
 
 
 @click.command()
@@ -44,7 +45,7 @@ def _ask(admin_url: str) -> Document:
 def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
     """One document of the whole cluster: that of the node asked first, with what `ask` brings from each other one.
 
-    Each node's `wal`, `upload`, `bucket` and `partitions` are its own; `problems` are everybody's.
+    Each node's `wal`, `upload`, `memory`, `bucket` and `partitions` are its own; `problems` are everybody's.
     """
     nodes = []
     problems = list(asked["problems"])
@@ -70,14 +71,26 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
 
 
 def _own(answer: Document) -> Document:
-    return {key: answer[key] for key in ("partitions", "wal", "upload", "bucket")}
+    return {key: answer[key] for key in ("partitions", "wal", "upload", "memory", "bucket")}
 
 
 def _render(document: Document) -> str:
     about = [("cluster", document["cluster_id"]), ("topics", document["topics"])]
-    headers = ["NODE", "ROLES", "PID", "ADDRESS", "STATE", "PARTITIONS", "WAL", "TO-UPLOAD", "BUCKET"]
+    headers = [
+        "NODE",
+        "ROLES",
+        "PID",
+        "ADDRESS",
+        "STATE",
+        "PARTITIONS",
+        "WAL",
+        "TO-UPLOAD",
+        "MEMORY",
+        "LOG-CACHE",
+        "BUCKET",
+    ]
     rows = [_row(node) for node in document["nodes"]]
-    text = [output.pairs(about), output.table(headers, rows, right=["NODE", "PID", "PARTITIONS", "WAL", "TO-UPLOAD"])]
+    text = [output.pairs(about), output.table(headers, rows, right=_RIGHT)]
     problems = document["problems"]
     if problems:
         text.append("problems:\n" + "\n".join(f"  - {problem}" for problem in problems))
@@ -89,13 +102,15 @@ def _render(document: Document) -> str:
 def _row(node: Document) -> list[Any]:
     row = [node["id"], ",".join(node["roles"]), node["pid"], node["address"], node["state"]]
     if "wal" not in node:
-        return [*row, None, None, None, None]
-    partitions, wal, bucket = node["partitions"], node["wal"], node["bucket"]
+        return [*row, None, None, None, None, None, None]
+    partitions, wal, memory, bucket = node["partitions"], node["wal"], node["memory"], node["bucket"]
     opened, led = partitions.get("open"), partitions.get("led")
     return [
         *row,
         opened if opened == led else f"{opened} of {led}",
         output.size(wal["end_offset"] - wal["start_offset"]),
         output.size(node["upload"]["backlog_bytes"]),
+        output.size(memory["resident_bytes"]),
+        f"{memory['log_cache_bytes'] / memory['log_cache_bound_bytes']:.0%}",
         f"{'ok' if bucket['healthy'] else 'FAILING'} {bucket['url']}",
     ]
