@@ -373,6 +373,15 @@ class ControllerClient:
 
     # storage.managers.ObjectManager
 
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        """See `storage.managers.ObjectManager.quarantine_stream`."""
+        await self._command(c.QuarantineStream(replica_set_id, master_epoch, stream_id, reason))
+
+    def quarantined(self, stream_id: int) -> str:
+        """See `storage.managers.ObjectManager.quarantined`."""
+        record = self.image.streams.get(stream_id)
+        return record.quarantined if record is not None else ""
+
     async def prepare_objects(self, count: int, ttl_ms: int) -> int:
         """See `storage.managers.ObjectManager.prepare_objects`."""
         first: int = await self._command(c.PrepareObjects(count, ttl_ms), int)

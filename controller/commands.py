@@ -177,6 +177,15 @@ class ReleaseStream(Command, frozen=True, array_like=True, tag=17):
     stream_id: int
 
 
+class QuarantineStream(Command, frozen=True, array_like=True, tag=23):
+    """See `storage.managers.ObjectManager.quarantine_stream`."""
+
+    replica_set_id: int
+    master_epoch: int
+    stream_id: int
+    reason: str
+
+
 class PrepareObjects(Command, frozen=True, array_like=True, tag=18):
     """See `storage.managers.ObjectManager.prepare_objects`. Value: the first id."""
 
@@ -281,6 +290,7 @@ AnyCommand = (
     | OpenStreams
     | CloseStreams
     | TrimStream
+    | QuarantineStream
     | ReleaseStream
     | PrepareObjects
     | Commit

@@ -67,6 +67,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.OpenStreams: state_streams.open_streams,
     c.CloseStreams: state_streams.close_streams,
     c.TrimStream: state_streams.trim_stream,
+    c.QuarantineStream: state_streams.quarantine_stream,
     c.ReleaseStream: state_streams.release_stream,
     c.PrepareObjects: state_objects.prepare_objects,
     c.Commit: state_objects.commit_objects,

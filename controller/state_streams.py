@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.commands import MAX_STREAMS_PER_COMMAND, CloseStreams, OpenStreams, ReleaseStream, TrimStream
+from controller.commands import (
+    MAX_STREAMS_PER_COMMAND,
+    CloseStreams,
+    OpenStreams,
+    QuarantineStream,
+    ReleaseStream,
+    TrimStream,
+)
 from controller.model import ReplicaSetRecord, StreamRecord, StreamState
 from controller.tables import Tables
 from runtime.errors import Fenced, InvalidInput, NotFound
 from stream.managers import OpenedStream
+
+MAX_REASON_CHARS = 500
+"""Of the reason of a quarantine that is kept."""
 
 
 def require_master_epoch(tables: Tables, replica_set_id: int, master_epoch: int) -> ReplicaSetRecord:
@@ -95,6 +105,15 @@ def trim_stream(tables: Tables, command: TrimStream) -> None:
     _require_epoch(record, command.epoch)
     if command.start_offset > record.start_offset:
         tables.streams.put(record.id, msgspec.structs.replace(record, start_offset=command.start_offset))
+
+
+def quarantine_stream(tables: Tables, command: QuarantineStream) -> None:
+    """See `storage.managers.ObjectManager.quarantine_stream`; the first reason stays. Raises `NotFound`, `Fenced`."""
+    require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    record = tables.streams.get(command.stream_id)
+    if record is not None and record.replica_set == command.replica_set_id and not record.quarantined:
+        reason = command.reason[:MAX_REASON_CHARS] or "no reason was given"
+        tables.streams.put(record.id, msgspec.structs.replace(record, quarantined=reason))
 
 
 def release_stream(tables: Tables, command: ReleaseStream) -> None:

@@ -134,3 +134,15 @@ class ObjectManager(Protocol):
     def committed_wal_offset(self, replica_set_id: int) -> int:
         """The WAL offset up to which committed objects cover the replica set's WAL (int64 bytes)."""
         ...
+
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        """Note durably that a stream's records do not meet its committed range (rule 5): it takes no commits any more.
+
+        Returns when `quarantined` here says so, too; for whoever opens the stream from now on. The same again is
+        success, and so is a stream that was deleted or belongs to another replica set. Raises `Fenced`, `Unavailable`.
+        """
+        ...
+
+    def quarantined(self, stream_id: int) -> str:
+        """Why a stream is quarantined, from local memory; empty if it is not."""
+        ...

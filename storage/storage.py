@@ -192,8 +192,8 @@ class Storage:
         """Take up a stream that the controller opened for us; all values are as in `OpenedStream`.
 
         Returns the next offset: the committed end plus what memory and the WAL hold beyond it. Raises
-        `StreamQuarantined` when there is a gap, and from then on while this process lives; the stream can be read up
-        to its committed end.
+        `StreamQuarantined` when there is a gap, and from then on, in later processes too; the stream can be read up to
+        its committed end.
         """
         assert self._started, "start comes before open_stream"
         if self._failure is not None:
@@ -211,12 +211,17 @@ class Storage:
         stream_log.start_offset = max(start_offset, stream_log.start_offset)
         stream_log.is_open = True
         self._logs[stream_id] = stream_log
-        problem = self._recovered.fill(stream_log) if self._planner.held else ""
+        problem = self._take_recovered(stream_log)
         if problem:
             self._quarantine(stream_log, problem)
             raise self._quarantined(stream_log)
         stream_log.accepts = True
         return stream_log.end_offset
+
+    def _take_recovered(self, stream_log: StreamLog) -> str:
+        """Give a stream what the WAL holds of it; why it must be quarantined, or an empty string."""
+        problem = self._recovered.fill(stream_log) if self._planner.held else ""
+        return self._objects.quarantined(stream_log.stream_id) or problem
 
     def recovered_done(self) -> None:
         """Every stream of the replica set has been opened: recovered records of unknown streams are dropped.
@@ -262,7 +267,7 @@ class Storage:
         stream_log.epoch = self._recovered.newest_epoch(stream_id)
         stream_log.owner_since_epoch = owner_since_epoch
         self._logs[stream_id] = stream_log
-        problem = self._recovered.fill(stream_log)
+        problem = self._take_recovered(stream_log)
         if problem:
             self._quarantine(stream_log, problem)
         self._on_empty(stream_log)
@@ -491,7 +496,7 @@ class Storage:
     def _quarantined(self, stream_log: StreamLog) -> StreamQuarantined:
         return StreamQuarantined(
             f"stream {stream_log.stream_id} is quarantined: {stream_log.reason}",
-            hint="look at `tidelog object inspect` on the keys under quarantine/",
+            hint="what it holds beyond the bucket is kept there under quarantine/; see docs/operations.md",
         )
 
     # -- the end

@@ -251,8 +251,12 @@ class Uploader:
         self.stats.bytes += built.size
 
     async def _set_aside(self, task: UploadTask, part: StreamPart) -> None:
-        """Keep the records of a quarantined stream where a person can find them, before their WAL range commits."""
-        stream_id = part.log.stream_id
+        """Keep the records of a quarantined stream where a person can find them, before their WAL range commits.
+
+        The quarantine itself is made durable first: once the WAL is trimmed nothing else would tell the next process.
+        """
+        stream_id, reason = part.log.stream_id, part.log.reason
+        await self._retry(lambda: self._note_quarantine(stream_id, reason), f"quarantine stream {stream_id}")
         for number, records in enumerate(_contiguous(part.records)):
             key = quarantine_key(self._cluster_id, stream_id, task.wal_start, number)
             piece = StreamPart(part.log, records, part.size)
@@ -262,6 +266,12 @@ class Uploader:
                 "records of a quarantined stream set aside",
                 extra={"stream": stream_id, "key": key, "records": len(records), "reason": part.log.reason},
             )
+
+    async def _note_quarantine(self, stream_id: int, reason: str) -> None:
+        try:
+            await self._objects.quarantine_stream(self._replica_set_id, self._master_epoch, stream_id, reason)
+        except Fenced as error:  # the commit will be refused for the same reason, so nothing is trimmed
+            log.warning("the quarantine was not noted", extra={"stream": stream_id, "error": error})
 
     async def _retry(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
         """Try until it succeeds: the WAL holds the data meanwhile, and producers feel back-pressure in the end."""

@@ -48,6 +48,12 @@ class NoObjects:
     def committed_wal_offset(self, replica_set_id: int) -> int:
         return 0
 
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        raise AssertionError("nothing is quarantined here")
+
+    def quarantined(self, stream_id: int) -> str:
+        return ""
+
 
 def busy_metrics() -> Metrics:
     metrics = Metrics(

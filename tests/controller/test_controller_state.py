@@ -282,6 +282,22 @@ def test_a_gap_or_overlap_is_refused_and_quarantines_the_stream(driver: Driver, 
     driver.commit(epoch, (10, 20), new_object(object_id + 2, (first, 5, 9)))
 
 
+def test_a_quarantine_by_the_owner_is_kept_and_fenced(driver: Driver) -> None:
+    epoch, (first,) = opened(driver)
+    with pytest.raises(Fenced):
+        driver.run(c.QuarantineStream(0, epoch - 1, first, "late"))
+    assert driver.image.streams[first].quarantined == ""
+    driver.run(c.QuarantineStream(0, epoch, first, "a gap in the WAL " + "x" * 1000))
+    driver.run(c.QuarantineStream(0, epoch, first, "another reason"))
+    driver.run(c.QuarantineStream(0, epoch, 1 << 40, "deleted"))
+    assert driver.image.streams[first].quarantined.startswith("a gap in the WAL x")
+    assert len(driver.image.streams[first].quarantined) == 500
+    with pytest.raises(CommitGap, match="quarantined: a gap in the WAL"):
+        driver.commit(epoch, (0, 10), new_object(driver.prepare(), (first, 0, 5)))
+    driver.run(c.ReleaseStream(first))
+    assert driver.image.streams[first].quarantined == ""
+
+
 def test_a_gap_in_the_wal_is_refused(driver: Driver) -> None:
     epoch, (first,) = opened(driver)
     with pytest.raises(CommitGap) as gap:

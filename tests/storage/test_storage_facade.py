@@ -321,6 +321,7 @@ def test_a_gap_or_overlap_between_bucket_and_wal_is_never_skipped(committed: int
         await settle(world)
         await world.crash()
         world.objects.ends[1] = committed
+        world.objects.fail_quarantine = 2
         await world.boot([2], done=False)
         for _ in range(2):
             with pytest.raises(StreamQuarantined, match="offset 4"):
@@ -332,6 +333,41 @@ def test_a_gap_or_overlap_between_bucket_and_wal_is_never_skipped(committed: int
         assert [stream for stream, _ in world.quarantined] == [1]
         with pytest.raises(StreamQuarantined):
             await world.storage.read(1, committed, committed + 1, 10)
+        assert "offset 4" in world.objects.quarantines[1]
+        await world.crash()
+        await world.boot([2], done=False)  # the WAL is trimmed: only the metadata remembers
+        with pytest.raises(StreamQuarantined, match="offset 4"):
+            world.open(1)
+        world.storage.recovered_done()
+        world.append(2, b"goes on")
+        await settle(world)
+        await world.storage.upload_now()
+        assert world.objects.ends == {1: committed, 2: 2}
+        await world.storage.close(upload=False)
+
+    run(scenario)
+
+
+def test_a_quarantine_is_durable_before_the_range_that_leaves_its_records_out_is_committed() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.boot([1, 2])
+        world.append(1, b"x")
+        world.append(2, b"y")
+        await settle(world)
+        await world.crash()
+        world.objects.ends[1] = 5
+        await world.boot([2], done=False)
+        with pytest.raises(StreamQuarantined):
+            world.open(1)
+        world.objects.fail_quarantine = 1 << 30  # the controller does not answer
+        world.storage.recovered_done()
+        upload = asyncio.create_task(world.storage.upload_now())
+        await settle(world)
+        assert world.objects.commits == [] and world.media.trims == [] and not upload.done()
+        world.objects.fail_quarantine = 0
+        await upload
+        assert 1 in world.objects.quarantines and world.objects.ends == {1: 5, 2: 1}
         await world.storage.close(upload=False)
 
     run(scenario)

@@ -97,6 +97,12 @@ class Metadata:
     def committed_wal_offset(self, replica_set_id: int) -> int:
         return self.image.replica_sets[replica_set_id].committed_wal_offset
 
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        raise AssertionError("nothing is quarantined here")
+
+    def quarantined(self, stream_id: int) -> str:
+        return ""
+
 
 class OldImage:
     """The metadata as a reader far behind has it."""
@@ -121,6 +127,12 @@ class OldImage:
 
     def committed_wal_offset(self, replica_set_id: int) -> int:
         raise AssertionError("a reader has no WAL")
+
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        raise AssertionError("a reader quarantines nothing")
+
+    def quarantined(self, stream_id: int) -> str:
+        return ""
 
 
 class CompactionWorld:

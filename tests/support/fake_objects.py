@@ -38,6 +38,10 @@ class FakeObjects:
     """How many of the next commits raise `Unavailable` without having happened."""
     fail_after_commit: int = 0
     """How many of the next commits happen and raise `Unavailable`."""
+    fail_quarantine: int = 0
+    """How many of the next quarantines raise `Unavailable`."""
+    quarantines: dict[int, str] = field(default_factory=dict)
+    """Why, by stream."""
     on_commit: Callable[[CommitObjects], None] | None = None
     next_id: int = 1
 
@@ -108,3 +112,15 @@ class FakeObjects:
 
     def committed_wal_offset(self, replica_set_id: int) -> int:
         return self.committed.get(replica_set_id, 0)
+
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        await asyncio.sleep(0)
+        if self.fail_quarantine:
+            self.fail_quarantine -= 1
+            raise Unavailable("quarantine failed on purpose")
+        if master_epoch != self.master_epoch:
+            raise CommitRefused(f"master epoch {master_epoch} is stale, it is {self.master_epoch}")
+        self.quarantines.setdefault(stream_id, reason)
+
+    def quarantined(self, stream_id: int) -> str:
+        return self.quarantines.get(stream_id, "")

@@ -84,6 +84,12 @@ class DataController(WorldController):
     def committed_wal_offset(self, replica_set_id: int) -> int:
         return self.image.replica_sets[replica_set_id].committed_wal_offset
 
+    async def quarantine_stream(self, replica_set_id: int, master_epoch: int, stream_id: int, reason: str) -> None:
+        self.apply(c.QuarantineStream(replica_set_id, master_epoch, stream_id, reason))
+
+    def quarantined(self, stream_id: int) -> str:
+        return self.image.streams[stream_id].quarantined
+
     async def allocate_producer_ids(self, broker_id: int, registration_epoch: int) -> tuple[int, int]:
         first, count = await self._ask(c.AllocateProducerIds(broker_id, registration_epoch))
         return first, count
