@@ -10,6 +10,7 @@
     GET  /compaction         ?eager=true&topic=NAME…: what the compaction does and has done, and what it would do now
     POST /compaction         ?eager=true&topic=NAME…&full_pace=true: compacts now; JSON lines as it goes
     POST /orphans            ?dry_run=true&min_age_ms=: finds what crashes left in the bucket, and deletes it
+    GET  /bucket/usage       requests and bytes of the bucket by purpose and topic, and what is stored
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, answers when it is committed
 
 Answers are JSON; an error is `{"error": …, "hint": …}` with a fitting status. It has no authentication: it listens on

@@ -14,9 +14,10 @@ from typing import Any
 
 from runtime.clock import Clock
 from runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
+from storage.bucket_accounts import Receipt
 from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
-from storage.purpose import Purpose, PurposefulStore
+from storage.purpose import Purpose, PurposefulStore, ReceiptStore
 
 
 class BucketHealth:
@@ -65,6 +66,13 @@ class WatchedObjectStore:
         if not isinstance(self._store, PurposefulStore):
             return self
         return WatchedObjectStore(self._store.for_purpose(purpose), self._clock, self.health)
+
+    def with_receipt(self) -> tuple[WatchedObjectStore, Receipt]:
+        """See `ReceiptStore.with_receipt`."""
+        if not isinstance(self._store, ReceiptStore):
+            return self, Receipt()
+        store, receipt = self._store.with_receipt()
+        return WatchedObjectStore(store, self._clock, self.health), receipt
 
     @property
     def url(self) -> str:

@@ -13,6 +13,7 @@ Entry: `Metrics`.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from broker.bucket_metrics import collect_accounts
+from storage.bucket_accounts import BucketAccounts
 
 LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the latency buckets in seconds: a cached Metadata at one end, a long poll at the other."""
@@ -116,6 +120,10 @@ class MetricSources:
     """`Storage.stats()`: each becomes `tidelog_storage_<name>`, a counter if it is one of `STORAGE_COUNTERS`."""
     object_store: Callable[[], Mapping[str, Mapping[str, Any]]] = _nothing
     """`store.stats.snapshot()`: figures by operation."""
+    accounts: BucketAccounts = dataclasses.field(default_factory=BucketAccounts)
+    """Requests and bytes of the bucket by purpose and topic."""
+    topic_exists: Callable[[str], bool] = lambda topic: True
+    """Whether a topic (still) exists: the series of others are folded into `__other__`."""
     compaction: Callable[[], Mapping[str, int]] = _nothing
     """`Compactor.figures()`: each becomes `tidelog_compaction_<name>`, a counter unless it is one of
     `COMPACTION_GAUGES`."""
@@ -222,6 +230,7 @@ class Metrics(Collector):
         yield from self._collect_broker()
         yield from _collect_storage(self.sources.storage())
         yield from _collect_compaction(self.sources.compaction())
+        yield from collect_accounts(self.sources.accounts)
         yield from _collect_object_store(self.sources.object_store())
 
     def _collect_requests(self) -> Iterable[Metric]:
@@ -247,7 +256,20 @@ class Metrics(Collector):
             sent.add_metric(name, counts.bytes_out)
         return latency, errors, received, sent
 
+    def produced_bytes(self) -> dict[str, int]:
+        """Bytes appended for producers, by topic."""
+        return {topic: counts.produced_bytes for topic, counts in self._topics.items() if counts.produced_bytes}
+
+    def _forget_topics(self) -> None:
+        """Fold the counts of topics that are gone into `__other__`."""
+        exists = self.sources.topic_exists
+        for topic in [each for each in self._topics if each != OTHER_TOPIC and not exists(each)]:
+            gone, other = self._topics.pop(topic), self._topics.setdefault(OTHER_TOPIC, _TopicCounts())
+            for name in _TopicCounts.__slots__:
+                setattr(other, name, getattr(other, name) + getattr(gone, name))
+
     def _collect_topics(self) -> Iterable[Metric]:
+        self._forget_topics()
         families = []
         for field, text in (
             ("produced_records", "Records appended for producers"),

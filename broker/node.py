@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from broker.admin_http import AdminHttp, AdminSources
 from broker.apis import all_apis
 from broker.bucket_health import WatchedObjectStore
+from broker.bucket_usage import BucketUsage, topic_of_stream
 from broker.compaction import ImageView, waiting_object
 from broker.groups.coordinator import GroupCoordinator
 from broker.metrics import Metrics, MetricSources
@@ -33,6 +34,7 @@ from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
+from controller.image import Image
 from controller.model import ObjectRecord, StreamState
 from runtime.clock import Clock
 from runtime.errors import ConfigError, TidelogError, Unavailable
@@ -158,9 +160,9 @@ class BrokerNode:
         cleaner = self._cleaner = self._make_cleaner(image.cluster_id)
         self.metrics.sources.compaction = compactor.figures
         jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
-        self._admin = AdminHttp(
-            self._admin_sources(storage), self.metrics, self._network, self._settings.admin, jobs.routes()
-        )
+        routes = [*jobs.routes(), *self._bucket_usage().routes()]
+        sources = self._admin_sources(storage)
+        self._admin = AdminHttp(sources, self.metrics, self._network, self._settings.admin, routes)
         admin_url = await self._admin.start()
         self._server = KafkaServer(
             self._services(partitions, self._groups, admin_url), all_apis(), self._network, self._settings.kafka
@@ -204,6 +206,30 @@ class BrokerNode:
             groups=lambda: self._groups.stats()["groups"] if self._groups is not None else 0,
         )
         return storage
+
+    def _bucket_usage(self) -> BucketUsage:
+        """Counts requests from here on by the topics that the image knows."""
+
+        def image() -> Image:
+            return self.controller.image
+
+        def wal_bytes() -> int:
+            wal = self._wal
+            return wal.end_offset - wal.start_offset if wal is not None and self._needs_conditional_create else 0
+
+        accounts = self._store.stats.accounts
+        accounts.topic_of = lambda stream_id: topic_of_stream(image(), stream_id)
+        accounts.exists = self.metrics.sources.topic_exists = lambda topic: topic in image().topic_ids
+        self.metrics.sources.accounts = accounts
+        return BucketUsage(
+            node_id=self._identity.broker_id,
+            url=self._store.url,
+            accounts=accounts,
+            image=image,
+            produced=self.metrics.produced_bytes,
+            wal_bytes=wal_bytes,
+            clock=self._clock,
+        )
 
     def _make_compactor(self, storage: Storage, cluster_id: str) -> Compactor:
         settings, wal = self._settings, self._wal

@@ -32,7 +32,7 @@ from storage.object_format import Block, IndexEntry, ObjectIndex
 from storage.object_key import object_key
 from storage.object_reader import TAIL_BYTES, Tail, get_range, load_tail
 from storage.object_store import ObjectNotFound, ObjectStore
-from storage.purpose import Purpose, for_purpose
+from storage.purpose import Purpose, for_purpose, with_receipt
 from storage.read_ahead import MAX_GET_BYTES
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,11 @@ class BlockFetcher:
         try:
             await self.budget.take(ticket)
             try:
-                tail = await self._load_tail(one, key, self._stores[level])
+                store, receipt = with_receipt(self._stores[level])
+                try:
+                    tail = await self._load_tail(one, key, store)
+                finally:
+                    receipt.settle([(stream_id, 1)])  # it reads for this stream, whatever else is in the object
             finally:
                 self.budget.give(ticket)
             self.damage.heal(one.object_id, -1)
@@ -232,6 +236,13 @@ class BlockFetcher:
                 self._block_flights.land(ref.id, failure)
 
     async def _get_now(self, run: list[BlockRef], store: ObjectStore) -> None:
+        store, receipt = with_receipt(store)
+        try:
+            await self._get_blocks(run, store)
+        finally:
+            receipt.settle((ref.entry.stream_id, ref.entry.length) for ref in run)
+
+    async def _get_blocks(self, run: list[BlockRef], store: ObjectStore) -> None:
         data = await self._get_bytes(store, run[0].key, run[0].entry.position, run[-1].entry.end_position)
         if len(data) // _BYTES_A_RECORD + sum(ref.entry.record_count for ref in run) > _OFFLOAD_RECORDS:
             decoded = await self._offload(lambda: _decode(run, data))

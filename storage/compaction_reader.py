@@ -19,6 +19,7 @@ from storage.object_format import Block, ObjectIndex
 from storage.object_key import object_key
 from storage.object_reader import load_tail
 from storage.object_store import ObjectNotFound, ObjectStore
+from storage.purpose import with_receipt
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +74,12 @@ class InputReader:
 
     async def _index(self, one: ObjectFacts) -> ObjectIndex:
         key, object_id = self._key(one.object_id), one.object_id
+        store, receipt = with_receipt(self._store)
         try:
-            tail = await load_tail(self._store, key, one.size, object_id=object_id, cluster_id=self._cluster_id)
+            tail = await load_tail(store, key, one.size, object_id=object_id, cluster_id=self._cluster_id)
         except ObjectNotFound as error:
             raise self._missing(object_id, error) from error
+        receipt.settle((entry.stream_id, entry.length) for entry in tail.index)
         await self._on_read(len(tail.data))
         if tail.start == 0:
             self._whole[object_id] = tail.data
@@ -112,12 +115,14 @@ class InputReader:
 
     async def _get(self, object_id: int, batch: list[BlockSource]) -> list[bytes]:
         ranges = [(source.entry.position, source.entry.end_position) for source in batch]
+        store, receipt = with_receipt(self._store)
         try:
-            parts = await self._store.get_ranges(self._key(object_id), ranges)
+            parts = await store.get_ranges(self._key(object_id), ranges)
         except ObjectNotFound as error:
             raise self._missing(object_id, error) from error
         except InvalidInput as error:
             raise BadInput(object_id, f"the object was cut short: {error.message}") from error
+        receipt.settle((source.entry.stream_id, source.entry.length) for source in batch)
         await self._on_read(sum(map(len, parts)))
         return parts
 

@@ -39,6 +39,7 @@ from storage.object_format import Block, ObjectIndex
 from storage.object_key import object_key
 from storage.object_store import ObjectNotFound, ObjectStore
 from storage.object_writer import BuiltObject, build_object
+from storage.purpose import with_receipt
 from storage.records import StreamRecord
 from storage.settings import CompactionSettings
 
@@ -402,7 +403,9 @@ class Compactor:
 
         built: BuiltObject = await self._offload(build)
         await self._keep_pace(built.size)
-        await self._store.put(object_key(self._cluster_id, object_id), built.body)
+        store, receipt = with_receipt(self._store)
+        await store.put(object_key(self._cluster_id, object_id), built.body)
+        receipt.settle((stream_id, source.entry.length) for stream_id, sources in output.parts for source in sources)
         self.stats.written_bytes += built.size
         # The body is not needed any more, and there may be many.
         return BuiltObject(built.object_id, built.kind, [], built.size, built.ranges)

@@ -20,11 +20,13 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import copy
 import errno
 import fcntl
 import itertools
 import os
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +34,7 @@ from typing import Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import Closed, ConfigError, InvalidInput, Unavailable
+from storage.bucket_accounts import Account
 from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities
 from storage.object_store_common import (
     StoreFull,
@@ -65,8 +68,9 @@ class LocalObjectStore:
     def __init__(self, directory: Path | str, clock: Clock | None = None) -> None:
         self._root = Path(directory).absolute()
         self._tmp = self._root / TMP_NAME
-        self._closed = False
+        self._closed = threading.Event()
         self.stats = StoreStats(clock or SystemClock())
+        self._account: Account = self.stats.accounts.account("other")
         try:
             self._tmp.mkdir(parents=True, exist_ok=True)
             _fsync_directory(self._root)
@@ -77,6 +81,12 @@ class LocalObjectStore:
                 hint="check the path, its owner and the free space, or choose another data directory",
             ) from error
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="object-store")
+
+    def with_account(self, account: Account) -> LocalObjectStore:
+        """See `AccountingStore.with_account`."""
+        view = copy.copy(self)
+        view._account = account
+        return view
 
     @property
     def url(self) -> str:
@@ -89,6 +99,8 @@ class LocalObjectStore:
         with self.stats.measure("put") as stats:
             info = await self._run(lambda: self._put(key, path, body, if_absent))
             stats.bytes_out += info.size
+            self._account.request("put")
+            self._account.sent(info.size)
             return info
 
     async def get(self, key: str) -> bytes:
@@ -97,6 +109,8 @@ class LocalObjectStore:
         with self.stats.measure("get") as stats:
             data = await self._run(lambda: self._get(key, path))
             stats.bytes_in += len(data)
+            self._account.request("get")
+            self._account.received(len(data))
             return data
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -105,14 +119,19 @@ class LocalObjectStore:
         check_ranges(key, ranges)
         with self.stats.measure("get_ranges") as stats:
             parts = await self._run(lambda: self._get_ranges(key, path, ranges))
-            stats.bytes_in += sum(map(len, parts))
+            size = sum(map(len, parts))
+            stats.bytes_in += size
+            self._account.request("get", len(ranges) if len(ranges) < 2 else len(merge_ranges(ranges)))
+            self._account.received(size)
             return parts
 
     async def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
         path = self._path(key)
         with self.stats.measure("head"):
-            return await self._run(lambda: self._head(key, path))
+            info = await self._run(lambda: self._head(key, path))
+            self._account.request("head")
+            return info
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """See `ObjectStore.list`. Holds one directory's names in memory for each level, not the whole listing."""
@@ -120,6 +139,7 @@ class LocalObjectStore:
         while True:
             with self.stats.measure("list"):
                 page = await self._run(lambda: [*itertools.islice(found, LIST_PAGE)])
+                self._account.request("list")
             for info in page:
                 yield info
             if len(page) < LIST_PAGE:
@@ -130,6 +150,7 @@ class LocalObjectStore:
         paths = [self._path(key) for key in keys]
         with self.stats.measure("delete"):
             await self._run(lambda: self._delete(paths))
+            self._account.request("delete", -(-len(paths) // LIST_PAGE))
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`."""
@@ -137,8 +158,8 @@ class LocalObjectStore:
 
     async def close(self) -> None:
         """See `ObjectStore.close`. Waits for calls under way."""
-        if not self._closed:
-            self._closed = True
+        if not self._closed.is_set():
+            self._closed.set()
             await asyncio.to_thread(self._executor.shutdown)
 
     # -- what runs in threads ------------------------------------------------------------------------------------------
@@ -160,7 +181,7 @@ class LocalObjectStore:
         return self._root / key
 
     async def _run(self, work: Callable[[], T]) -> T:
-        if self._closed:
+        if self._closed.is_set():
             raise Closed(f"the object store at {self._root} is closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -21,6 +21,7 @@ Entry: `S3ObjectStore`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 import secrets
@@ -32,6 +33,7 @@ from botocore.exceptions import ClientError
 
 from runtime.clock import Clock
 from runtime.errors import Closed, ConfigError, InvalidInput
+from storage.bucket_accounts import Account, RequestKind
 from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabilities
 from storage.object_store_common import (
     MergedRange,
@@ -46,7 +48,7 @@ from storage.object_store_common import (
     split_merged,
 )
 from storage.object_store_s3_client import MIN_BYTES_PER_S, WRITER_ID, BotoRequests, DataRequests, open_client
-from storage.object_store_s3_errors import ATTEMPT_ERRORS, BucketMissing, classify
+from storage.object_store_s3_errors import ATTEMPT_ERRORS, BucketMissing, classify, is_charged
 from storage.object_store_s3_multipart import MIN_PART_BYTES, MultipartUpload
 from storage.object_store_stats import OperationStats, StoreStats
 from storage.settings import S3Settings
@@ -64,6 +66,17 @@ START_BUDGET_S: Final = 5.0
 """How long `start` tries before it says clearly what is wrong; the caller repeats it."""
 
 
+class _Connection:
+    """What all views of a store share, and what changes: the client, made on first use."""
+
+    def __init__(self) -> None:
+        self.opening = asyncio.Lock()
+        self.resources = AsyncExitStack()
+        self.client: Any = None
+        self.data: DataRequests
+        self.closed = False
+
+
 class S3ObjectStore:
     """An `ObjectStore` on an S3 server. The constructor does no I/O. Raises `ConfigError` for wrong settings."""
 
@@ -76,12 +89,15 @@ class S3ObjectStore:
         self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
         self._retrier = Retrier(clock, rng)
         self._slots = asyncio.Semaphore(settings.max_concurrency)
-        self._opening = asyncio.Lock()
-        self._resources = AsyncExitStack()
-        self._client: Any = None
-        self._data: DataRequests
-        self._closed = False
+        self._connection = _Connection()
         self.stats = StoreStats(clock)
+        self._account: Account = self.stats.accounts.account("other")
+
+    def with_account(self, account: Account) -> S3ObjectStore:
+        """See `AccountingStore.with_account`. All views share connections and statistics."""
+        view = copy.copy(self)
+        view._account = account
+        return view
 
     @property
     def url(self) -> str:
@@ -95,14 +111,14 @@ class S3ObjectStore:
         """
         stats = self.stats.operation("start")
         try:
-            await self._call(stats, "finding the bucket", "", self._head_bucket, budget_s=START_BUDGET_S)
+            await self._call(stats, "finding the bucket", "", self._head_bucket, kind="head", budget_s=START_BUDGET_S)
         except ObjectNotFound as error:
             if not self._settings.create_bucket:
                 raise BucketMissing(
                     f"bucket {self._bucket} does not exist at {self._endpoint}",
                     hint="create it, or set s3.create_bucket = true",
                 ) from error
-            await self._call(stats, "creating the bucket", "", self._create_bucket, budget_s=START_BUDGET_S)
+            await self._call(stats, "creating the bucket", "", self._create_bucket, kind="put", budget_s=START_BUDGET_S)
             log.info("bucket created", extra={"bucket": self._bucket, "endpoint": self._endpoint})
 
     async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
@@ -120,6 +136,7 @@ class S3ObjectStore:
             else:
                 etag = await self._put(stats, key, name, body, size)
             stats.bytes_out += size
+            self._account.sent(size)
             return ObjectInfo(key, size, etag, self._clock.time_ms())
 
     async def get(self, key: str) -> bytes:
@@ -127,11 +144,12 @@ class S3ObjectStore:
         name = self._name(key)
 
         async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
-            return await self._data.get(name, deadline)
+            return await self._connection.data.get(name, deadline)
 
         with self.stats.measure("get") as stats:
-            data = await self._call(stats, "get", key, request)
+            data = await self._call(stats, "get", key, request, kind="get")
             stats.bytes_in += len(data)
+            self._account.received(len(data))
             return data
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -153,7 +171,7 @@ class S3ObjectStore:
             return ObjectInfo(key, int(answer["ContentLength"]), answer["ETag"].strip('"'), modified_ms)
 
         with self.stats.measure("head") as stats:
-            return await self._call(stats, "head", key, request)
+            return await self._call(stats, "head", key, request, kind="head")
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """See `ObjectStore.list`. Each page begins after the last key of the one before: it can be repeated."""
@@ -168,7 +186,7 @@ class S3ObjectStore:
                 return await client.list_objects_v2(**arguments)
 
             with self.stats.measure("list") as stats:
-                page = await self._call(stats, "list", prefix, request)
+                page = await self._call(stats, "list", prefix, request, kind="list")
             contents = page.get("Contents", [])
             for entry in contents:
                 yield ObjectInfo(
@@ -191,7 +209,7 @@ class S3ObjectStore:
                 _check_deleted(answer.get("Errors", []))
 
             with self.stats.measure("delete") as stats:
-                await self._call(stats, "delete", names[first], request)
+                await self._call(stats, "delete", names[first], request, kind="delete")
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`. Finds or creates the bucket first (`start`)."""
@@ -200,18 +218,19 @@ class S3ObjectStore:
 
     async def close(self) -> None:
         """See `ObjectStore.close`. Calls under way should have ended; what they get otherwise is undefined."""
-        self._closed = True
-        async with self._opening:
-            self._client = None
-            await self._resources.aclose()
+        connection = self._connection
+        connection.closed = True
+        async with connection.opening:
+            connection.client = None
+            await connection.resources.aclose()
 
     # -- single requests -----------------------------------------------------------------------------------------------
 
     async def _put(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
         async def request(_client: Any, _deadline: asyncio.Timeout) -> str:
-            return await self._data.put(name, body)
+            return await self._connection.data.put(name, body)
 
-        return await self._call(stats, "put", key, request, size=size)
+        return await self._call(stats, "put", key, request, kind="put", size=size)
 
     async def _create(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
         # From the system's entropy and not from `rng`: two writers must differ, whatever their seeds.
@@ -219,20 +238,21 @@ class S3ObjectStore:
 
         async def request(client: Any, _deadline: asyncio.Timeout) -> str:
             try:
-                return await self._data.put(name, body, writer)
+                return await self._connection.data.put(name, body, writer)
             except ClientError as error:
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:
                     raise
                 answer = await self._own_success(client, name, writer, error)
             return str(answer["ETag"]).strip('"')
 
-        return await self._call(stats, "conditional create", key, request, size=size)
+        return await self._call(stats, "conditional create", key, request, kind="put", size=size)
 
     async def _own_success(self, client: Any, name: str, writer: str, refusal: ClientError) -> Any:
         """After a 412: what HEAD says of the object if this call wrote it; raises `refusal` if somebody else did.
 
         Asked even on a first attempt: the client may repeat a PUT by itself when a kept connection breaks.
         """
+        self._account.request("head")
         try:
             answer = await client.head_object(Bucket=self._bucket, Key=name)
         except ClientError as error:
@@ -245,12 +265,13 @@ class S3ObjectStore:
 
     async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> bytes:
         async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
-            return await self._data.get_range(name, one.start, one.end, deadline)
+            return await self._connection.data.get_range(name, one.start, one.end, deadline)
 
-        data = await self._call(stats, "range get", key, request, size=one.end - one.start)
+        data = await self._call(stats, "range get", key, request, kind="get", size=one.end - one.start)
         if len(data) != one.end - one.start:
             raise past_end(key, one.start, one.end)
         stats.bytes_in += len(data)
+        self._account.received(len(data))
         return data
 
     async def _head_bucket(self, client: Any, _deadline: asyncio.Timeout) -> None:
@@ -273,15 +294,16 @@ class S3ObjectStore:
         return check_key(self._prefix + check_key(key))
 
     async def _connected(self) -> Any:
-        if self._client is None:
-            async with self._opening:
-                if self._closed:
+        connection = self._connection
+        if connection.client is None:
+            async with connection.opening:
+                if connection.closed:
                     raise Closed(f"the object store {self.url} is closed")
-                if self._client is None:
-                    client = await open_client(self._settings, self._resources)
-                    self._data = await self._open_data(client)
-                    self._client = client
-        return self._client
+                if connection.client is None:
+                    client = await open_client(self._settings, connection.resources)
+                    connection.data = await self._open_data(client)
+                    connection.client = client
+        return connection.client
 
     async def _open_data(self, client: Any) -> DataRequests:
         if self._settings.client == "aiobotocore":
@@ -293,7 +315,7 @@ class S3ObjectStore:
                 f"s3.client is obstore, which cannot be used here: {error}",
                 hint="`make install` (or pip install --editable .) brings it; or set s3.client = aiobotocore",
             ) from error
-        return await open_requests(self._settings, self._resources)
+        return await open_requests(self._settings, self._connection.resources)
 
     async def _call(
         self,
@@ -302,10 +324,14 @@ class S3ObjectStore:
         key: str,
         request: Request[T],
         *,
+        kind: RequestKind,
         size: int = 0,
         budget_s: float | None = None,
     ) -> T:
-        """Run `request`, which moves about `size` bytes, with retries, a time-out an attempt and a bound on all."""
+        """Run `request`, which moves about `size` bytes, with retries, a time-out an attempt and a bound on all.
+
+        Attempts that are answered are counted as `kind`.
+        """
 
         async def attempt() -> T:
             try:
@@ -313,8 +339,12 @@ class S3ObjectStore:
                 async with self._slots:
                     timeout_s = self._settings.request_timeout_ms / 1000 + size / MIN_BYTES_PER_S
                     async with asyncio.timeout(timeout_s) as deadline:
-                        return await request(client, deadline)
+                        result = await request(client, deadline)
+                        self._account.request(kind)
+                        return result
             except ATTEMPT_ERRORS as error:
+                if is_charged(error):
+                    self._account.request(kind)
                 raise classify(error, what=what, key=key, bucket=self._bucket, endpoint=self._endpoint) from error
 
         budget = min(self._settings.retry_budget_ms / 1000, budget_s or float("inf"))

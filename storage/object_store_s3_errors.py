@@ -80,6 +80,13 @@ class BucketMissing(Unavailable):
     """The bucket does not exist (yet). Retriable: somebody may create it."""
 
 
+def is_charged(error: BaseException) -> bool:
+    """Whether S3 charges for an attempt that ended so: the server answered, and not with a fault of its own."""
+    if not isinstance(error, ClientError):
+        return False
+    return 0 < int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) < 500
+
+
 def classify(error: BaseException, *, what: str, key: str, bucket: str, endpoint: str) -> Exception:
     """The error that `error`, raised by one attempt of `what` on `key`, stands for."""
     if isinstance(error, ClientError):

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from botocore.exceptions import ClientError
 
 from runtime.errors import TidelogError, Unavailable
+from storage.bucket_accounts import RequestKind
 from storage.object_store import Buffer, ObjectNotFound
 from storage.object_store_common import gather_or_cancel, slice_body
 from storage.object_store_s3_client import WRITER_ID, payload
@@ -46,6 +47,7 @@ class Call(Protocol):
         key: str,
         request: Any,
         *,
+        kind: RequestKind,
         size: int = 0,
         budget_s: float | None = None,
     ) -> Any:
@@ -65,7 +67,7 @@ class MultipartUpload:
 
     async def run(self, stats: OperationStats, body: Sequence[Buffer], size: int) -> str:
         """Upload `body` of `size` bytes; returns the ETag. Raises what the store's `put` raises."""
-        upload_id = await self._call(stats, "begin of multipart put", self._key, self._begin)
+        upload_id = await self._call(stats, "begin of multipart put", self._key, self._begin, kind="put")
         upload = {**self._target, "UploadId": upload_id}
         try:
             parts = await self._send_parts(stats, upload, body, size)
@@ -96,7 +98,9 @@ class MultipartUpload:
                     answer = await client.upload_part(**upload, PartNumber=number, Body=payload(data))
                     return str(answer["ETag"])
 
-                etag = await self._call(stats, f"put of part {number} of", self._key, request, size=len(data))
+                etag = await self._call(
+                    stats, f"put of part {number} of", self._key, request, kind="put", size=len(data)
+                )
                 return {"PartNumber": number, "ETag": etag}
 
         return await gather_or_cancel([send(number) for number in range(1, -(-size // part_bytes) + 1)])
@@ -114,14 +118,16 @@ class MultipartUpload:
                     raise
             return str(answer["ETag"]).strip('"')
 
-        return str(await self._call(stats, "end of multipart put", self._key, request))
+        return str(await self._call(stats, "end of multipart put", self._key, request, kind="put"))
 
     async def _abort(self, stats: OperationStats, upload: dict[str, str]) -> None:
         async def request(client: Any, _deadline: asyncio.Timeout) -> None:
             await client.abort_multipart_upload(**upload)
 
         try:
-            await self._call(stats, "abort of multipart put", self._key, request, budget_s=ABORT_BUDGET_S)
+            await self._call(
+                stats, "abort of multipart put", self._key, request, kind="delete", budget_s=ABORT_BUDGET_S
+            )
         except ObjectNotFound:
             return  # it is gone already, or was completed and the reply got lost
         except TidelogError as error:

@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypedDict
 
 from runtime.clock import Clock
 from runtime.errors import AlreadyExists, NotFound
+from storage.bucket_accounts import BucketAccounts
 from storage.object_store import ObjectStore
 
 LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -89,6 +90,8 @@ class StoreStats:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._operations: dict[str, OperationStats] = {}
+        self.accounts = BucketAccounts()
+        """Requests and bytes by purpose and topic."""
 
     def operation(self, name: str) -> OperationStats:
         """The figures of one operation; made when first asked for."""

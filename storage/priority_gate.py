@@ -21,9 +21,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from storage.bucket_accounts import Receipt
 from storage.object_store import Buffer, ObjectInfo, StoreCapabilities
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
-from storage.purpose import Purpose
+from storage.purpose import AccountingStore, Purpose
 
 RANKS: Final = {
     Purpose.WAL: 0,
@@ -121,8 +122,19 @@ class GatedObjectStore:
         self.gate = gate
 
     def for_purpose(self, purpose: Purpose) -> GatedObjectStore:
-        """See `PurposefulStore.for_purpose`."""
-        return GatedObjectStore(self._store, self.gate, purpose)
+        """See `PurposefulStore.for_purpose`. What it asks is on the purpose's account."""
+        store = self._store
+        if isinstance(store, AccountingStore):
+            store = store.with_account(store.stats.accounts.account(purpose.value))
+        return GatedObjectStore(store, self.gate, purpose)
+
+    def with_receipt(self) -> tuple[GatedObjectStore, Receipt]:
+        """See `ReceiptStore.with_receipt`."""
+        store = self._store
+        if not isinstance(store, AccountingStore):
+            return self, Receipt()
+        receipt = Receipt(store.stats.accounts, self._purpose.value)
+        return GatedObjectStore(store.with_account(receipt), self.gate, self._purpose), receipt
 
     @property
     def url(self) -> str:

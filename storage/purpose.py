@@ -5,7 +5,10 @@ tell purposes apart (the gate of `storage.priority_gate`, the accounts of costs)
 returns an `ObjectStore` over the same bucket; wrappers pass the call on to what they wrap. A plain store, as in tests,
 is its own view for every purpose. Nothing travels in context variables: who reads the code sees the purpose.
 
-Entry: `Purpose`, `for_purpose`.
+Requests and bytes are counted by purpose (`storage.bucket_accounts`). Whoever knows whose data a request carries asks
+for a view of its own with a receipt, `store, receipt = with_receipt(self._store)`, and settles it afterwards.
+
+Entry: `Purpose`, `for_purpose`, `with_receipt`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from storage.bucket_accounts import Account, Receipt
 from storage.object_store import ObjectStore
 from storage.object_store_stats import MeasuredObjectStore
 
@@ -47,3 +51,26 @@ class PurposefulStore(Protocol):
 def for_purpose(store: ObjectStore, purpose: Purpose) -> ObjectStore:
     """The view of `store` for `purpose`; the store itself if it makes no difference."""
     return store.for_purpose(purpose) if isinstance(store, PurposefulStore) else store
+
+
+@runtime_checkable
+class AccountingStore(Protocol):
+    """A backend that counts its requests on an account."""
+
+    def with_account(self, account: Account) -> MeasuredObjectStore:
+        """The same bucket, with its requests on this account. Cheap; needs no close."""
+        ...
+
+
+@runtime_checkable
+class ReceiptStore(Protocol):
+    """A store that gives receipts."""
+
+    def with_receipt(self) -> tuple[MeasuredObjectStore, Receipt]:
+        """The same bucket for the same purpose, and the receipt of all that this view asks."""
+        ...
+
+
+def with_receipt(store: ObjectStore) -> tuple[ObjectStore, Receipt]:
+    """A view of `store` for one piece of work, and its receipt; the store itself if it gives none."""
+    return store.with_receipt() if isinstance(store, ReceiptStore) else (store, Receipt())

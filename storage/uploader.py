@@ -38,6 +38,7 @@ from storage.object_format import QUARANTINE_OBJECT_ID
 from storage.object_key import object_key, quarantine_key
 from storage.object_store import ObjectStore
 from storage.object_writer import BuiltObject, build_object
+from storage.purpose import with_receipt
 from storage.records import StreamRecord
 from storage.settings import UploadSettings
 from storage.upload_plan import Layout, ObjectPlan, StreamPart, UploadPlanner, UploadTask, layout
@@ -224,7 +225,10 @@ class Uploader:
             count, ttl_ms = len(plan.objects), self._settings.prepare_ttl_ms
             first = await self._retry(lambda: self._objects.prepare_objects(count, ttl_ms), "prepare objects")
             built = [await self._build(first + number, part) for number, part in enumerate(plan.objects)]
-        puts = [self._put(object_key(self._cluster_id, one.object_id), one) for one in built]
+        puts = [
+            self._put(object_key(self._cluster_id, one.object_id), one, part)
+            for one, part in zip(built, plan.objects, strict=True)
+        ]
         puts += [self._set_aside(task, part) for part in plan.quarantined]
         await asyncio.gather(*puts)
         return _Upload(plan, built, stale_at)
@@ -246,8 +250,10 @@ class Uploader:
 
         return await self._compute(build, sum(part.size for part in plan.parts))
 
-    async def _put(self, key: str, built: BuiltObject) -> None:
-        await self._retry(lambda: self._store.put(key, built.body), f"put object {key}")
+    async def _put(self, key: str, built: BuiltObject, plan: ObjectPlan) -> None:
+        store, receipt = with_receipt(self._store)
+        await self._retry(lambda: store.put(key, built.body), f"put object {key}")
+        receipt.settle((part.log.stream_id, part.size) for part in plan.parts)
         self.stats.bytes += built.size
 
     async def _set_aside(self, task: UploadTask, part: StreamPart) -> None:
@@ -259,8 +265,8 @@ class Uploader:
         await self._retry(lambda: self._note_quarantine(stream_id, reason), f"quarantine stream {stream_id}")
         for number, records in enumerate(_contiguous(part.records)):
             key = quarantine_key(self._cluster_id, stream_id, task.wal_start, number)
-            piece = StreamPart(part.log, records, part.size)
-            await self._put(key, await self._build(QUARANTINE_OBJECT_ID, ObjectPlan(ObjectKind.STREAM, [piece])))
+            plan = ObjectPlan(ObjectKind.STREAM, [StreamPart(part.log, records, part.size)])
+            await self._put(key, await self._build(QUARANTINE_OBJECT_ID, plan), plan)
             self.stats.quarantined_records += len(records)
             log.error(
                 "records of a quarantined stream set aside",
