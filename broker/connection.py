@@ -48,6 +48,9 @@ FETCH_PARTITION_BYTES = 1024
 MIN_RECEIVE_BYTES_S = 16 << 10
 """A request that is not in after `receive_timeout_ms` must have come at this rate since then."""
 
+_JOIN_BYTES = 16 << 10
+"""Small responses are cheaper to copy than to write from many buffers."""
+
 _PRODUCE, _FETCH = 0, 1
 
 
@@ -132,6 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self._host = ""
         self._reading = True
         self._write_paused = False
+        self._flush_scheduled = False
         self._waiting_for_budget = False
         self._unwritten_bytes = 0
         self._draining = False
@@ -377,6 +381,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._defect(exchange, "response does not encode: connection closed", error)
                 return
         exchange.done = True
+        exchanges = self._exchanges
+        if len(exchanges) == 1:
+            self._flush()
+            self._pump()
+        elif exchanges[0].done and not self._flush_scheduled:
+            # One confirmation answers many requests of a producer: they leave together.
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_together)
+
+    def _flush_together(self) -> None:
+        self._flush_scheduled = False
         self._flush()
         self._pump()
 
@@ -396,12 +411,14 @@ class Connection(asyncio.BufferedProtocol):
         exchanges = self._exchanges
         now = self._clock.monotonic()
         out: list[Buffer] = []
+        size = 0
         while exchanges and exchanges[0].done:
             exchange = exchanges.popleft()
             bytes_out = 0
             for buffer in exchange.buffers:
                 bytes_out += len(buffer)
             out += exchange.buffers
+            size += bytes_out
             self._shared.budget.release(exchange.charged)
             self._metrics.request(
                 exchange.api_key, now - exchange.started, exchange.bytes_in, bytes_out, exchange.error
@@ -410,9 +427,10 @@ class Connection(asyncio.BufferedProtocol):
         if transport is None:
             return
         self._last_active = now
-        if len(out) == 1:
-            transport.write(out[0])
-        elif out:
+        if size <= _JOIN_BYTES:
+            if out:
+                transport.write(b"".join(out))
+        else:
             transport.writelines(out)
         if self._write_paused:
             self._shared.unread.note(self, now)

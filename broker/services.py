@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.settings import GroupSettings, KafkaSettings, LogSettings
 from runtime.clock import Clock
+from runtime.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from broker.groups.coordinator import GroupCoordinator
@@ -37,6 +38,8 @@ class Services:
     groups: GroupCoordinator
     producer_ids: ProducerIds
     metrics: Metrics
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    """Time-outs of requests."""
     broker_configs: Callable[[], dict[str, str]] = dict
     """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
 

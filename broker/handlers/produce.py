@@ -65,8 +65,8 @@ class _Produce:
         "_failed",
         "_future",
         "_next",
+        "_slot",
         "_steps",
-        "_timer",
         "_wal_end",
         "context",
         "request",
@@ -83,7 +83,7 @@ class _Produce:
         self._failed = False
         self._deadline = -1.0
         self._future: asyncio.Future[ProduceResponse | None]
-        self._timer: asyncio.TimerHandle | None = None
+        self._slot: int | None = None
         for topic in request.topics:
             outcomes = []
             for data in topic.partitions:
@@ -188,12 +188,12 @@ class _Produce:
             return future
         self.context.services.partitions.storage.confirm.add_listener(self._wal_end, self._confirmed)
         if not future.done():
-            self._timer = loop.call_later(self._remaining_s(), self._timed_out)
+            self._slot = self.context.services.deadlines.add(self._remaining_s(), self._timed_out)
         return future
 
     def _confirmed(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._slot is not None:
+            self.context.services.deadlines.discard(self._slot, self._timed_out)
         if not self._future.done():
             self._future.set_result(self._response())
 

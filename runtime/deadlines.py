@@ -1,0 +1,57 @@
+"""Time-outs for what is nearly always done in time: one timer of the loop for all of them.
+
+A timer of the loop for each request costs more than the rest of its acknowledgement. Here a deadline is an entry in the
+slot of its tenth of a second; one timer looks at the slots that are over, and only while there are entries. A call
+comes up to `TICK_S` late, never early. What is done takes its entry away, so nothing is kept alive for longer.
+
+Entry: `Deadlines`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+TICK_S = 0.1
+
+
+class Deadlines:
+    """The deadlines of one event loop."""
+
+    __slots__ = ("_slots", "_timer")
+
+    def __init__(self) -> None:
+        self._slots: dict[int, dict[Callable[[], None], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many deadlines are waited for."""
+        return sum(map(len, self._slots.values()))
+
+    def add(self, seconds: float, callback: Callable[[], None]) -> int:
+        """Call `callback` after `seconds` (≥ 0), unless `discard` is called with it and the slot returned here."""
+        loop = asyncio.get_running_loop()
+        slot = int((loop.time() + seconds) / TICK_S) + 1
+        entries = self._slots.get(slot)
+        if entries is None:
+            entries = self._slots[slot] = {}
+            if self._timer is None:
+                self._timer = loop.call_later(TICK_S, self._tick, loop)
+        entries[callback] = None
+        return slot
+
+    def discard(self, slot: int, callback: Callable[[], None]) -> None:
+        """Forget a deadline; one that is over or forgotten already is left alone."""
+        entries = self._slots.get(slot)
+        if entries is not None:
+            entries.pop(callback, None)
+            if not entries:
+                del self._slots[slot]
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time() / TICK_S
+        over = sorted(slot for slot in self._slots if slot <= now)
+        self._timer = loop.call_later(TICK_S, self._tick, loop) if len(self._slots) > len(over) else None
+        for slot in over:
+            for callback in list(self._slots.pop(slot, ())):
+                loop.call_soon(callback)

@@ -1,0 +1,63 @@
+"""Time-outs that share one timer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from runtime.deadlines import TICK_S, Deadlines
+
+
+def test_what_is_not_discarded_is_called_once_and_not_early():
+    async def main():
+        deadlines, called = Deadlines(), {}
+        started = time.monotonic()
+        over = asyncio.get_running_loop().create_future()
+
+        def note(name):
+            assert name not in called
+            called[name] = time.monotonic() - started
+            if len(called) == 3:
+                over.set_result(None)
+
+        waits = {"a": 0.0, "b": 0.15, "c": 0.3}
+        for name, seconds in waits.items():
+            deadlines.add(seconds, lambda name=name: note(name))
+        never = [lambda: note("never") for _ in range(3)]
+        slots = [deadlines.add(0.2, callback) for callback in never]
+        assert len(deadlines) == 6
+        for slot, callback in zip(slots, never, strict=True):
+            deadlines.discard(slot, callback)
+            deadlines.discard(slot, callback)
+        assert len(deadlines) == 3
+        await asyncio.wait_for(over, 20)
+        assert list(called) == ["a", "b", "c"]
+        assert all(called[name] >= seconds for name, seconds in waits.items())
+        assert len(deadlines) == 0
+        return deadlines
+
+    deadlines = asyncio.run(main())
+    assert deadlines._timer is None
+
+
+def test_one_callback_may_discard_another_of_the_same_time():
+    async def main():
+        deadlines, called = Deadlines(), []
+        slot = 0
+
+        def first():
+            called.append("first")
+            deadlines.discard(slot, second)
+
+        def second():
+            called.append("second")
+
+        deadlines.add(0.0, first)
+        slot = deadlines.add(0.0, second)
+        await asyncio.sleep(3 * TICK_S)
+        assert called[0] == "first"
+        deadlines.add(0.0, second)  # and the timer starts again
+        while called[-1] != "second":
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
