@@ -49,9 +49,10 @@ class Deadlines:
                 del self._slots[slot]
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(TICK_S, self._tick, loop) if self._slots else None
         now = loop.time() / TICK_S
-        over = sorted(slot for slot in self._slots if slot <= now)
-        self._timer = loop.call_later(TICK_S, self._tick, loop) if len(self._slots) > len(over) else None
-        for slot in over:
-            for callback in list(self._slots.pop(slot, ())):
-                loop.call_soon(callback)
+        for slot in sorted(slot for slot in self._slots if slot <= now):
+            while entries := self._slots.get(slot):
+                callback = next(iter(entries))
+                self.discard(slot, callback)  # before the call: if it raises, the next tick goes on behind it
+                callback()
