@@ -24,6 +24,7 @@ from controller.state import decode_mutation
 from controller.tables import Mutation
 from runtime.clock import Clock
 from runtime.errors import CorruptData, TidelogError, Unavailable
+from runtime.msgpack import DECODE_ERRORS
 from runtime.tasks import Backoff
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class ImageFollower:
             try:
                 await self._poll()
                 self._backoff.reset()
-            except (TidelogError, msgspec.DecodeError) as error:
+            except (TidelogError, *DECODE_ERRORS) as error:
                 level = logging.INFO if isinstance(error, Unavailable) else logging.ERROR
                 log.log(level, "cannot follow the controller; trying again", extra={"error": str(error)})
                 await self._clock.sleep(self._backoff.next_delay_s())

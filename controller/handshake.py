@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from runtime.errors import ConfigError, CorruptData, Unavailable
+from runtime.msgpack import DECODE_ERRORS
 from runtime.wire import Frame, FrameDecoder, encode_frame
 
 VERSION: Final = 1
@@ -174,7 +175,7 @@ class _Side:
                 raise CorruptData("the peer sent more than its handshake")
             try:
                 answer += self._take(frame)
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 raise CorruptData(f"a handshake message does not decode: {error}") from error
         if self.session is not None and self._decoder.buffered_bytes:
             raise CorruptData("the peer sent more than its handshake")

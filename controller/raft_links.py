@@ -28,6 +28,7 @@ import msgspec
 
 from controller.handshake import ClientHandshake, Credentials, Session, refusal, welcome
 from runtime.errors import CorruptData, TidelogError
+from runtime.msgpack import DECODE_ERRORS
 from runtime.wire import FrameDecoder
 
 log = logging.getLogger(__name__)
@@ -312,7 +313,7 @@ class ReceiveLink:
                     return
         except BlockingIOError:
             return
-        except (OSError, TidelogError, msgspec.DecodeError) as error:
+        except (OSError, TidelogError, *DECODE_ERRORS) as error:
             self._end(str(error))
 
     def _is_closed(self) -> bool:

@@ -12,13 +12,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-import msgspec
-
 from controller.commands import decode_envelope
 from controller.image import Delta, Image
 from controller.state import ControllerState
 from controller.tables import Mutation
 from runtime.errors import CorruptData
+from runtime.msgpack import DECODE_ERRORS
 
 
 class Replica:
@@ -40,7 +39,7 @@ class Replica:
         """Apply one command. Raises `CorruptData` for one that does not decode: this member must stop, not diverge."""
         try:
             envelope = decode_envelope(blob)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise CorruptData(
                 f"entry {index} of the Raft log is not a command this process knows: {error}",
                 hint="it was written by a newer version: upgrade this controller",

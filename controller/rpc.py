@@ -35,6 +35,7 @@ from controller.handshake import (
     welcome,
 )
 from runtime.errors import CorruptData, TidelogError, Unavailable
+from runtime.msgpack import DECODE_ERRORS
 from runtime.network import Network
 from runtime.tasks import TaskSet
 from runtime.wire import Frame, FrameDecoder, encode_frame
@@ -222,7 +223,7 @@ class RpcConnection(asyncio.Protocol):
                 return
             for frame in self._decoder.feed(data):
                 self._take(frame)
-        except (TidelogError, msgspec.DecodeError) as error:
+        except (TidelogError, *DECODE_ERRORS) as error:
             log.warning("a connection was dropped", extra={"peer": self.peer, "error": str(error)})
             if isinstance(error, TidelogError):
                 self._prove(error)
@@ -311,7 +312,7 @@ class RpcConnection(asyncio.Protocol):
             reply = _Response(request.id, None, msgspec.Raw(result))
         except TidelogError as error:
             reply = _Response(request.id, to_wire(error), _NIL)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             reply = _Response(request.id, to_wire(CorruptData(f"{request.method}: {error}")), _NIL)
         await self._writable.wait()
         if self._transport is not None:

@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from controller.journal import RESTORE, Entry
 from runtime.errors import CorruptData, DamagedFile, StorageFailed
+from runtime.msgpack import DECODE_ERRORS
 
 MAGIC: Final = b"TLSNAPS\x01"
 FORMAT_VERSION: Final = 1
@@ -81,7 +82,7 @@ def read_snapshot(path: Path) -> Snapshot | None:
     try:
         found = _decoder.decode(body)
         return Snapshot(found.last, found.previous, found.state, found.members)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise _corrupt(path, HEADER_BYTES, f"the body does not decode: {error}") from error
 
 

@@ -26,6 +26,7 @@ from controller.dedupe import DedupeTable
 from controller.errors import CommandFailed, NotController, to_wire
 from controller.tables import KEY_TYPES, RECORD_TYPES, Mutation, Tables
 from runtime.errors import CorruptData, TidelogError
+from runtime.msgpack import DECODE_ERRORS
 from storage.managers import CommitGap
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class ControllerState:
             if body.format_version != DUMP_VERSION:
                 raise CorruptData(f"the snapshot has version {body.format_version}; this process reads {DUMP_VERSION}")
             loaded = _load_tables(body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise CorruptData(f"the snapshot does not decode: {error}") from error
         self.tables = loaded
         self.version = body.version

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from runtime.errors import CorruptData
+from runtime.msgpack import DECODE_ERRORS
 from stream.stream import Stream
 
 MIN_GARBAGE = 64
@@ -109,5 +110,5 @@ def _decode(payload: bytes | memoryview) -> list[_Entry]:
         raise CorruptData(f"a meta stream entry has the unknown version {bytes(payload[:1]).hex()}")
     try:
         return _decoder.decode(payload[1:])
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise CorruptData(f"a meta stream entry does not parse: {error}") from error

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from runtime.errors import CorruptData, Overloaded
+from runtime.msgpack import DECODE_ERRORS
 from storage.record_batch import BatchHeader, ControlType, control_epoch, control_type, iter_records, parse_header
 from storage.records import StreamRecord
 from stream.leader_epochs import LeaderEpochs
@@ -49,7 +50,7 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     try:
         _load(state, now_ms)
         clean = _is_clean(state)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (*DECODE_ERRORS, ValueError) as error:
         raise CorruptData(f"stream {state.meta.stream.stream_id}: a meta value does not parse: {error}") from error
     if clean:
         state.dirty = False

@@ -14,8 +14,9 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
+from broker.groups.coordinator import GroupCoordinator
 from broker.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
 from broker.metrics import Metrics
 from broker.producer_ids import ProducerIds
@@ -28,7 +29,7 @@ from controller.errors import UnknownTopicId
 from controller.model import TopicRecord
 from runtime.clock import Clock, SystemClock
 from runtime.errors import NotFound, NotLeader, Unavailable
-from runtime.network import TcpNetwork
+from runtime.network import Network, TcpNetwork
 from storage.managers import CommitObjects, ObjectSlice
 from storage.object_store_memory import MemoryObjectStore
 from storage.record_batch import Record, build_batch
@@ -102,6 +103,13 @@ class DataPartitions:
         self.storage = storage
         self._controller = controller
         self.logs: dict[tuple[bytes, int], PartitionLog] = {}
+        self.opened: list[Callable[[PartitionLog], None]] = []
+
+    def on_opened(self, callback: Callable[[PartitionLog], None]) -> None:
+        self.opened.append(callback)
+
+    def on_closed(self, callback: Callable[[PartitionLog], None]) -> None:
+        """Logs close only at the end."""
 
     def get(self, topic: str, partition: int) -> PartitionLog:
         topic_id = self._controller.image.topic_ids.get(topic)
@@ -138,6 +146,8 @@ class KafkaWorld:
         cache: CacheSettings | None = None,
         apis: Sequence[ApiHandler] = APIS,
         clock: Clock | None = None,
+        network: Network | None = None,
+        groups: bool = False,
     ) -> None:
         self.kafka = kafka or KafkaSettings(port=0)
         self.controller = DataController()
@@ -147,6 +157,9 @@ class KafkaWorld:
         self._upload = upload or UploadSettings(age_ms=3_600_000)
         self._cache = cache or CacheSettings()
         self._apis = apis
+        self._network = network or TcpNetwork()
+        self._with_groups = groups
+        self._groups: GroupCoordinator | None = None
         self._held: int | None = None
         self._holding = False
         self.storage: Storage
@@ -175,6 +188,12 @@ class KafkaWorld:
         await self.storage.start(self._master_epoch)
         self.partitions = DataPartitions(self.controller, self.storage)
         parts: Any = SimpleNamespace()
+        group = GroupSettings(offsets_topic_partitions=2)
+        if self._with_groups:
+            parts = self._groups = GroupCoordinator(
+                cast(Any, self.partitions), cast(Any, self.controller), self._clock, group, random.Random(2)
+            )
+            await self._groups.start()
         epoch = self.controller.image.brokers[NODE_ID].registration_epoch
         controller: Any = self.controller
         partitions: Any = self.partitions
@@ -183,14 +202,14 @@ class KafkaWorld:
             clock=self._clock,
             kafka=self.kafka,
             log=LogSettings(),
-            group=GroupSettings(),
+            group=group,
             controller=controller,
             partitions=partitions,
             groups=parts,
             producer_ids=ProducerIds(controller, NODE_ID, lambda: epoch),
             metrics=Metrics(process=False),
         )
-        self.server = KafkaServer(self.services, self._apis, TcpNetwork(), self.kafka)
+        self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)
         await self.server.start()
         return self
 
@@ -198,6 +217,8 @@ class KafkaWorld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+        if self._groups is not None:
+            await self._groups.close()
         await self.server.close(grace_s=1.0)
         await self.services.producer_ids.close()
         for log in self.partitions.all():
@@ -251,6 +272,8 @@ class KafkaWorld:
             config=log_config(topic.configs, self.kafka, LogSettings()),
             clock=self._clock,
         )
+        for callback in self.partitions.opened:
+            callback(log)
         return log
 
     async def chill(self) -> None:
