@@ -407,7 +407,7 @@ class ShardTable:
             if self._alarm_ms <= next_ms:
                 return
             self._alarm.cancel()
-        delay_s = max(0.0, next_ms / 1000 - self._clock.monotonic())
+        delay_s = max(0, next_ms - self.now().mono_ms) / 1000  # whole milliseconds, or rounding would ring early for ever
         self._alarm_ms = next_ms
         self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
