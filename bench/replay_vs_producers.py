@@ -176,8 +176,9 @@ def report(name: str, runs: list[Run]) -> float:
     replayed = Spread.of(run.replay_mb_per_s for run in runs)
     cores, beside = Spread.of(run.broker_cores for run in runs), Spread.of(run.beside_cores for run in runs)
     print(
-        f"{name:11s} {speed.text('MB/s')}{latency}; broker {cores.median:.2f} cores; beside it {beside.median:.2f}"
-        f" cores, replay {replayed.text('MB/s')}",
+        f"{name:11s} {speed.text('MB/s')}{latency}; broker {cores.median:.2f} cores,"
+        f" {Spread.of(run.mb_per_s / run.broker_cores for run in runs).text('MB')} produced each CPU s; beside it"
+        f" {beside.median:.2f} cores, replay {replayed.text('MB/s')}",
         flush=True,
     )
     return speed.median
@@ -190,6 +191,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2 if quick() else 3)
     parser.add_argument("--mb-per-s", type=float, default=0.0)
     parser.add_argument("--bucket", choices=("memory", "disk"), default="memory")
+    parser.add_argument(
+        "--client", choices=("librdkafka", "raw"), default="librdkafka", help="raw: costs next to nothing"
+    )
     parser.add_argument("--wal", choices=("disk", "memory"), default="disk")
     parser.add_argument("--dir", help="where the data goes (default: a temporary folder)")
     args = parser.parse_args()

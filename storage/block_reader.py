@@ -25,6 +25,7 @@ from runtime.tasks import TaskSet
 from storage.block_cache import Flights
 from storage.block_fetcher import BlockFetcher, BlockRef, Offload
 from storage.cold_budget import Level
+from storage.cold_turns import ColdTurns
 from storage.damage import DamageLog
 from storage.managers import ObjectManager, ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex, corrupt
@@ -78,6 +79,7 @@ class BlockReader:
             offload=offload,
         )
         self._ahead = ReadAhead(cache_bytes // 2, clock.monotonic)
+        self._turns = ColdTurns()
         self._tasks = TaskSet("storage.read")
 
     def stats(self) -> dict[str, int]:
@@ -97,6 +99,7 @@ class BlockReader:
             "damaged_places": len(fetcher.damage),
             "read_ahead_bytes": self._ahead.ahead_bytes,
             "read_ahead_shrinks": self._ahead.shrinks,
+            "cold_turn_waits": self._turns.waits,
         }
 
     @property
@@ -153,8 +156,9 @@ class BlockReader:
                 self._top_up(reader, stream_id, found.refs[-1].entry.end_offset, end)
             records: list[StreamRecord] = []
             left = max_bytes
-            for flight in flights:
-                block = flight if isinstance(flight, Block) else await Flights.outcome(flight)
+            blocks = [flight if isinstance(flight, Block) else await Flights.outcome(flight) for flight in flights]
+            await self._turns.take()
+            for block in blocks:
                 left = _take(block, start, end, left, records)
                 if left <= 0:
                     break
@@ -167,7 +171,10 @@ class BlockReader:
     def read_cached(
         self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int
     ) -> list[StreamRecord] | None:
-        """As `read`, at once; None unless all of it, or a good part, is in the cache. Raises `CorruptData`."""
+        """As `read`, at once; None unless all of it, or a good part, is in the cache, and it is our turn.
+
+        Raises `CorruptData`.
+        """
         if self._fetcher.closed:
             return None
         found = self._look_up(stream_id, start_offset, end_offset, max_bytes)
@@ -175,6 +182,8 @@ class BlockReader:
         complete = bool(blocks) and len(blocks) == len(found.refs) and not found.unknown
         if not complete and sum(ref.entry.length for ref in found.refs[: len(blocks)]) * 2 < max_bytes:
             return None
+        if not self._turns.try_take():
+            return None  # `read` waits for its turn
         reader = self._ahead.take(stream_id, start_offset)
         self._ahead.adapt(reader, waited=False, lost=False)
         self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)

@@ -1,0 +1,63 @@
+"""Cold reads take turns with everything else on the event loop: one slice, then some turns of the loop for the others.
+
+What a cold read does on the loop (finding records, handing them over, writing the response) costs a part of a
+millisecond for each megabyte. Ten replays that are answered from the block cache, one right after the other, would let
+a producer's request wait for all of them, and would take as much of a busy loop as they can get. So a slice (the
+records of one read, about `max_bytes` of a Fetch) is only taken when `TURNS` turns of the loop have gone by since the
+last. A turn of an idle loop takes microseconds, which costs a replay nothing; a turn of a busy loop takes as long as
+the work of the producers that it serves, and they get that many for each slice. Those who wait go in order.
+
+Entry: `ColdTurns`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+TURNS: Final = 4
+"""Turns of the loop between two slices: cold reads get about a fifth of a loop whose turns are as long as a slice."""
+
+
+class ColdTurns:
+    """Used on one event loop."""
+
+    def __init__(self, turns: int = TURNS) -> None:
+        self._turns = turns
+        self._left = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.waits = 0
+        """Slices that had to wait."""
+
+    def try_take(self) -> bool:
+        """Take a slice if one may be taken now."""
+        if self._left or self._waiting:
+            return False
+        self._begin()
+        return True
+
+    async def take(self) -> None:
+        """Wait until a slice may be taken, and take it."""
+        if self.try_take():
+            return
+        self.waits += 1
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def _begin(self) -> None:
+        self._left = self._turns
+        asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._left -= 1
+        if self._left:
+            asyncio.get_running_loop().call_soon(self._turn)
+            return
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():  # else its caller was cancelled
+                future.set_result(None)
+                self._begin()
+                return
