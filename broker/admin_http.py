@@ -87,6 +87,8 @@ class AdminSources:
     upload_now: Callable[[], Awaitable[None]]
     damage: DamageLog = field(default_factory=DamageLog)
     """What is known to be damaged in the bucket; verification adds to it and clears it."""
+    on_sound: Callable[[int], None] = lambda object_id: None
+    """An object was verified and is right."""
 
 
 class AdminHttp:
@@ -257,6 +259,8 @@ class AdminHttp:
                 return
             self._sources.damage.forget_object(record.id)
             owners = stream_owners(image) if problems else {}
+            if not problems:
+                self._sources.on_sound(record.id)
             for problem in problems:
                 found += 1
                 self._sources.damage.note(damage_of(image, record, problem))

@@ -409,7 +409,12 @@ class BrokerNode:
             problems=self._problems,
             upload_now=storage.upload_now,
             damage=storage.damage,
+            on_sound=self._readmit,
         )
+
+    def _readmit(self, object_id: int) -> None:
+        if self._compactor is not None:
+            self._compactor.readmit(object_id)
 
     @staticmethod
     def _backlog(storage: Storage) -> dict[str, int | float]:

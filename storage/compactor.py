@@ -142,7 +142,7 @@ class Compactor:
         self._tasks = TaskSet("storage.compaction", self._failed)
         self.stats = CompactionStats()
         self.quarantined: dict[int, str] = {}
-        """Objects that are not compacted, and why. A new process finds them again."""
+        """Objects that are not compacted, and why, until `readmit`. A new process finds them again."""
         self.stopped: Exception | None = None
         """Why compaction has ended here, if it has."""
         self.last_round_ms = 0
@@ -348,6 +348,11 @@ class Compactor:
         log.error("an object cannot be compacted and is left as it is", extra={"object": object_id, "why": why})
         if self._on_quarantined is not None:
             self._on_quarantined(object_id, why)
+
+    def readmit(self, object_id: int) -> None:
+        """The object was verified and is right: it may be compacted again, if it was left alone before."""
+        if self.quarantined.pop(object_id, None) is not None:
+            log.info("an object may be compacted again", extra={"object": object_id})
 
     # -- one task
 

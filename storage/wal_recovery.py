@@ -24,7 +24,7 @@ from runtime.disk import Disk, FileInfo
 from runtime.errors import CorruptData
 from storage.epoch_history import EPOCH_FILE, EpochFile, EpochHistory, decode_epoch_file
 from storage.wal import WalRecord
-from storage.wal_format import WalHeader, record_of
+from storage.wal_format import HEADER_BYTES, WalHeader, misplaced, read_header, record_of
 from storage.wal_scan import ScanState, find_evidence, scan
 from storage.wal_segments import SPARE_SUFFIX, TEMPORARY_SUFFIX, Segment, parse_segment_name
 
@@ -136,11 +136,19 @@ async def _cut(last: Segment, end: int, reason: str, last_epoch: int, epochs: Ep
         raise damage(last, end, reason, f"the epoch file says {proven_offset(epochs)} was durable")
     dirty_bytes = evidence.dirty_end - end
     if dirty_bytes > 0:
-        log.info(
+        # Left-overs of a recycled file are nothing; a record that was begun here did not complete, or is damaged.
+        log.log(
+            logging.WARNING if await is_begun(last, end) else logging.INFO,
             "cut the WAL behind its last whole record",
             extra={"file": last.file.name, "wal_offset": end, "reason": reason, "zeroed_bytes": dirty_bytes},
         )
         await last.file.fill_zeros(end - last.start, dirty_bytes)
+
+
+async def is_begun(segment: Segment, offset: int) -> bool:
+    """Whether a record of this place was begun; zeros and stale bytes of a recycled file are just the end."""
+    window = await segment.file.read(offset - segment.start, HEADER_BYTES)
+    return len(window) == HEADER_BYTES and not misplaced(read_header(window, 0), offset)
 
 
 def damage(segment: Segment, offset: int, reason: str, proof: str) -> CorruptData:

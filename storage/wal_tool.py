@@ -19,8 +19,8 @@ from runtime.disk import Disk
 from runtime.errors import CorruptData
 from storage.epoch_history import EPOCH_FILE, EpochFile, EpochHistory
 from storage.wal import WalRecord, WalRecordType
-from storage.wal_format import HEADER_BYTES, WalHeader, misplaced, read_header, record_of
-from storage.wal_recovery import EpochCheck, load_epochs, open_segments, proven_offset
+from storage.wal_format import WalHeader, record_of
+from storage.wal_recovery import EpochCheck, is_begun, load_epochs, open_segments, proven_offset
 from storage.wal_scan import ScanState, find_evidence, scan
 from storage.wal_segments import SPARE_SUFFIX, TEMPORARY_SUFFIX, Segment, segment_name
 
@@ -263,15 +263,9 @@ async def _judge(
         )
     if epochs is not None and proven_offset(epochs) > offset:
         return counts.finding("corrupt", offset, f"{stopped}; the epoch file says {proven_offset(epochs)} was durable")
-    if await _is_begun(segment, offset):
+    if await is_begun(segment, offset):
         return counts.finding("torn", offset, f"{stopped}; recovery cuts the log here")
     return None
-
-
-async def _is_begun(segment: Segment, offset: int) -> bool:
-    """Whether a record of this place was begun; zeros and stale bytes of a recycled file are just the end."""
-    window = await segment.file.read(offset - segment.start, HEADER_BYTES)
-    return len(window) == HEADER_BYTES and not misplaced(read_header(window, 0), offset)
 
 
 async def _has_moved_on(segment: Segment, offset: int, state: ScanState) -> bool:

@@ -190,3 +190,74 @@ def running_damaged(data_dir: Path, port: int, block: dict[str, Any]) -> Any:
 
 def restore(data_dir: Path, block: dict[str, Any]) -> None:
     (data_dir / "kept").replace(data_dir / "bucket" / block["key"])
+
+
+@pytest.mark.timeout(240)
+def test_a_flipped_bit_in_any_object_is_verified_away_and_nothing_else_is(tmp_path: Path) -> None:
+    data_dir, port = tmp_path / "data", free_port()
+    acknowledged = in_the_bucket(data_dir, port)
+    cli = Cli(f"127.0.0.1:{port}")
+    rng = random.Random(11)
+    with running(data_dir, port=port) as process:
+        for partition, values in write(process.bootstrap, "t").items():
+            acknowledged[partition] += values
+        assert process.stop() == 0, process.tail()
+    with running(data_dir, port=port) as process:
+        objects = cli("object", "list", "--format", "json").json()
+        assert len(objects) >= 2
+        url = Cluster(process.bootstrap).admin_url + "/objects/verify"
+        for one in objects:
+            for _ in range(60):
+                bit = rng.randrange(one["size_bytes"] * 8)
+                with bit_flip(data_dir / "bucket" / one["key"], bit):
+                    findings = [line for line in verify_lines(url) if line["event"] == "finding"]
+                assert [(line["object"], line["part"] in ("block", "index", "footer")) for line in findings] == [
+                    (one["id"], True)
+                ]
+                [finding] = findings
+                assert finding["position"] <= bit // 8 < finding["position"] + finding["length_bytes"]
+                assert finding["streams"] and all(each["topic"] for each in finding["streams"])
+        assert cli("object", "verify").text.startswith("sound: ")
+        assert cli("status").text.endswith("no problems\n")
+        rows = read_topic(process.bootstrap, "t", PARTITIONS)
+        assert [row[4] for row in rows] == acknowledged[0] + acknowledged[1]
+
+
+def verify_lines(url: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60) as response:
+        return [json.loads(line) for line in response]
+
+
+@pytest.mark.timeout(240)
+def test_compaction_leaves_a_damaged_object_alone_until_it_is_mended(tmp_path: Path) -> None:
+    data_dir, port = tmp_path / "data", free_port()
+    flags = ("--set", "compaction.enabled=false", "--set", "clean.enabled=false")
+    cli = Cli(f"127.0.0.1:{port}")
+    produced = b""
+    with running(data_dir, flags, port=port) as process:
+        cli("topic", "create", "many", "-p", 1)
+        upload = urllib.request.Request(Cluster(process.bootstrap).admin_url + "/upload", method="POST")
+        for number in range(6):
+            lines = b"".join(b"%d %d\n" % (number, each) for each in range(300))
+            cli("produce", "many", stdin=lines)
+            urllib.request.urlopen(upload, timeout=60).close()
+            produced += lines
+        assert process.stop() == 0, process.tail()
+    with running(data_dir, flags, port=port) as process:
+        before = [one for one in cli("object", "list", "--format", "json").json() if one["state"] == "committed"]
+        victim = before[len(before) // 2]
+        with bit_flip(data_dir / "bucket" / victim["key"], 500):
+            given_up = cli("object", "compact", "--eager", "--format", "json", code=None).json()["given_up"]
+            assert victim["key"] in json.dumps(given_up)
+            while cli("object", "compact", "--eager", "--format", "json", code=None).json()["tasks"]:
+                continue
+            left = [one for one in cli("object", "list", "--format", "json").json() if one["state"] == "committed"]
+            assert victim["id"] in {one["id"] for one in left} and len(left) < len(before)
+            problems = cli("status", "--format", "json", code=10).json()["problems"]
+            assert any("cannot be compacted" in problem and victim["key"] in problem for problem in problems)
+            assert cli("object", "verify", code=7).rows()[0][0] == str(victim["id"])
+        assert cli("object", "verify").text.startswith("sound: ")
+        assert cli("status").text.endswith("no problems\n")
+        cli("object", "compact", "--eager")
+        assert cli("consume", "many", "--exit").out == produced
+        assert process.stop() == 0, process.tail()

@@ -184,6 +184,10 @@ def test_a_corrupt_input_is_named_and_kept_and_the_rest_goes_on() -> None:
         body[60] ^= 1
         await world.store.put(key, [bytes(body)])
         await world.check()
+        assert bad not in {one.object_id for task in await compactor.plan(eager=True) for one in task.inputs}
+        compactor.readmit(bad)
+        assert compactor.problems() == []
+        assert bad in {one.object_id for task in await compactor.plan(eager=True) for one in task.inputs}
 
     run(scenario)
 
