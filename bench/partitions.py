@@ -46,6 +46,9 @@ THROUGHPUT_GOAL = 0.8
 RECORD_BYTES = 1024
 BURST_RECORDS = 64
 """Records for one partition before the next one's turn: as the sticky partitioner of Java's producer does it."""
+LINGER_MS = 200
+"""Long enough that a burst becomes one batch: librdkafka looks at all its partitions in turn, and would otherwise send
+what it finds half-filled. Full batches do not wait for it."""
 RAW_CONNECTIONS = 4
 RAW_IN_FLIGHT = 5
 PRODUCE_VERSION = 9
@@ -160,7 +163,8 @@ def produce(bootstrap: str, targets: list[tuple[str, int]], seconds: float) -> f
         {
             "bootstrap.servers": bootstrap,
             "acks": "all",
-            "linger.ms": 5,
+            "linger.ms": LINGER_MS,
+            "batch.num.messages": BURST_RECORDS,
             "batch.size": BURST_RECORDS * RECORD_BYTES * 2,
             "queue.buffering.max.messages": 200_000,
             "queue.buffering.max.kbytes": 256 << 10,

@@ -173,6 +173,7 @@ class Image:
             return []
         found: list[ObjectSlice] = []
         for at in slices.find(start_offset, end_offset, limit):
-            record = self.objects[slices.object_ids[at]]
-            found.append(ObjectSlice(record.id, record.kind, record.size, slices.starts[at], slices.ends[at]))
+            start, end, object_id = slices[at]
+            record = self.objects[object_id]
+            found.append(ObjectSlice(record.id, record.kind, record.size, start, end))
         return found

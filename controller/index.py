@@ -28,42 +28,66 @@ from storage.managers import StreamRange
 
 
 class StreamSlices:
-    """The live slices of one stream: three parallel arrays in offset order."""
+    """The live slices of one stream in offset order: start, end and object id of each, one after another in one list.
 
-    __slots__ = ("ends", "object_ids", "starts")
+    Nearly all streams have one slice or a few, and every process keeps several indexes: what a list costs counts.
+    """
+
+    __slots__ = ("_flat",)
 
     def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.object_ids: list[int] = []
+        self._flat: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._flat) // 3
+
+    def __getitem__(self, at: int) -> tuple[int, int, int]:
+        """Start offset, end offset and object id of the slice at a position (0 ≤ at < len)."""
+        start, end, object_id = self._flat[3 * at : 3 * at + 3]
+        return start, end, object_id
+
+    def object_ids(self) -> list[int]:
+        """The objects of all slices."""
+        return self._flat[2::3]
+
+    def _starts_before(self, offset: int) -> int:
+        """How many slices start below `offset`."""
+        flat = self._flat
+        return bisect_left(range(len(flat) // 3), offset, key=lambda at: flat[3 * at])
+
+    def _ends_up_to(self, offset: int) -> int:
+        """How many slices end at or below `offset`."""
+        flat = self._flat
+        return bisect_right(range(len(flat) // 3), offset, key=lambda at: flat[3 * at + 1])
 
     def add(self, start: int, end: int, object_id: int) -> None:
         """Insert a slice; nearly always at the end."""
-        at = len(self.starts) if not self.starts or start > self.starts[-1] else bisect_left(self.starts, start)
-        self.starts.insert(at, start)
-        self.ends.insert(at, end)
-        self.object_ids.insert(at, object_id)
+        flat = self._flat
+        if not flat or start > flat[-3]:
+            flat += (start, end, object_id)
+        else:
+            at = 3 * self._starts_before(start)
+            flat[at:at] = (start, end, object_id)
 
     def remove(self, start: int, object_id: int) -> bool:
         """Take one slice out; False if it is not here."""
-        at = bisect_left(self.starts, start)
-        if at == len(self.starts) or self.starts[at] != start or self.object_ids[at] != object_id:
+        at = self._starts_before(start)
+        if at == len(self) or self._flat[3 * at] != start or self._flat[3 * at + 2] != object_id:
             return False
-        del self.starts[at], self.ends[at], self.object_ids[at]
+        del self._flat[3 * at : 3 * at + 3]
         return True
 
     def trim(self, start_offset: int) -> list[int]:
         """Take out what lies wholly below `start_offset`; the object ids."""
-        cut = bisect_right(self.ends, start_offset)
-        gone = self.object_ids[:cut]
-        del self.starts[:cut], self.ends[:cut], self.object_ids[:cut]
+        cut = 3 * self._ends_up_to(start_offset)
+        gone = self._flat[2:cut:3]
+        del self._flat[:cut]
         return gone
 
     def find(self, start_offset: int, end_offset: int, limit: int) -> range:
         """Positions of at most `limit` slices that overlap `[start_offset, end_offset)`."""
-        first = bisect_right(self.ends, start_offset)
-        last = bisect_left(self.starts, end_offset)
-        return range(first, min(last, first + limit))
+        first = self._ends_up_to(start_offset)
+        return range(first, min(self._starts_before(end_offset), first + limit))
 
 
 class Index:
@@ -129,13 +153,13 @@ class Index:
         if new is None:
             self._start_offsets.pop(record.id, None)
             if slices is not None:
-                self._lost(slices.object_ids)
+                self._lost(slices.object_ids())
                 del self.slices[record.id]
             return
         self._start_offsets[new.id] = new.start_offset
         if slices is not None and old is not None and new.start_offset > old.start_offset:
             self._lost(slices.trim(new.start_offset))
-            if not slices.starts:
+            if not len(slices):
                 del self.slices[new.id]
 
     def _lost(self, object_ids: list[int]) -> None:
@@ -183,7 +207,7 @@ class Index:
         self.garbage.discard(record.id)
         for piece in record.ranges:
             slices = self.slices.get(piece.stream_id)
-            if slices is not None and slices.remove(piece.start_offset, record.id) and not slices.starts:
+            if slices is not None and slices.remove(piece.start_offset, record.id) and not len(slices):
                 del self.slices[piece.stream_id]
 
 

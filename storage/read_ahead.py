@@ -49,7 +49,8 @@ class Reader:
         self.busy = False
         """Its next blocks are being looked up."""
         self.last_read_s = 0.0
-        self._ahead: deque[tuple[int, int]] = deque()
+        self._ahead: deque[tuple[int, int]] | None = None
+        """Made when something is read ahead: most readers read once, and a deque takes 600 bytes."""
 
     @property
     def is_sequential(self) -> bool:
@@ -58,16 +59,20 @@ class Reader:
 
     def expects(self, start_offset: int) -> bool:
         """Whether the block that begins at `start_offset` was read ahead for this reader."""
-        return bool(self._ahead) and start_offset < self._ahead[-1][0]
+        return self._ahead is not None and bool(self._ahead) and start_offset < self._ahead[-1][0]
 
     def note(self, end_offset: int, length: int) -> None:
         """A block of `length` bytes that ends at `end_offset` was asked for ahead."""
+        if self._ahead is None:
+            self._ahead = deque()
         self._ahead.append((end_offset, length))
         self.ahead_bytes += length
         self.ahead_offset = end_offset
 
     def pass_to(self, offset: int) -> int:
         """The reader stands at `offset`: what lies before it is not ahead any more. Returns those bytes."""
+        if self._ahead is None:
+            return 0
         passed = 0
         while self._ahead and self._ahead[0][0] <= offset:
             passed += self._ahead.popleft()[1]
@@ -78,7 +83,7 @@ class Reader:
         """Nothing that was read ahead counts any more. Returns how many bytes it was."""
         forgotten, self.ahead_bytes = self.ahead_bytes, 0
         self.ahead_offset = 0
-        self._ahead.clear()
+        self._ahead = None
         return forgotten
 
 

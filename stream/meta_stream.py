@@ -13,6 +13,7 @@ Entry: `MetaStream.load`, then `get`, `put`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from sys import intern
 
 import msgspec
 
@@ -59,7 +60,7 @@ class MetaStream:
             if value is None:
                 self._live.pop(key, None)
             else:
-                self._live[key] = value
+                self._live[intern(key)] = value  # all partitions have the same few keys
 
     def get(self, key: str) -> bytes | None:
         """The value of `key`, or None."""

@@ -39,7 +39,7 @@ def replay(log: list[c.Envelope], cut: int | None = None) -> bytes:
 
 
 def index_facts(index: Index) -> dict[str, Any]:
-    slices = {key: (each.starts, each.ends, each.object_ids) for key, each in index.slices.items()}
+    slices = {key: [each[at] for at in range(len(each))] for key, each in index.slices.items()}
     live = {key: value for key, value in index.live_slices.items() if value}
     counts = {key: value for key, value in index.partition_counts.items() if value}
     return {**vars(index), "slices": slices, "live_slices": live, "partition_counts": counts}
