@@ -60,7 +60,7 @@ class Phase(Enum):
     LOADING = "loading"
     ACTIVE = "active"
     BROKEN = "broken"
-    """Its log is corrupt."""
+    """Its log is damaged. Reading it is tried again, so that it becomes active when the data was restored."""
 
 
 @dataclass(slots=True)
@@ -200,18 +200,19 @@ class ShardTable:
         self._phase_changed.set()
 
     async def _read(self, shard: Shard) -> int | None:
-        """Bytes read, or None if the partition went away or cannot be read at all."""
+        """Bytes read, or None if the partition went away."""
         backoff = Backoff(0.1, 5.0, self._rng)
         while self._is_current(shard):
             try:
                 return await load_store(shard.log, shard.store)
             except CorruptData as error:
-                shard.phase = Phase.BROKEN
-                log.error(
-                    "offsets partition is corrupt; its groups are not served",
-                    extra={"partition": shard.index, "error": str(error)},
-                )
-                return None
+                if shard.phase is not Phase.BROKEN:
+                    shard.phase = Phase.BROKEN
+                    self._phase_changed.set()
+                    log.error(
+                        "offsets partition is corrupt; its groups are not served",
+                        extra={"partition": shard.index, "error": str(error)},
+                    )
             except TidelogError as error:
                 log.warning(
                     "offsets partition cannot be read; will try again",
@@ -274,7 +275,7 @@ class ShardTable:
             raise CoordinatorLoading(f"offsets partition {index} is being loaded")
         if shard is None:
             raise NotCoordinator(f"this broker does not lead offsets partition {index}")
-        raise CoordinatorNotAvailable(f"offsets partition {index} is corrupt", hint="see this broker's log")
+        raise CoordinatorNotAvailable(f"offsets partition {index} is corrupt", hint="see `tidelog status`")
 
     async def wait_until_loaded(self, index: int | None) -> None:
         """If the partition is on its way to this broker, until it is there. Bound it with a timeout."""
@@ -407,7 +408,9 @@ class ShardTable:
             if self._alarm_ms <= next_ms:
                 return
             self._alarm.cancel()
-        delay_s = max(0, next_ms - self.now().mono_ms) / 1000  # whole milliseconds, or rounding would ring early for ever
+        delay_s = (
+            max(0, next_ms - self.now().mono_ms) / 1000
+        )  # whole milliseconds, or rounding would ring early for ever
         self._alarm_ms = next_ms
         self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
 

@@ -620,16 +620,20 @@ async def test_a_partition_that_opens_is_loading_even_before_its_log_is_there() 
 
 
 @virtual
-async def test_a_corrupt_partition_is_loud_and_not_served() -> None:
+async def test_a_corrupt_partition_is_loud_and_not_served_until_it_is_restored() -> None:
     async with World() as world:
         await commit(world, "g", 1)
         log = world.log
         world.partitions.close(0)
-        log.read_errors = [CorruptData("block 3 fails its CRC32C")]
+        log.read_errors = [CorruptData("block 3 fails its CRC32C")] * 20
         world.partitions.open(log)
         await asyncio.sleep(1)
         with pytest.raises(CoordinatorNotAvailable):
             world.coordinator.committed("g", None)
+        assert log.read_errors
+        log.read_errors = []
+        await asyncio.sleep(10)
+        assert committed(world, "g") == 1
 
 
 @virtual

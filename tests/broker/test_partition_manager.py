@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from broker.partitions import PartitionManager
+from broker.errors import fetch_code, produce_code
+from broker.partitions import PartitionDamaged, PartitionManager
 from broker.settings import KafkaSettings, LogSettings
 from broker.topic_config import log_config
 from controller import commands as c
@@ -200,5 +202,21 @@ def test_everything_that_places_a_partition_moves_the_placement_version() -> Non
             before = controller.image.placement_version
             change()
             assert controller.image.placement_version == controller.image.version > before
+
+    asyncio.run(run())
+
+
+def test_a_partition_whose_data_is_damaged_is_told_from_one_that_is_opening() -> None:
+    async def run() -> None:
+        async with world() as here:
+            topic = await here.create("t", [NODE_ID])
+            [stream] = [one.first_stream + 1 for one in here.controller.image.partitions(topic.id)]
+            master_epoch = here.controller.image.replica_sets[NODE_ID].master_epoch
+            here.controller.apply(c.QuarantineStream(NODE_ID, master_epoch, stream, "a gap"))
+            await until(lambda: here.partitions.counts()["failing"] == 1, "it does not open")
+            with pytest.raises(PartitionDamaged, match=r"t-0 cannot be opened: .* quarantined: a gap") as caught:
+                here.partitions.get("t", 0)
+            assert (produce_code(caught.value), fetch_code(caught.value)) == (56, 2)
+            assert "quarantined: a gap" in here.partitions.problems()[0]
 
     asyncio.run(run())
