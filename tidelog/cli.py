@@ -27,7 +27,8 @@ COMMANDS = {
     "group": ("tidelog.commands.group:group", "List, describe, delete and reset consumer groups."),
     "config": ("tidelog.commands.config:config", "Show every setting, its value and where it came from."),
     "wal": ("tidelog.commands.wal:wal", "Inspect and verify the write-ahead log on disk."),
-    "object": ("tidelog.commands.object:object_", "List, inspect and verify the objects in the bucket."),
+    "object": ("tidelog.commands.object:object_", "List, inspect, verify, compact and clean up objects in the bucket."),
+    "cost": ("tidelog.commands.cost:cost", "Show what the bucket costs, by purpose and topic."),
     "status": ("tidelog.commands.status:status", "Show the cluster's nodes and what is wrong, if anything."),
 }
 """Command → (module:function, one line of help)."""
