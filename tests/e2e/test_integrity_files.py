@@ -20,6 +20,7 @@ from tests.e2e.backends import create_topic, read_topic, s3_flags
 from tests.e2e.test_failures import Writer
 from tests.support.bit_flips import bit_flip, places
 from tests.support.cli import Cli
+from tests.support.clients import wait_until
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.config import Config
@@ -189,3 +190,40 @@ def test_a_log_on_an_s3_server_is_verified_by_the_flags_of_up(tmp_path: Path, mo
     assert report["info"]["objects"] and report["identity"] is None
     assert "--cluster-id" in Cli()("wal", "verify", *where, *nowhere, code=3).err
     assert "embedded bucket" in Cli()("wal", "verify", "--wal", "s3", *nowhere, "--cluster-id", "x", code=3).err
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", ["disk", "s3"])
+def test_nothing_is_reported_while_a_busy_process_writes_rolls_and_trims(tmp_path: Path, kind: str) -> None:
+    data_dir = tmp_path / "data"
+    flags = [*("--wal", kind), *("--set", "controller.snapshot_entries=10"), *("--set", "upload.age_ms=100")]
+    flags += ["--set", "wal.segment_bytes=1048576"]
+    config = Config()
+    config.node.data_dir = str(data_dir)
+    config.wal.kind = "s3" if kind == "s3" else "disk"
+    with running(data_dir, flags) as process:
+        create_topic(process.bootstrap, "t")
+        writer = Writer(process.bootstrap, "t")
+        starts: set[int] = set()
+        looks = 0
+
+        def looked() -> bool:
+            nonlocal looks
+            looks += 1
+            for _ in range(20):
+                writer.write(20_000)
+            writer.poll(0)
+            if looks % 4 == 0:
+                create_topic(process.bootstrap, f"more-{looks}")
+            report = asyncio.run(check_data(config, ""))
+            assert report.is_sound, report.findings
+            assert report.info is not None and report.controller is not None
+            starts.add(report.info.start_offset)
+            return len(starts) > 4
+
+        wait_until(looked, "the log was trimmed while it was looked at", 90)
+        writer.flush()
+        assert not writer.errors
+        assert process.stop() == 0, process.tail()
+    report = asyncio.run(check_data(config, ""))
+    assert report.findings == []
