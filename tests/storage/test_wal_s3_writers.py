@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from wal_s3_world import World
 
+from runtime.errors import Fenced
 from storage.settings import WalSettings
 
 ENDINGS = ("ok", "ok", "ok", "ok", "lost", "late", "refused")
@@ -126,6 +127,27 @@ def test_a_long_random_walk_loses_nothing(seed: int) -> None:
             step(world, rng)
         world.end()
         assert len(world.owners) > 2 and len(world.acknowledged) > 50, "the walk did not get far enough to mean much"
+    finally:
+        world.close()
+
+
+def test_a_process_that_was_outvoted_while_it_read_need_not_see_what_is_committed_since() -> None:
+    """It holds an old listing; that its epoch is over is what it finds when it plants its fence."""
+    world = World(tiny(), list_page=1000)
+    try:
+        slow = world.start()
+        [listing] = world.ops
+        stale = listing.apply()
+        listing.apply = lambda: stale
+        new = world.start()
+        while not new.running:
+            mine = [op for op in world.ops if op.writer == new.number]
+            world.finish(mine[0], "ok") if mine else world.tick(0.05)
+        world.commit(new)
+        assert world.committed > 0
+        world.drain(lambda: slow.failed)
+        assert any(isinstance(error, Fenced) for error in slow.errors)
+        world.end()
     finally:
         world.close()
 
