@@ -17,7 +17,7 @@ from runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 from storage.bucket_accounts import Receipt
 from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
-from storage.purpose import Purpose, PurposefulStore, ReceiptStore
+from storage.purpose import Purpose, PurposefulStore, gives_receipts
 
 
 class BucketHealth:
@@ -69,7 +69,7 @@ class WatchedObjectStore:
 
     def with_receipt(self) -> tuple[WatchedObjectStore, Receipt]:
         """See `ReceiptStore.with_receipt`."""
-        if not isinstance(self._store, ReceiptStore):
+        if not gives_receipts(self._store):
             return self, Receipt()
         store, receipt = self._store.with_receipt()
         return WatchedObjectStore(store, self._clock, self.health), receipt

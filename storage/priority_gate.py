@@ -24,7 +24,7 @@ from typing import Final
 from storage.bucket_accounts import Receipt
 from storage.object_store import Buffer, ObjectInfo, StoreCapabilities
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
-from storage.purpose import AccountingStore, Purpose
+from storage.purpose import Purpose, keeps_accounts
 
 RANKS: Final = {
     Purpose.WAL: 0,
@@ -124,14 +124,15 @@ class GatedObjectStore:
     def for_purpose(self, purpose: Purpose) -> GatedObjectStore:
         """See `PurposefulStore.for_purpose`. What it asks is on the purpose's account."""
         store = self._store
-        if isinstance(store, AccountingStore):
-            store = store.with_account(store.stats.accounts.account(purpose.value))
+        if keeps_accounts(store):
+            view = store.with_account(store.stats.accounts.account(purpose.value))
+            return GatedObjectStore(view, self.gate, purpose)
         return GatedObjectStore(store, self.gate, purpose)
 
     def with_receipt(self) -> tuple[GatedObjectStore, Receipt]:
         """See `ReceiptStore.with_receipt`."""
         store = self._store
-        if not isinstance(store, AccountingStore):
+        if not keeps_accounts(store):
             return self, Receipt()
         receipt = Receipt(store.stats.accounts, self._purpose.value)
         return GatedObjectStore(store.with_account(receipt), self.gate, self._purpose), receipt
