@@ -8,6 +8,7 @@ Entry: `WatchedObjectStore`.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from runtime.clock import Clock
 from runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 from storage.bucket_accounts import Receipt
-from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities
+from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities, UnfinishedUpload
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
 from storage.purpose import Purpose, PurposefulStore, gives_receipts
 
@@ -129,6 +130,16 @@ class WatchedObjectStore:
         """See `ObjectStore.delete`."""
         with self._watch():
             await self._store.delete(keys)
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """See `ObjectStore.unfinished`."""
+        with self._watch():
+            return await self._store.unfinished(prefix)
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """See `ObjectStore.abort`."""
+        with self._watch():
+            await self._store.abort(upload)
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`."""

@@ -179,6 +179,17 @@ class ObjectJobs:
                     }
                     for one in report.waiting
                 ],
+                "unfinished": [
+                    {
+                        "key": one.key,
+                        "upload_id": one.upload_id,
+                        "started_ms": one.started_ms,
+                        "reason": "a multipart upload that was neither finished nor aborted: its parts are paid for",
+                    }
+                    for one in report.unfinished
+                ],
+                "unfinished_problem": report.unfinished_problem or None,
+                "aborted": report.aborted,
                 "young": report.young,
                 "unknown_future": report.unknown_future,
                 "deleted": report.deleted,

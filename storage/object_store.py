@@ -15,6 +15,7 @@ Transient failures are retried inside the store, with jitter and inside a budget
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,6 +43,16 @@ class ObjectInfo:
     etag: str
     modified_ms: int
     """Milliseconds since the Unix epoch; second precision on S3."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """A multipart upload that was begun and neither finished nor aborted: its parts are kept, and paid for, unseen."""
+
+    key: str
+    upload_id: str
+    started_ms: int
+    """Milliseconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,18 @@ class ObjectStore(Protocol):
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, in batches of what the server takes. Absent keys are success. Raises `Unavailable`."""
+        ...
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """Multipart uploads of keys that start with `prefix`, some thousands at most. Empty where there are none, or
+        where the server lists none (MinIO, which aborts them by itself). Raises `Unavailable`."""
+        ...
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """Give up a multipart upload; whoever still carries it out starts over. Success if it is gone already.
+
+        Raises `Unavailable`.
+        """
         ...
 
     async def probe(self) -> StoreCapabilities:

@@ -35,7 +35,7 @@ from typing import Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import Closed, ConfigError, InvalidInput, Unavailable
 from storage.bucket_accounts import Account
-from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities
+from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload
 from storage.object_store_common import (
     StoreFull,
     check_key,
@@ -151,6 +151,13 @@ class LocalObjectStore:
         with self.stats.measure("delete"):
             await self._run(lambda: self._delete(paths))
             self._account.request("delete", -(-len(paths) // LIST_PAGE))
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """See `ObjectStore.unfinished`: there are none here."""
+        return []
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """See `ObjectStore.abort`."""
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`."""

@@ -8,11 +8,12 @@ Entry: `MemoryObjectStore`.
 from __future__ import annotations
 
 import bisect
+import builtins
 from collections.abc import AsyncIterator, Sequence
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import Closed
-from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities
+from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload
 from storage.object_store_common import check_key, check_ranges, past_end, probe_store
 from storage.object_store_stats import StoreStats
 
@@ -107,6 +108,13 @@ class MemoryObjectStore:
                 if self._bodies.pop(check_key(key), None) is not None:
                     del self._infos[key]
                     del self._keys[bisect.bisect_left(self._keys, key)]
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """See `ObjectStore.unfinished`: there are none here."""
+        return []
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """See `ObjectStore.abort`."""
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`."""

@@ -21,6 +21,8 @@ Entry: `S3ObjectStore`.
 from __future__ import annotations
 
 import asyncio
+import builtins
+import contextlib
 import copy
 import logging
 import random
@@ -34,7 +36,7 @@ from botocore.exceptions import ClientError
 from runtime.clock import Clock
 from runtime.errors import Closed, ConfigError, InvalidInput
 from storage.bucket_accounts import Account, RequestKind
-from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabilities
+from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload
 from storage.object_store_common import (
     MergedRange,
     Retrier,
@@ -62,6 +64,8 @@ MAX_PUT_BYTES: Final = 5 << 30
 """S3's bound on a single PUT, and so on a conditional create."""
 DELETE_BATCH: Final = 1000
 LIST_PAGE: Final = 1000
+MAX_UNFINISHED: Final = 10_000
+"""Multipart uploads listed at once; whoever aborts them finds the rest the next time."""
 START_BUDGET_S: Final = 5.0
 """How long `start` tries before it says clearly what is wrong; the caller repeats it."""
 
@@ -210,6 +214,36 @@ class S3ObjectStore:
 
             with self.stats.measure("delete") as stats:
                 await self._call(stats, "delete", names[first], request, kind="delete")
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """See `ObjectStore.unfinished`."""
+        found: builtins.list[UnfinishedUpload] = []
+        markers: dict[str, str] = {}
+        while len(found) < MAX_UNFINISHED:
+            arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxUploads": LIST_PAGE, **markers}
+
+            async def request(client: Any, _deadline: asyncio.Timeout, arguments: Any = arguments) -> Any:
+                return await client.list_multipart_uploads(**arguments)
+
+            with self.stats.measure("list") as stats:
+                page = await self._call(stats, "list uploads", prefix, request, kind="list")
+            for entry in page.get("Uploads", []):
+                started_ms = int(entry["Initiated"].timestamp() * 1000)
+                found.append(UnfinishedUpload(entry["Key"].removeprefix(self._prefix), entry["UploadId"], started_ms))
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                break
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
+        return found
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """See `ObjectStore.abort`."""
+        name = self._name(upload.key)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> None:
+            await client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload.upload_id)
+
+        with self.stats.measure("delete") as stats, contextlib.suppress(ObjectNotFound):
+            await self._call(stats, "abort upload", upload.key, request, kind="delete")
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`. Finds or creates the bucket first (`start`)."""

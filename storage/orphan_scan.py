@@ -16,6 +16,9 @@ Ids from the fence on are not this metadata's (was it restored from an old backu
 deleted. Objects under ids that the metadata has prepared or destroyed are no orphans: the controller deletes them when
 their time has come. They are listed as *waiting*, because that is what a crash leaves behind first.
 
+Multipart uploads that a crash interrupted are no objects, and no listing shows them; their parts are paid for all the
+same. Those older than the safety age are aborted. Should one be carried out after all, its put starts over.
+
 Entry: `find_orphans`, `clean_orphans`.
 """
 
@@ -29,7 +32,8 @@ import msgspec
 
 from storage.object_cleaner import ObjectCleaner
 from storage.object_key import object_prefix, parse_object_key
-from storage.object_store import ObjectInfo, ObjectStore
+from storage.object_store import ObjectInfo, ObjectStore, UnfinishedUpload
+from storage.object_store_common import StoreAccessDenied, StoreUnsupported
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,11 @@ class OrphanReport(msgspec.Struct):
     """Objects with ids that the controller has not given out yet. Never deleted."""
     waiting: list[WaitingObject] = msgspec.field(default_factory=list)
     deleted: int = 0
+    unfinished: list[UnfinishedUpload] = msgspec.field(default_factory=list)
+    """Multipart uploads of the cluster that a crash interrupted, older than the safety age."""
+    aborted: int = 0
+    unfinished_problem: str = ""
+    """Why they could not be listed (the policy of the bucket), or empty."""
 
 
 async def find_orphans(
@@ -103,6 +112,7 @@ async def find_orphans(
                 suspects.append((named[1], info))
         elif (ends := metadata.waiting(named[1])) is not None and len(report.waiting) < MAX_ORPHANS:
             report.waiting.append(WaitingObject(named[1], info.key, info.size, info.modified_ms, *ends))
+    await _find_unfinished(report, store, cluster_id, now_ms - orphan_age_ms)
     if not suspects:
         return report
     fence = await metadata.fence()
@@ -123,6 +133,15 @@ async def find_orphans(
     return report
 
 
+async def _find_unfinished(report: OrphanReport, store: ObjectStore, cluster_id: str, before_ms: int) -> None:
+    try:
+        uploads = await store.unfinished(f"{cluster_id}/")
+    except (StoreAccessDenied, StoreUnsupported) as error:
+        report.unfinished_problem = error.message
+        return
+    report.unfinished = [one for one in uploads if one.started_ms <= before_ms]
+
+
 async def clean_orphans(
     store: ObjectStore,
     cluster_id: str,
@@ -134,6 +153,10 @@ async def clean_orphans(
 ) -> OrphanReport:
     """Find orphans and delete them, unless `dry_run`. Raises `Unavailable`."""
     report = await find_orphans(store, cluster_id, metadata, now_ms=now_ms, orphan_age_ms=orphan_age_ms)
+    if not dry_run:
+        for one in report.unfinished:
+            await store.abort(one)
+            report.aborted += 1
     if report.orphans and not dry_run:
         await ObjectCleaner(store, cluster_id).delete([one.object_id for one in report.orphans])
         report.deleted = len(report.orphans)

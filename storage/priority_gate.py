@@ -16,13 +16,14 @@ Entry: `GatedObjectStore`; the rule alone, which does no I/O, is `PriorityGate`.
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from storage.bucket_accounts import Receipt
-from storage.object_store import Buffer, ObjectInfo, StoreCapabilities
+from storage.object_store import Buffer, ObjectInfo, StoreCapabilities, UnfinishedUpload
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
 from storage.purpose import Purpose, keeps_accounts
 
@@ -194,6 +195,18 @@ class GatedObjectStore:
         await self.gate.enter(self._purpose)
         with self._entered():
             await self._store.delete(keys)
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """See `ObjectStore.unfinished`."""
+        await self.gate.enter(self._purpose)
+        with self._entered():
+            return await self._store.unfinished(prefix)
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """See `ObjectStore.abort`."""
+        await self.gate.enter(self._purpose)
+        with self._entered():
+            await self._store.abort(upload)
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`."""

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
+from broker.bucket_health import WatchedObjectStore
 from broker.compaction import waiting_object
 from controller import commands as c
+from runtime.clock import SystemClock
 from runtime.errors import Unavailable
 from storage.object_key import object_key, quarantine_key
 from storage.object_store import ObjectInfo
+from storage.object_store_s3 import S3ObjectStore
+from storage.object_store_s3_client import open_client
 from storage.orphan_cleaner import CleanRunning, OrphanCleaner
 from storage.orphan_scan import OrphanMetadata, OrphanReport, clean_orphans, find_orphans
-from storage.settings import CleanSettings
+from storage.priority_gate import GatedObjectStore, PriorityGate
+from storage.settings import CleanSettings, S3Settings
 from tests.support.compaction_world import CLUSTER, TTL_MS, CompactionWorld
+from tests.support.faulty_s3 import Fault, FaultyS3
+from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.storage_world import FastClock, FaultyStore, run
 
 AGE_MS = 10_000
@@ -223,5 +234,71 @@ def test_one_search_at_a_time() -> None:
         assert isinstance(first, OrphanReport)
         assert isinstance(second, CleanRunning)
         assert isinstance(await mine.clean(), OrphanReport)
+
+    run(scenario)
+
+
+@pytest.mark.servers("moto")
+def test_multipart_uploads_that_a_crash_interrupted_are_found_and_aborted(moto_server: S3Server) -> None:
+    async def scenario() -> None:
+        settings = S3Settings(
+            endpoint=moto_server.endpoint,
+            bucket=new_bucket(),
+            prefix="shared/bucket",
+            access_key_id=moto_server.access_key_id,
+            secret_access_key=moto_server.secret_access_key,
+        )
+        store = GatedObjectStore(S3ObjectStore(settings, SystemClock(), random.Random(1)), PriorityGate(4))
+        watched = WatchedObjectStore(store, SystemClock())
+        await watched.probe()
+        world = CompactionWorld(watched)
+        mine, other = object_key(CLUSTER, 5), object_key("another-cluster", 5)
+        async with AsyncExitStack() as resources:
+            client = await open_client(settings, resources)
+            for key in (mine, other):
+                await client.create_multipart_upload(Bucket=settings.bucket, Key=f"{settings.prefix}/{key}")
+            now_ms = max(one.started_ms for one in await watched.unfinished(""))  # moto has a date of its own
+
+            async def search(later_ms: int, *, dry_run: bool) -> OrphanReport:
+                return await clean_orphans(
+                    watched, CLUSTER, metadata(world), now_ms=now_ms + later_ms, orphan_age_ms=AGE_MS, dry_run=dry_run
+                )
+
+            assert (await search(0, dry_run=False)).unfinished == []  # somebody may be carrying it out
+            found = await search(2 * AGE_MS, dry_run=True)
+            assert [one.key for one in found.unfinished] == [mine]
+            assert found.aborted == 0
+            done = await search(2 * AGE_MS, dry_run=False)
+            assert done.aborted == 1
+            await watched.abort(found.unfinished[0])  # it is gone already: that is success
+            assert (await search(2 * AGE_MS, dry_run=True)).unfinished == []
+            left = await client.list_multipart_uploads(Bucket=settings.bucket)
+            assert [one["Key"] for one in left["Uploads"]] == [f"{settings.prefix}/{other}"]
+        await watched.close()
+
+    run(scenario)
+
+
+@pytest.mark.servers("moto")
+def test_a_policy_that_forbids_to_list_uploads_is_told_and_the_search_goes_on(moto_server: S3Server) -> None:
+    async def scenario() -> None:
+        async with FaultyS3(moto_server) as proxy:
+            settings = S3Settings(
+                endpoint=proxy.server.endpoint,
+                bucket=new_bucket(),
+                access_key_id=moto_server.access_key_id,
+                secret_access_key=moto_server.secret_access_key,
+            )
+            store = S3ObjectStore(settings, SystemClock(), random.Random(1))
+            await store.probe()
+            world = CompactionWorld(store)
+            orphan = await late_put(world)
+            proxy.fault = lambda seen: Fault(status=403, code="AccessDenied") if "uploads" in seen.query else None
+            now_ms = SystemClock().time_ms() + 2 * AGE_MS
+            report = await clean_orphans(store, CLUSTER, metadata(world), now_ms=now_ms, orphan_age_ms=AGE_MS)
+            assert "refused" in report.unfinished_problem
+            assert [one.object_id for one in report.orphans] == [orphan]
+            assert report.deleted == 1
+            await store.close()
 
     run(scenario)

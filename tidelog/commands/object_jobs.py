@@ -185,11 +185,12 @@ def clean(dry_run: bool, min_age: int | None, yes: bool, style: str, bootstrap: 
     query = [] if min_age is None else [("min_age_ms", str(min_age))]
     if dry_run or not yes:
         found = cluster.post(f"/orphans?{urlencode([*query, ('dry_run', 'true')])}")
-        if dry_run or not found["orphans"]:
+        if dry_run or not (found["orphans"] or found["unfinished"]):
             output.show(style, lambda: found, _render_clean)
             return
         size = output.size(sum(one["size_bytes"] for one in found["orphans"]))
-        output.confirm(f"delete {len(found['orphans'])} orphans ({size})")
+        uploads = f" and abort {len(found['unfinished'])} uploads" if found["unfinished"] else ""
+        output.confirm(f"delete {len(found['orphans'])} orphans ({size}){uploads}")
     try:
         done = cluster.post(f"/orphans?{urlencode(query)}")
     except TidelogError as error:
@@ -226,11 +227,28 @@ def _render_clean(document: dict[str, Any]) -> str:
         ]
         for one in document["waiting"]
     ]
+    rows += [
+        [
+            None,
+            None,
+            _ago(now_ms - one["started_ms"]),
+            "unfinished",
+            "now" if document["dry_run"] else "aborted",
+            one["key"],
+            one["reason"],
+        ]
+        for one in document["unfinished"]
+    ]
     text = output.table(headers, rows, right=["ID", "SIZE", "AGE"]) + "\n\n" if rows else ""
     size = output.size(sum(one["size_bytes"] for one in document["orphans"]))
     what = "found, nothing was deleted" if document["dry_run"] else f"found, {document['deleted']} deleted"
     text += f"{len(document['orphans'])} orphans ({size}) {what}"
     text += f"; {document['objects']} objects ({output.size(document['bytes'])}) looked at"
+    if document["unfinished"]:
+        done = "found" if document["dry_run"] else f"found, {document['aborted']} aborted"
+        text += f"\n{len(document['unfinished'])} unfinished uploads {done}"
+    if document["unfinished_problem"]:
+        text += f"\nunfinished uploads could not be listed: {document['unfinished_problem']}"
     if document["waiting"]:
         text += f"\n{len(document['waiting'])} wait for the controller, which deletes them by itself"
     if document["young"]:
