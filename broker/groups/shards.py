@@ -408,9 +408,7 @@ class ShardTable:
             if self._alarm_ms <= next_ms:
                 return
             self._alarm.cancel()
-        delay_s = (
-            max(0, next_ms - self.now().mono_ms) / 1000
-        )  # whole milliseconds, or rounding would ring early for ever
+        delay_s = max(0, next_ms - self.now().mono_ms) / 1000  # whole ms: a rounded float may ring early, for ever
         self._alarm_ms = next_ms
         self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
 

@@ -1,8 +1,8 @@
 """One process that fuzzes one target: `python -m tests.fuzz.worker TARGET PLACE [libFuzzer's flags]`.
 
 `PLACE/corpus` grows; a failing input is written to `PLACE/crash-…`, with the inputs that its world had seen before it
-beside it (`….history`, msgpack). Limits: 10 s of time for an input (libFuzzer's -timeout) and 2 GiB of address space
-more than at the start, so that a huge allocation is an error and not a slow machine.
+beside it (`….history`, msgpack). Limits: 8 s of CPU time for an input (other work on the machine does not count), and 2 GiB
+of address space more than at the start, so that a huge allocation is an error and not a slow machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import resource
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -22,6 +23,15 @@ with atheris.instrument_imports(include=["broker", "controller", "stream", "stor
 
 MAX_INPUT_BYTES = 4096
 EXTRA_MEMORY_BYTES = 2 << 30
+CPU_S = 8.0
+
+
+class InputTooSlow(BaseException):
+    """An input used up its CPU time."""
+
+
+def _too_slow(number: int, frame: object) -> None:
+    raise InputTooSlow(f"more than {CPU_S} s of CPU time")
 
 
 def _limit_memory() -> None:
@@ -41,6 +51,7 @@ def main(name: str, place: Path, flags: list[str]) -> None:
 
     def one(data: bytes) -> None:
         nonlocal done
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             target.one(data)
             done += 1
@@ -52,6 +63,8 @@ def main(name: str, place: Path, flags: list[str]) -> None:
             sys.stderr.write(f"\ncrash: {crash}\n{traceback.format_exc()}\n")
             sys.stderr.flush()
             raise
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     def mutate(data: bytes, limit: int, seed: int) -> bytes:
         return target.mutate(data, limit, random.Random(seed), atheris.Mutate)
@@ -61,7 +74,7 @@ def main(name: str, place: Path, flags: list[str]) -> None:
             sys.argv[0],
             str(corpus),
             f"-max_len={MAX_INPUT_BYTES}",
-            "-timeout=10",
+            "-timeout=120",
             "-rss_limit_mb=3000",
             f"-artifact_prefix={place}/",
             "-print_final_stats=1",
@@ -71,6 +84,7 @@ def main(name: str, place: Path, flags: list[str]) -> None:
         custom_mutator=mutate,
     )
     _limit_memory()
+    signal.signal(signal.SIGPROF, _too_slow)
     atheris.Fuzz()
 
 
