@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from broker.admin_door import AdminDoor
 from broker.http_answers import integer, json_answer, number
 from broker.metrics import Metrics
 from broker.object_report import (
@@ -55,6 +56,10 @@ MAX_PAGE = 1_000
 PROGRESS_INTERVAL_S = 0.5
 """Least time between two progress lines of a verification."""
 UPLOAD_TIMEOUT_MS = 60_000
+TAKE_S = 60.0
+"""How long a client of a verification may take to read a line."""
+MAX_BODY_BYTES = 64 << 10
+"""No request has a body."""
 SHUTDOWN_S = 1.0
 """How long requests in flight may take to end when the server closes."""
 
@@ -111,6 +116,8 @@ class AdminHttp:
         self._listener: Listener | None = None
         self._runner: web.AppRunner | None = None
         self._verifying = False
+        self.door: AdminDoor
+        """Set by `start`."""
 
     @property
     def url(self) -> str:
@@ -122,7 +129,7 @@ class AdminHttp:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `AddressInUse`."""
-        app = web.Application(middlewares=[_errors])
+        app = web.Application(middlewares=[self._bounded, _errors], client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -141,8 +148,9 @@ class AdminHttp:
         self._runner = runner
         server = runner.server
         assert server is not None
+        self.door = AdminDoor(server, self._sources.clock)
         try:
-            self._listener = await self._network.listen(server, self._settings.host, self._settings.port)
+            self._listener = await self._network.listen(self.door, self._settings.host, self._settings.port)
         except BaseException:
             await self.close()
             raise
@@ -155,6 +163,15 @@ class AdminHttp:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @web.middleware
+    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tell the door that the request's own bounds hold now."""
+        self.door.enter_handler(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self.door.leave_handler(request.protocol)
 
     # --- health, metrics, status ---------------------------------------------------------------------------------
 
@@ -237,10 +254,13 @@ class AdminHttp:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             async for line in self._verification(image, records):
-                await response.write(json.dumps(line).encode() + b"\n")
+                async with asyncio.timeout(TAKE_S):
+                    await response.write(json.dumps(line).encode() + b"\n")
             await response.write_eof()
-        except ConnectionResetError:
-            return response  # the client went away, and with it the interest in the result
+        except (ConnectionResetError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+            return response  # the client went away, or does not read: nobody is interested in the result
         finally:
             self._verifying = False
         return response

@@ -40,6 +40,7 @@ from controller.rpc import (
     PollReply,
     RpcChannel,
     RpcConnection,
+    RpcDoor,
     SessionReply,
     TransferParams,
 )
@@ -122,6 +123,7 @@ class ControllerNode:
         self._activation: asyncio.Task[None] | None = None
         self._client_numbers = itertools.count(1)
         self._connections: set[RpcConnection] = set()
+        self._door = RpcDoor(clock)
         self._listener: Listener | None = None
 
     @property
@@ -208,6 +210,7 @@ class ControllerNode:
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,
             "connections": len(self._connections),
+            "receiving_bytes": self._door.receiving_bytes,
             **self._consensus.status(),
         }
 
@@ -296,12 +299,14 @@ class ControllerNode:
             on_lost=self._lost,
             credentials=self._credentials,
             adopt_peer=self._consensus.adopt_peer,
+            door=self._door,
         )
 
     def _made(self, connection: RpcConnection) -> None:
         self._connections.add(connection)
         if len(self._connections) > MAX_CONNECTIONS:
-            log.warning("too many connections; one is refused", extra={"peer": connection.peer})
+            extra = {"peer": connection.peer, "limit": MAX_CONNECTIONS}
+            self._door.logs.line("connections", logging.WARNING, "too many connections; one is refused", extra)
             connection.abort()
 
     def _lost(self, connection: RpcConnection) -> None:

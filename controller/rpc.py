@@ -34,7 +34,9 @@ from controller.handshake import (
     refusal,
     welcome,
 )
-from runtime.errors import CorruptData, TidelogError, Unavailable
+from runtime.clock import Clock
+from runtime.errors import CorruptData, Overloaded, TidelogError, Unavailable
+from runtime.log_limit import LogLimiter
 from runtime.msgpack import DECODE_ERRORS
 from runtime.network import Network
 from runtime.tasks import TaskSet
@@ -46,6 +48,10 @@ REQUEST = 1
 RESPONSE = 2
 MAX_TIMEOUTS = 2
 """Calls that time out in a row, with no answer to any, before a channel drops its connection."""
+RECEIVE_S = 30.0
+"""For a frame, and the first one of a connection, to arrive whole."""
+MAX_RECEIVING_BYTES = 256 << 20
+"""Of unfinished frames, over all connections of a server."""
 MAX_REQUESTS = 256
 """In flight on one connection, each direction."""
 HANDSHAKE_S = 5.0
@@ -146,6 +152,55 @@ AdoptPeer = Callable[[int, socket.socket, Session], None]
 """Takes over the socket of another controller, by its node id."""
 
 
+class RpcDoor:
+    """The bounds that all connections of a server share: bytes of frames that are arriving, and the time they take.
+
+    A peer that announces a frame and does not send it, or sends nothing at all, is dropped after `RECEIVE_S`; the peer
+    whose bytes go over `MAX_RECEIVING_BYTES` is dropped at once.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._partial: dict[RpcConnection, int] = {}
+        self._timers: dict[RpcConnection, asyncio.TimerHandle] = {}
+        self.receiving_bytes = 0
+        self.logs = LogLimiter(log, clock)
+
+    def opened(self, connection: RpcConnection) -> None:
+        """A connection begins: its first frame is due."""
+        self._expect(connection)
+
+    def received(self, connection: RpcConnection, partial_bytes: int, *, whole: bool) -> None:
+        """It sent bytes, of which `partial_bytes` are an unfinished frame. Raises `Overloaded`."""
+        self.receiving_bytes += partial_bytes - self._partial.pop(connection, 0)
+        if partial_bytes:
+            self._partial[connection] = partial_bytes
+        if self.receiving_bytes > MAX_RECEIVING_BYTES:
+            raise Overloaded(f"frames that are still arriving hold {self.receiving_bytes} bytes")
+        if whole or not partial_bytes:
+            self._forget_timer(connection)
+        if partial_bytes and connection not in self._timers:
+            self._expect(connection)
+
+    def closed(self, connection: RpcConnection) -> None:
+        """It has ended."""
+        self.receiving_bytes -= self._partial.pop(connection, 0)
+        self._forget_timer(connection)
+
+    def _expect(self, connection: RpcConnection) -> None:
+        self._timers[connection] = asyncio.get_running_loop().call_later(RECEIVE_S, self._late, connection)
+
+    def _forget_timer(self, connection: RpcConnection) -> None:
+        timer = self._timers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _late(self, connection: RpcConnection) -> None:
+        self._timers.pop(connection, None)
+        event = "a connection was dropped: no whole frame came in time"
+        self.logs.line("late", logging.WARNING, event, {"peer": connection.peer})
+        connection.abort()
+
+
 class RpcConnection(asyncio.Protocol):
     """One connection. A server's has a `handler`; a client's makes `call`s."""
 
@@ -157,8 +212,10 @@ class RpcConnection(asyncio.Protocol):
         on_lost: Callable[[RpcConnection], None] | None = None,
         credentials: Credentials | None = None,
         adopt_peer: AdoptPeer | None = None,
+        door: RpcDoor | None = None,
     ) -> None:
         self._handler = handler
+        self._door = door
         self._credentials = credentials
         self._adopt_peer = adopt_peer
         self._handshake: ClientHandshake | ServerHandshake | None = None
@@ -188,6 +245,8 @@ class RpcConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, not a subclass
         self.peer = str(transport.get_extra_info("peername"))
+        if self._door is not None:
+            self._door.opened(self)
         if self._on_made is not None:
             self._on_made(self)
         if self._credentials is not None:
@@ -196,6 +255,8 @@ class RpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._transport = None
+        if self._door is not None:
+            self._door.closed(self)
         self._writable.set()
         if self._handshake_timer is not None:
             self._handshake_timer.cancel()
@@ -221,10 +282,17 @@ class RpcConnection(asyncio.Protocol):
             if self._handshake is not None:
                 self._shake_hands(self._handshake, data)
                 return
-            for frame in self._decoder.feed(data):
+            frames = self._decoder.feed(data)
+            if self._door is not None:
+                self._door.received(self, self._decoder.buffered_bytes, whole=bool(frames))
+            for frame in frames:
                 self._take(frame)
         except (TidelogError, *DECODE_ERRORS) as error:
-            log.warning("a connection was dropped", extra={"peer": self.peer, "error": str(error)})
+            extra = {"peer": self.peer, "error": str(error)}
+            if self._door is not None:
+                self._door.logs.line("dropped", logging.WARNING, "a connection was dropped", extra)
+            else:
+                log.warning("a connection was dropped", extra=extra)
             if isinstance(error, TidelogError):
                 self._prove(error)
             self.abort()
@@ -307,6 +375,7 @@ class RpcConnection(asyncio.Protocol):
 
     async def _answer(self, request: _Request) -> None:
         assert self._handler is not None
+        await self._writable.wait()  # before the work: answers that a peer does not read must not pile up
         try:
             result = await self._handler(self, request.method, request.params)
             reply = _Response(request.id, None, msgspec.Raw(result))
@@ -314,7 +383,6 @@ class RpcConnection(asyncio.Protocol):
             reply = _Response(request.id, to_wire(error), _NIL)
         except DECODE_ERRORS as error:
             reply = _Response(request.id, to_wire(CorruptData(f"{request.method}: {error}")), _NIL)
-        await self._writable.wait()
         if self._transport is not None:
             self._write(RESPONSE, _encoder.encode(reply))
             if self._paused_reading and len(self._tasks) <= MAX_REQUESTS // 2:

@@ -1,8 +1,8 @@
 """One process that fuzzes one target: `python -m tests.fuzz.worker TARGET PLACE [libFuzzer's flags]`.
 
 `PLACE/corpus` grows; a failing input is written to `PLACE/crash-…`, with the inputs that its world had seen before it
-beside it (`….history`, msgpack). Limits: 8 s of CPU time for an input (other work on the machine does not count), and 2 GiB
-of address space more than at the start, so that a huge allocation is an error and not a slow machine.
+beside it (`….history`, msgpack). Limits: 8 s of CPU time for an input (other work on the machine does not count), and
+2 GiB of address space more than at the start, so that a huge allocation is an error and not a slow machine.
 """
 
 from __future__ import annotations

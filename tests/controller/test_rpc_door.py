@@ -1,0 +1,100 @@
+"""Hostile peers at the controller's RPC port: bounded and forgotten, while a good client is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from controller.node import ControllerNode
+from runtime.wire import encode_frame
+from tests.controller.controller_helpers import make_client, make_node
+from tests.support.kafka_world import until
+
+MIB = 1 << 20
+
+
+def serve(tmp_path: Path, test: Callable[[ControllerNode], Awaitable[None]]) -> None:
+    async def run() -> None:
+        node = make_node(tmp_path)
+        await node.start()
+        try:
+            await node.wait_active(20)
+            await test(node)
+            client = make_client(node.address)
+            await client.start()
+            await client.close()
+            await until(lambda: node.status()["connections"] == 0, "forgotten")
+            await until(lambda: node.status()["receiving_bytes"] == 0, "given back")
+        finally:
+            await node.close()
+
+    asyncio.run(run())
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(20):
+        try:
+            return await reader.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+HEAD = struct.pack(">HBBI", 0x544C, 1, 1, 30 * MIB)
+
+
+@pytest.mark.parametrize("start", [b"", b"TL", HEAD, HEAD + b"crc!" + b"x" * 1000])
+def test_a_frame_that_does_not_come_is_not_waited_for(
+    start: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.rpc.RECEIVE_S", 0.2)
+
+    async def work(node: ControllerNode) -> None:
+        reader, writer = await asyncio.open_connection(*node.address)
+        writer.write(start)
+        assert await closed(reader)
+        writer.transport.abort()
+
+    serve(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00",
+        struct.pack(">HBBI", 0x544C, 1, 1, 1 << 31) + b"crc!",
+        encode_frame(1, b"\x93\x01\xa5ab\x80cd\xc0"),
+        encode_frame(1, b"\x91" * 5000 + b"\xc0"),
+        encode_frame(2, b"\xc0"),
+        encode_frame(9, b""),
+    ],
+)
+def test_what_is_no_request_ends_the_connection(raw: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(node: ControllerNode) -> None:
+        for _ in range(30):
+            reader, writer = await asyncio.open_connection(*node.address)
+            writer.write(raw)
+            assert await closed(reader)
+            writer.transport.abort()
+
+    serve(tmp_path, work)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 10
+
+
+def test_frames_that_are_still_arriving_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.rpc.MAX_RECEIVING_BYTES", MIB)
+
+    async def work(node: ControllerNode) -> None:
+        peers = [await asyncio.open_connection(*node.address) for _ in range(8)]
+        for _, writer in peers:
+            writer.write(HEAD + b"crc!" + b"x" * (300 << 10))
+        await until(lambda: int(node.status()["connections"]) < 8, "the one too many is dropped")
+        assert int(node.status()["receiving_bytes"]) <= MIB
+        for _, writer in peers:
+            writer.transport.abort()
+
+    serve(tmp_path, work)
