@@ -1,4 +1,4 @@
-"""How this process treats memory: the allocator keeps what was freed, and the collector looks seldom.
+"""How this process runs: the allocator keeps what was freed, the collector looks seldom, threads take short turns.
 
 A broker receives every batch into memory of its own, keeps it in a cache of fixed size and frees the oldest for it. So
 what is freed is wanted again at once. The C library's defaults give large blocks back to the kernel, and each new batch
@@ -9,6 +9,9 @@ Python's collector walks over all containers that were made since it last looked
 With its defaults (700 new objects) it takes 3 µs of a small Produce request. The last threshold is as good as never:
 a full collection stops the process for a tenth of a microsecond an object.
 
+A thread that wants the interpreter waits for `_SWITCH_S` if another one computes: the WAL's writer and the event loop
+must not wait 5 ms, the default, for a thread that builds an object to upload.
+
 Entry: `tune`, once, when all is imported and before the work begins; `resident_bytes` says how much there is.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import os
 import resource
 from pathlib import Path
@@ -30,13 +34,16 @@ _STATM = Path("/proc/self/statm")
 _COLLECTOR_THRESHOLDS = (10_000, 5, 1000)
 """Net new containers until the youngest is collected (about 1 ms), its collections for one of the middle (5 ms) …"""
 
+_SWITCH_S = 0.001
+
 
 def tune() -> None:
-    """Set up the allocator, where the C library is glibc, and the collector."""
+    """Set up the allocator, where the C library is glibc, the collector and the switching of threads."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # what was imported lives for ever: keep it out of every collection
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
