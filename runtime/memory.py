@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import os
 import resource
+import sys
 from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
