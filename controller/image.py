@@ -60,6 +60,10 @@ class Image:
         self.placement_version = 0
         """Version of the last change of topics, partitions, brokers, configurations, or who leads what. Commits of
         objects, which come many times a second, leave it as it is: what depends on it is not made anew for them."""
+        self.leaders_version = 0
+        """Version of the last change of brokers, or of who leads any replica set."""
+        self.topic_versions: dict[bytes, int] = {}
+        """Version of the last change of each topic or of one of its partitions."""
         self.brokers: dict[int, BrokerRecord] = {}
         self.replica_sets: dict[int, ReplicaSetRecord] = {}
         self.topics: dict[bytes, TopicRecord] = {}
@@ -111,10 +115,24 @@ class Image:
                 rows[key] = record
             if old is not record:
                 self.index.note(table, old, record)
-                places = places or (table in PLACEMENT_TABLES and _places(table, old, record))
+                if table in PLACEMENT_TABLES and _places(table, old, record):
+                    places = True
+                    self._note_placement(table, key, delta.version)
         self.version = delta.version
         if places:
             self.placement_version = delta.version
+
+    def _note_placement(self, table: str, key: Any, version: int) -> None:
+        if table == "topics":
+            if key in self.topics:
+                self.topic_versions[key] = version
+            else:
+                self.topic_versions.pop(key, None)
+        elif table == "partitions":
+            if key[0] in self.topics:
+                self.topic_versions[key[0]] = version
+        elif table in ("brokers", "replica_sets"):
+            self.leaders_version = version
 
     def difference(self, newer: Image) -> list[Mutation]:
         """The mutations that make this image's rows those of `newer`, in loading order."""

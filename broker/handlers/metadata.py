@@ -5,7 +5,8 @@ request allows it (before v4 it always does) and `kafka.auto_create_topics` is o
 "controller" is the live broker with the smallest id, since every broker takes controller requests: all brokers give the
 same answer.
 
-Answers are cached as bytes until topics, brokers or leaders change (`Image.placement_version`).
+Answers are cached as bytes until topics, brokers or leaders change (`Image.placement_version`), and each topic's part
+of them until that topic or any leader does.
 
 A missing topic is asked of the controller within a bound: without a controller Metadata still answers (rule 11).
 """
@@ -31,6 +32,7 @@ from broker.groups.offsets_topic import TOPIC_CONFIGS as OFFSETS_TOPIC_CONFIGS
 from broker.services import ApiHandler, RequestContext, Services
 from broker.wire import schema
 from broker.wire.codec import EncodedBody, encode_body
+from broker.wire.metadata import PartitionPart, encode_topic, join
 from runtime.errors import TidelogError
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,12 @@ if TYPE_CHECKING:
 API_KEY = 3
 CREATE_TIMEOUT_S = 10.0
 """Clients give a Metadata request 30 s or more."""
-MAX_CACHED = 64
-"""Answers kept for one image: a few versions times a few sets of topics."""
+MAX_ANSWERS_BYTES = 4 << 20
+"""Whole answers kept: a few versions times a few sets of topics."""
+MAX_TOPICS_BYTES = 16 << 20
+"""Encoded topics kept: some 40 bytes a partition, for each version that clients speak."""
+ANSWER_OVERHEAD_BYTES = 400
+"""What a kept answer costs beside its bytes: question, keys, dictionary slot."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NOT_ASKED = -(1 << 31)
@@ -69,20 +75,44 @@ class _Question(NamedTuple):
 
 
 class _Cache:
-    """Encoded answers for one placement version of one image."""
+    """Encoded answers for one placement version of an image, and encoded topics for as long as they are true."""
 
     def __init__(self) -> None:
         self._version = -1
         self._answers: dict[_Question, bytes] = {}
+        self._answers_bytes = 0
+        self._topics: dict[tuple[int, bytes, bool], tuple[int, int, bytes]] = {}
+        self._topics_bytes = 0
 
     def get(self, placement_version: int, question: _Question) -> bytes | None:
         return self._answers.get(question) if placement_version == self._version else None
 
     def put(self, placement_version: int, question: _Question, body: bytes) -> None:
-        if placement_version != self._version or len(self._answers) >= MAX_CACHED:
+        if placement_version != self._version or self._answers_bytes + len(body) > MAX_ANSWERS_BYTES:
             self._answers.clear()
+            self._answers_bytes = 0
             self._version = placement_version
-        self._answers[question] = body
+        if len(body) <= MAX_ANSWERS_BYTES:
+            self._answers[question] = body
+            self._answers_bytes += len(body) + ANSWER_OVERHEAD_BYTES
+
+    def topic(self, image: Image, question: _Question, record: TopicRecord) -> bytes:
+        """A topic's part of an answer, made anew only after the topic or a leader has changed."""
+        key = question.version, record.id, question.topic_operations
+        topic_version, leaders_version = image.topic_versions[record.id], image.leaders_version
+        known = self._topics.get(key)
+        if known is not None:
+            if known[:2] == (topic_version, leaders_version):
+                return known[2]
+            self._topics_bytes -= len(known[2]) + ANSWER_OVERHEAD_BYTES
+            del self._topics[key]
+        body = _topic(image, question, record)
+        if self._topics_bytes + len(body) > MAX_TOPICS_BYTES:
+            self._topics.clear()
+            self._topics_bytes = 0
+        self._topics[key] = topic_version, leaders_version, body
+        self._topics_bytes += len(body) + ANSWER_OVERHEAD_BYTES
+        return body
 
 
 _caches: WeakKeyDictionary[Image, _Cache] = WeakKeyDictionary()
@@ -99,7 +129,7 @@ async def handle(context: RequestContext, request: Any) -> EncodedBody:
     cache = _caches.setdefault(image, _Cache())
     body = cache.get(image.placement_version, question)
     if body is None or errors:
-        body = encode_body(_answer(image, question, errors))
+        body = _answer(image, cache, question, errors)
         if not errors:
             cache.put(image.placement_version, question, body)
     return EncodedBody(body)
@@ -162,15 +192,15 @@ def is_legal_name(name: str) -> bool:
 # --- answering -----------------------------------------------------------------------------------------------------
 
 
-def _answer(image: Image, question: _Question, errors: dict[str, int]) -> Any:
+def _answer(image: Image, cache: _Cache, question: _Question, errors: dict[str, int]) -> bytes:
     make = schema.response(API_KEY, question.version).make
     alive = sorted((broker for broker in image.brokers.values() if broker.alive), key=lambda broker: broker.id)
     if question.topics is None:
         records = sorted(image.topics.values(), key=lambda topic: topic.name)
-        topics = [_topic(image, question, record) for record in records]
+        topics = [cache.topic(image, question, record) for record in records]
     else:
-        topics = [_find(image, question, wanted, errors) for wanted in question.topics]
-    return make(
+        topics = [_find(image, cache, question, wanted, errors) for wanted in question.topics]
+    without_topics = make(
         "MetadataResponse",
         throttle_time=0,
         brokers=[
@@ -185,67 +215,67 @@ def _answer(image: Image, question: _Question, errors: dict[str, int]) -> Any:
         ],
         cluster_id=image.cluster_id or None,
         controller_id=alive[0].id if alive else -1,
-        topics=topics,
+        topics=[],
         cluster_authorized_operations=_CLUSTER_OPERATIONS if question.cluster_operations else _NOT_ASKED,
         error_code=0,
     )
+    return join(question.version, encode_body(without_topics), topics)
 
 
-def _find(image: Image, question: _Question, wanted: _Wanted, errors: dict[str, int]) -> Any:
+def _find(image: Image, cache: _Cache, question: _Question, wanted: _Wanted, errors: dict[str, int]) -> bytes:
     if wanted.name is None:
         record = image.topics.get(wanted.topic_id)
         if record is None:
             return _missing(question, wanted, UNKNOWN_TOPIC_ID)
-        return _topic(image, question, record)
+        return cache.topic(image, question, record)
     record = image.topic(wanted.name)
     if record is not None:
-        return _topic(image, question, record)
+        return cache.topic(image, question, record)
     if not is_legal_name(wanted.name):
         return _missing(question, wanted, INVALID_TOPIC_EXCEPTION)
     return _missing(question, wanted, errors.get(wanted.name, UNKNOWN_TOPIC_OR_PARTITION))
 
 
-def _missing(question: _Question, wanted: _Wanted, error_code: int) -> Any:
+def _missing(question: _Question, wanted: _Wanted, error_code: int) -> bytes:
     name = wanted.name
     if name is None and question.version < 12:
         name = ""  # null names came with v12
-    return schema.response(API_KEY, question.version).make(
-        "MetadataResponseTopic",
+    return encode_topic(
+        question.version,
         error_code=error_code,
         name=name,
-        topic_id=uuid.UUID(bytes=wanted.topic_id) if wanted.topic_id else None,
+        topic_id=wanted.topic_id,
         is_internal=False,
-        partitions=[],
-        topic_authorized_operations=_NOT_ASKED,
+        partitions=(),
+        authorized_operations=_NOT_ASKED,
     )
 
 
-def _topic(image: Image, question: _Question, record: TopicRecord) -> Any:
-    return schema.response(API_KEY, question.version).make(
-        "MetadataResponseTopic",
+def _topic(image: Image, question: _Question, record: TopicRecord) -> bytes:
+    return encode_topic(
+        question.version,
         error_code=0,
         name=record.name,
-        topic_id=uuid.UUID(bytes=record.id),
+        topic_id=record.id,
         is_internal=record.internal,
-        partitions=[_partition(image, question, partition) for partition in image.partitions(record.id)],
-        topic_authorized_operations=_TOPIC_OPERATIONS if question.topic_operations else _NOT_ASKED,
+        partitions=[_partition(image, partition) for partition in image.partitions(record.id)],
+        authorized_operations=_TOPIC_OPERATIONS if question.topic_operations else _NOT_ASKED,
     )
 
 
-def _partition(image: Image, question: _Question, record: PartitionRecord) -> Any:
+def _partition(image: Image, record: PartitionRecord) -> PartitionPart:
     leader, epoch = image.leader(record)
     replica_set = image.replica_sets.get(record.replica_set)
     members = replica_set.members if replica_set is not None else ()
     in_sync = replica_set.sync_state_set if replica_set is not None else ()
-    return schema.response(API_KEY, question.version).make(
-        "MetadataResponsePartition",
-        error_code=0 if leader >= 0 else LEADER_NOT_AVAILABLE,
-        partition_index=record.index,
-        leader_id=leader,
-        leader_epoch=epoch,
-        replica_nodes=tuple(members),
-        isr_nodes=tuple(in_sync),
-        offline_replicas=tuple(member for member in members if not _is_alive(image, member)),
+    return PartitionPart(
+        0 if leader >= 0 else LEADER_NOT_AVAILABLE,
+        record.index,
+        leader,
+        epoch,
+        members,
+        in_sync,
+        tuple(member for member in members if not _is_alive(image, member)),
     )
 
 
