@@ -129,6 +129,8 @@ class MetricSources:
     `COMPACTION_GAUGES`."""
     partitions: Callable[[], Mapping[str, int]] = _nothing
     """`PartitionManager.counts()`: `led`, `open`, `failing`."""
+    moves: Callable[[], Mapping[str, int]] = _nothing
+    """`PartitionMoves.counts`: `done`, `cancelled`, `failed_attempts`, all only growing."""
     image_version: Callable[[], int] = lambda: 0
     """Version of the local metadata image."""
     controller_lag: Callable[[], int] | None = None
@@ -308,6 +310,10 @@ class Metrics(Collector):
         for state, count in sources.partitions().items():
             partitions.add_metric([state], count)
         yield partitions
+        moves = CounterMetricFamily("tidelog_partition_moves", "Moves of partitions from here", labels=["outcome"])
+        for outcome, count in sources.moves().items():
+            moves.add_metric([outcome], count)
+        yield moves
         yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=sources.groups())
         yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=sources.image_version())
         if sources.controller_lag is not None:

@@ -203,6 +203,7 @@ class BrokerNode:
             object_store=self._store.stats.snapshot,
             partitions=lambda: self._partitions.counts() if self._partitions is not None else {},
             image_version=lambda: self.controller.image.version,
+            moves=lambda: self._partitions.moves.counts if self._partitions is not None else {},
             groups=lambda: self._groups.stats()["groups"] if self._groups is not None else 0,
         )
         return storage
@@ -396,6 +397,7 @@ class BrokerNode:
             image=lambda: self.controller.image,
             not_ready=self._not_ready,
             partitions=partitions,
+            moves=lambda: self._partitions.moves_report() if self._partitions is not None else {},
             wal=lambda: {
                 "start_offset": wal.start_offset,
                 "end_offset": wal.end_offset,

@@ -3,9 +3,9 @@
 One reconciler compares what the image wants (partitions whose replica set this broker is master of, with their leader
 epochs) with what is open, and starts the difference: streams are opened at the controller many partitions to a call,
 logs open side by side, failures are retried with back-off and shown in `problems()`. Invariants: a partition is
-opened, closed or dropped by one task at a time (`_busy`); the last placement in the image wins; a log is in the tables
-only while it may serve; whatever differs from what is wanted is in `_pending`, so that a change costs what it changes
-and not a look at all partitions.
+opened, moved, closed or dropped by one task at a time (`_busy`); the last placement in the image wins; a log is in the
+tables only while it may serve; whatever differs from what is wanted is in `_pending`, so that a change costs what it
+changes and not a look at all partitions.
 
 Entry: `PartitionManager.start`, then `get` for every request.
 """
@@ -15,15 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from broker.moves import PartitionMoves
 from broker.settings import KafkaSettings, LogSettings
 from broker.topic_config import log_config
 from controller.client import ControllerClient
 from controller.errors import UnknownTopicId
 from controller.image import Delta
-from controller.model import PartitionRecord, TopicRecord
+from controller.model import NO_REPLICA_SET, PartitionRecord, TopicRecord
 from runtime.clock import Clock
 from runtime.errors import CorruptData, NotFound, NotLeader, TidelogError, Unavailable
 from runtime.tasks import Backoff, TaskSet
@@ -41,6 +44,8 @@ OPENS_AT_ONCE = 32
 """Logs opening side by side: enough to hide the bucket's latency, few enough to leave it room."""
 _PLACES_ALL = frozenset({"replica_sets", "configs"})
 """Tables whose changes may concern every partition."""
+ARRIVALS = 1_024
+"""Openings that operators can still read."""
 RETENTION_AT_ONCE = 16
 """Partitions whose retention is looked at before requests get their turn: less than 1 ms."""
 
@@ -69,6 +74,8 @@ class _Wanted:
     partition: PartitionRecord
     leader_epoch: int
     master_epoch: int
+    since: float
+    """Monotonic time at which this leader epoch was first seen here."""
 
 
 @dataclass(slots=True)
@@ -103,12 +110,19 @@ class PartitionManager:
         self._by_name: dict[tuple[str, int], PartitionLog] = {}
         self._wanted: dict[Key, _Wanted] = {}
         self._configs: dict[bytes, LogConfig] = {}
+        self.moves = PartitionMoves(
+            node_id=node_id, controller=controller, storage=storage, clock=clock, rng=rng, settings=defaults
+        )
+        """Partitions that leave."""
+        self.arrivals: deque[dict[str, Any]] = deque(maxlen=ARRIVALS)
+        """How long the newest openings took: `topic`, `partition`, `leader_epoch`, `open_ms`, `at_ms`."""
         self._busy: set[Key] = set()
         self._failures: dict[Key, _Failure] = {}
         self._changed = asyncio.Event()
         self._pending: dict[Key, None] = {}
         self._sizes: dict[bytes, int] = {}
         self._changed_topics: set[bytes] = set()
+        self._changed_partitions: set[Key] = set()
         self._all_changed = True
         self._settled = asyncio.Event()
         self._gate = asyncio.Semaphore(OPENS_AT_ONCE)
@@ -165,11 +179,20 @@ class PartitionManager:
             wanted = self._wanted.get(key)
             if wanted is not None:
                 found.append(f"{wanted.topic.name}-{key[1]} does not open: {failure.error}")
-        return found
+        return found + self.moves.problems()
 
     def counts(self) -> dict[str, int]:
-        """`led` (wanted here), `open`, `failing`."""
-        return {"led": len(self._wanted), "open": len(self._logs), "failing": len(self._failures)}
+        """`led` (wanted here), `open`, `failing`, `moving` (being moved away now)."""
+        return {
+            "led": len(self._wanted),
+            "open": len(self._logs),
+            "failing": len(self._failures),
+            "moving": self.moves.in_flight,
+        }
+
+    def moves_report(self) -> dict[str, Any]:
+        """`moves`: those that go on, then the last that ended; `opened`: the last openings, with how long they took."""
+        return {"moves": self.moves.report(), "opened": list(self.arrivals)}
 
     def on_opened(self, callback: Callable[[PartitionLog], None]) -> None:
         """Call back for each log that opens from now on."""
@@ -220,7 +243,7 @@ class PartitionManager:
             if table == "topics":
                 self._changed_topics.add(key)
             elif table == "partitions":
-                self._changed_topics.add(key[0])
+                self._changed_partitions.add(key)
             elif table in _PLACES_ALL:
                 self._all_changed = True
         self._changed.set()
@@ -244,10 +267,11 @@ class PartitionManager:
         """Take over what has changed of the image since the last time."""
         image = self._controller.image
         topics, self._changed_topics = self._changed_topics, set()
+        partitions, self._changed_partitions = self._changed_partitions, set()
         if self._all_changed:
             self._all_changed = False
             topics = {*image.topics, *self._sizes}
-        if not topics:
+        if not topics and not partitions:
             return
         mine = {
             record.id: record.master_epoch for record in image.replica_sets.values() if record.master == self._node_id
@@ -255,6 +279,10 @@ class PartitionManager:
         for topic_id in topics:
             self._configs.pop(topic_id, None)
             self._refresh_topic(topic_id, mine)
+        for topic_id, index in partitions:
+            topic, partition = image.topics.get(topic_id), image.partition(topic_id, index)
+            if topic_id not in topics and topic is not None and partition is not None:  # else the topic has changed
+                self._refresh_partition(topic, partition, mine)
 
     def _refresh_topic(self, topic_id: bytes, mine: dict[int, int]) -> None:
         """What is wanted of a topic; what differs from that is looked at. `mine`: master epochs by replica set."""
@@ -267,11 +295,17 @@ class PartitionManager:
             return
         self._sizes[topic_id] = len(partitions)
         for partition in partitions:
-            master_epoch = mine.get(partition.replica_set)
-            wanted = None
-            if master_epoch is not None:
-                wanted = _Wanted(topic, partition, image.leader(partition)[1], master_epoch)
-            self._want((topic_id, partition.index), wanted)
+            self._refresh_partition(topic, partition, mine)
+
+    def _refresh_partition(self, topic: TopicRecord, partition: PartitionRecord, mine: dict[int, int]) -> None:
+        key, wanted = (topic.id, partition.index), None
+        master_epoch = mine.get(partition.replica_set)
+        if master_epoch is not None:
+            _, epoch = self._controller.image.leader(partition)
+            old = self._wanted.get(key)
+            since = old.since if old is not None and old.leader_epoch == epoch else self._clock.monotonic()
+            wanted = _Wanted(topic, partition, epoch, master_epoch, since)
+        self._want(key, wanted)
 
     def _want(self, key: Key, wanted: _Wanted | None) -> None:
         one = self._logs.get(key)
@@ -305,7 +339,7 @@ class PartitionManager:
         """Start tasks for all that differs and may be started; returns the seconds to the next retry."""
         now = self._clock.monotonic()
         due: list[Key] = []
-        next_retry: float | None = None
+        next_retry = self._start_moves()
         for key in list(self._pending):
             if key in self._busy:
                 continue
@@ -329,6 +363,36 @@ class PartitionManager:
             self._busy.update(batch)
             self._tasks.spawn(self._open_batch(batch), "open")
         return next_retry
+
+    def _start_moves(self) -> float | None:
+        """Start to move away what has a target and is open; returns the seconds to the next retry."""
+        next_retry: float | None = None
+        leaving: set[Key] = set()
+        for key in self._controller.image.index.moving:
+            wanted, one = self._wanted.get(key), self._logs.get(key)
+            if wanted is None or wanted.partition.target == NO_REPLICA_SET:
+                continue
+            leaving.add(key)
+            self.moves.follow(wanted.topic.name, wanted.partition)
+            if one is None or key in self._busy or wanted.leader_epoch > one.leader_epoch:
+                continue
+            wait_s = self.moves.wait_s(key)
+            if wait_s == 0:
+                self._busy.add(key)
+                self.moves.take(key)
+                self._tasks.spawn(self._move(key, one, wanted.master_epoch), "move")
+            elif wait_s is not None:
+                next_retry = wait_s if next_retry is None else min(next_retry, wait_s)
+        self.moves.keep(leaving)
+        return next_retry
+
+    async def _move(self, key: Key, one: PartitionLog, master_epoch: int) -> None:
+        try:
+            await self.moves.run(key, one, master_epoch, lambda: self._withdraw(key))
+        finally:
+            self._busy.discard(key)
+            self._pending[key] = None  # the image says whether to open it here again
+            self._changed.set()
 
     def _withdraw(self, key: Key) -> None:
         one = self._logs.pop(key)
@@ -396,10 +460,22 @@ class PartitionManager:
                 self._failed(key, error)
                 return
         self._failures.pop(key, None)
+        self._note_arrival(one, wanted)
         self._logs[key] = one
         self._by_name[one.topic, one.partition] = one
         for callback in self._on_opened:
             callback(one)
+
+    def _note_arrival(self, one: PartitionLog, wanted: _Wanted) -> None:
+        self.arrivals.append(
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "leader_epoch": one.leader_epoch,
+                "open_ms": round((self._clock.monotonic() - wanted.since) * 1000, 1),
+                "at_ms": self._clock.time_ms(),
+            }
+        )
 
     def _failed(self, key: Key, error: TidelogError) -> None:
         failure = self._failures.get(key)

@@ -76,6 +76,10 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An idempotent producer that is silent for so long is forgotten."""
     timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
     """Whose time a record carries (Kafka: message.timestamp.type)."""
+    moves_at_once: Annotated[int, Meta(ge=1, le=1024)] = 16
+    """Partitions that leave this broker side by side."""
+    move_drain_timeout_ms: Positive = 5_000
+    """How long a partition that moves may be closed while its last bytes are uploaded; then it is served here again."""
 
 
 class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

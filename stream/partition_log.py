@@ -108,6 +108,15 @@ class ProducerInfo(NamedTuple):
     """-1: no open transaction."""
 
 
+class ClosedLog(NamedTuple):
+    """Where a log that was closed for a move ends."""
+
+    end_offsets: tuple[int, int, int, int]
+    """Of the meta, data, time and txn streams."""
+    meta_start: int
+    """Whoever opens the log next need not read the meta stream before this offset."""
+
+
 class PartitionLog:
     """One partition, led by this process under one leader epoch."""
 
@@ -501,7 +510,8 @@ class PartitionLog:
             state.segments, state.log_start, state.high_watermark, self.log_end_offset, now_ms, self._config
         )
         await self._move_start(start)
-        await self._trimmer.compact_meta()
+        if not self._closed:
+            await self._trimmer.compact_meta()
         return state.log_start
 
     async def _move_start(self, offset: int) -> None:
@@ -521,26 +531,50 @@ class PartitionLog:
         Raises `Overloaded`, `WalFull`, `WalFailed` if the checkpoint cannot be written; the log is closed all the same,
         and the next opening scans.
         """
-        if self._closed:
-            return
+        if not self._closed:
+            await self._close(self._checkpoint_if_dirty)
+
+    async def close_for_move(self) -> ClosedLog:
+        """As `close`, and the meta stream is written anew as its last record: all that another broker has to read.
+
+        Everything up to `storage.confirm.value` must be uploaded before the streams are handed over.
+        """
+        assert not self._closed
+        meta = self._state.meta
+        meta_start = meta.stream.start_offset
+
+        def write() -> int:
+            nonlocal meta_start
+            wal_end = self._checkpoint_if_dirty()
+            if meta.items():
+                meta_start, wal_end = meta.rewrite()
+            return wal_end
+
+        await self._close(write)
+        meta_end, data_end, time_end, txn_end = (stream.next_offset for stream in self._streams())
+        return ClosedLog((meta_end, data_end, time_end, txn_end), meta_start)
+
+    def _checkpoint_if_dirty(self) -> int:
+        return self._state.checkpoint(clean=True) if self._state.dirty else self._last_wal_end
+
+    async def _close(self, write: Callable[[], int]) -> None:
         self._closed = True
         self._notify()
         try:
-            if self._state.dirty:
-                self._last_wal_end = await self._write_clean()
+            self._last_wal_end = await self._when_there_is_room(write)
         finally:
             try:  # whoever opens the streams next takes all that is in them for confirmed
                 await self._storage.confirm.wait(self._last_wal_end)
             finally:
                 await self._close_streams()
 
-    async def _write_clean(self) -> int:
+    async def _when_there_is_room(self, write: Callable[[], int]) -> int:
         refused: Overloaded | None = None
         try:
             async with asyncio.timeout(_CLOSE_WAIT_S):
                 while True:
                     try:
-                        return self._state.checkpoint(clean=True)
+                        return write()
                     except Overloaded as error:
                         refused = error
                     await self._storage.writable()

@@ -1,12 +1,16 @@
 """ElectLeaders, and the two partition-reassignment APIs.
 
+A reassignment is a move to another replica set (docs/design/0006-partition-moves.md): the brokers named must be the
+members of one, its preferred master first. Partitions move with their streams and not by copying replicas, so there is
+never more than one set of replicas; a listing names those of both sets, as Kafka does.
+
 A partition's leader is the master of its replica set, so a preferred election is about the replica set: its preferred
-master is the broker of the same id. Partitions move with their streams and not by copying replicas; until a cluster
-can move them, a real reassignment is refused with that message, and there is none to list or to cancel.
+master is the broker of the same id. Of a partition that moves, the preferred leader is where it moves to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from broker.handlers.admin_errors import (
@@ -14,14 +18,15 @@ from broker.handlers.admin_errors import (
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,
     PreferredLeaderNotAvailable,
-    each,
     outcome,
 )
 from broker.services import ApiHandler, RequestContext, Services
 from broker.wire import schema
-from controller.errors import InvalidReplicaAssignment, NoReassignmentInProgress
-from controller.model import PartitionRecord
-from runtime.errors import InvalidInput, NotFound
+from controller.commands import MAX_MOVES_PER_COMMAND, PartitionMove
+from controller.errors import InvalidReplicaAssignment
+from controller.image import Image
+from controller.model import NO_REPLICA_SET, PartitionRecord
+from runtime.errors import NotFound, TidelogError
 
 PREFERRED, UNCLEAN = 0, 1
 
@@ -69,6 +74,11 @@ async def _elect(services: Services, topic: str, index: int, kind: int) -> None:
         if leader >= 0:
             raise ElectionNotNeeded(f"{topic}-{index} is led by broker {leader}")
         raise EligibleLeadersNotAvailable(f"no member of replica set {partition.replica_set} can lead {topic}-{index}")
+    if partition.target != NO_REPLICA_SET:
+        (error,) = await services.controller.elect_partitions([(partition.topic_id, index)])
+        if error is not None:
+            raise error
+        return
     if leader == partition.replica_set:
         raise ElectionNotNeeded(f"{topic}-{index} is led by its preferred broker {leader}")
     raise PreferredLeaderNotAvailable(
@@ -78,54 +88,110 @@ async def _elect(services: Services, topic: str, index: int, kind: int) -> None:
 
 
 async def alter_partition_reassignments(context: RequestContext, request: Any) -> Any:
-    """AlterPartitionReassignments v0–1: cancelling finds nothing, the same placement again is success."""
+    """AlterPartitionReassignments v0–1: each partition by itself; null replicas cancel; the same again is success."""
     services = context.services
     s = schema.response(context.api_key, context.api_version)
+    named = [(topic.name, each.partition_index, each.replicas) for topic in request.topics for each in topic.partitions]
+    found = dict(zip(((name, index) for name, index, _ in named), await _reassign(services, named), strict=True))
 
-    async def topic_result(topic: Any) -> Any:
-        async def reassign(partition: Any) -> Any:
-            done = await outcome(_reassign(services, topic.name, partition.partition_index, partition.replicas))
-            return s.make(
-                "ReassignablePartitionResponse",
-                partition_index=partition.partition_index,
-                error_code=done.code,
-                error_message=done.message,
-            )
+    def result(topic: str, index: int) -> Any:
+        error = found[topic, index]
+        return s.make(
+            "ReassignablePartitionResponse",
+            partition_index=index,
+            error_code=0 if error is None else error.kafka_code,
+            error_message=None if error is None else str(error),
+        )
 
-        return s.make("ReassignableTopicResponse", name=topic.name, partitions=await each(topic.partitions, reassign))
-
-    responses = await each(request.topics, topic_result)
     return s.make(
         "AlterPartitionReassignmentsResponse",
         throttle_time=0,
         allow_replication_factor_change=getattr(request, "allow_replication_factor_change", True),
         error_code=0,
         error_message=None,
-        responses=responses,
+        responses=[
+            s.make(
+                "ReassignableTopicResponse",
+                name=topic.name,
+                partitions=[result(topic.name, each.partition_index) for each in topic.partitions],
+            )
+            for topic in request.topics
+        ],
     )
 
 
-async def _reassign(services: Services, topic: str, index: int, replicas: Any) -> None:
+async def _reassign(services: Services, named: list[tuple[str, int, Any]]) -> list[TidelogError | None]:
+    """Commit the placements that can be read, many to a command; what each of `named` was refused with."""
+    errors: list[TidelogError | None] = [None] * len(named)
+    moves: list[tuple[int, PartitionMove]] = []
+    for at, (topic, index, replicas) in enumerate(named):
+        try:
+            partition = _partition(services, topic, index)
+            target = NO_REPLICA_SET if replicas is None else _replica_set(services, list(replicas))
+            moves.append((at, PartitionMove(partition.topic_id, index, target)))
+        except TidelogError as error:
+            errors[at] = error
+    for start in range(0, len(moves), MAX_MOVES_PER_COMMAND):
+        chunk = moves[start : start + MAX_MOVES_PER_COMMAND]
+        judged: Sequence[TidelogError | None]
+        try:
+            judged = await services.controller.move_partitions([move for _, move in chunk])
+        except TidelogError as error:
+            judged = [error] * len(chunk)
+        for (at, _), refused in zip(chunk, judged, strict=True):
+            errors[at] = refused
+    return errors
+
+
+def _replica_set(services: Services, brokers: list[int]) -> int:
+    """The replica set of exactly these brokers. Raises `InvalidReplicaAssignment`."""
     image = services.controller.image
-    partition = _partition(services, topic, index)
-    if replicas is None:
-        raise NoReassignmentInProgress(f"{topic}-{index} is not being moved")
-    wanted = list(replicas)
-    if not wanted or len(set(wanted)) != len(wanted):
-        raise InvalidReplicaAssignment(f"{topic}-{index}: replicas must be named, each once")
-    unknown = [broker for broker in wanted if broker not in image.brokers]
+    if not brokers or len(set(brokers)) != len(brokers):
+        raise InvalidReplicaAssignment("replicas must be named, each once")
+    unknown = [broker for broker in brokers if broker not in image.brokers]
     if unknown:
-        raise InvalidReplicaAssignment(f"{topic}-{index}: brokers {unknown} are not known")
-    replica_set = image.replica_sets.get(partition.replica_set)
-    if replica_set is not None and set(wanted) == set(replica_set.members):
-        return
-    raise InvalidInput(f"{topic}-{index} cannot be moved: this version does not move partitions between brokers yet")
+        raise InvalidReplicaAssignment(f"brokers {unknown} are not known")
+    preferred = image.replica_sets.get(brokers[0])
+    candidates = [*([preferred] if preferred is not None else []), *image.replica_sets.values()]
+    for one in candidates:
+        if set(one.members) == set(brokers):
+            return one.id
+    raise InvalidReplicaAssignment(
+        f"no replica set has the members {brokers}",
+        hint="a partition moves to a whole replica set: name its brokers, the preferred master first",
+    )
 
 
 async def list_partition_reassignments(context: RequestContext, request: Any) -> Any:
-    """ListPartitionReassignments v0: none are going on."""
+    """ListPartitionReassignments v0: what moves (of the partitions named), with the brokers it leaves and joins."""
+    image = context.services.controller.image
     s = schema.response(context.api_key, context.api_version)
-    return s.make("ListPartitionReassignmentsResponse", throttle_time=0, error_code=0, error_message=None, topics=[])
+    wanted = None
+    if request.topics is not None:
+        wanted = {(topic.name, index) for topic in request.topics for index in topic.partition_indexes}
+    topics: dict[str, list[Any]] = {}
+    for partition in image.moving():
+        name = image.topics[partition.topic_id].name
+        if wanted is not None and (name, partition.index) not in wanted:
+            continue
+        old, new = _members(image, partition.replica_set), _members(image, partition.target)
+        adding, removing = [each for each in new if each not in old], [each for each in old if each not in new]
+        topics.setdefault(name, []).append(
+            s.make(
+                "OngoingPartitionReassignment",
+                partition_index=partition.index,
+                replicas=[*old, *adding],
+                adding_replicas=adding,
+                removing_replicas=removing,
+            )
+        )
+    found = [s.make("OngoingTopicReassignment", name=name, partitions=topics[name]) for name in sorted(topics)]
+    return s.make("ListPartitionReassignmentsResponse", throttle_time=0, error_code=0, error_message=None, topics=found)
+
+
+def _members(image: Image, replica_set_id: int) -> list[int]:
+    record = image.replica_sets.get(replica_set_id)
+    return list(record.members) if record is not None else []
 
 
 APIS = [

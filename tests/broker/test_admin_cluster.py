@@ -18,6 +18,7 @@ from broker.handlers import (
     log_dirs,
 )
 from broker.services import ApiHandler
+from controller import commands as c
 from stream.partition_log import ProducerInfo
 from tests.support.admin_world import CLUSTER_ID, AdminWorld, WorldLog, part, versions
 
@@ -330,9 +331,19 @@ def reassign(world: AdminWorld, version: int, topic: str, index: int, replicas: 
 @pytest.mark.parametrize("version", versions(elections.APIS, 45))
 @pytest.mark.parametrize(
     ("index", "replicas", "code"),
-    [(0, None, 85), (0, [1], 0), (0, [9], 39), (0, [], 39), (0, [1, 1], 39), (0, [2], 42), (7, [1], 3), (7, None, 3)],
+    [
+        (0, None, 85),
+        (0, [1], 0),
+        (0, [9], 39),
+        (0, [], 39),
+        (0, [1, 1], 39),
+        (0, [1, 2], 39),
+        (0, [2], 0),
+        (7, [1], 3),
+        (7, None, 3),
+    ],
 )
-def test_reassignments_are_refused_unless_they_change_nothing(
+def test_a_reassignment_names_one_replica_set_that_lives(
     version: int, index: int, replicas: list[int] | None, code: int
 ) -> None:
     world = AdminWorld(brokers=(1, 2))
@@ -340,9 +351,52 @@ def test_reassignments_are_refused_unless_they_change_nothing(
     assert reassign(world, version, "t", index, replicas) == code
 
 
-def test_no_reassignments_are_going_on() -> None:
-    answer = AdminWorld().call(elections.APIS, 46, 0, topics=None, timeout=5_000)
-    assert (int(answer.error_code), answer.topics) == (0, ())
+def test_a_reassignment_to_a_dead_broker_is_refused() -> None:
+    world = AdminWorld(brokers=(1, 2))
+    world.topic("t", 2)
+    world.controller.set_alive(2, False)
+    assert reassign(world, 1, "t", 0, [2]) == 39
+
+
+def reassignments(world: AdminWorld, named: dict[str, list[int]] | None) -> dict[tuple[str, int], tuple[Any, ...]]:
+    topics = named and [
+        part(46, 0, "ListPartitionReassignmentsTopics", name=name, partition_indexes=indexes)
+        for name, indexes in named.items()
+    ]
+    answer = world.call(elections.APIS, 46, 0, topics=topics, timeout=5_000)
+    assert int(answer.error_code) == 0
+    return {
+        (topic.name, one.partition_index): (one.replicas, one.adding_replicas, one.removing_replicas)
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+
+
+def test_reassignments_are_listed_until_they_are_cancelled() -> None:
+    world = AdminWorld(brokers=(1, 2))
+    asyncio.run(world.controller.create_topic("t", 3, {}, assignment=[1, 1, 2]))
+    assert reassignments(world, None) == {}
+    assert reassign(world, 1, "t", 0, [2]) == reassign(world, 1, "t", 2, [1]) == 0
+    first = ((1, 2), (2,), (1,))
+    assert reassignments(world, None) == {("t", 0): first, ("t", 2): ((2, 1), (1,), (2,))}
+    assert reassignments(world, {"t": [0, 1], "absent": [0]}) == {("t", 0): first}
+    assert reassign(world, 1, "t", 0, None) == 0
+    assert reassign(world, 1, "t", 0, None) == 85
+    assert reassignments(world, {"t": [0]}) == {}
+
+
+def test_an_election_of_a_moving_partition_waits_for_its_owner_to_close_it() -> None:
+    world = AdminWorld(brokers=(1, 2))
+    asyncio.run(world.controller.create_topic("t", 1, {}, assignment=[1]))
+    partition = world.controller.image.partition(world.controller.image.topic_ids["t"], 0)
+    assert partition is not None
+    streams = tuple((partition.first_stream + step, 1) for step in range(4))
+    world.controller.apply(c.OpenStreams(1, 1, streams))
+    reassign(world, 1, "t", 0, [2])
+    assert elected(elect(world, 2, 0, None)) == {("t", 0): 80}
+    world.controller.apply(c.CloseStreams(1, 1, streams))
+    assert elected(elect(world, 2, 0, {"t": [0]})) == {("t", 0): 0}
+    assert reassignments(world, None) == {}
 
 
 # --- the table ---------------------------------------------------------------------------------------------------

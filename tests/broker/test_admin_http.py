@@ -46,7 +46,8 @@ class Place:
             store=self.store,
             image=lambda: self.world.controller.image,
             not_ready=lambda: self.reasons,
-            partitions=lambda: {"led": 1, "open": 1, "failing": 0},
+            partitions=lambda: {"led": 1, "open": 1, "failing": 0, "moving": 0},
+            moves=lambda: {"moves": [{"topic": "t", "phase": "waiting"}], "opened": []},
             wal=lambda: {"end_offset": 10},
             upload=lambda: {"backlog_bytes": 3, "oldest_age_ms": 4},
             memory=lambda: {"resident_bytes": 5},
@@ -154,7 +155,7 @@ def test_status_tells_the_cluster_as_this_node_sees_it() -> None:
         assert (first["address"], first["state"]) == ("127.0.0.1:9092", "ready")
         assert (second["id"], second["pid"], second["state"]) == (2, None, "dead")
         assert status["topics"] == 1
-        assert status["partitions"] == {"led": 1, "open": 1, "failing": 0}
+        assert status["partitions"] == {"led": 1, "open": 1, "failing": 0, "moving": 0}
         assert status["upload"] == {"backlog_bytes": 3, "oldest_age_ms": 4}
         assert status["memory"] == {"resident_bytes": 5}
         assert status["bucket"]["healthy"]

@@ -98,7 +98,7 @@ class World:
 
     def is_settled(self) -> bool:
         wanted = self.wanted()
-        counts = {"led": len(wanted), "open": len(wanted), "failing": 0}
+        counts = {"led": len(wanted), "open": len(wanted), "failing": 0, "moving": 0}
         return self.open() == wanted and self.partitions.counts() == counts
 
     def open(self) -> dict[tuple[str, int], tuple[int, str]]:

@@ -24,12 +24,12 @@ from broker.settings import GroupSettings, KafkaSettings, LogSettings
 from broker.topic_config import log_config
 from broker.wire import schema
 from controller import commands as c
-from controller.errors import UnknownTopicId, from_wire
+from controller.errors import ErrorInfo, UnknownTopicId, from_wire
 from controller.image import Delta, Image
 from controller.model import TopicRecord
 from controller.state import ControllerState
 from runtime.clock import SystemClock
-from runtime.errors import NotFound, NotLeader, Unavailable
+from runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
 from stream.partition_log import ProducerInfo
 
 NODE_ID = 1
@@ -121,6 +121,16 @@ class WorldController:
 
     async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None]) -> None:
         await self._ask(c.AlterConfigs(kind, name, changes))
+
+    async def move_partitions(self, moves: Sequence[c.PartitionMove]) -> list[TidelogError | None]:
+        return _judged(await self._ask(c.MovePartitions(tuple(moves))))
+
+    async def elect_partitions(self, partitions: Sequence[tuple[bytes, int]]) -> list[TidelogError | None]:
+        return _judged(await self._ask(c.ElectPartitions(tuple(partitions))))
+
+
+def _judged(found: list[Any]) -> list[TidelogError | None]:
+    return [None if info is None else from_wire(msgspec.convert(info, ErrorInfo)) for info in found]
 
 
 class WorldLog:

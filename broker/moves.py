@@ -1,0 +1,310 @@
+"""Partitions that leave this broker: the source's part of docs/design/0006-partition-moves.md.
+
+The partition manager gives a `PartitionMoves` the open log of a partition that has a target in the image (`run`). It
+uploads while the log serves, has the log withdrawn, closes it, uploads the rest and hands the partition over. What
+comes of it is the controller's word: either the image names another owner afterwards, or the manager opens the log here
+again. Invariant: `run` returns only when no hand-over of its own can take effect any more.
+
+Everything that goes on, and the last that went, can be read by operators (`report`, `problems`).
+
+Entry: `PartitionMoves`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from broker.settings import LogSettings
+from controller.commands import ClosedPartition
+from controller.errors import NoReassignmentInProgress
+from controller.model import NO_REPLICA_SET, PartitionRecord
+from runtime.clock import Clock
+from runtime.errors import Fenced, NotFound, TidelogError, Unavailable
+from runtime.tasks import Backoff
+
+if TYPE_CHECKING:
+    from controller.client import ControllerClient
+    from storage.storage import Storage
+    from stream.partition_log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+HISTORY = 1_024
+"""Finished moves that can still be read."""
+PRE_UPLOAD_TIMEOUT_S = 60.0
+"""An upload while the partition serves; a bucket that is slower makes the attempt start over, later."""
+RETRY_BASE_S, RETRY_CAP_S = 0.5, 30.0
+
+Key = tuple[bytes, int]
+
+
+class Phase(Enum):
+    """How far a move is."""
+
+    WAITING = "waiting"
+    """For its target to live, for a slot, or for the next attempt."""
+    UPLOADING = "uploading"
+    """The partition serves."""
+    CLOSING = "closing"
+    """From here on it does not, until it is handed over or the attempt is given up."""
+    DRAINING = "draining"
+    HANDING_OVER = "handing over"
+    RECLAIMING = "reclaiming"
+    """The outcome of the hand-over is not known."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class MoveTimeout(Unavailable):
+    """A step of a move took longer than it may."""
+
+
+@dataclass(slots=True)
+class Move:
+    """One partition on its way out."""
+
+    topic: str
+    partition: int
+    target: int
+    since_ms: int
+    backoff: Backoff
+    phase: Phase = Phase.WAITING
+    attempts: int = 0
+    error: str = ""
+    retry_at: float = 0.0
+    closed_at: float = 0.0
+    drained_bytes: int = 0
+    """WAL bytes that were not in the bucket when the log was closed: everybody's, for they go together."""
+    stall_ms: float = 0.0
+    """From the close to the hand-over; the target adds its opening."""
+    steps_ms: dict[str, float] = field(default_factory=dict)
+    finished_ms: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For operators."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "target": self.target,
+            "phase": self.phase.value,
+            "since_ms": self.since_ms,
+            "attempts": self.attempts,
+            "error": self.error or None,
+            "drained_bytes": self.drained_bytes,
+            "stall_ms": round(self.stall_ms, 1),
+            "steps_ms": {name: round(value, 1) for name, value in self.steps_ms.items()},
+            "finished_ms": self.finished_ms or None,
+        }
+
+
+class PartitionMoves:
+    """See the module. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        controller: ControllerClient,
+        storage: Storage,
+        clock: Clock,
+        rng: random.Random,
+        settings: LogSettings,
+    ) -> None:
+        self._node_id = node_id
+        self._controller = controller
+        self._storage = storage
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings
+        self._moves: dict[Key, Move] = {}
+        self._running = 0
+        self.finished: deque[Move] = deque(maxlen=HISTORY)
+        self.counts = {"done": 0, "cancelled": 0, "failed_attempts": 0}
+
+    # --- what the manager asks -----------------------------------------------------------------------------------
+
+    def follow(self, topic: str, record: PartitionRecord) -> Move:
+        """The move of a partition of ours that has a target."""
+        assert record.target != NO_REPLICA_SET
+        key = (record.topic_id, record.index)
+        move = self._moves.get(key)
+        if move is None:
+            backoff = Backoff(RETRY_BASE_S, RETRY_CAP_S, self._rng)
+            move = self._moves[key] = Move(topic, record.index, record.target, record.moving_since_ms, backoff)
+        move.target, move.since_ms = record.target, record.moving_since_ms
+        return move
+
+    def keep(self, keys: Collection[Key]) -> None:
+        """Forget moves of partitions that do not move any more and are not in work: they were cancelled."""
+        for key in [key for key, move in self._moves.items() if key not in keys and move.phase is Phase.WAITING]:
+            self._end(key, Phase.CANCELLED)
+
+    def wait_s(self, key: Key) -> float | None:
+        """Seconds until `run` may be called: 0 for now, None when something else must change first."""
+        move = self._moves[key]
+        if self._controller.image.master_of(move.target) is None:
+            move.error = f"broker {move.target}, where it shall go, is not alive"
+            return None
+        if self._running >= self._settings.moves_at_once:
+            return None
+        return max(0.0, move.retry_at - self._clock.monotonic())
+
+    def problems(self) -> list[str]:
+        """What is wrong, for operators."""
+        return [
+            f"{move.topic}-{move.partition} does not move to broker {move.target}: {move.error}"
+            for move in self._moves.values()
+            if move.error
+        ]
+
+    def report(self) -> list[dict[str, Any]]:
+        """All moves that go on, then those that ended, the newest last."""
+        return [move.as_dict() for move in [*self._moves.values(), *self.finished]]
+
+    @property
+    def in_flight(self) -> int:
+        """Moves in work now."""
+        return self._running
+
+    # --- one attempt ---------------------------------------------------------------------------------------------
+
+    def take(self, key: Key) -> None:
+        """Count an attempt that begins: `run` follows."""
+        self._moves[key].attempts += 1
+        self._moves[key].phase = Phase.UPLOADING
+        self._running += 1
+
+    async def run(self, key: Key, one: PartitionLog, master_epoch: int, withdraw: Callable[[], None]) -> None:
+        """Try to move the partition of the open log `one`; `withdraw` takes it out of service.
+
+        Returns when the partition is handed over, or when it may be opened here again. Never raises `TidelogError`.
+        """
+        move = self._moves[key]
+        try:
+            await self._attempt(key, move, one, master_epoch, withdraw)
+        except NoReassignmentInProgress:
+            self._end(key, Phase.CANCELLED)
+        except TidelogError as error:
+            self._failed(move, error)
+        else:
+            self._end(key, Phase.DONE)
+        finally:
+            self._running -= 1
+
+    async def _attempt(
+        self, key: Key, move: Move, one: PartitionLog, master_epoch: int, withdraw: Callable[[], None]
+    ) -> None:
+        for _ in range(2):  # the first takes what has gathered, the second what came meanwhile
+            await self._within(PRE_UPLOAD_TIMEOUT_S, self._storage.upload_now(), "the upload before the close")
+        self._still_moves(key)
+        move.phase = Phase.CLOSING
+        move.closed_at = at = self._clock.monotonic()
+        withdraw()
+        closed = await one.close_for_move()
+        at = self._step(move, "close", at)
+        move.phase = Phase.DRAINING
+        move.drained_bytes = self._storage.confirm.value - self._storage.committed_offset
+        drain_s = self._settings.move_drain_timeout_ms / 1000
+        await self._within(drain_s, self._storage.upload_now(), "the upload after the close")
+        at = self._step(move, "drain", at)
+        move.phase = Phase.HANDING_OVER
+        await self._hand_over(key, move, ClosedPartition(*key, one.leader_epoch, *closed), master_epoch)
+        self._step(move, "hand_over", at)
+        move.stall_ms = (self._clock.monotonic() - move.closed_at) * 1000
+
+    def _step(self, move: Move, name: str, since: float) -> float:
+        now = self._clock.monotonic()
+        move.steps_ms[name] = (now - since) * 1000
+        return now
+
+    async def _within(self, seconds: float, work: Any, what: str) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await work
+        except TimeoutError:
+            raise MoveTimeout(f"{what} did not end within {seconds} s", hint="see bucket in `tidelog status`") from None
+
+    def _still_moves(self, key: Key) -> None:
+        record = self._controller.image.partition(*key)
+        if record is None or record.target == NO_REPLICA_SET:
+            raise NoReassignmentInProgress("the move was cancelled")
+        if self._controller.image.master_of(record.target) is None:
+            raise Unavailable(f"broker {record.target}, where it shall go, is not alive")
+
+    async def _hand_over(self, key: Key, move: Move, closed: ClosedPartition, master_epoch: int) -> None:
+        try:
+            (error,) = await self._controller.hand_over(self._node_id, master_epoch, [closed])
+        except Fenced:
+            raise
+        except TidelogError as unknown:  # it may still take effect, or it has and the image is late
+            error = await self._reclaim(key, move, master_epoch, unknown)
+        if error is not None:
+            raise error
+
+    async def _reclaim(self, key: Key, move: Move, master_epoch: int, unknown: TidelogError) -> TidelogError | None:
+        """Find out what became of a hand-over; None: it took effect."""
+        move.phase = Phase.RECLAIMING
+        move.error = str(unknown)
+        log.warning(
+            "the outcome of a hand-over is not known; asking for the partition back",
+            extra={"topic": move.topic, "partition": move.partition, "error": str(unknown)},
+        )
+        backoff = Backoff(0.1, 5.0, self._rng)
+        while True:
+            try:
+                (refused,) = await self._controller.reclaim_partitions(self._node_id, master_epoch, [key])
+            except Fenced:
+                raise
+            except TidelogError as error:
+                move.error = str(error)
+                await self._clock.sleep(backoff.next_delay_s())
+                continue
+            if isinstance(refused, Fenced):
+                return None
+            return refused or unknown
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _failed(self, move: Move, error: TidelogError) -> None:
+        self.counts["failed_attempts"] += 1
+        delay_s = move.backoff.next_delay_s()
+        move.phase, move.error = Phase.WAITING, str(error)
+        move.retry_at = self._clock.monotonic() + delay_s
+        level = logging.WARNING if error.retriable or isinstance(error, NotFound) else logging.ERROR
+        log.log(
+            level,
+            "a move failed; will try again",
+            extra={
+                "topic": move.topic,
+                "partition": move.partition,
+                "target": move.target,
+                "attempt": move.attempts,
+                "error": str(error),
+                "retry_s": round(delay_s, 1),
+            },
+        )
+
+    def _end(self, key: Key, phase: Phase) -> None:
+        move = self._moves.pop(key)
+        move.phase, move.finished_ms = phase, self._clock.time_ms()
+        move.error = ""
+        self.finished.append(move)
+        self.counts[phase.value] += 1
+        if phase is Phase.DONE:
+            log.info(
+                "partition handed over",
+                extra={
+                    "topic": move.topic,
+                    "partition": move.partition,
+                    "target": move.target,
+                    "stall_ms": round(move.stall_ms, 1),
+                    "drained_bytes": move.drained_bytes,
+                },
+            )

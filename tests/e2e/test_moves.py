@@ -1,0 +1,345 @@
+"""Partitions move between brokers while real clients produce and consume: nothing lost, doubled or reordered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from broker.settings import LogSettings
+from controller.client import ControllerClient
+from controller.commands import ClosedPartition
+from controller.errors import OutcomeUnknown
+from controller.model import NO_REPLICA_SET
+from runtime.errors import TidelogError
+from stream.partition_log import ClosedLog, PartitionLog
+from tests.e2e.backends import QUIET, create_topic, read_topic
+from tests.support.clients import wait_until
+from tests.support.cluster import Cluster
+
+PARTITIONS = 3
+TOPIC = "moved"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, log=LogSettings(move_drain_timeout_ms=1_000)) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+        yield cluster
+
+
+@dataclass
+class Load:
+    """An idempotent producer that writes numbered records to every partition until it is stopped."""
+
+    bootstrap: str
+    topic: str = TOPIC
+    partitions: int = PARTITIONS
+    acked: dict[int, list[tuple[int, int, bytes]]] = field(default_factory=dict)
+    """By partition: (offset, timestamp, value), in the order of acknowledgements."""
+    gaps_s: dict[int, float] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    sent: int = 0
+
+    def __enter__(self) -> Load:
+        self._last: dict[int, float] = {}
+        self._stopping = threading.Event()
+        self._producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": True,
+                "retry.backoff.ms": 10,
+                "linger.ms": 5,
+                **QUIET,
+            }
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.errors.append(str(error))
+            return
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None and offset is not None and value is not None
+        now = time.monotonic()
+        if partition in self._last:
+            self.gaps_s[partition] = max(self.gaps_s.get(partition, 0.0), now - self._last[partition])
+        self._last[partition] = now
+        self.acked.setdefault(partition, []).append((offset, message.timestamp()[1], value))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for partition in range(self.partitions):
+                self._producer.produce(
+                    self.topic, f"{partition}/{self.sent}".encode(), partition=partition, on_delivery=self._delivered
+                )
+            self.sent += 1
+            self._producer.poll(0.002)
+
+    def count(self) -> int:
+        """Records acknowledged so far."""
+        return sum(map(len, self.acked.values()))
+
+    def more(self, records: int = 60) -> None:
+        """Wait until so many more are acknowledged on every partition."""
+        wanted = {each: len(self.acked.get(each, ())) + records for each in range(self.partitions)}
+        wait_until(
+            lambda: all(len(self.acked.get(each, ())) >= count for each, count in wanted.items()),
+            f"{records} more records are acknowledged on every partition",
+            30,
+        )
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopping.set()
+        self._thread.join(30)
+        assert self._producer.flush(60) == 0, "not everything was acknowledged"
+
+    def check(self, bootstrap: str) -> None:
+        """What was acknowledged is there, once, in order, at its offset, with its timestamp; and nothing else."""
+        assert not self.errors, self.errors[:5]
+        found = read_topic(bootstrap, self.topic, self.partitions)
+        for partition in range(self.partitions):
+            stored = [(offset, stamp, value) for at, offset, stamp, _, value in found if at == partition]
+            assert stored == self.acked[partition]
+            assert [offset for offset, _, _ in stored] == list(range(self.sent))
+            assert [value for _, _, value in stored] == [f"{partition}/{n}".encode() for n in range(self.sent)]
+
+
+def test_an_idempotent_producer_survives_thirty_moves_without_loss_or_double(cluster: Cluster) -> None:
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        epochs = []
+        for number in range(30):
+            index = number % PARTITIONS
+            to = cluster.leader(TOPIC, index) % 3 + 1
+            cluster.move(TOPIC, index, to)
+            epochs.append(cluster.image.leader(cluster.partition(TOPIC, index))[1])
+            load.more(10)
+    load.check(cluster.bootstrap)
+    assert all(later > earlier for earlier, later in zip(epochs, epochs[3:], strict=False))
+    done = [move for broker in cluster.nodes for move in cluster.moves(broker) if move["phase"] == "done"]
+    assert len(done) == 30
+
+
+def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_coordinator_move(
+    cluster: Cluster,
+) -> None:
+    seen: dict[int, list[int]] = {}
+    stopping = threading.Event()
+    problems: list[str] = []
+
+    def consume() -> None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "session.timeout.ms": 10_000,
+                "retry.backoff.ms": 10,
+                **QUIET,
+            }
+        )
+        consumer.subscribe([TOPIC])
+        try:
+            while not stopping.is_set():
+                messages = consumer.consume(500, 0.1)
+                for message in messages:
+                    if message.error() is not None:
+                        problems.append(str(message.error()))
+                        continue
+                    partition, offset = message.partition(), message.offset()
+                    assert partition is not None and offset is not None
+                    seen.setdefault(partition, []).append(offset)
+                if messages:
+                    consumer.commit(asynchronous=True)
+            consumer.commit(offsets=consumer.position(consumer.assignment()), asynchronous=False)
+        finally:
+            consumer.close()
+
+    thread = threading.Thread(target=consume, daemon=True)
+    with Load(cluster.bootstrap) as load:
+        thread.start()
+        wait_until(lambda: len(seen) == PARTITIONS, "the group reads all partitions")
+        for number in range(12):
+            index = number % PARTITIONS
+            cluster.move(TOPIC, index, cluster.leader(TOPIC, index) % 3 + 1)
+            if number % 3 == 0:
+                offsets = number // 3 % 2
+                cluster.move("__consumer_offsets", offsets, cluster.leader("__consumer_offsets", offsets) % 3 + 1)
+            load.more(10)
+    load.check(cluster.bootstrap)
+    wait_until(lambda: all(len(seen[each]) >= load.sent for each in range(PARTITIONS)), "the group has read it all")
+    stopping.set()
+    thread.join(30)
+    assert not problems, problems[:5]
+    for partition in range(PARTITIONS):
+        assert seen[partition] == list(range(load.sent)), "read twice, or not in order"
+    reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g", **QUIET})
+    committed = reader.committed([TopicPartition(TOPIC, each) for each in range(PARTITIONS)], timeout=30)
+    reader.close()
+    assert [each.offset for each in committed] == [load.sent] * PARTITIONS
+
+
+def phases(cluster: Cluster, broker: int) -> list[tuple[str, str]]:
+    return [(move["phase"], move["error"] or "") for move in cluster.moves(broker)]
+
+
+def elsewhere(cluster: Cluster) -> tuple[int, int]:
+    """The broker that leads partition 0, and another one."""
+    source = cluster.leader(TOPIC, 0)
+    return source, source % 3 + 1
+
+
+def test_while_the_bucket_is_away_a_partition_stays_where_it_is_and_serves(cluster: Cluster) -> None:
+    source, target = elsewhere(cluster)
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        cluster.bucket.failing = True
+        cluster.place(TOPIC, 0, target)
+        wait_until(lambda: ("uploading", "") in phases(cluster, source), "the move has begun")
+        load.more(100)
+        assert cluster.leader(TOPIC, 0) == source
+        cluster.bucket.failing = False
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "the move ends when the bucket is back")
+        load.more()
+    load.check(cluster.bootstrap)
+
+
+def test_a_bucket_that_fails_after_the_close_gives_the_partition_back_to_its_source(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = elsewhere(cluster)
+    close = PartitionLog.close_for_move
+
+    async def close_and_fail(self: PartitionLog) -> ClosedLog:
+        cluster.bucket.failing = True
+        return await close(self)
+
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        monkeypatch.setattr(PartitionLog, "close_for_move", close_and_fail)
+        cluster.place(TOPIC, 0, target)
+        wait_until(lambda: cluster.bucket.failing, "the source has closed the partition")
+        monkeypatch.undo()
+        wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves again")
+        load.more()
+        assert cluster.leader(TOPIC, 0) == source
+        wait_until(lambda: any("upload" in error for _, error in phases(cluster, source)), "the reason is shown")
+        cluster.bucket.failing = False
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "a later attempt succeeds")
+        load.more()
+    load.check(cluster.bootstrap)
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["took effect", "did not arrive"])
+def test_a_hand_over_without_an_answer_is_cleared_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    _, target = elsewhere(cluster)
+    asked = threading.Event()
+    hand_over = ControllerClient.hand_over
+
+    async def unanswered(
+        self: ControllerClient, replica_set_id: int, master_epoch: int, partitions: Sequence[ClosedPartition]
+    ) -> list[TidelogError | None]:
+        if asked.is_set():
+            return await hand_over(self, replica_set_id, master_epoch, partitions)
+        if arrives:
+            assert await hand_over(self, replica_set_id, master_epoch, partitions) == [None]
+        asked.set()
+        raise OutcomeUnknown("no answer, on purpose")
+
+    monkeypatch.setattr(ControllerClient, "hand_over", unanswered)
+    epoch = cluster.image.leader(cluster.partition(TOPIC, 0))[1]
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        cluster.place(TOPIC, 0, target)
+        wait_until(asked.is_set, "the hand-over is sent")
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "the move ends")
+        load.more()
+    load.check(cluster.bootstrap)
+    now = cluster.image.leader(cluster.partition(TOPIC, 0))[1]
+    assert now == epoch + 1 if arrives else now > epoch + 1, "a reclaim costs an epoch"
+
+
+def test_a_cancel_after_the_close_leaves_the_partition_with_its_source(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = elsewhere(cluster)
+    close = PartitionLog.close_for_move
+    closed, cancelled = threading.Event(), threading.Event()
+
+    async def close_and_wait(self: PartitionLog) -> ClosedLog:
+        found = await close(self)
+        closed.set()
+        while not cancelled.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return found
+
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        monkeypatch.setattr(PartitionLog, "close_for_move", close_and_wait)
+        cluster.place(TOPIC, 0, target)
+        wait_until(closed.is_set, "the source has closed the partition")
+        cluster.place(TOPIC, 0, NO_REPLICA_SET)
+        cancelled.set()
+        wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves again")
+        load.more()
+        wait_until(lambda: ("cancelled", "") in phases(cluster, source), "the move ended")
+    load.check(cluster.bootstrap)
+    assert not cluster.serves(target, TOPIC, 0)
+
+
+def test_the_last_of_several_placements_wins(cluster: Cluster) -> None:
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        wanted = {}
+        for number in range(60):
+            index = number % PARTITIONS
+            wanted[index] = number * 7 % 3 + 1
+            cluster.place(TOPIC, index, wanted[index])
+        for index, broker in wanted.items():
+            wait_until(lambda index=index, broker=broker: cluster.serves(broker, TOPIC, index), "it is where it should")
+        load.more()
+        assert {index: cluster.leader(TOPIC, index) for index in wanted} == wanted
+        assert not cluster.image.moving()
+    load.check(cluster.bootstrap)
+
+
+def test_a_target_that_dies_before_the_hand_over_leaves_the_partition_served(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = elsewhere(cluster)
+    close = PartitionLog.close_for_move
+    died = threading.Event()
+
+    async def close_and_bury(self: PartitionLog) -> ClosedLog:
+        found = await close(self)
+        if not died.is_set():
+            died.set()
+            await cluster.stop_broker(target)
+        return found
+
+    with Load(cluster.bootstrap) as load:
+        load.more()
+        cluster.move(TOPIC, 1, source)  # what the target leads would stop with it
+        cluster.move(TOPIC, 2, source)
+        monkeypatch.setattr(PartitionLog, "close_for_move", close_and_bury)
+        cluster.place(TOPIC, 0, target)
+        wait_until(died.is_set, "the target died")
+        wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves again")
+        load.more()
+        wait_until(lambda: any("not alive" in error for _, error in phases(cluster, source)), "the reason is shown")
+        cluster.run(cluster.start_broker(target))
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "the move ends when the target is back")
+        load.more()
+    load.check(cluster.bootstrap)

@@ -1,0 +1,208 @@
+"""Several brokers and one controller in this process, on a loop in a thread of their own: all parts real, over TCP.
+
+    with Cluster(tmp_path, brokers=3) as cluster:
+        cluster.move("t", 0, to=2)
+        cluster.bucket.failing = True
+
+The bucket is shared and can be made slow or to fail. For brokers that die use processes (`tests.support.brokers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from broker.bucket_health import WatchedObjectStore
+from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
+from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from controller.commands import PartitionMove
+from controller.image import Image
+from controller.model import PartitionRecord
+from controller.node import ControllerNode
+from controller.settings import ControllerSettings
+from runtime.clock import SystemClock
+from runtime.disk import FileDisk
+from runtime.errors import Unavailable
+from runtime.network import TcpNetwork
+from storage.object_store import Buffer, ObjectInfo
+from storage.object_store_memory import MemoryObjectStore
+from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
+from storage.wal_disk import DiskWal
+from tests.support.clients import wait_until
+from tests.support.tidelog_process import free_port
+
+T = TypeVar("T")
+
+
+class Bucket(MemoryObjectStore):
+    """A bucket for all brokers that fails or takes its time when told to."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.failing = False
+        self.delay_s = 0.0
+
+    async def _obey(self) -> None:
+        if self.failing:
+            await asyncio.sleep(0.02)
+            raise Unavailable("503 on purpose")
+        await asyncio.sleep(self.delay_s)
+
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
+        await self._obey()
+        return await super().put(key, body, if_absent=if_absent)
+
+    async def get(self, key: str) -> bytes:
+        await self._obey()
+        return await super().get(key)
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        await self._obey()
+        return await super().get_ranges(key, ranges)
+
+
+class Cluster:
+    """See the module. Methods are for the test's thread."""
+
+    def __init__(self, directory: Path, *, brokers: int = 3, log: LogSettings | None = None, **upload: int) -> None:
+        self._directory = directory
+        self.log = log or LogSettings()
+        self._upload = UploadSettings(**upload)
+        self._ids = range(1, brokers + 1)
+        self.bucket = Bucket()
+        self.nodes: dict[int, BrokerNode] = {}
+        self.controller: ControllerNode
+        self._disks: dict[int, FileDisk] = {}
+        self._ports: dict[int, int] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+        """Run `work` on the cluster's loop."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result(timeout_s)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.run(self._start())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bucket.failing = False
+        self.run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        settings = ControllerSettings(host="127.0.0.1", port=0)
+        self.controller = ControllerNode(
+            node_id=0,
+            directory=self._directory / "controller",
+            settings=settings,
+            network=TcpNetwork(),
+            clock=SystemClock(),
+            rng=random.Random(),
+        )
+        await self.controller.start()
+        await self.controller.wait_active(30)
+        await asyncio.gather(*(self.start_broker(broker) for broker in self._ids))
+
+    async def start_broker(self, broker: int) -> None:
+        """Start a broker, for the first time or again."""
+        path = self._directory / f"broker-{broker}"
+        path.mkdir(parents=True, exist_ok=True)
+        disk = self._disks[broker] = FileDisk(path / "wal")
+        port = self._ports.setdefault(broker, free_port())
+        node = BrokerNode(
+            identity=BrokerIdentity(broker, f"check-{broker}", True, lambda _cluster_id: None),
+            settings=BrokerSettings(
+                kafka=KafkaSettings(port=port),
+                admin=AdminSettings(),
+                log=self.log,
+                group=GroupSettings(offsets_topic_partitions=2, initial_rebalance_delay_ms=0),
+                upload=self._upload,
+                cache=CacheSettings(),
+                compaction=CompactionSettings(),
+                clean=CleanSettings(),
+                roles=["broker"],
+                flat=dict,
+            ),
+            controllers=[self.controller.address],
+            heartbeat_interval_s=0.2,
+            open_wal=lambda _cluster_id: DiskWal(disk, WalSettings(), rng=random.Random()),
+            store=WatchedObjectStore(self.bucket, SystemClock()),
+            network=TcpNetwork(),
+            clock=SystemClock(),
+            rng=random.Random(),
+        )
+        await node.start()
+        self.nodes[broker] = node
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(self.stop_broker(broker) for broker in list(self.nodes)))
+        await self.controller.close()
+
+    async def stop_broker(self, broker: int) -> None:
+        """End a broker; what it leads waits for it."""
+        await self.nodes.pop(broker).stop(10.0)
+        await self._disks.pop(broker).close()
+
+    # -- what tests ask
+
+    @property
+    def bootstrap(self) -> str:
+        """All brokers."""
+        return ",".join("{}:{}".format(*node.bootstrap) for node in self.nodes.values())
+
+    @property
+    def image(self) -> Image:
+        """The controller's."""
+        return self.controller.image
+
+    def partition(self, topic: str, index: int) -> PartitionRecord:
+        """The record of a partition."""
+        found = self.image.partition(self.image.topic_ids[topic], index)
+        assert found is not None
+        return found
+
+    def leader(self, topic: str, index: int) -> int:
+        """The broker that leads a partition."""
+        return self.image.leader(self.partition(topic, index))[0]
+
+    def place(self, topic: str, index: int, to: int) -> None:
+        """Commit a placement (-1: cancel); raises what it is refused with."""
+        moves = [PartitionMove(self.image.topic_ids[topic], index, to)]
+        client = next(iter(self.nodes.values())).controller
+        (error,) = self.run(client.move_partitions(moves))
+        if error is not None:
+            raise error
+
+    def serves(self, broker: int, topic: str, index: int) -> bool:
+        """Whether the broker has the partition open."""
+        partitions = self.nodes[broker]._partitions
+        assert partitions is not None
+        return any((one.topic, one.partition) == (topic, index) for one in partitions.all())
+
+    def move(self, topic: str, index: int, to: int, timeout_s: float = 30.0) -> None:
+        """Place a partition and wait until its new broker serves it."""
+        self.place(topic, index, to)
+        wait_until(lambda: self.serves(to, topic, index), f"{topic}-{index} is on {to}", timeout_s)
+
+    def moves(self, broker: int) -> list[dict[str, Any]]:
+        """What the broker tells of moves away from it."""
+        partitions = self.nodes[broker]._partitions
+        assert partitions is not None
+        return partitions.moves.report()
