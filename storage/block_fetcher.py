@@ -155,8 +155,7 @@ class BlockFetcher:
 
     def _keep_whole(self, one: ObjectSlice, index: ObjectIndex, data: bytes, stream_id: int) -> None:
         """The object came whole: cache the stream's blocks. One that fails its check is left to its own read."""
-        for number in range(index.find(stream_id, -1), len(index)):
-            entry = index[number]
+        for entry in index.entries_from(index.find(stream_id, -1)):
             if entry.stream_id != stream_id:
                 break
             try:

@@ -298,8 +298,7 @@ def _refs(one: ObjectSlice, index: ObjectIndex, stream_id: int, offset: int, end
     """The stream's blocks in one object from `offset` on. Raises `CorruptData` if it has none there."""
     end = min(end, one.end_offset)
     found = False
-    for number in range(index.find(stream_id, offset), len(index)):
-        entry = index[number]
+    for entry in index.entries_from(index.find(stream_id, offset)):
         if entry.stream_id != stream_id or entry.start_offset >= end:
             break
         if not found and entry.start_offset > offset:

@@ -16,8 +16,8 @@ import asyncio
 from collections import deque
 from typing import Final
 
-TURNS: Final = 4
-"""Turns of the loop between two slices: cold reads get about a fifth of a loop whose turns are as long as a slice."""
+TURNS: Final = 2
+"""Turns of the loop between two slices: a turn of a busy loop takes much longer than a slice."""
 
 
 class ColdTurns:

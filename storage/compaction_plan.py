@@ -243,8 +243,7 @@ def _blocks(
 def _entries(index: ObjectIndex, piece: StreamRange) -> list[IndexEntry]:
     """The entries of a range; they must cover it exactly. Raises `CorruptData`."""
     entries: list[IndexEntry] = []
-    for number in range(index.find(piece.stream_id, piece.start_offset), len(index)):
-        entry = index[number]
+    for entry in index.entries_from(index.find(piece.stream_id, piece.start_offset)):
         if entry.stream_id != piece.stream_id or entry.start_offset >= piece.end_offset:
             break
         entries.append(entry)

@@ -49,6 +49,8 @@ BLOCK_HEADER = struct.Struct(">IBBHqqqIII")
 RECORD_HEADER = struct.Struct(">qII")
 INDEX_HEADER = struct.Struct(">IB3sI")
 INDEX_ENTRY = struct.Struct(">qqqqIII")
+_STREAM_AND_OFFSETS = struct.Struct(">qqq")
+"""What an index entry begins with."""
 FOOTER = struct.Struct(">qIIqqq16sBBHI8s")
 CRC = struct.Struct(">I")
 
@@ -219,17 +221,25 @@ class ObjectIndex:
         return IndexEntry._make(INDEX_ENTRY.unpack_from(self._raw, INDEX_HEADER.size + number * INDEX_ENTRY.size))
 
     def __iter__(self) -> Iterator[IndexEntry]:
-        entries = memoryview(self._raw)[INDEX_HEADER.size : -CRC.size]
+        return self.entries_from(0)
+
+    def entries_from(self, number: int) -> Iterator[IndexEntry]:
+        """The entries from block `number` (0 ≤ number ≤ len) on."""
+        entries = memoryview(self._raw)[INDEX_HEADER.size + number * INDEX_ENTRY.size : -CRC.size]
         return map(IndexEntry._make, INDEX_ENTRY.iter_unpack(entries))
 
     def find(self, stream_id: int, offset: int) -> int:
         """The number of the stream's first block that ends after `offset`; none: of a later stream's, or `len`."""
-
-        def key(number: int) -> tuple[int, int]:
-            entry = self[number]
-            return entry.stream_id, entry.end_offset
-
-        return bisect_right(range(len(self)), (stream_id, offset), key=key)
+        raw, unpack, at, step = self._raw, _STREAM_AND_OFFSETS.unpack_from, INDEX_HEADER.size, INDEX_ENTRY.size
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            stream, _, end_offset = unpack(raw, at + middle * step)
+            if stream < stream_id or (stream == stream_id and end_offset <= offset):
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     @property
     def memory_bytes(self) -> int:
