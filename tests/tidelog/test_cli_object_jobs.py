@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage.object_key import object_key
+from storage.object_store_s3_client import open_client
+from storage.settings import S3Settings
 from tests.e2e.backends import s3_flags
 from tests.support.cli import Cli, until
-from tests.support.s3_servers import S3Server
+from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.client import Cluster
 
@@ -249,3 +253,61 @@ def test_what_a_killed_compaction_left_is_found_and_orphans_are_deleted(tmp_path
 
 def test_a_length_of_time_that_is_none_is_refused() -> None:
     assert "10m" in Cli()("object", "clean", "--min-age", "soon", code=2).err
+
+
+@pytest.mark.servers("moto")
+def test_an_interrupted_multipart_upload_is_listed_and_aborted(tmp_path: Path, moto_server: S3Server) -> None:
+    bucket = new_bucket()
+
+    async def begin(key: str) -> None:
+        settings = S3Settings(
+            endpoint=moto_server.endpoint,
+            bucket=bucket,
+            access_key_id=moto_server.access_key_id,
+            secret_access_key=moto_server.secret_access_key,
+        )
+        async with AsyncExitStack() as resources:
+            client = await open_client(settings, resources)
+            await client.create_multipart_upload(Bucket=bucket, Key=key)
+
+    with running(tmp_path / "data", [*BY_HAND, *s3_flags(moto_server, bucket)]) as process:
+        cli = Cli(process.bootstrap)
+        key = object_key(cli("status", "--format", "json").json()["cluster_id"], 77)
+        asyncio.run(begin(key))
+        listed = cli("object", "clean", "--min-age", "0", "--dry-run", "--format", "json").json()
+        assert [one["key"] for one in listed["unfinished"]] == [key]
+        assert "1 unfinished uploads found" in cli("object", "clean", "--min-age", "0", "--dry-run").text
+        assert "--yes" in cli("object", "clean", "--min-age", "0", code=2).err
+        assert "1 aborted" in cli("object", "clean", "--min-age", "0", "--yes").text
+        left = cli("object", "clean", "--min-age", "0", "--dry-run", "--format", "json").json()
+        assert left["unfinished"] == []
+
+
+def test_it_yields_to_producers_and_says_so(tmp_path: Path) -> None:
+    flags = (*BY_HAND, "--set", "compaction.busy_bytes_per_s=1")
+    with running(tmp_path / "data", flags) as process:
+        cli = Cli(process.bootstrap)
+        cli("topic", "create", "busy", "-p", 1)
+        fill(cli, "busy", 3)
+        producing = cli.start("produce", "busy", stdin=subprocess.PIPE)
+        assert producing.stdin is not None
+        pipe = producing.stdin
+
+        def busy() -> bool:
+            pipe.write(b"one more\n" * 200)
+            pipe.flush()
+            return bool(cli("object", "compact", "--dry-run", "--format", "json").json()["busy"])
+
+        try:
+            until(busy)
+            pipe.write(b"one more\n")
+            pipe.flush()
+            assert "a tenth" in cli("object", "compact", "--eager").err
+        finally:
+            producing.communicate(timeout=60)
+        assert producing.returncode == 0
+
+        def idle() -> bool:
+            return not cli("object", "compact", "--dry-run", "--format", "json").json()["busy"]
+
+        until(idle)
