@@ -127,6 +127,8 @@ class MetricSources:
     compaction: Callable[[], Mapping[str, int]] = _nothing
     """`Compactor.figures()`: each becomes `tidelog_compaction_<name>`, a counter unless it is one of
     `COMPACTION_GAUGES`."""
+    orphans: Callable[[], Mapping[str, int]] = _nothing
+    """`OrphanCleaner.figures()`: each becomes the counter `tidelog_orphan_<name>`."""
     partitions: Callable[[], Mapping[str, int]] = _nothing
     """`PartitionManager.counts()`: `led`, `open`, `failing`."""
     moves: Callable[[], Mapping[str, int]] = _nothing
@@ -232,6 +234,8 @@ class Metrics(Collector):
         yield from self._collect_broker()
         yield from _collect_storage(self.sources.storage())
         yield from _collect_compaction(self.sources.compaction())
+        for name, value in self.sources.orphans().items():
+            yield CounterMetricFamily(f"tidelog_orphan_{name}", f"Orphans: {name}", value=value)
         yield from collect_accounts(self.sources.accounts)
         yield from _collect_object_store(self.sources.object_store())
 

@@ -92,7 +92,8 @@ class BrokerNode:
     """A broker. Everything it needs of the world is passed in.
 
     `open_wal` makes the WAL of the cluster with the id it gets; with `needs_conditional_create` that WAL lives in the
-    bucket, which must then be there, and able to fence, before anything else happens.
+    bucket, which must then be there, and able to fence, before anything else happens. `searches_orphans` says
+    whether this process is the one that looks for orphans by itself, now.
     """
 
     def __init__(
@@ -108,7 +109,9 @@ class BrokerNode:
         network: Network,
         clock: Clock,
         rng: random.Random,
+        searches_orphans: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._searches_orphans = searches_orphans
         self._identity = identity
         self._settings = settings
         self._open_wal = open_wal
@@ -159,6 +162,7 @@ class BrokerNode:
         compactor = self._compactor = self._make_compactor(storage, image.cluster_id)
         cleaner = self._cleaner = self._make_cleaner(image.cluster_id)
         self.metrics.sources.compaction = compactor.figures
+        self.metrics.sources.orphans = cleaner.figures
         jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
         routes = [*jobs.routes(), *self._bucket_usage().routes()]
         sources = self._admin_sources(storage)
@@ -178,6 +182,7 @@ class BrokerNode:
         await self._groups.start()
         await self._server.start()
         compactor.start(self._master_epoch)
+        cleaner.start()
         self._ready = True
 
     def _make_storage(self, cluster_id: str) -> Storage:
@@ -256,7 +261,7 @@ class BrokerNode:
         )
 
     def _make_cleaner(self, cluster_id: str) -> OrphanCleaner:
-        """For those who ask; the search by itself is the active controller's."""
+        """For those who ask; by itself it searches where the active controller is."""
 
         def objects() -> Mapping[int, ObjectRecord]:
             return self.controller.image.objects
@@ -272,6 +277,7 @@ class BrokerNode:
             clock=self._clock,
             rng=self._rng,
             settings=self._settings.clean,
+            is_active=self._searches_orphans,
         )
 
     def _owns_stream(self, stream_id: int) -> bool:
@@ -367,6 +373,8 @@ class BrokerNode:
             found += self._partitions.problems()
         if self._compactor is not None:
             found += self._compactor.problems()
+        if self._cleaner is not None and self._cleaner.last_error:
+            found.append(f"the search for orphans fails: {self._cleaner.last_error}")
         if self._storage is not None:
             found += describe_damage(self.controller.image, self._storage.damage, MAX_DAMAGE_SHOWN)
         health = self._store.health

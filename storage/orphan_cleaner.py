@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Any
 
 from runtime.clock import Clock
 from runtime.errors import TidelogError, Unavailable
@@ -55,9 +54,10 @@ class OrphanCleaner:
         """Searches that came to their end, since the start."""
         self.deleted = 0
         """Orphans deleted since the start."""
-        self.last_ms = 0
-        """When the last search ended."""
+        self.aborted = 0
+        """Interrupted multipart uploads aborted since the start."""
         self.last_error = ""
+        """How the last search by itself failed; empty once one succeeds."""
 
     def start(self) -> None:
         """Search by itself from here on, if `clean.enabled`; `clean` works either way."""
@@ -98,7 +98,7 @@ class OrphanCleaner:
             )
         self.searches += 1
         self.deleted += report.deleted
-        self.last_ms = self._clock.time_ms()
+        self.aborted += report.aborted
         self.last_error = ""
         return report
 
@@ -107,12 +107,6 @@ class OrphanCleaner:
         """The safety age of the configuration."""
         return self._settings.orphan_age_ms
 
-    def status(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "active": self._running.locked(),
-            "searches": self.searches,
-            "deleted": self.deleted,
-            "last_ms": self.last_ms or None,
-            "last_error": self.last_error or None,
-        }
+    def figures(self) -> dict[str, int]:
+        """For metrics: counts since the start."""
+        return {"searches": self.searches, "deletes": self.deleted, "aborts": self.aborted}

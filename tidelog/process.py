@@ -88,8 +88,9 @@ class NodeProcess:
             await self._controller.start()
             await self._controller.wait_active(config.controller.command_timeout_ms / 1000)
             endpoints = endpoints or [self._controller.address]
-            self._orphans = self._search_orphans(self._controller, store)
-            self._orphans.start()
+            if "broker" not in config.node.roles:
+                self._orphans = self._search_orphans(self._controller, store)
+                self._orphans.start()
         if "broker" in config.node.roles:
             broker = self._broker = BrokerNode(
                 identity=BrokerIdentity(
@@ -104,11 +105,12 @@ class NodeProcess:
                 network=self._network,
                 clock=self._clock,
                 rng=self._rng,
+                searches_orphans=lambda: self._controller is not None and self._controller.is_active,
             )
             await broker.start()
 
     def _search_orphans(self, controller: ControllerNode, store: ObjectStore) -> OrphanCleaner:
-        """The search by itself; it rests while this controller is not the active one."""
+        """The search of a process without a broker; it rests while this controller is not the active one."""
         return OrphanCleaner(
             store=for_purpose(store, Purpose.CLEAN),
             cluster_id=lambda: controller.image.cluster_id,

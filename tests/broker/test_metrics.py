@@ -19,6 +19,7 @@ from storage.settings import CacheSettings, UploadSettings, WalSettings
 from storage.storage import Storage
 from storage.wal_memory import MemoryWal
 from tests.support.compaction_world import CompactionWorld
+from tests.support.orphan_world import cleaner
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -160,6 +161,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         rng=random.Random(1),
     )
     metrics.sources.storage = storage.stats
+    metrics.sources.orphans = cleaner(CompactionWorld()).figures
     metrics.sources.compaction = CompactionWorld().compactor().figures
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in metrics.collect()}
     assert documented == exported

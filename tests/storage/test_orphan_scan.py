@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
@@ -19,23 +18,17 @@ from storage.object_key import object_key, quarantine_key
 from storage.object_store import ObjectInfo
 from storage.object_store_s3 import S3ObjectStore
 from storage.object_store_s3_client import open_client
-from storage.orphan_cleaner import CleanRunning, OrphanCleaner
+from storage.orphan_cleaner import CleanRunning
 from storage.orphan_scan import OrphanMetadata, OrphanReport, clean_orphans, find_orphans
 from storage.priority_gate import GatedObjectStore, PriorityGate
-from storage.settings import CleanSettings, S3Settings
+from storage.settings import S3Settings
 from tests.support.compaction_world import CLUSTER, TTL_MS, CompactionWorld
 from tests.support.faulty_s3 import Fault, FaultyS3
+from tests.support.orphan_world import cleaner, metadata
 from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.storage_world import FastClock, FaultyStore, run
 
 AGE_MS = 10_000
-
-
-def metadata(world: CompactionWorld) -> OrphanMetadata:
-    async def fence() -> int:
-        return int(world.metadata.apply(c.PrepareObjects(1, 1), int))
-
-    return OrphanMetadata(fence, lambda object_id: object_id in world.image.objects)
 
 
 async def clean(world: CompactionWorld, *, dry_run: bool = False, age_ms: int = AGE_MS) -> OrphanReport:
@@ -189,18 +182,6 @@ class Unlisted(FaultyStore):
             yield info
 
 
-def cleaner(world: CompactionWorld, is_active: Callable[[], bool] = lambda: True, **settings: Any) -> OrphanCleaner:
-    return OrphanCleaner(
-        store=world.store,
-        cluster_id=lambda: CLUSTER,
-        metadata=metadata(world),
-        clock=world.clock,
-        rng=world.rng,
-        settings=CleanSettings(**settings),
-        is_active=is_active,
-    )
-
-
 def test_it_searches_by_itself_only_while_it_is_active_and_survives_a_bucket_that_fails() -> None:
     async def scenario() -> None:
         store = Unlisted(FastClock())
@@ -220,7 +201,7 @@ def test_it_searches_by_itself_only_while_it_is_active_and_survives_a_bucket_tha
             while store.fail_lists or not mine.deleted:  # noqa: ASYNC110  # waiting moves this clock
                 await asyncio.sleep(0)
         assert orphan not in await world.in_bucket()
-        assert mine.status()["deleted"] == 1
+        assert mine.figures() == {"searches": mine.searches, "deletes": 1, "aborts": 0}
         await mine.close()
 
     run(scenario)

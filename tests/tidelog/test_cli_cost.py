@@ -11,9 +11,9 @@ import pytest
 
 from tests.e2e.backends import s3_flags
 from tests.support.cli import Cli, until
+from tests.support.object_jobs import BY_HAND, fill, objects
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
-from tests.tidelog.test_cli_object_jobs import BY_HAND, fill, objects
 from tidelog.client import Cluster, http_json
 from tidelog.prices import DEFAULT, to_toml
 

@@ -7,11 +7,9 @@ import json
 import shutil
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,35 +18,12 @@ from storage.object_store_s3_client import open_client
 from storage.settings import S3Settings
 from tests.e2e.backends import s3_flags
 from tests.support.cli import Cli, until
+from tests.support.object_jobs import BY_HAND, fill, objects
 from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.tidelog_process import TidelogProcess, running
-from tidelog.client import Cluster
 
-BY_HAND = ("--set", "compaction.enabled=false", "--set", "clean.enabled=false")
 SLOW = (*BY_HAND, "--set", "compaction.pace_bytes_per_s=1024")
 """A compaction that lasts until somebody ends it."""
-
-
-def upload(bootstrap: str) -> None:
-    """Everything into the bucket, now."""
-    request = urllib.request.Request(Cluster(bootstrap).admin_url + "/upload", method="POST")
-    with urllib.request.urlopen(request, timeout=60) as response:
-        assert json.load(response)["status"] == "uploaded"
-
-
-def fill(cli: Cli, topic: str, uploads: int, records: int = 200) -> bytes:
-    """Many small uploads; returns everything that was produced."""
-    produced = b""
-    for number in range(uploads):
-        lines = b"".join(b"%s %d %d\n" % (topic.encode(), number, each) for each in range(records))
-        cli("produce", topic, stdin=lines)
-        upload(cli.bootstrap)
-        produced += lines
-    return produced
-
-
-def objects(cli: Cli, state: str = "committed") -> list[dict[str, Any]]:
-    return [one for one in cli("object", "list", "--format", "json").json() if one["state"] == state]
 
 
 @contextmanager
@@ -311,3 +286,19 @@ def test_it_yields_to_producers_and_says_so(tmp_path: Path) -> None:
             return not cli("object", "compact", "--dry-run", "--format", "json").json()["busy"]
 
         until(idle)
+
+
+def test_orphans_are_looked_for_by_itself_when_enabled(tmp_path: Path) -> None:
+    flags = ("--set", "clean.interval_ms=200", "--set", "clean.orphan_age_ms=0")
+    with running(tmp_path / "data", flags) as process:
+        cli = Cli(process.bootstrap)
+        cli("topic", "create", "t", "-p", 1)
+        fill(cli, "t", 1)
+        [one] = objects(cli)
+        bucket = tmp_path / "data" / "bucket"
+        cluster_id = one["key"].split("/")[0]
+        orphan = bucket / object_key(cluster_id, 0)  # the first id is 1: nobody is ever given this one
+        orphan.parent.mkdir(exist_ok=True)
+        orphan.write_bytes(b"left behind")
+        until(lambda: not orphan.exists())
+        assert (bucket / one["key"]).exists()
