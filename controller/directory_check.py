@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from controller.journal import Journal
-from controller.snapshot_file import check_joined, read_snapshot
+from controller.snapshot_file import check_joined, read_snapshot, require_journal
 from controller.state import ControllerState
 from runtime.errors import CorruptData
 
@@ -40,6 +40,7 @@ def check_directory(directory: Path) -> tuple[ControllerFiles | None, list[Corru
     journal: Journal | None = None
     torn_bytes = 0
     try:
+        require_journal(directory / JOURNAL_FILE, directory / SNAPSHOT_FILE)
         journal, torn_bytes = Journal.examine(directory / JOURNAL_FILE)
     except FileNotFoundError:
         journal = None

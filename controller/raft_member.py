@@ -28,7 +28,7 @@ from controller.handshake import Credentials
 from controller.journal import Entry, Journal, JournalStalled, sync_directory
 from controller.quorum_file import Members, MembershipChange, QuorumFile
 from controller.raft_transport import PeerTransport, make_node
-from controller.snapshot_file import Snapshot, check_joined, read_snapshot, write_snapshot
+from controller.snapshot_file import Snapshot, check_joined, read_snapshot, require_journal, write_snapshot
 from runtime.errors import CorruptData, TidelogError
 
 log = logging.getLogger(__name__)
@@ -195,6 +195,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         self._node_id = credentials.node_id if credentials is not None else -1
         self._configured = members
         self._snapshot_path = directory / "snapshot"
+        require_journal(directory / "journal", self._snapshot_path)
         self.journal = Journal.open(directory / "journal")
         self.failure: Exception | None = None
         self.snapshot_failed = False

@@ -6,7 +6,7 @@ being `[command, index, term]`, the state the machine's own versioned bytes, and
 quorum (missing in older files and of a member that is alone).
 
 A snapshot is written beside the old one, synced, renamed: a crash leaves one or the other, whole.
-Entry: `write_snapshot`, `read_snapshot`, `check_joined`.
+Entry: `write_snapshot`, `read_snapshot`, `require_journal`, `check_joined`.
 """
 
 from __future__ import annotations
@@ -84,6 +84,15 @@ def read_snapshot(path: Path) -> Snapshot | None:
         return Snapshot(found.last, found.previous, found.state, found.members)
     except DECODE_ERRORS as error:
         raise _corrupt(path, HEADER_BYTES, f"the body does not decode: {error}") from error
+
+
+def require_journal(journal: Path, snapshot: Path) -> None:
+    """A journal is made before the first snapshot and never removed. Raises `CorruptData` when it is not there.
+
+    To begin a new one beside a snapshot would forget entries that were acknowledged, and this member's term and vote.
+    """
+    if snapshot.exists() and not journal.exists():
+        raise DamagedFile(str(journal), 0, "it is missing, and the snapshot beside it is not the whole", hint=RESTORE)
 
 
 def check_joined(journal: Path, entries: Sequence[Entry], snapshot: Snapshot | None) -> None:

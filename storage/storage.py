@@ -411,6 +411,7 @@ class Storage:
             if records:
                 return records
             await self._clock.sleep(backoff.next_delay_s())
+        self.damage.refused += 1
         raise CorruptData(
             f"stream {stream_id}: no object in the metadata holds offset {start_offset}",
             hint="the offset lies below the committed end and is not trimmed: report this",

@@ -141,6 +141,26 @@ def test_a_process_refuses_damage_names_it_and_goes_on_when_it_is_mended(
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["journal", "snapshot"])
+def test_a_controller_file_that_is_gone_is_refused_and_not_begun_anew(
+    killed: Killed, tmp_path: Path, name: str
+) -> None:
+    data_dir = tmp_path / "data"
+    shutil.copytree(killed.data_dir, data_dir)
+    (data_dir / "controller" / name).unlink()
+    process = TidelogProcess(data_dir, FLAGS)
+    try:
+        process.launch()
+        process.wait_for_line("error:", 30)
+        assert process.wait(30) == 7, process.tail()
+        assert "missing" in process.tail() and "hint:" in process.tail()
+    finally:
+        process.kill()
+    assert not (data_dir / "controller" / name).exists()
+    assert "missing" in Cli()("wal", "verify", "--data-dir", data_dir, code=7).text
+
+
 @pytest.mark.timeout(240)
 def test_a_log_in_the_bucket_is_verified_while_it_runs_and_refused_when_damaged(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
