@@ -35,6 +35,7 @@ from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
 from controller.image import Image
+from controller.handshake import Credentials
 from controller.model import ObjectRecord, StreamState
 from runtime.clock import Clock
 from runtime.errors import ConfigError, TidelogError, Unavailable
@@ -105,6 +106,8 @@ class BrokerNode:
         heartbeat_interval_s: float,
         open_wal: Callable[[str], Wal],
         needs_conditional_create: bool = False,
+        credentials: Credentials | None = None,
+        follows_controllers: bool = True,
         store: WatchedObjectStore,
         network: Network,
         clock: Clock,
@@ -126,7 +129,15 @@ class BrokerNode:
         self._ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ended this broker for good."""
-        self.controller = ControllerClient(controllers, network, clock, rng, heartbeat_interval_s=heartbeat_interval_s)
+        self.controller = ControllerClient(
+            controllers,
+            network,
+            clock,
+            rng,
+            heartbeat_interval_s=heartbeat_interval_s,
+            credentials=credentials,
+            follows_image=follows_controllers,
+        )
         self.metrics = Metrics()
         self._wal: Wal | None = None
         self._storage: Storage | None = None

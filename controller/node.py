@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import logging
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -190,6 +192,9 @@ class ControllerNode:
     async def close(self) -> None:
         """Stop serving; everything acknowledged is durable."""
         self._closing = True
+        if self.is_active and len(self._consensus.members) > 1:
+            with contextlib.suppress(TidelogError, TimeoutError):
+                await self._consensus.transfer(None)  # spare the others an election time-out
         self._deactivate()
         if self._listener is not None:
             await self._listener.close()
@@ -206,6 +211,7 @@ class ControllerNode:
             "leader": self._consensus.role.leader,
             "members": {str(node_id): members[node_id] for node_id in sorted(members)},
             "node": self._node_id,
+            "pid": os.getpid(),
             "active": self.is_active,
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,

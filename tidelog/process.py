@@ -17,7 +17,10 @@ from typing import Any
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
 from broker.settings import KafkaSettings
+from controller.handshake import Credentials, read_secret
 from controller.node import ControllerNode
+from controller.quorum_file import parse_members
+from controller.raft_links import split_address
 from runtime.clock import SystemClock
 from runtime.disk import FileDisk
 from runtime.errors import ConfigError, StorageFailed
@@ -38,6 +41,8 @@ from tidelog.data_dir import DataDirectory
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 class NodeProcess:
     """A controller, a broker or both, started and stopped together."""
@@ -54,25 +59,32 @@ class NodeProcess:
         self._disk: FileDisk | None = None
         self._cleaner: ObjectCleaner | None = None
         self._orphans: OrphanCleaner | None = None
+        self._broker_stopped = False
+        self._stopping_broker = asyncio.Lock()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def bootstrap(self) -> str:
-        """`host:port` for clients."""
-        assert self._broker is not None
-        host, port = self._broker.bootstrap
-        return f"{host}:{port}"
+    def ready_line(self) -> str:
+        """`bootstrap=host:port` for clients, or `controller=host:port` of a process without a broker."""
+        if self._broker is not None:
+            return "bootstrap={}:{}".format(*self._broker.bootstrap)
+        assert self._controller is not None
+        return "controller={}:{}".format(*self._controller.address)
 
     async def start(self) -> None:
         """Start the roles in their order. Raises the `TidelogError` that a person has to mend."""
         config = self._config
         kafka = config.kafka
         _fit_connections(kafka)
-        kafka.port = reserve_port(kafka.host, kafka.port)
+        credentials = _credentials(config)
+        if "broker" in config.node.roles:
+            kafka.port = reserve_port(kafka.host, kafka.port)
         path = Path(config.node.data_dir)
         directory = self._directory = DataDirectory.open(path, config.node.id, str(uuid.uuid4()))
         store = self._store = WatchedObjectStore(open_store(config.s3, path, self._clock, self._rng), self._clock)
-        endpoints = [_endpoint(text) for text in config.controller.endpoints]
+        members = parse_members(config.controller.members)
+        explicit = [split_address(text) for text in config.controller.endpoints]
+        endpoints = explicit or [split_address(address) for address in members.values()]
         if "controller" in config.node.roles:
             self._controller = ControllerNode(
                 node_id=config.node.id,
@@ -84,14 +96,21 @@ class NodeProcess:
                 delete_delay_ms=config.upload.delete_delay_ms,
                 delete_objects=self._delete_objects,
                 on_failed=self._controller_failed,
+                credentials=credentials,
             )
             await self._controller.start()
-            await self._controller.wait_active(config.controller.command_timeout_ms / 1000)
+            if not members:
+                await self._controller.wait_active(config.controller.command_timeout_ms / 1000)
             endpoints = endpoints or [self._controller.address]
             if "broker" not in config.node.roles:
                 self._orphans = self._search_orphans(self._controller, store)
                 self._orphans.start()
         if "broker" in config.node.roles:
+            if not endpoints:
+                raise ConfigError(
+                    "a broker without a controller of its own must know where the controllers are",
+                    hint='set controller.members (and controller.secret_file), or add "controller" to node.roles',
+                )
             broker = self._broker = BrokerNode(
                 identity=BrokerIdentity(
                     directory.broker_id, directory.check_code, not directory.cluster_id, directory.belongs_to
@@ -99,6 +118,8 @@ class NodeProcess:
                 settings=_broker_settings(config),
                 heartbeat_interval_s=config.controller.heartbeat_interval_ms / 1000,
                 controllers=endpoints,
+                credentials=credentials,
+                follows_controllers=not explicit,
                 open_wal=self._wal_opener(path, store, directory.broker_id),
                 needs_conditional_create=config.wal.kind == "s3",
                 store=store,
@@ -173,12 +194,19 @@ class NodeProcess:
             self._cleaner = ObjectCleaner(for_purpose(self._store, Purpose.CLEAN), self._controller.image.cluster_id)
         await self._cleaner.delete(object_ids)
 
+    async def stop_broker(self) -> None:
+        """Stop the broker; a controller in this process goes on. Asked twice: wait for the first."""
+        async with self._stopping_broker:
+            if self._broker is not None and not self._broker_stopped:
+                self._broker_stopped = True
+                await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000)
+            if self._disk is not None:
+                await self._disk.close()
+                self._disk = None
+
     async def stop(self) -> None:
         """Stop broker, controller, store and lock, in this order; whatever was started."""
-        if self._broker is not None:
-            await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000)
-        if self._disk is not None:
-            await self._disk.close()
+        await self.stop_broker()
         if self._orphans is not None:
             await self._orphans.close()
         if self._controller is not None:
@@ -215,9 +243,22 @@ def reserve_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _endpoint(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host, int(port)
+def _credentials(config: Config) -> Credentials | None:
+    """What this process authenticates itself with, if anything. Raises `ConfigError` for what would be open to all."""
+    settings = config.controller
+    if settings.secret_file:
+        return Credentials(read_secret(Path(settings.secret_file)), config.node.id)
+    if settings.members:
+        raise ConfigError(
+            "controller.members needs controller.secret_file: members and brokers authenticate each other with it",
+            hint="`openssl rand -hex 32 > FILE; chmod 600 FILE`, the same file on all nodes",
+        )
+    if "controller" in config.node.roles and settings.host not in LOOPBACK:
+        raise ConfigError(
+            f"controller.host {settings.host} can be reached from elsewhere, and there is no controller.secret_file",
+            hint="set controller.secret_file, or let the controller listen on 127.0.0.1",
+        )
+    return None
 
 
 def _broker_settings(config: Config) -> BrokerSettings:

@@ -1,7 +1,9 @@
 """`tidelog serve`: one process of a real deployment, from a TOML file.
 
 It runs the roles that `[node] roles` names (controller, broker or both), prints one line `ready bootstrap=HOST:PORT`
-once clients can connect, and on SIGTERM finishes what is in flight, uploads, and exits 0.
+once clients can connect (a controller alone: `ready controller=HOST:PORT`), and on SIGTERM finishes what is in flight,
+uploads, and exits 0. SIGUSR1 stops the broker only and prints `broker stopped`: who stops a whole cluster stops all
+brokers first, while there are controllers to commit their last uploads.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from tidelog.options import config_options, load_config
 @config_options
 def serve(config_file: Path | None, assignments: tuple[str, ...]) -> None:
     """Run one process of a real deployment."""
-    from tidelog.commands.up import refuse_what_comes_later
+    from tidelog.commands.up import check_bucket
 
     loaded = load_config(config_file, assignments)
-    refuse_what_comes_later(loaded, brokers=1)
+    check_bucket(loaded)
     log.configure(loaded.config.node.log_level, loaded.config.node.log_format)
     import uvloop
 
@@ -34,23 +36,36 @@ def serve(config_file: Path | None, assignments: tuple[str, ...]) -> None:
 
 async def _serve(config: Config) -> None:
     from tidelog.process import NodeProcess
+    from tidelog.supervisor import STOPPED_LINE
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     process = NodeProcess(config)
+
+    async def stop_broker() -> None:
+        if starting.done():
+            await process.stop_broker()
+        click.echo(STOPPED_LINE)
+
+    def broker_only() -> None:
+        parts.append(loop.create_task(stop_broker()))
+
+    parts: list[asyncio.Task[None]] = []
+    loop.add_signal_handler(signal.SIGUSR1, broker_only)
     starting = loop.create_task(process.start())
     stop = loop.create_task(stopping.wait())
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():
             starting.result()
-            click.echo(f"ready bootstrap={process.bootstrap}")
+            click.echo(f"ready {process.ready_line}")
             await process.run_until(stop)
         else:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
     finally:
+        await asyncio.gather(*parts)
         await process.stop()
         stop.cancel()

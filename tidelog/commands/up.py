@@ -1,6 +1,7 @@
 """`tidelog up`: a whole Tidelog on one machine, supervised.
 
-The supervisor starts one `tidelog serve` process for each broker, relays their readiness as one line, starts again what
+The supervisor starts one `tidelog serve` process for each broker (the first three of three or more are the controllers,
+too), relays their readiness as one line, starts again what
 dies (with back-off, and says so), and on SIGTERM or Ctrl-C lets all of them finish and upload before it exits 0. It
 holds no state of its own: everything is under the data directory.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 
 from runtime.errors import ConfigError
+from tidelog import cluster_layout
 from tidelog.config import Loaded
 from tidelog.options import config_options, load_config
 from tidelog.supervisor import Supervisor
@@ -27,6 +29,9 @@ HOW_TO_CONNECT = """
 
 @click.command()
 @click.option("--brokers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of brokers.")
+@click.option(
+    "--controllers", type=click.Choice(["1", "3", "5"]), help="Members of the quorum [default: 3 from 3 brokers on]."
+)
 @click.option("--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where all state is kept.")
 @click.option("--kafka-port", type=int, metavar="P", help="Broker i listens on P+i-1.")
 @click.option("--s3-endpoint", metavar="URL", help="An S3 server; without it the embedded store is used.")
@@ -36,6 +41,7 @@ HOW_TO_CONNECT = """
 @config_options
 def up(
     brokers: int,
+    controllers: str | None,
     data_dir: Path | None,
     kafka_port: int | None,
     s3_endpoint: str | None,
@@ -55,25 +61,22 @@ def up(
         s3__bucket=bucket,
         wal__kind=wal,
     )
-    refuse_what_comes_later(loaded, brokers)
-    exit_code = asyncio.run(_run(loaded, quiet))
+    check_bucket(loaded)
+    nodes = cluster_layout.plan(loaded, brokers, int(controllers) if controllers else None)
+    exit_code = asyncio.run(_run(nodes, quiet))
     raise click.exceptions.Exit(exit_code)
 
 
-def refuse_what_comes_later(loaded: Loaded, brokers: int) -> None:
-    """Say clearly which of the documented flags this release does not serve. Raises `ConfigError`."""
-    if brokers > 1:
-        raise ConfigError(
-            f"--brokers {brokers}: clusters of several brokers come with a later release", hint="use --brokers 1"
-        )
+def check_bucket(loaded: Loaded) -> None:
+    """An S3 server needs a bucket. Raises `ConfigError`."""
     if loaded.config.s3.endpoint and not loaded.config.s3.bucket:
         raise ConfigError("--s3-endpoint needs a bucket", hint="add --bucket NAME")
 
 
-async def _run(loaded: Loaded, quiet: bool) -> int:
+async def _run(nodes: list[Loaded], quiet: bool) -> int:
     def ready(bootstrap: str) -> None:
         click.echo(f"ready bootstrap={bootstrap}")
         if not quiet:
-            click.echo(HOW_TO_CONNECT.format(bootstrap=bootstrap), err=True)
+            click.echo(HOW_TO_CONNECT.format(bootstrap=bootstrap.partition(",")[0]), err=True)
 
-    return await Supervisor(loaded, ready).run()
+    return await Supervisor(nodes, ready).run()
