@@ -42,6 +42,7 @@ from broker.object_report import (
     stream_owners,
     verify_object,
 )
+from broker.quorum import merge_nodes
 from broker.settings import AdminSettings
 from controller.model import ObjectRecord, ObjectState
 from runtime.clock import Clock
@@ -93,6 +94,8 @@ class AdminSources:
     problems: Callable[[], list[str]]
     """What an operator should look at, one sentence each."""
     upload_now: Callable[[], Awaitable[None]]
+    controllers: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+    """`QuorumView.report()`."""
     damage: DamageLog = field(default_factory=DamageLog)
     """What is known to be damaged in the bucket; verification adds to it and clears it."""
     on_sound: Callable[[int], None] = lambda object_id: None
@@ -194,6 +197,7 @@ class AdminHttp:
 
     async def _status(self, request: web.Request) -> web.Response:
         sources = self._sources
+        quorum = await sources.controllers() if sources.controllers is not None else {"members": [], "problems": []}
         image = sources.image()
         return json_answer(
             {
@@ -201,14 +205,14 @@ class AdminHttp:
                 "node_id": sources.node_id,
                 "time_ms": sources.clock.time_ms(),
                 "image_version": image.version,
-                "nodes": self._nodes(image),
+                "nodes": merge_nodes(self._nodes(image), quorum["members"]),
                 "topics": len(image.topics),
                 "partitions": dict(sources.partitions()),
                 "wal": dict(sources.wal()),
                 "upload": dict(sources.upload()),
                 "memory": dict(sources.memory()),
                 "bucket": dict(sources.bucket()),
-                "problems": [*sources.not_ready(), *sources.problems()],
+                "problems": [*sources.not_ready(), *sources.problems(), *quorum["problems"]],
             }
         )
 

@@ -30,6 +30,7 @@ from broker.object_jobs import ObjectJobs
 from broker.object_report import describe_damage
 from broker.partitions import PartitionManager
 from broker.producer_ids import ProducerIds
+from broker.quorum import QuorumView
 from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
@@ -175,8 +176,9 @@ class BrokerNode:
         self.metrics.sources.compaction = compactor.figures
         self.metrics.sources.orphans = cleaner.figures
         jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
-        routes = [*jobs.routes(), *self._bucket_usage().routes()]
-        sources = self._admin_sources(storage)
+        quorum = QuorumView(self.controller)
+        routes = [*jobs.routes(), *self._bucket_usage().routes(), *quorum.routes()]
+        sources = self._admin_sources(storage, quorum)
         self._admin = AdminHttp(sources, self.metrics, self._network, self._settings.admin, routes)
         admin_url = await self._admin.start()
         self._server = KafkaServer(
@@ -401,7 +403,7 @@ class BrokerNode:
         opening = counts["led"] - counts["open"]
         return [f"{opening} of {counts['led']} partitions are not open"] if opening > 0 else []
 
-    def _admin_sources(self, storage: Storage) -> AdminSources:
+    def _admin_sources(self, storage: Storage, quorum: QuorumView) -> AdminSources:
         wal = self._wal
         assert wal is not None
 
@@ -429,6 +431,7 @@ class BrokerNode:
             bucket=self._store.health.report,
             problems=self._problems,
             upload_now=storage.upload_now,
+            controllers=quorum.report,
             damage=storage.damage,
             on_sound=self._readmit,
         )

@@ -53,6 +53,9 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
         if row["id"] == asked["node_id"]:
             nodes.append({**row, **_own(asked)})
             continue
+        if "broker" not in row["roles"]:
+            nodes.append(row)  # what is wrong with a controller the broker that was asked has said
+            continue
         if row["state"] not in GOOD_STATES:
             problems.append(f"broker {row['id']} at {row['address']} is {row['state']}")
             nodes.append(row)
@@ -64,6 +67,7 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
             nodes.append(row)
             continue
         own = next((one for one in answer["nodes"] if one["id"] == row["id"]), row)
+        own = {**own, **({"controller": row["controller"]} if "controller" in row else {})}
         nodes.append({**own, **_own(answer)})
         problems += [one for one in answer["problems"] if one not in problems]
     common = ("cluster_id", "node_id", "time_ms", "image_version", "topics")
@@ -82,6 +86,7 @@ def _render(document: Document) -> str:
         "PID",
         "ADDRESS",
         "STATE",
+        "CONTROLLER",
         "PARTITIONS",
         "WAL",
         "TO-UPLOAD",
@@ -100,7 +105,7 @@ def _render(document: Document) -> str:
 
 
 def _row(node: Document) -> list[Any]:
-    row = [node["id"], ",".join(node["roles"]), node["pid"], node["address"], node["state"]]
+    row = [node["id"], ",".join(node["roles"]), node["pid"], node["address"], node["state"], node.get("controller")]
     if "wal" not in node:
         return [*row, None, None, None, None, None, None]
     partitions, wal, memory, bucket = node["partitions"], node["wal"], node["memory"], node["bucket"]
