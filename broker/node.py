@@ -35,8 +35,8 @@ from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
-from controller.image import Image
 from controller.handshake import Credentials
+from controller.image import Image
 from controller.model import ObjectRecord, StreamState
 from runtime.clock import Clock
 from runtime.errors import ConfigError, TidelogError, Unavailable
