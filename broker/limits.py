@@ -4,11 +4,11 @@ A stranger decides what is announced, what is sent and what is read, so each is 
 
 - `Seats`: connections, in all and from one address.
 - `ByteBudget`: requests, from their first byte until they are answered. A frame costs what has been received of it, not
-  what it announces: its buffer grows as it fills (a doubling step at a time), unless little is being received and the
-  whole may be allocated at once. What is still being received may fill half of the budget, so that whole requests
-  always find room. Frames that fill a bound together would wait for each other for ever: one of them at a time may go
-  over it, over the whole budget's only while nothing else is in it. So memory stays under the bound plus one largest
-  request, and something always moves.
+  what it announces: its buffer grows as it fills, doubling each time from a first step, which is smaller when much is
+  being received. What is still being received may fill half of the budget, so that whole requests always find room.
+  Frames that fill a bound together would wait for each other for ever: one of them at a time may go over it, over the
+  whole budget's only while nothing else is in it. So memory stays under the bound plus one largest request, and
+  something always moves.
 - `UnreadOutput`: responses of clients that do not read. At the bound no Fetch starts, and clients that took nothing
   for a while are dropped; at twice the bound those who took nothing the longest are, at once.
 
@@ -22,8 +22,11 @@ from typing import Protocol
 
 FIRST_STEP_BYTES = 64 << 10
 """First buffer of a large frame when memory is scarce: 4,096 connections that announce much hold 256 MiB with it."""
+EAGER_BYTES = 2 << 20
+"""First buffer otherwise: most requests whole. Not more: a fresh buffer is zeroed, so a hostile client that announces
+100 MiB a hundred times a second, and sends four bytes each time, would keep the loop busy with it."""
 _EAGER_SHARE = 4
-"""Frames are allocated whole while all that is being received stays under limit / 4."""
+"""First buffers are `EAGER_BYTES` while all that is being received stays under limit / 4."""
 _RECEIVING_SHARE = 2
 STALL_S = 10.0
 """A client that takes no byte for so long is dropped first when unread output is at its bound."""
@@ -80,8 +83,10 @@ class ByteBudget:
         It is `capacity` now (0: none yet). Unchanged: not now, `wait`.
         """
         assert capacity <= filled < size and capacity in (0, filled), (capacity, filled, size)
-        whole = capacity == 0 and self.receiving + size <= self._limit // _EAGER_SHARE
-        wanted = size if whole else min(size, max(2 * filled, FIRST_STEP_BYTES))
+        eager = min(size, EAGER_BYTES)
+        if capacity or self.receiving + eager > self._limit // _EAGER_SHARE or eager <= filled:
+            eager = FIRST_STEP_BYTES
+        wanted = min(size, max(2 * filled, eager))
         more = wanted - capacity
         fits = self.used + more <= self._limit
         if not fits or self.receiving + more > self._limit // _RECEIVING_SHARE:

@@ -12,6 +12,7 @@ Entry: `Metrics`.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -310,6 +311,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "tidelog_responses_unread_bytes", "Bytes of responses clients do not read", value=self.door.unread_bytes()
         )
+        yield GaugeMetricFamily("tidelog_tasks", "Tasks of the broker's event loop", value=_tasks())
         partitions = GaugeMetricFamily("tidelog_partitions", "Partitions of this broker by state", labels=["state"])
         for state, count in sources.partitions().items():
             partitions.add_metric([state], count)
@@ -324,6 +326,13 @@ class Metrics(Collector):
             yield GaugeMetricFamily(
                 "tidelog_image_lag_versions", "Metadata versions behind the controller", value=sources.controller_lag()
             )
+
+
+def _tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # rendered outside of a loop
+        return 0
 
 
 def _collect_storage(stats: Mapping[str, int | float]) -> Iterable[Metric]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.limits import FIRST_STEP_BYTES, STALL_S, ByteBudget, Seats, UnreadOutput
+from broker.limits import EAGER_BYTES, FIRST_STEP_BYTES, STALL_S, ByteBudget, Seats, UnreadOutput
 from broker.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
 from runtime.clock import SystemClock
 from runtime.log_limit import LogLimiter
@@ -108,9 +108,9 @@ def test_memory_stays_bounded_and_every_frame_comes_in(sizes: list[int], script:
 def test_a_thousand_announcements_of_100_mib_cost_what_was_sent_of_them() -> None:
     budget = ByteBudget(512 * MIB)
     granted = [budget.grant(number, 0, 1, 100 * MIB) for number in range(1000)]
-    assert granted[0] == 100 * MIB  # nothing else was being received: received straight into place
-    assert granted[1:] == [FIRST_STEP_BYTES] * 999
-    assert budget.used == 100 * MIB + 999 * FIRST_STEP_BYTES and not budget.full
+    assert granted[:64] == [EAGER_BYTES] * 64  # a quarter of the budget: received straight into place
+    assert granted[64:] == [FIRST_STEP_BYTES] * 936
+    assert budget.used == 64 * EAGER_BYTES + 936 * FIRST_STEP_BYTES and not budget.full
 
 
 def test_seats_are_counted_in_all_and_by_address() -> None:
