@@ -1,4 +1,4 @@
-"""Looking at a controller's directory without starting it: is every byte of journal and snapshot right?
+"""Looking at a controller's directory without starting it: is every byte of journal, snapshot and quorum file right?
 
 It only reads, and may be used beside a running controller: the journal is read before the snapshot, so that a
 compaction in between shows more than is needed, never less.
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from controller.journal import Journal
+from controller.quorum_file import QuorumFile
 from controller.snapshot_file import check_joined, read_snapshot, require_journal
 from controller.state import ControllerState
 from runtime.errors import CorruptData
@@ -51,6 +52,10 @@ def check_directory(directory: Path) -> tuple[ControllerFiles | None, list[Corru
         snapshot = read_snapshot(directory / SNAPSHOT_FILE)
         if snapshot is not None:
             ControllerState().load(snapshot.state)
+    except CorruptData as error:
+        damage.append(error)
+    try:
+        QuorumFile(directory).read()
     except CorruptData as error:
         damage.append(error)
     if journal is None:

@@ -18,7 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from controller.journal import sync_directory
-from runtime.errors import ConfigError, CorruptData, StorageFailed
+from runtime.errors import ConfigError, DamagedFile, StorageFailed
 
 Members = dict[int, str]
 """Address (`host:port`) by node id."""
@@ -72,18 +72,24 @@ class QuorumFile:
     def read(self) -> Members | None:
         """None if there is no file. Raises `CorruptData`, `StorageFailed`."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            raw = self.path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise StorageFailed(f"cannot read {self.path}: {error}") from error
-        body, _, checksum = text.rstrip("\n").rpartition("\n")
+        try:
+            body, _, checksum = raw.decode().removesuffix("\n").rpartition("\n")
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"it is no text: {error}") from error
         if checksum != _checksum(body):
-            raise CorruptData(f"{self.path} fails its checksum", hint="restore it from another member's directory")
+            raise self._damaged("it fails its checksum")
         try:
             return parse_members(body.splitlines())
         except ConfigError as error:
-            raise CorruptData(f"{self.path}: {error.message}") from error
+            raise self._damaged(error.message) from error
+
+    def _damaged(self, what: str) -> DamagedFile:
+        return DamagedFile(str(self.path), 0, what, hint="restore it from another member's directory")
 
     def write(self, members: Mapping[int, str]) -> None:
         """Durable when it returns. Raises `StorageFailed`."""
