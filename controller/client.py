@@ -41,7 +41,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_IN_FLIGHT = 64
-"""Half of what the controller remembers of a client."""
+MAX_WINDOW = 100
+"""A command is not begun while one begun so many earlier has no answer: the controller remembers 128 of a client's
+answers, and one that is asked again must not have been pushed out by its successors."""
 ATTEMPT_S = 10.0
 ATTEMPT_OF_MANY_S = 3.0
 """With several controllers another one is asked earlier."""
@@ -84,6 +86,7 @@ class ControllerClient:
         self._client_id = ""
         self._sequence = 0
         self._open_sequences: set[int] = set()
+        self._answered = asyncio.Event()
 
     @property
     def image(self) -> Image:
@@ -187,6 +190,9 @@ class ControllerClient:
         and `Unavailable` when the budget is spent (the outcome is then unknown)."""
         assert self._client_id, "the client was not started"
         async with self._slots:
+            while self._open_sequences and self._sequence + 1 - min(self._open_sequences) >= MAX_WINDOW:
+                self._answered.clear()
+                await self._answered.wait()
             self._sequence += 1
             sequence = self._sequence
             self._open_sequences.add(sequence)
@@ -195,6 +201,7 @@ class ControllerClient:
                 result = await self._ask(sequence, msgspec.Raw(c.encode(command)), deadline)
             finally:
                 self._open_sequences.discard(sequence)
+                self._answered.set()
         while result.version > self.image.version:
             try:
                 async with asyncio.timeout(LAG_S):
@@ -210,7 +217,7 @@ class ControllerClient:
         return value
 
     async def _ask(self, sequence: int, command: msgspec.Raw, deadline: float) -> c.Result:
-        backoff = Backoff(base_s=0.02, cap_s=1.0, rng=self._rng)
+        backoff = Backoff(base_s=0.02, cap_s=1.0 if len(self._endpoints) == 1 else 0.25, rng=self._rng)
         while True:
             params = CommandParams(self._client_id, sequence, min(self._open_sequences), command)
             try:

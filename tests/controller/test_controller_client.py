@@ -364,3 +364,28 @@ def test_a_controller_whose_disk_fails_says_so_and_stops_acting(
         await node.close()
 
     run(scenario())
+
+
+def test_a_command_that_waits_long_for_its_answer_is_not_forgotten_for_its_successors(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        ask = client._ask
+        slow_until = asyncio.Event()
+
+        async def slow_first(sequence: int, command: Any, deadline: float) -> Any:
+            if sequence == first:
+                await ask(sequence, command, deadline)  # takes effect, and the answer is lost
+                await slow_until.wait()
+            return await ask(sequence, command, deadline)
+
+        client._ask = slow_first  # type: ignore[method-assign]
+        first = client._sequence + 1
+        slow = asyncio.create_task(client.prepare_objects(1, 60_000))
+        others = [asyncio.create_task(client.prepare_objects(1, 60_000)) for _ in range(300)]
+        await until(lambda: sum(task.done() for task in others) >= 90)
+        slow_until.set()
+        assert sorted([await slow, *await asyncio.gather(*others)]) == list(range(1, 302))
+        await client.close()
+        await node.close()
+
+    run(scenario())
