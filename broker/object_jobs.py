@@ -3,10 +3,10 @@
     GET  /compaction   state, figures, and the plan as it would be carried out now
     POST /compaction   carries it out, plan after plan until nothing is left; JSON lines: `start`, `plan`, `task`,
                        `skipped`, `progress`, and `done` or `error` as the last
-    POST /orphans      one search, with or without deletion
+    POST /orphans      one search, with or without deletion; JSON lines: `progress`, and `done` or `error` as the last
 
 One run of each kind at a time: a second one is refused with 409. A client that goes away ends the compaction that it
-asked for; what was half done is given up and leaves nothing but prepared ids, which expire.
+asked for; what was half done is given up and leaves nothing but prepared ids, which expire. So it is with a search.
 
 Entry: `ObjectJobs.routes`.
 """
@@ -22,10 +22,11 @@ from aiohttp import web
 
 from broker.compaction import describe_plan, streams_of
 from broker.http_answers import flag, json_answer, number
-from runtime.errors import NotFound, Unavailable
+from runtime.errors import NotFound, TidelogError, Unavailable
 from storage.compaction_plan import CompactionTask
 from storage.compactor import Compactor
-from storage.orphan_cleaner import CleanRunning, OrphanCleaner
+from storage.orphan_cleaner import OrphanCleaner
+from storage.orphan_scan import OrphanReport
 
 if TYPE_CHECKING:
     from controller.image import Image
@@ -144,57 +145,83 @@ class ObjectJobs:
 
     # --- orphans -------------------------------------------------------------------------------------------------
 
-    async def _clean(self, request: web.Request) -> web.Response:
+    async def _clean(self, request: web.Request) -> web.StreamResponse:
         dry_run = flag(request, "dry_run")
         min_age_ms = number(request, "min_age_ms", self._cleaner.orphan_age_ms, 0, MAX_AGE_MS)
+        if self._cleaner.active:
+            body = {"error": "a search for orphans is going on already", "hint": "try again when it has ended"}
+            return json_answer(body, status=409)
+        report = OrphanReport()
+        search = asyncio.ensure_future(self._cleaner.clean(dry_run=dry_run, orphan_age_ms=min_age_ms, report=report))
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+
+        async def write(line: dict[str, Any]) -> None:
+            await response.write(json.dumps(line).encode() + b"\n")
+
         try:
-            report = await self._cleaner.clean(dry_run=dry_run, orphan_age_ms=min_age_ms)
-        except CleanRunning as error:
-            return json_answer({"error": error.message, "hint": error.hint}, status=409)
-        return json_answer(
+            await response.prepare(request)
+            while not search.done():
+                await asyncio.wait([search], timeout=PROGRESS_INTERVAL_S)
+                if not search.done():
+                    await write({"event": "progress", "objects": report.objects, "bytes": report.bytes})
+            try:
+                search.result()
+            except TidelogError as error:
+                await write({"event": "error", "error": error.message, "hint": error.hint})
+            else:
+                await write({"event": "done", **_document(report, dry_run, min_age_ms)})
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the client went away, and with it the interest in the search
+        finally:
+            search.cancel()
+            await asyncio.wait([search])
+        return response
+
+
+def _document(report: OrphanReport, dry_run: bool, min_age_ms: int) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "min_age_ms": min_age_ms,
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "orphans": [
             {
-                "dry_run": dry_run,
-                "min_age_ms": min_age_ms,
-                "objects": report.objects,
-                "bytes": report.bytes,
-                "orphans": [
-                    {
-                        "id": one.object_id,
-                        "key": one.key,
-                        "size_bytes": one.size_bytes,
-                        "modified_ms": one.modified_ms,
-                        "reason": "no metadata names it: it arrived after its id had been given up and forgotten",
-                    }
-                    for one in report.orphans
-                ],
-                "waiting": [
-                    {
-                        "id": one.object_id,
-                        "key": one.key,
-                        "size_bytes": one.size_bytes,
-                        "modified_ms": one.modified_ms,
-                        "state": one.state,
-                        "until_ms": one.until_ms,
-                        "reason": _WHY_WAITING[one.state],
-                    }
-                    for one in report.waiting
-                ],
-                "unfinished": [
-                    {
-                        "key": one.key,
-                        "upload_id": one.upload_id,
-                        "started_ms": one.started_ms,
-                        "reason": "a multipart upload that was neither finished nor aborted: its parts are paid for",
-                    }
-                    for one in report.unfinished
-                ],
-                "unfinished_problem": report.unfinished_problem or None,
-                "aborted": report.aborted,
-                "young": report.young,
-                "unknown_future": report.unknown_future,
-                "deleted": report.deleted,
+                "id": one.object_id,
+                "key": one.key,
+                "size_bytes": one.size_bytes,
+                "modified_ms": one.modified_ms,
+                "reason": "no metadata names it: it arrived after its id had been given up and forgotten",
             }
-        )
+            for one in report.orphans
+        ],
+        "waiting": [
+            {
+                "id": one.object_id,
+                "key": one.key,
+                "size_bytes": one.size_bytes,
+                "modified_ms": one.modified_ms,
+                "state": one.state,
+                "until_ms": one.until_ms,
+                "reason": _WHY_WAITING[one.state],
+            }
+            for one in report.waiting
+        ],
+        "unfinished": [
+            {
+                "key": one.key,
+                "upload_id": one.upload_id,
+                "started_ms": one.started_ms,
+                "reason": "a multipart upload that was neither finished nor aborted: its parts are paid for",
+            }
+            for one in report.unfinished
+        ],
+        "unfinished_problem": report.unfinished_problem or None,
+        "aborted": report.aborted,
+        "young": report.young,
+        "unknown_future": report.unknown_future,
+        "deleted": report.deleted,
+    }
 
 
 _WHY_WAITING = {

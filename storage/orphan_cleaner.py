@@ -79,8 +79,16 @@ class OrphanCleaner:
                 self.last_error = error.message
                 log.warning("the search for orphans is put off", extra={"error": str(error)})
 
-    async def clean(self, *, dry_run: bool = False, orphan_age_ms: int | None = None) -> OrphanReport:
-        """Search, and delete what is found unless `dry_run`; `orphan_age_ms` else is the configuration's.
+    @property
+    def active(self) -> bool:
+        """Whether a search is going on."""
+        return self._running.locked()
+
+    async def clean(
+        self, *, dry_run: bool = False, orphan_age_ms: int | None = None, report: OrphanReport | None = None
+    ) -> OrphanReport:
+        """Search, and delete what is found unless `dry_run`; `orphan_age_ms` else is the configuration's. `report`
+        is filled as the search goes on.
 
         Raises `CleanRunning` while another search goes on, `Unavailable` when the bucket or the controller does not
         answer: what was deleted by then is, the rest is found by the next search.
@@ -95,6 +103,7 @@ class OrphanCleaner:
                 now_ms=self._clock.time_ms(),
                 orphan_age_ms=self._settings.orphan_age_ms if orphan_age_ms is None else orphan_age_ms,
                 dry_run=dry_run,
+                report=report,
             )
         self.searches += 1
         self.deleted += report.deleted

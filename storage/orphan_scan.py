@@ -96,10 +96,19 @@ class OrphanReport(msgspec.Struct):
 
 
 async def find_orphans(
-    store: ObjectStore, cluster_id: str, metadata: OrphanMetadata, *, now_ms: int, orphan_age_ms: int
+    store: ObjectStore,
+    cluster_id: str,
+    metadata: OrphanMetadata,
+    *,
+    now_ms: int,
+    orphan_age_ms: int,
+    report: OrphanReport | None = None,
 ) -> OrphanReport:
-    """List the cluster's objects and compare. A request for each 1,000. Raises `Unavailable`."""
-    report = OrphanReport()
+    """List the cluster's objects and compare. A request for each 1,000. Raises `Unavailable`.
+
+    `report` is filled as it goes, for whoever wants to look on.
+    """
+    report = report if report is not None else OrphanReport()
     suspects: list[tuple[int, ObjectInfo]] = []
     async for info in store.list(object_prefix(cluster_id)):
         named = parse_object_key(info.key)
@@ -150,9 +159,10 @@ async def clean_orphans(
     now_ms: int,
     orphan_age_ms: int,
     dry_run: bool = False,
+    report: OrphanReport | None = None,
 ) -> OrphanReport:
-    """Find orphans and delete them, unless `dry_run`. Raises `Unavailable`."""
-    report = await find_orphans(store, cluster_id, metadata, now_ms=now_ms, orphan_age_ms=orphan_age_ms)
+    """Find orphans and delete them, unless `dry_run`. Raises `Unavailable`. `report` as for `find_orphans`."""
+    report = await find_orphans(store, cluster_id, metadata, now_ms=now_ms, orphan_age_ms=orphan_age_ms, report=report)
     if not dry_run:
         for one in report.unfinished:
             await store.abort(one)

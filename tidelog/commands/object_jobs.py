@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import click
 
-from runtime.errors import TidelogError, Unavailable
+from runtime.errors import Unavailable
 from tidelog import output
 from tidelog.client import Cluster
 from tidelog.options import DurationType, bootstrap_option, format_option
@@ -184,19 +184,28 @@ def clean(dry_run: bool, min_age: int | None, yes: bool, style: str, bootstrap: 
     cluster = Cluster(bootstrap)
     query = [] if min_age is None else [("min_age_ms", str(min_age))]
     if dry_run or not yes:
-        found = cluster.post(f"/orphans?{urlencode([*query, ('dry_run', 'true')])}")
+        found = _search(cluster, [*query, ("dry_run", "true")])
         if dry_run or not (found["orphans"] or found["unfinished"]):
             output.show(style, lambda: found, _render_clean)
             return
         size = output.size(sum(one["size_bytes"] for one in found["orphans"]))
         uploads = f" and abort {len(found['unfinished'])} uploads" if found["unfinished"] else ""
         output.confirm(f"delete {len(found['orphans'])} orphans ({size}){uploads}")
-    try:
-        done = cluster.post(f"/orphans?{urlencode(query)}")
-    except TidelogError as error:
-        error.hint = error.hint or "some may be deleted by now; run it again, it finds what is left"
-        raise
+    done = _search(cluster, query)
     output.show(style, lambda: done, _render_clean)
+
+
+def _search(cluster: Cluster, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Have the bucket searched. Raises `Unavailable` when the broker gives up or goes away in the middle."""
+    with output.Progress("searching", 0) as progress:
+        for line in cluster.post_lines(f"/orphans?{urlencode(query)}"):
+            if line["event"] == "progress":
+                progress.update(line["bytes"], line["bytes"])
+            elif line["event"] == "error":
+                raise Unavailable(line["error"], hint=line["hint"] or "run it again: it finds what is left")
+            elif line["event"] == "done":
+                return {key: value for key, value in line.items() if key != "event"}
+    raise Unavailable("the search was cut short", hint="run it again: it finds what is left")
 
 
 def _render_clean(document: dict[str, Any]) -> str:
