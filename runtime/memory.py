@@ -12,7 +12,8 @@ a full collection stops the process for a tenth of a microsecond an object.
 A thread that wants the interpreter waits for `_SWITCH_S` if another one computes: the WAL's writer and the event loop
 must not wait 5 ms, the default, for a thread that builds an object to upload.
 
-Entry: `tune`, once, when all is imported and before the work begins; `resident_bytes` says how much there is.
+Entry: `tune`, once, when all is imported and before the work begins; `give_back` when it has begun; `resident_bytes`
+says how much there is.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ def tune() -> None:
     gc.collect()
     gc.freeze()  # what was imported lives for ever: keep it out of every collection
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
+
+
+def give_back() -> None:
+    """Give what is free to the kernel, once: what a start needed for a moment, metadata decoded twice above all."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def resident_bytes() -> int:

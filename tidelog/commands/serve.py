@@ -60,6 +60,7 @@ async def _serve(config: Config) -> None:
     try:
         if starting.done():
             starting.result()
+            memory.give_back()
             click.echo(f"ready {process.ready_line}")
             await process.run_until(stop)
         else:
