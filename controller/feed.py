@@ -20,7 +20,8 @@ from controller.image import Delta, Image
 from controller.rpc import ImageChunk
 
 RING_DELTAS = 4_096
-RING_BYTES = 32 << 20
+RING_BYTES = 8 << 20
+"""A follower that is further behind loads the image, which is smaller than this for ten thousand partitions."""
 REPLY_BYTES = 4 << 20
 """Deltas in one reply (at least one, whatever its size)."""
 CHUNK_ROWS = 5_000
@@ -38,7 +39,7 @@ class DeltaFeed:
     """See the module. All methods are for the event loop's thread."""
 
     def __init__(self) -> None:
-        self.image = Image()
+        self.image = Image(finds_objects=False)
         self._ring: deque[tuple[int, bytes]] = deque()
         self._ring_bytes = 0
         self._base = 0

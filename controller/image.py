@@ -54,7 +54,8 @@ class Delta(NamedTuple):
 class Image:
     """See the module. All methods are for the event loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, finds_objects: bool = True) -> None:
+        """Without `finds_objects` the object lookups stay empty: the controller's own copy is for others to load."""
         self.version = 0
         """Index of the last command contained (int64)."""
         self.placement_version = 0
@@ -71,7 +72,8 @@ class Image:
         self.objects: dict[int, ObjectRecord] = {}
         self.configs: dict[tuple[str, str], ConfigRecord] = {}
         self.kv: dict[str, bytes] = {}
-        self.index = Index()
+        self.index = Index(slices=finds_objects)
+        self._finds_objects = finds_objects
         self._cluster: dict[str, ClusterRecord] = {}
         self._partitions: dict[tuple[bytes, int], PartitionRecord] = {}
 
@@ -186,6 +188,7 @@ class Image:
 
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
         """See `storage.managers.ObjectManager.find_objects`: O(log n) and the slices returned."""
+        assert self._finds_objects
         slices = self.index.slices.get(stream_id)
         if slices is None or start_offset >= end_offset:
             return []

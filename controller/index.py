@@ -91,9 +91,10 @@ class StreamSlices:
 
 
 class Index:
-    """All derived indexes over the tables."""
+    """All derived indexes over the tables; without `slices` all but those over objects' ranges, by far the largest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, slices: bool = True) -> None:
+        self._has_slices = slices
         self.topic_ids: dict[str, bytes] = {}
         self.folded_names: dict[str, bytes] = {}
         """Topic ids by name with '.' as '_': two names that fold alike would share metric names (as Kafka)."""
@@ -156,7 +157,8 @@ class Index:
                 self._lost(slices.object_ids())
                 del self.slices[record.id]
             return
-        self._start_offsets[new.id] = new.start_offset
+        if self._has_slices:
+            self._start_offsets[new.id] = new.start_offset
         if slices is not None and old is not None and new.start_offset > old.start_offset:
             self._lost(slices.trim(new.start_offset))
             if not len(slices):
@@ -175,14 +177,14 @@ class Index:
                 self.prepared.discard(old.id)
             elif old.state == ObjectState.DESTROYED:
                 self.destroyed.discard(old.id)
-            else:
+            elif self._has_slices:
                 self._remove_slices(old)
         if new is not None:
             if new.state == ObjectState.PREPARED:
                 self.prepared.add(new.id)
             elif new.state == ObjectState.DESTROYED:
                 self.destroyed.add(new.id)
-            else:
+            elif self._has_slices:
                 self._add_slices(new)
 
     def _is_live(self, piece: StreamRange) -> bool:

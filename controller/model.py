@@ -1,8 +1,9 @@
 """The records that the controller keeps, as they are in the state, in images and on the wire (msgpack arrays).
 
-Everything here is plain data. A record is immutable: a command replaces it. Tables are dictionaries keyed as noted; a
-delta is a list of `(table, key, record or None)`. Fields may be added at the end with a default, never removed or
-reordered: old snapshots and journals must still load.
+Everything here is plain data. A record is immutable: a command replaces it. None is part of a cycle, so the garbage
+collector need not know the many small ones (`gc=False`). Tables are dictionaries keyed as noted; a delta is a list of
+`(table, key, record or None)`. Fields may be added at the end with a default, never removed or reordered: old snapshots
+and journals must still load.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ReplicaSetRecord(msgspec.Struct, frozen=True, array_like=True):
     """What committed objects cover of its WAL (int64 bytes)."""
 
 
-class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
+class TopicRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Table `topics`, key: topic id (16 bytes)."""
 
     id: bytes
@@ -79,7 +80,7 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int
 
 
-class PartitionRecord(msgspec.Struct, frozen=True, array_like=True):
+class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Table `partitions`, key: (topic id, index).
 
     Leader = master of the replica set. Leader epoch = `epoch_base` + that replica set's master epoch, so an election
@@ -100,7 +101,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True):
     """When that placement was committed."""
 
 
-class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
+class StreamRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Table `streams`, key: stream id (int64)."""
 
     id: int
@@ -117,7 +118,7 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
     """Why the stream takes no commits, or empty."""
 
 
-class ObjectRecord(msgspec.Struct, frozen=True, array_like=True):
+class ObjectRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Table `objects`, key: object id (int64)."""
 
     id: int

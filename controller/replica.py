@@ -64,7 +64,7 @@ class Replica:
         """See `ControllerState.load`."""
         self.state.load(data)
         self._fresh.clear()
-        image = Image()
+        image = Image(finds_objects=False)
         rows = [
             Mutation(table.name, key, record)
             for table in self.state.tables.public()

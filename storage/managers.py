@@ -24,7 +24,7 @@ class ObjectKind(IntEnum):
     """Data blocks of one stream."""
 
 
-class StreamRange(msgspec.Struct, frozen=True, array_like=True):
+class StreamRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Offsets `[start_offset, end_offset)` of one stream. All int64."""
 
     stream_id: int

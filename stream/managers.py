@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 
-class OpenedStream(msgspec.Struct, frozen=True, array_like=True):
+class OpenedStream(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stream as the controller opened it for this broker. All offsets int64."""
 
     stream_id: int

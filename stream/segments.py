@@ -17,7 +17,7 @@ from stream.log_config import LogConfig
 NO_TIMESTAMP = -1
 
 
-class Segment(msgspec.Struct, array_like=True):
+class Segment(msgspec.Struct, array_like=True, gc=False):
     """One slice of the data stream, as it is kept in the meta stream (msgpack array, fields only added at the end)."""
 
     base_offset: int
