@@ -57,7 +57,7 @@ LENGTH_PREFIX_BYTES = 12
 """Base offset and length: what a batch has in front of the bytes that `length` counts."""
 MIN_RECORD_BYTES = 7
 """Length, attributes, timestamp and offset deltas, two null fields, no headers: a byte each."""
-DEFAULT_MAX_DECOMPRESSED_BYTES = 256 << 20
+DEFAULT_MAX_DECOMPRESSED_BYTES = 64 << 20
 """Bound on what one batch may decompress to; Kafka has none, and a 1 MiB batch of zeros can hold a gigabyte."""
 
 _COMPRESSION_MASK = 0x07

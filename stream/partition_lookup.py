@@ -8,12 +8,16 @@ Entry: `first_at_or_after`, `largest`.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from storage.record_batch import iter_records, parse_header
+from storage.record_batch import BatchHeader, Record, RecordTooLarge, iter_records, parse_header
 from stream.partition_state import PartitionState
 
 _SCAN_BYTES = 256 * 1024
+_RECORDS_A_TURN = 1000
+"""Decoded before others have their turn: a compressed batch of 1 MiB may hold millions."""
 
 
 class TimestampOffset(NamedTuple):
@@ -68,6 +72,15 @@ async def largest(state: PartitionState, bound: int) -> TimestampOffset | None:
     return best if best is not None and best.timestamp >= 0 else None
 
 
+def _records(payload: bytes | memoryview, header: BatchHeader, start: int) -> Iterator[Record]:
+    """A batch's records. One that decompresses to more than the bound is one record with the batch's largest time:
+    a reader that starts there misses nothing."""
+    try:
+        yield from iter_records(payload, header=header)
+    except RecordTooLarge:
+        yield Record(max(header.base_offset, start), header.max_timestamp, None, None)
+
+
 async def _first_in(state: PartitionState, piece: _Slice, timestamp: int) -> TimestampOffset | None:
     start = await state.time.floor(*piece.entries, timestamp)
     at = max(piece.start, start or 0)
@@ -75,7 +88,9 @@ async def _first_in(state: PartitionState, piece: _Slice, timestamp: int) -> Tim
         for stored in await state.data.read(at, piece.end, _SCAN_BYTES):
             header = parse_header(stored.payload)
             if header.max_timestamp >= timestamp:
-                for record in iter_records(stored.payload, header=header):
+                for number, record in enumerate(_records(stored.payload, header, piece.start)):
+                    if number % _RECORDS_A_TURN == _RECORDS_A_TURN - 1:
+                        await asyncio.sleep(0)
                     if record.timestamp >= timestamp and record.offset >= piece.start:
                         return TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
             at = stored.base_offset + stored.count
@@ -89,7 +104,9 @@ async def _largest_in(state: PartitionState, piece: _Slice) -> TimestampOffset |
         for stored in await state.data.read(at, piece.end, _SCAN_BYTES):
             header = parse_header(stored.payload)
             if best is None or header.max_timestamp > best.timestamp:
-                for record in iter_records(stored.payload, header=header):
+                for number, record in enumerate(_records(stored.payload, header, piece.start)):
+                    if number % _RECORDS_A_TURN == _RECORDS_A_TURN - 1:
+                        await asyncio.sleep(0)
                     if record.offset >= piece.start and (best is None or record.timestamp > best.timestamp):
                         best = TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
             at = stored.base_offset + stored.count

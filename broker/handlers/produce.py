@@ -20,6 +20,7 @@ from typing import Any
 
 from broker.errors import (
     INVALID_REQUIRED_ACKS,
+    INVALID_TOPIC_EXCEPTION,
     INVALID_TXN_STATE,
     KAFKA_STORAGE_ERROR,
     NOT_LEADER_OR_FOLLOWER,
@@ -31,6 +32,7 @@ from broker.errors import (
 )
 from broker.handlers.leaders import current_leader, endpoints
 from broker.services import ApiHandler, RequestContext
+from broker.topic_config import INTERNAL_TOPICS
 from broker.wire.produce import (
     API_KEY,
     MAX_VERSION,
@@ -123,6 +125,9 @@ class _Produce:
             log = partitions.get_by_id(topic.topic_id, data.index)
         else:
             log = partitions.get(topic.name, data.index)
+        if log.topic in INTERNAL_TOPICS:  # a record that does not parse would keep its groups from loading
+            self._refuse(outcome, INVALID_TOPIC_EXCEPTION, f"clients may not write to the internal topic {log.topic}")
+            return
         records = data.records
         if records is None or len(records) < HEADER_BYTES:
             raise InvalidRecord("a Produce request must hold exactly one record batch for each partition")

@@ -11,6 +11,7 @@ import pytest
 from broker.producer_ids import ProducerIds
 from broker.wire import schema
 from runtime.errors import Unavailable
+from storage.record_batch import Compression, Record, build_batch
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 
@@ -281,5 +282,17 @@ def test_a_failed_prefetch_is_tried_again_by_whoever_needs_it() -> None:
         blocks.failing = False
         assert await ids.next_id() == 2000
         await ids.close()
+
+    run(work())
+
+
+def test_a_batch_that_decompresses_to_too_much_is_found_as_a_whole() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            bomb = bytes(build_batch([Record(0, 5000, None, bytes(100 << 20), ())], compression=Compression.GZIP))
+            assert len(bomb) < 1 << 20
+            await appended(world, batch(b"before", timestamp=1000), bomb, batch(b"after", timestamp=9000))
+            assert await list_offsets(client, 7, 3000, 9000) == [(0, 1, 5000), (0, 2, 9000)]
 
     run(work())

@@ -338,3 +338,16 @@ def test_produced_records_are_counted() -> None:
             assert b'tidelog_request_seconds_count{api="Produce"} 1.0' in body
 
     run(work())
+
+
+@pytest.mark.parametrize("version", [3, 12, 13])
+def test_clients_cannot_write_to_internal_topics(version: int) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("__consumer_offsets")
+            key = _uuid(topic.id) if version >= 13 else topic.name
+            response = await produce(client, version, {key: {0: batch(b"no record of a group")}})
+            assert outcome(response).error_code == 17
+            assert world.log("__consumer_offsets").log_end_offset == 0
+
+    run(work())
