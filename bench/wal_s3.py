@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", choices=(*STORES, "all"), default="all")
     parser.add_argument("--load", choices=(*LOADS, "all"), default="all")
-    parser.add_argument("--seconds", type=float, default=1.0 if quick() else 2.5)
+    parser.add_argument("--seconds", type=float, default=1.0 if quick() else 2.0)
     parser.add_argument("--rounds", type=int, default=2 if quick() else 3)
     parser.add_argument("--dir", help="where the objects go (default: a temporary folder)")
     args = parser.parse_args()
