@@ -16,7 +16,7 @@ from typing import Any
 from runtime.clock import Clock
 from runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 from storage.bucket_accounts import Receipt
-from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities, UnfinishedUpload
+from storage.object_store import Buffer, ObjectInfo, ObjectStore, StoreCapabilities, UnfinishedUpload, View
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
 from storage.purpose import Purpose, PurposefulStore, gives_receipts
 
@@ -110,7 +110,7 @@ class WatchedObjectStore:
         with self._watch():
             return await self._store.get(key)
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         """See `ObjectStore.get_ranges`."""
         with self._watch():
             return await self._store.get_ranges(key, ranges)

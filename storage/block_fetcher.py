@@ -31,7 +31,7 @@ from storage.managers import ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex
 from storage.object_key import object_key
 from storage.object_reader import TAIL_BYTES, Tail, get_range, load_tail
-from storage.object_store import ObjectNotFound, ObjectStore
+from storage.object_store import ObjectNotFound, ObjectStore, View
 from storage.purpose import Purpose, for_purpose, with_receipt
 from storage.read_ahead import MAX_GET_BYTES
 
@@ -153,13 +153,14 @@ class BlockFetcher:
             log.error("corrupt index, asking again", extra={"key": key, "error": error})
         return await load_tail(store, key, one.size, object_id=one.object_id, cluster_id=self.cluster_id)
 
-    def _keep_whole(self, one: ObjectSlice, index: ObjectIndex, data: bytes, stream_id: int) -> None:
+    def _keep_whole(self, one: ObjectSlice, index: ObjectIndex, data: View, stream_id: int) -> None:
         """The object came whole: cache the stream's blocks. One that fails its check is left to its own read."""
         for entry in index.entries_from(index.find(stream_id, -1)):
             if entry.stream_id != stream_id:
                 break
             try:
-                block = Block.decode(data[entry.position : entry.end_position], entry, key=index.key)
+                # A copy: a view would keep the blocks of all the other streams too.
+                block = Block.decode(bytes(data[entry.position : entry.end_position]), entry, key=index.key)
             except CorruptData as error:
                 self.damage.failed_checks += 1
                 log.error("corrupt block", extra={"key": index.key, "error": error})
@@ -274,7 +275,7 @@ class BlockFetcher:
         except TidelogError as again:
             return again
 
-    async def _get_bytes(self, store: ObjectStore, key: str, start: int, end: int) -> bytes:
+    async def _get_bytes(self, store: ObjectStore, key: str, start: int, end: int) -> View:
         data = await get_range(store, key, start, end)
         self._count(len(data))
         return data
@@ -294,7 +295,7 @@ def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:
     )
 
 
-def _decode(run: Sequence[BlockRef], data: bytes) -> list[Block | CorruptData]:
+def _decode(run: Sequence[BlockRef], data: View) -> list[Block | CorruptData]:
     """Cut a GET's bytes into checked blocks, which are views of them."""
     view, first = memoryview(data), run[0].entry.position
     found: list[Block | CorruptData] = []

@@ -18,7 +18,7 @@ from storage.compaction_plan import BlockSource, ObjectFacts, OutputPlan
 from storage.object_format import Block, ObjectIndex
 from storage.object_key import object_key
 from storage.object_reader import load_tail
-from storage.object_store import ObjectNotFound, ObjectStore
+from storage.object_store import ObjectNotFound, ObjectStore, View
 from storage.purpose import with_receipt
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class InputReader:
         self._on_read = on_read
         self._missing = missing
         self._offload = offload
-        self._whole: dict[int, bytes] = {}
+        self._whole: dict[int, View] = {}
 
     def _key(self, object_id: int) -> str:
         return object_key(self._cluster_id, object_id)
@@ -113,7 +113,7 @@ class InputReader:
             raise BadInput(object_id, decoded.message)
         return decoded
 
-    async def _get(self, object_id: int, batch: list[BlockSource]) -> list[bytes]:
+    async def _get(self, object_id: int, batch: list[BlockSource]) -> list[View]:
         ranges = [(source.entry.position, source.entry.end_position) for source in batch]
         store, receipt = with_receipt(self._store)
         try:
@@ -140,7 +140,7 @@ def _batches(sources: list[BlockSource]) -> Iterator[list[BlockSource]]:
         yield batch
 
 
-def _decode(key: str, batch: list[BlockSource], parts: list[bytes]) -> Decoded:
+def _decode(key: str, batch: list[BlockSource], parts: list[View]) -> Decoded:
     """The blocks, or what is wrong with the first bad one."""
     try:
         return [Block.decode(data, source.entry, key=key) for source, data in zip(batch, parts, strict=True)]

@@ -17,13 +17,13 @@ from storage.object_format import (
     cluster_fingerprint,
     corrupt,
 )
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectStore, View
 
 TAIL_BYTES = FOOTER.size + INDEX_OVERHEAD + 1024 * INDEX_ENTRY.size
 """How much is asked for first: enough for 1,024 blocks, which at the default sizes is nearly every object."""
 
 
-async def get_range(store: ObjectStore, key: str, start: int, end: int) -> bytes:
+async def get_range(store: ObjectStore, key: str, start: int, end: int) -> View:
     """Bytes `[start, end)` of an object that must have them. A shorter object is `CorruptData`.
 
     Raises `ObjectNotFound`, `Unavailable` as the store does.
@@ -53,7 +53,7 @@ class Tail:
     index: ObjectIndex
     start: int
     """Byte position of `data` in the object."""
-    data: bytes
+    data: View
 
 
 async def load_tail(

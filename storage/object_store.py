@@ -23,6 +23,8 @@ from typing import Protocol
 from runtime.errors import AlreadyExists, NotFound
 
 Buffer = bytes | bytearray | memoryview
+View = bytes | memoryview
+"""Bytes that nobody changes; a memoryview keeps all of what one request brought."""
 
 
 class ObjectExists(AlreadyExists):
@@ -84,9 +86,10 @@ class ObjectStore(Protocol):
         """Read a whole object. Raises `ObjectNotFound`, `Unavailable`."""
         ...
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         """Read byte ranges `[start, end)` of one object, in the order asked; near ones share a request.
 
+        Views of what the requests brought, so that nothing is copied: who keeps one keeps all that shared its request.
         Raises `ObjectNotFound`, `Unavailable`, and `InvalidInput` for an empty or reversed range or one past the end.
         """
         ...

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from runtime.clock import Clock
 from runtime.errors import ConfigError, InvalidInput, Unavailable
 from runtime.tasks import Backoff
-from storage.object_store import Buffer, ObjectExists, ObjectStore, StoreCapabilities
+from storage.object_store import Buffer, ObjectExists, ObjectStore, StoreCapabilities, View
 from storage.object_store_stats import OperationStats
 
 log = logging.getLogger(__name__)
@@ -144,16 +144,16 @@ def merge_ranges(
     return merged
 
 
-def split_merged(ranges: Sequence[tuple[int, int]], reads: Sequence[tuple[MergedRange, bytes]]) -> list[bytes]:
-    """Hand each range asked for its bytes out of the merged reads; in the order asked."""
-    parts: dict[int, bytes] = {}
+def split_merged(ranges: Sequence[tuple[int, int]], reads: Sequence[tuple[MergedRange, View]]) -> list[View]:
+    """Hand each range asked for its bytes out of the merged reads, as views of them; in the order asked."""
+    parts: dict[int, View] = {}
     for merged, data in reads:
         assert len(data) == merged.end - merged.start
         view = memoryview(data)
         for index in merged.members:
             start, end = ranges[index]
             whole = end - start == len(data)
-            parts[index] = data if whole else bytes(view[start - merged.start : end - merged.start])
+            parts[index] = data if whole else view[start - merged.start : end - merged.start]
     return [parts[index] for index in range(len(ranges))]
 
 

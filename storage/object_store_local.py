@@ -35,7 +35,15 @@ from typing import Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import Closed, ConfigError, InvalidInput, Unavailable
 from storage.bucket_accounts import Account
-from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload
+from storage.object_store import (
+    Buffer,
+    ObjectExists,
+    ObjectInfo,
+    ObjectNotFound,
+    StoreCapabilities,
+    UnfinishedUpload,
+    View,
+)
 from storage.object_store_common import (
     StoreFull,
     check_key,
@@ -113,7 +121,7 @@ class LocalObjectStore:
             self._account.received(len(data))
             return data
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         """See `ObjectStore.get_ranges`."""
         path = self._path(key)
         check_ranges(key, ranges)
@@ -255,7 +263,7 @@ class LocalObjectStore:
         with self._open(key, path) as descriptor:
             return _read_exactly(descriptor, 0, os.fstat(descriptor).st_size)
 
-    def _get_ranges(self, key: str, path: Path, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+    def _get_ranges(self, key: str, path: Path, ranges: Sequence[tuple[int, int]]) -> builtins.list[View]:
         with self._open(key, path) as descriptor:
             size = os.fstat(descriptor).st_size
             for start, end in ranges:

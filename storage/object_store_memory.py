@@ -13,7 +13,15 @@ from collections.abc import AsyncIterator, Sequence
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import Closed
-from storage.object_store import Buffer, ObjectExists, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload
+from storage.object_store import (
+    Buffer,
+    ObjectExists,
+    ObjectInfo,
+    ObjectNotFound,
+    StoreCapabilities,
+    UnfinishedUpload,
+    View,
+)
 from storage.object_store_common import check_key, check_ranges, past_end, probe_store
 from storage.object_store_stats import StoreStats
 
@@ -71,7 +79,7 @@ class MemoryObjectStore:
             stats.bytes_in += len(body)
             return body
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         """See `ObjectStore.get_ranges`."""
         with self.stats.measure("get_ranges") as stats:
             check_ranges(key, ranges)
@@ -79,7 +87,7 @@ class MemoryObjectStore:
             for start, end in ranges:
                 if end > len(body):
                     raise past_end(key, start, end)
-            parts = [body[start:end] for start, end in ranges]
+            parts: list[View] = [body[start:end] for start, end in ranges]
             stats.bytes_in += sum(map(len, parts))
             return parts
 

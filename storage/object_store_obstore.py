@@ -30,7 +30,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, NoCredenti
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from storage.object_store import Buffer
+from storage.object_store import Buffer, View
 from storage.object_store_common import StoreUnsupported, body_size, join_body
 from storage.object_store_s3_client import CONNECT_TIMEOUT_S, WRITER_ID, allow
 from storage.settings import S3Settings
@@ -132,11 +132,10 @@ class ObstoreRequests:
         data: bytes = (await self._answer("GetObject", answer.bytes_async())).to_bytes()
         return data
 
-    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> bytes:
+    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> View:
         """See `DataRequests.get_range`."""
         found = await self._answer("GetObject", obstore.get_range_async(self._store, name, start=start, end=end))
-        data: bytes = found.to_bytes()
-        return data
+        return memoryview(found)
 
     async def _answer(self, operation: str, request: Awaitable[T]) -> T:
         try:

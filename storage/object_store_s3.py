@@ -36,7 +36,7 @@ from botocore.exceptions import ClientError
 from runtime.clock import Clock
 from runtime.errors import Closed, ConfigError, InvalidInput
 from storage.bucket_accounts import Account, RequestKind
-from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload
+from storage.object_store import Buffer, ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload, View
 from storage.object_store_common import (
     MergedRange,
     Retrier,
@@ -156,7 +156,7 @@ class S3ObjectStore:
             self._account.received(len(data))
             return data
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         """See `ObjectStore.get_ranges`. Ranges at most `MERGE_GAP_BYTES` apart share a GET."""
         name = self._name(key)
         check_ranges(key, ranges)
@@ -297,8 +297,8 @@ class S3ObjectStore:
             raise refusal
         return answer
 
-    async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> bytes:
-        async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
+    async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> View:
+        async def request(_client: Any, deadline: asyncio.Timeout) -> View:
             return await self._connection.data.get_range(name, one.start, one.end, deadline)
 
         data = await self._call(stats, "range get", key, request, kind="get", size=one.end - one.start)

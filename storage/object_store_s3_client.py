@@ -23,7 +23,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.handlers import add_expect_header, set_list_objects_encoding_type_url
 
-from storage.object_store import Buffer
+from storage.object_store import Buffer, View
 from storage.object_store_common import StoreUnsupported, Transient, join_body
 from storage.settings import S3Settings
 
@@ -129,7 +129,7 @@ class DataRequests(Protocol):
         """A whole object. The deadline, which is for the answer to begin, is moved as its size allows."""
         ...
 
-    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> bytes:
+    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> View:
         """Bytes `[start, end)`; fewer where the object ends before. Raises `StoreUnsupported` too."""
         ...
 
@@ -153,7 +153,7 @@ class BotoRequests:
         """See `DataRequests.get`."""
         return await _read(await self._client.get_object(Bucket=self._bucket, Key=name), deadline)
 
-    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> bytes:
+    async def get_range(self, name: str, start: int, end: int, deadline: asyncio.Timeout) -> View:
         """See `DataRequests.get_range`."""
         answer = await self._client.get_object(Bucket=self._bucket, Key=name, Range=f"bytes={start}-{end - 1}")
         if "ContentRange" not in answer:

@@ -134,13 +134,13 @@ def _check_blocks(data: bytes | memoryview, batch: list[IndexEntry], key: str) -
     """The problems of blocks that lie one after another in `data`."""
     problems, first = [], batch[0].position
     for entry in batch:
-        problem = _check_block(bytes(data[entry.position - first : entry.end_position - first]), entry, key)
+        problem = _check_block(data[entry.position - first : entry.end_position - first], entry, key)
         if problem is not None:
             problems.append((entry, problem))
     return problems
 
 
-def _check_block(data: bytes, entry: IndexEntry, key: str) -> Problem | None:
+def _check_block(data: bytes | memoryview, entry: IndexEntry, key: str) -> Problem | None:
     try:
         Block.decode(data, entry, key=key)
     except CorruptData as error:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from storage.bucket_accounts import Receipt
-from storage.object_store import Buffer, ObjectInfo, StoreCapabilities, UnfinishedUpload
+from storage.object_store import Buffer, ObjectInfo, StoreCapabilities, UnfinishedUpload, View
 from storage.object_store_stats import MeasuredObjectStore, StoreStats
 from storage.purpose import Purpose, keeps_accounts
 
@@ -167,7 +167,7 @@ class GatedObjectStore:
         with self._entered():
             return await self._store.get(key)
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         """See `ObjectStore.get_ranges`."""
         await self.gate.enter(self._purpose)
         with self._entered():
