@@ -35,7 +35,7 @@ IN_FLIGHT = 5
 DISK_CHUNK_BYTES = 16 << 20
 GOAL = 0.7
 LIBRDKAFKA = {
-    "linger.ms": 5,
+    "linger.ms": 50,  # or small records go in small batches
     "batch.size": BATCH_BYTES,
     "batch.num.messages": 100_000,
     "queue.buffering.max.kbytes": 65_536,
