@@ -11,7 +11,9 @@
     POST /compaction         ?eager=true&topic=NAME…&full_pace=true: compacts now; JSON lines as it goes
     POST /orphans            ?dry_run=true&min_age_ms=: finds what crashes left in the bucket, and deletes it
     GET  /bucket/usage       requests and bytes of the bucket by purpose and topic, and what is stored
-    GET  /moves              partitions that leave this broker, the last that left, and the last that it opened
+    GET  /moves              partitions that leave this broker or have left it, and those that it opened
+    POST /moves              new placements of partitions
+    GET  /partitions         ?topic=NAME…: where partitions are; without names, those that move
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, answers when it is committed
 
 Answers are JSON; an error is `{"error": …, "hint": …}` with a fitting status. It has no authentication: it listens on
@@ -81,8 +83,6 @@ class AdminSources:
     """Why this node is not ready, one sentence each; empty when it is."""
     partitions: Callable[[], Mapping[str, int]]
     """`PartitionManager.counts()`."""
-    moves: Callable[[], Mapping[str, Any]]
-    """`PartitionManager.moves_report()`."""
     wal: Callable[[], Mapping[str, Any]]
     """Offsets and sizes of the WAL."""
     upload: Callable[[], Mapping[str, Any]]
@@ -145,7 +145,6 @@ class AdminHttp:
                 web.get("/objects", self._objects),
                 web.post("/objects/verify", self._verify),
                 web.get("/objects/{id}", self._object),
-                web.get("/moves", self._moves),
                 web.post("/upload", self._upload),
                 *self._routes,
             ]
@@ -236,9 +235,6 @@ class AdminHttp:
                 }
             )
         return nodes
-
-    async def _moves(self, request: web.Request) -> web.Response:
-        return json_answer(dict(self._sources.moves()))
 
     # --- objects -------------------------------------------------------------------------------------------------
 

@@ -80,6 +80,8 @@ class Move:
     error: str = ""
     retry_at: float = 0.0
     closed_at: float = 0.0
+    leader_epoch: int = -1
+    """What this broker led it with last."""
     drained_bytes: int = 0
     """WAL bytes that were not in the bucket when the log was closed: everybody's, for they go together."""
     stall_ms: float = 0.0
@@ -96,6 +98,7 @@ class Move:
             "phase": self.phase.value,
             "since_ms": self.since_ms,
             "attempts": self.attempts,
+            "leader_epoch": self.leader_epoch,
             "error": self.error or None,
             "drained_bytes": self.drained_bytes,
             "stall_ms": round(self.stall_ms, 1),
@@ -204,7 +207,7 @@ class PartitionMoves:
         for _ in range(2):  # the first takes what has gathered, the second what came meanwhile
             await self._within(PRE_UPLOAD_TIMEOUT_S, self._storage.upload_now(), "the upload before the close")
         self._still_moves(key)
-        move.phase = Phase.CLOSING
+        move.phase, move.leader_epoch = Phase.CLOSING, one.leader_epoch
         move.closed_at = at = self._clock.monotonic()
         withdraw()
         closed = await one.close_for_move()

@@ -26,6 +26,7 @@ from broker.bucket_usage import BucketUsage, topic_of_stream
 from broker.compaction import ImageView, waiting_object
 from broker.groups.coordinator import GroupCoordinator
 from broker.metrics import Metrics, MetricSources
+from broker.move_http import MoveRoutes
 from broker.object_jobs import ObjectJobs
 from broker.object_report import describe_damage
 from broker.partitions import PartitionManager
@@ -177,7 +178,8 @@ class BrokerNode:
         self.metrics.sources.orphans = cleaner.figures
         jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
         quorum = QuorumView(self.controller)
-        routes = [*jobs.routes(), *self._bucket_usage().routes(), *quorum.routes()]
+        moves = MoveRoutes(controller=self.controller, partitions=partitions, bucket=self._store.stats.snapshot)
+        routes = [*jobs.routes(), *self._bucket_usage().routes(), *quorum.routes(), *moves.routes()]
         sources = self._admin_sources(storage, quorum)
         self._admin = AdminHttp(sources, self.metrics, self._network, self._settings.admin, routes)
         admin_url = await self._admin.start()
@@ -418,7 +420,6 @@ class BrokerNode:
             image=lambda: self.controller.image,
             not_ready=self._not_ready,
             partitions=partitions,
-            moves=lambda: self._partitions.moves_report() if self._partitions is not None else {},
             wal=lambda: {
                 "start_offset": wal.start_offset,
                 "end_offset": wal.end_offset,

@@ -22,6 +22,7 @@ COMMANDS = {
     "up": ("tidelog.commands.up:up", "Start Tidelog on this machine and keep it running."),
     "serve": ("tidelog.commands.serve:serve", "Run one process of a real deployment."),
     "topic": ("tidelog.commands.topic:topic", "Create, list, describe, alter and delete topics."),
+    "partition": ("tidelog.commands.partition:partition", "Show where partitions are, and move them between brokers."),
     "produce": ("tidelog.commands.produce:produce", "Write records to a topic from a file or standard input."),
     "consume": ("tidelog.commands.consume:consume", "Read records from a topic."),
     "group": ("tidelog.commands.group:group", "List, describe, delete and reset consumer groups."),

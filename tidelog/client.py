@@ -184,9 +184,9 @@ class Cluster:
             del self.admin_url  # a broker that was started anew may have another one
             return http_json(self.admin_url, path)
 
-    def post(self, path: str) -> Any:
+    def post(self, path: str, body: object = None) -> Any:
         """POST of the admin HTTP of the broker that was asked, as parsed JSON. Raises as `http_json` does."""
-        return http_json(self.admin_url, path, method="POST")
+        return http_json(self.admin_url, path, method="POST", body=body)
 
     def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
         """POST that answers with JSON lines, each as it comes. Raises as `http_json` does."""
@@ -201,11 +201,13 @@ class Cluster:
                 ) from error
 
 
-def http_json(url: str, path: str, *, method: str = "GET") -> Any:
-    """What `url` + `path` answers, as parsed JSON. Raises the `TidelogError` that fits the status, `Unavailable` if no
-    answer came."""
+def http_json(url: str, path: str, *, method: str = "GET", body: object = None) -> Any:
+    """What `url` + `path` answers to `body` (sent as JSON), as parsed JSON.
+
+    Raises the `TidelogError` that fits the status, `Unavailable` if no answer came.
+    """
     with _Http(url) as connection:
-        response = connection.request(method, path)
+        response = connection.request(method, path, body)
         try:
             return json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -226,9 +228,9 @@ class _Http:
     def __exit__(self, *exc_info: object) -> None:
         self._connection.close()
 
-    def request(self, method: str, path: str) -> http.client.HTTPResponse:
+    def request(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
         try:
-            self._connection.request(method, path)
+            self._connection.request(method, path, None if body is None else json.dumps(body))
             response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(

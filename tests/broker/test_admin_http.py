@@ -47,7 +47,6 @@ class Place:
             image=lambda: self.world.controller.image,
             not_ready=lambda: self.reasons,
             partitions=lambda: {"led": 1, "open": 1, "failing": 0, "moving": 0},
-            moves=lambda: {"moves": [{"topic": "t", "phase": "waiting"}], "opened": []},
             wal=lambda: {"end_offset": 10},
             upload=lambda: {"backlog_bytes": 3, "oldest_age_ms": 4},
             memory=lambda: {"resident_bytes": 5},
