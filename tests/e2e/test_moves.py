@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from broker.settings import LogSettings
 from controller.client import ControllerClient
@@ -19,9 +17,10 @@ from controller.errors import OutcomeUnknown
 from controller.model import NO_REPLICA_SET
 from runtime.errors import TidelogError
 from stream.partition_log import ClosedLog, PartitionLog
-from tests.e2e.backends import QUIET, create_topic, read_topic
+from tests.e2e.backends import QUIET, create_topic
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
+from tests.support.load import Load
 
 PARTITIONS = 3
 TOPIC = "moved"
@@ -34,87 +33,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@dataclass
-class Load:
-    """An idempotent producer that writes numbered records to every partition until it is stopped."""
-
-    bootstrap: str
-    topic: str = TOPIC
-    partitions: int = PARTITIONS
-    acked: dict[int, list[tuple[int, int, bytes]]] = field(default_factory=dict)
-    """By partition: (offset, timestamp, value), in the order of acknowledgements."""
-    gaps_s: dict[int, float] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    sent: int = 0
-
-    def __enter__(self) -> Load:
-        self._last: dict[int, float] = {}
-        self._stopping = threading.Event()
-        self._producer = Producer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "enable.idempotence": True,
-                "retry.backoff.ms": 10,
-                "linger.ms": 5,
-                **QUIET,
-            }
-        )
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self.errors.append(str(error))
-            return
-        partition, offset, value = message.partition(), message.offset(), message.value()
-        assert partition is not None and offset is not None and value is not None
-        now = time.monotonic()
-        if partition in self._last:
-            self.gaps_s[partition] = max(self.gaps_s.get(partition, 0.0), now - self._last[partition])
-        self._last[partition] = now
-        self.acked.setdefault(partition, []).append((offset, message.timestamp()[1], value))
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            for partition in range(self.partitions):
-                self._producer.produce(
-                    self.topic, f"{partition}/{self.sent}".encode(), partition=partition, on_delivery=self._delivered
-                )
-            self.sent += 1
-            self._producer.poll(0.002)
-
-    def count(self) -> int:
-        """Records acknowledged so far."""
-        return sum(map(len, self.acked.values()))
-
-    def more(self, records: int = 60) -> None:
-        """Wait until so many more are acknowledged on every partition."""
-        wanted = {each: len(self.acked.get(each, ())) + records for each in range(self.partitions)}
-        wait_until(
-            lambda: all(len(self.acked.get(each, ())) >= count for each, count in wanted.items()),
-            f"{records} more records are acknowledged on every partition",
-            30,
-        )
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stopping.set()
-        self._thread.join(30)
-        assert self._producer.flush(60) == 0, "not everything was acknowledged"
-
-    def check(self, bootstrap: str) -> None:
-        """What was acknowledged is there, once, in order, at its offset, with its timestamp; and nothing else."""
-        assert not self.errors, self.errors[:5]
-        found = read_topic(bootstrap, self.topic, self.partitions)
-        for partition in range(self.partitions):
-            stored = [(offset, stamp, value) for at, offset, stamp, _, value in found if at == partition]
-            assert stored == self.acked[partition]
-            assert [offset for offset, _, _ in stored] == list(range(self.sent))
-            assert [value for _, _, value in stored] == [f"{partition}/{n}".encode() for n in range(self.sent)]
-
-
 def test_an_idempotent_producer_survives_thirty_moves_without_loss_or_double(cluster: Cluster) -> None:
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         epochs = []
         for number in range(30):
@@ -135,6 +55,7 @@ def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_c
     seen: dict[int, list[int]] = {}
     stopping = threading.Event()
     problems: list[str] = []
+    final: list[tuple[int, int]] = []
 
     def consume() -> None:
         consumer = Consumer(
@@ -161,12 +82,15 @@ def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_c
                     seen.setdefault(partition, []).append(offset)
                 if messages:
                     consumer.commit(asynchronous=True)
-            consumer.commit(offsets=consumer.position(consumer.assignment()), asynchronous=False)
+            positions = consumer.position(consumer.assignment())
+            done = consumer.commit(offsets=positions, asynchronous=False) or []
+            problems.extend(f"{each}: {each.error}" for each in done if each.error is not None)
+            final.extend((each.partition, each.offset) for each in positions)
         finally:
             consumer.close()
 
     thread = threading.Thread(target=consume, daemon=True)
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         thread.start()
         wait_until(lambda: len(seen) == PARTITIONS, "the group reads all partitions")
         for number in range(12):
@@ -183,6 +107,7 @@ def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_c
     assert not problems, problems[:5]
     for partition in range(PARTITIONS):
         assert seen[partition] == list(range(load.sent)), "read twice, or not in order"
+    assert sorted(final) == [(each, load.sent) for each in range(PARTITIONS)]
     reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g", **QUIET})
     committed = reader.committed([TopicPartition(TOPIC, each) for each in range(PARTITIONS)], timeout=30)
     reader.close()
@@ -201,7 +126,7 @@ def elsewhere(cluster: Cluster) -> tuple[int, int]:
 
 def test_while_the_bucket_is_away_a_partition_stays_where_it_is_and_serves(cluster: Cluster) -> None:
     source, target = elsewhere(cluster)
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         cluster.bucket.failing = True
         cluster.place(TOPIC, 0, target)
@@ -224,7 +149,7 @@ def test_a_bucket_that_fails_after_the_close_gives_the_partition_back_to_its_sou
         cluster.bucket.failing = True
         return await close(self)
 
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         monkeypatch.setattr(PartitionLog, "close_for_move", close_and_fail)
         cluster.place(TOPIC, 0, target)
@@ -260,7 +185,7 @@ def test_a_hand_over_without_an_answer_is_cleared_up(
 
     monkeypatch.setattr(ControllerClient, "hand_over", unanswered)
     epoch = cluster.image.leader(cluster.partition(TOPIC, 0))[1]
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         cluster.place(TOPIC, 0, target)
         wait_until(asked.is_set, "the hand-over is sent")
@@ -285,7 +210,7 @@ def test_a_cancel_after_the_close_leaves_the_partition_with_its_source(
             await asyncio.sleep(0.005)
         return found
 
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         monkeypatch.setattr(PartitionLog, "close_for_move", close_and_wait)
         cluster.place(TOPIC, 0, target)
@@ -300,7 +225,7 @@ def test_a_cancel_after_the_close_leaves_the_partition_with_its_source(
 
 
 def test_the_last_of_several_placements_wins(cluster: Cluster) -> None:
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         wanted = {}
         for number in range(60):
@@ -329,7 +254,7 @@ def test_a_target_that_dies_before_the_hand_over_leaves_the_partition_served(
             await cluster.stop_broker(target)
         return found
 
-    with Load(cluster.bootstrap) as load:
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         cluster.move(TOPIC, 1, source)  # what the target leads would stop with it
         cluster.move(TOPIC, 2, source)
