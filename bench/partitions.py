@@ -10,7 +10,7 @@ A real `tidelog up` (embedded store, WAL on disk, sync flush) is driven by librd
 - `idle`: resident memory of the broker process with all partitions open less that of the same process without a topic,
   by partition. Both are taken right after a start.
 - `throughput`: the same records to all partitions in turn and to one partition alone, in turns, medians and spread.
-  librdkafka's own cost for each partition is in it; the CPU time of the broker for a MiB, and the client's, stand beside it.
+  librdkafka's own cost for each partition is in it; beside it stands the CPU time of the broker and of the client.
 - `raw`: prepared Produce requests of one batch over plain sockets, so that the client costs next to nothing.
 """
 
