@@ -111,3 +111,33 @@ def test_a_view_of_a_buffer_of_unknown_size_is_copied() -> None:
     kept = own(memoryview(numbers).cast("B"))
     assert kept == numbers.tobytes()
     assert type(kept) is bytes
+
+
+@pytest.mark.parametrize(("size", "records"), [(100, 40_000), (1 * KIB, 8_000), (64 * KIB, 150)])
+def test_the_account_of_the_block_cache_is_what_is_allocated(size: int, records: int) -> None:
+    async def scenario() -> None:
+        world = World(size_bytes=1 << 40, split_bytes=1 << 40, block_bytes=256 * KIB)
+        world.cache = CacheSettings(log_bytes=1 << 30, block_bytes=1 << 30)
+        storage = await world.boot([7])
+        for offset in range(records):
+            storage.append(7, 1, offset, 1, (bytes(size),))
+        await storage.confirm.wait(world.wal.end_offset)
+        await storage.upload_now()
+        storage._cache._evict(1 << 60)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, at = tracemalloc.get_traced_memory()[0], 0
+            while at < records:
+                found = await storage.read(7, at, records, MIB)
+                at = found[-1].base_offset + 1
+            del found
+            gc.collect()
+            allocated = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        accounted = storage.stats()["block_cache_bytes"]
+        await storage.close(upload=False)
+        assert 0.8 <= accounted / allocated <= 1.3, f"accounted {accounted}, allocated {allocated}"
+
+    run(scenario)
