@@ -111,12 +111,13 @@ async def measure(one: Bucket, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", choices=(*KINDS, "both"), default="both")
+    parser.add_argument("--client", choices=("aiobotocore", "obstore"), default="obstore")
     parser.add_argument("--mb", type=int, default=256, help="MiB written and read for the throughputs")
     parser.add_argument("--dir", help="where the objects go (default: a temporary folder)")
     args = parser.parse_args()
     for kind in KINDS:
         if args.store in (kind, "both"):
-            with bucket(kind, args.dir) as one:
+            with bucket(kind, args.dir, client=args.client) as one:
                 if one is not None:
                     uvloop.run(measure(one, args))
 

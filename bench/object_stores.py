@@ -23,6 +23,7 @@ from bench._bucket import Bucket, bucket
 from bench._common import Spread, percentile, quick, row
 from bench.cold_read import CLUSTER, History, cold
 from bench.limit_s3 import get_all
+from runtime import memory
 from runtime.clock import SystemClock
 from storage.object_key import object_key
 from storage.object_store import ObjectStore
@@ -136,14 +137,15 @@ async def measure(one: Bucket, args: argparse.Namespace) -> None:
             stall = Spread.of(run.stall_p99_ms for run in runs)
             row(
                 f"{client}, {load}",
-                f"{speed.text('MB/s')}, {cost.median:.2f} CPU s/GB, {each.median:.2f} ms a request",
-                limit=f"stall p99 {stall.text('ms', 1)}",
+                f"{speed.text('MB/s')}, {cost.median:.2f} CPU s/GB, {each.median:.2f} ms a request,"
+                f" stall p99 {stall.median:.1f} ms",
             )
     for store in stores.values():
         await store.close()
 
 
 def main() -> None:
+    memory.tune()  # as the serving process does
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1 if quick() else 3)
     parser.add_argument("--mb", type=int, default=256 if quick() else 512)

@@ -52,11 +52,8 @@ class BlockRef(NamedTuple):
     object_id: int
     key: str
     entry: IndexEntry
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """What names the block in caches: object id and byte position."""
-        return self.object_id, self.entry.position
+    id: tuple[int, int]
+    """What names the block in caches: object id and byte position."""
 
 
 class BlockFetcher:

@@ -175,15 +175,14 @@ class BlockReader:
 
         Raises `CorruptData`.
         """
-        if self._fetcher.closed:
-            return None
+        if self._fetcher.closed or not self._turns.is_free:
+            return None  # `read` waits for its turn
         found = self._look_up(stream_id, start_offset, end_offset, max_bytes)
         blocks = self._fetcher.cached(found.refs)
         complete = bool(blocks) and len(blocks) == len(found.refs) and not found.unknown
         if not complete and sum(ref.entry.length for ref in found.refs[: len(blocks)]) * 2 < max_bytes:
             return None
-        if not self._turns.try_take():
-            return None  # `read` waits for its turn
+        self._turns.try_take()
         reader = self._ahead.take(stream_id, start_offset)
         self._ahead.adapt(reader, waited=False, lost=False)
         self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)
@@ -306,7 +305,7 @@ def _refs(one: ObjectSlice, index: ObjectIndex, stream_id: int, offset: int, end
                 index.key, index.footer.index_position, f"block of stream {stream_id}", offset, entry.start_offset
             )
         found = True
-        yield BlockRef(one.object_id, index.key, entry)
+        yield BlockRef(one.object_id, index.key, entry, (one.object_id, entry.position))
     if not found:
         raise corrupt(index.key, index.footer.index_position, f"block of stream {stream_id}", offset, "none")
 

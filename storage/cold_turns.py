@@ -30,9 +30,14 @@ class ColdTurns:
         self.waits = 0
         """Slices that had to wait."""
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a slice may be taken now."""
+        return not self._left and not self._waiting
+
     def try_take(self) -> bool:
         """Take a slice if one may be taken now."""
-        if self._left or self._waiting:
+        if not self.is_free:
             return False
         self._begin()
         return True
