@@ -1,0 +1,274 @@
+"""What 100,000 partitions (400,000 streams) cost a controller and a broker that loads their metadata.
+
+    python -m bench.controller_image [--partitions N] [--seconds S] [--members 1|3] [--directory DIR]
+
+Controllers run as processes of their own; their memory is VmHWM and VmRSS as the kernel counts them. Measured, with
+the goals of the design in brackets: memory [≤ 2 GiB], restart after kill -9 [≤ 30 s], a broker's load of the image
+[≤ 10 s], commands a second with 64 in flight [≥ 300], and the longest that one took (a snapshot is written meanwhile).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from controller.client import ControllerClient
+from controller.handshake import NO_NODE, Credentials, read_secret, write_secret
+from controller.node import ControllerNode
+from controller.settings import ControllerSettings
+from runtime.clock import SystemClock
+from runtime.network import TcpNetwork
+from storage.managers import CommitObjects, NewObject, StreamRange
+from tests.support.tidelog_process import free_port
+
+BROKERS = 10
+TOPIC_PARTITIONS = 1_000
+IN_FLIGHT = 64
+RANGES = 20
+SNAPSHOT_ENTRIES = 3_000
+"""Less than the default, so that a run of seconds has some."""
+MIB = 1 << 20
+
+
+def kernel_mib(pid: int, name: str) -> float:
+    """VmRSS or VmHWM of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(name)
+
+
+# --- child processes -------------------------------------------------------------------------------------------------
+
+
+async def serve(directory: Path, node_id: int, members: Sequence[str]) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    node = ControllerNode(
+        node_id=node_id,
+        directory=directory / f"controller-{node_id}",
+        settings=ControllerSettings(members=list(members), snapshot_entries=SNAPSHOT_ENTRIES),
+        network=TcpNetwork(),
+        clock=SystemClock(),
+        rng=random.Random(),
+        credentials=Credentials(read_secret(directory / "secret"), node_id),
+    )
+    await node.start()
+    print("started", flush=True)
+    await stop.wait()
+    await node.close()
+
+
+async def load(directory: Path, members: Sequence[str]) -> None:
+    """As a broker does at its start."""
+    client = make_client(directory, members)
+    before = kernel_mib(os.getpid(), "VmRSS")
+    begin = time.perf_counter()
+    await client.start()
+    seconds = time.perf_counter() - begin
+    print(f"{seconds} {kernel_mib(os.getpid(), 'VmHWM')} {kernel_mib(os.getpid(), 'VmRSS') - before}", flush=True)
+    assert client.image.streams
+    await client.close()
+
+
+def make_client(directory: Path, members: Sequence[str]) -> ControllerClient:
+    endpoints = [(host, int(port)) for host, port in (each.split("@")[1].split(":") for each in members)]
+    credentials = Credentials(read_secret(directory / "secret"), NO_NODE)
+    return ControllerClient(
+        endpoints, TcpNetwork(), SystemClock(), random.Random(), budget_s=120, credentials=credentials
+    )
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """The controllers and what is asked of them."""
+
+    def __init__(self, directory: Path, members: int) -> None:
+        self.directory = directory
+        self.members = [f"{node_id}@127.0.0.1:{free_port()}" for node_id in range(1, members + 1)]
+        self.processes: list[subprocess.Popen[str]] = []
+        write_secret(directory / "secret")
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "bench.controller_image", *arguments, "--directory", str(self.directory)]
+
+    def start(self) -> None:
+        self.processes = [
+            subprocess.Popen(
+                self.command("--serve", str(node_id), "--peers", ",".join(self.members)),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for node_id in range(1, len(self.members) + 1)
+        ]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    async def active(self, client: ControllerClient) -> None:
+        while True:
+            try:
+                if (await client.status())["active"]:
+                    return
+            except Exception:  # noqa: BLE001  (it is starting)
+                pass
+            await asyncio.sleep(0.02)
+
+    def memory(self) -> str:
+        worst = max(self.processes, key=lambda process: kernel_mib(process.pid, "VmHWM"))
+        return f"{kernel_mib(worst.pid, 'VmRSS'):.0f} MiB now, {kernel_mib(worst.pid, 'VmHWM'):.0f} MiB at most"
+
+    def load_image(self) -> tuple[float, float, float]:
+        done = subprocess.run(
+            self.command("--load", "--peers", ",".join(self.members)), capture_output=True, text=True, check=True
+        )
+        seconds, most, grown = map(float, done.stdout.split())
+        return seconds, most, grown
+
+
+async def fill(client: ControllerClient, partitions: int) -> list[int]:
+    """Topics on ten brokers, their streams open; the master epochs."""
+    epochs = []
+    for broker in range(BROKERS):
+        await client.register_broker(broker_id=broker, check_code=f"c{broker}", incarnation="i", host="h", port=1)
+        epochs.append((await client.elect(broker, broker)).master_epoch)
+    for number in range(0, partitions, TOPIC_PARTITIONS):
+        assignment = [(number + each) % BROKERS for each in range(min(TOPIC_PARTITIONS, partitions - number))]
+        topic = await client.create_topic(f"topic-{number}", len(assignment), {}, assignment=assignment)
+        owned: dict[int, list[tuple[int, int]]] = {}
+        for partition in client.image.partitions(topic.id):
+            epoch = epochs[partition.replica_set]
+            streams = owned.setdefault(partition.replica_set, [])
+            streams += [(partition.first_stream + each, epoch) for each in range(4)]
+        for broker, streams in owned.items():
+            await client.open_streams(broker, epochs[broker], streams)
+    return epochs
+
+
+async def commit_all(client: ControllerClient, epochs: Sequence[int]) -> None:
+    """One committed object for each broker that names every data stream of it."""
+    for broker, epoch in enumerate(epochs):
+        image = client.image
+        ranges = tuple(
+            StreamRange(partition.first_stream + 1, 0, 1)
+            for partition in image.all_partitions()
+            if partition.replica_set == broker
+        )
+        object_id = await client.prepare_objects(1, 600_000)
+        wal = client.committed_wal_offset(broker)
+        await client.commit_objects(CommitObjects(broker, epoch, wal, wal + 1, (NewObject(object_id, 1, 100, ranges),)))
+
+
+async def commits(client: ControllerClient, epochs: Sequence[int], seconds: float) -> tuple[float, float, float, float]:
+    """Committed objects a second, p50, p99 and the longest, in milliseconds: prepare and commit count as one each."""
+    streams = [
+        [each.first_stream + 1 for each in client.image.all_partitions() if each.replica_set == broker]
+        for broker in range(BROKERS)
+    ]
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    turns = [asyncio.Lock() for _ in range(BROKERS)]
+
+    async def worker(number: int) -> None:
+        rng = random.Random(number)
+        broker = number % BROKERS
+        while (begin := time.perf_counter()) < end:
+            object_id = await client.prepare_objects(1, 600_000)
+            times.append(time.perf_counter() - begin)
+            async with turns[broker]:  # a replica set's commits are in order
+                image, begin = client.image, time.perf_counter()
+                chosen = sorted(rng.sample(streams[broker], RANGES))
+                ends = [image.streams[each].end_offset for each in chosen]
+                ranges = tuple(StreamRange(each, at, at + 1) for each, at in zip(chosen, ends, strict=True))
+                wal = client.committed_wal_offset(broker)
+                new = NewObject(object_id, 1, 100, ranges)
+                await client.commit_objects(CommitObjects(broker, epochs[broker], wal, wal + 1, (new,)))
+                times.append(time.perf_counter() - begin)
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(worker(number) for number in range(IN_FLIGHT)))
+    per_s = len(times) / (time.perf_counter() - begin)
+    times.sort()
+    return per_s, times[len(times) // 2] * 1e3, times[len(times) * 99 // 100] * 1e3, times[-1] * 1e3
+
+
+async def bench(directory: Path, partitions: int, members: int, seconds: float) -> None:
+    run = Run(directory, members)
+    run.start()
+    client = make_client(directory, run.members)
+    try:
+        await client.start()
+        begin = time.perf_counter()
+        epochs = await fill(client, partitions)
+        await commit_all(client, epochs)
+        image = client.image
+        rows = sum(len(table) for _, table in image.rows())
+        print(
+            f"{partitions} partitions, {len(image.streams)} streams, {rows} rows, {members} controllers; "
+            f"filled in {time.perf_counter() - begin:.1f} s"
+        )
+        per_s, p50, p99, longest = await commits(client, epochs, seconds)
+        print(
+            f"commands, {IN_FLIGHT} in flight   {per_s:.0f}/s  [≥ 300/s]  "
+            f"p50 {p50:.1f} p99 {p99:.1f} longest {longest:.0f} ms"
+        )
+        print(f"controller's memory       {run.memory()}  [≤ 2048 MiB]")
+        loads = [await asyncio.to_thread(run.load_image) for _ in range(3)]
+        took = sorted(each[0] for each in loads)
+        print(
+            f"a broker loads the image  {took[1]:.2f} s ({took[0]:.2f}–{took[-1]:.2f})  [≤ 10 s], "
+            f"{loads[0][2]:.0f} MiB of it, {loads[0][1]:.0f} MiB at most"
+        )
+        print(f"controller's memory       {run.memory()}  (after the loads)")
+        run.kill()
+        begin = time.perf_counter()
+        run.start()
+        await run.active(client)
+        print(f"restart after kill -9     {time.perf_counter() - begin:.1f} s until active  [≤ 30 s]")
+        print(f"controller's memory       {run.memory()}  (after the restart)")
+        snapshot = directory / "controller-1" / "snapshot"
+        journal = directory / "controller-1" / "journal"
+        size = snapshot.stat().st_size / MIB if snapshot.exists() else 0
+        print(f"on disk                   snapshot {size:.0f} MiB, journal {journal.stat().st_size / MIB:.0f} MiB")
+    finally:
+        await client.close()
+        run.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", type=int, default=100_000)
+    parser.add_argument("--members", type=int, default=1, choices=(1, 3))
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--peers", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None or args.load:
+        import uvloop
+
+        peers = args.peers.split(",")
+        uvloop.run(load(args.directory, peers) if args.load else serve(args.directory, args.serve, peers))
+        return
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        asyncio.run(bench(Path(directory), args.partitions, args.members, args.seconds))
+
+
+if __name__ == "__main__":
+    main()
