@@ -34,8 +34,8 @@ class StateMachine(Protocol):
         """Some entries have been applied and their results are about to be delivered."""
         ...
 
-    def dump(self) -> bytes:
-        """The state, for a snapshot."""
+    def freeze(self) -> Callable[[], bytes]:
+        """The state as it is now, quickly; the function, called once on another thread, makes a snapshot's bytes."""
         ...
 
     def load(self, data: bytes) -> None:

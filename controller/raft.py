@@ -331,7 +331,7 @@ class RaftConsensus:
             conf=settings.pysyncobj(),
             directory=settings.directory,
             apply=self._apply,
-            dump=self._machine.dump,
+            freeze=self._machine.freeze,
             load=self._machine.load,
         )
         member.watch(self._wake_fd, self._woken)
@@ -433,8 +433,7 @@ class RaftConsensus:
 
     def _maybe_snapshot(self, member: RaftMember) -> None:
         now = self._clock.monotonic()
-        if member.snapshot_failed:
-            member.snapshot_failed = False
+        if member.take_snapshot_failed():
             self._snapshot_after = now + SNAPSHOT_RETRY_S
         elif len(member.journal.entries) > self._settings.snapshot_entries and now >= self._snapshot_after:
             self._snapshot_after = now + 1.0  # the next ticks write it and rewrite the journal

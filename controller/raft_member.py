@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj.config import SERIALIZER_STATE
 from pysyncobj.node import Node
 from pysyncobj.serializer import Serializer
 from pysyncobj.transport import Transport
@@ -117,8 +119,46 @@ class NoTransport(Transport):  # type: ignore[misc]
         return False
 
 
-class SnapshotSender(Serializer):  # type: ignore[misc]
-    """pysyncobj's serializer, but it closes the snapshots that it was sending when their transfer ends."""
+class Snapshots(Serializer):  # type: ignore[misc]
+    """pysyncobj's serializer, but it writes on a thread of its own, so that the member goes on meanwhile (a leader that
+    stops for longer than an election time-out is none any more), and closes what it was sending when a transfer ends.
+
+    `freeze(last, previous)` holds the state and returns what makes the snapshot. One file is written at a time.
+    """
+
+    def __init__(
+        self, path: Path, freeze: Callable[[Entry, Entry], Callable[[], Snapshot]], load: Callable[[str], Any]
+    ) -> None:
+        super().__init__(str(path), SNAPSHOT_PIECE_BYTES, False, freeze, load, None)
+        self._path = path
+        self._draft = path.with_name(path.name + ".tmp")
+        self._freeze = freeze
+        self._writer: threading.Thread | None = None
+        self._written = False
+        self._wanted = True
+        self._id = 0
+        self.failed = False
+        """The last one was not written."""
+
+    def serialize(self, data: tuple[Any, Entry, Entry, Any], snapshot_id: int) -> None:
+        """Begin a snapshot; `checkSerializing` tells how it went."""
+        if self._writer is not None:
+            return
+        self._id, self._written, self._wanted = snapshot_id, False, True
+        make = self._freeze(data[1], data[2])
+        self._writer = threading.Thread(target=self._write, args=(make,), name="tidelog-snapshot", daemon=True)
+        self._writer.start()
+
+    def _write(self, make: Callable[[], Snapshot]) -> None:
+        try:
+            write_snapshot(self._draft, make())
+            self._written = True
+        except (OSError, MemoryError) as error:
+            log.warning("the snapshot was not written; it is tried again", extra={"error": str(error)})
+
+    def abandon(self) -> None:
+        """A newer snapshot came from the leader: what is being written must not replace it."""
+        self._wanted = False
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -129,9 +169,30 @@ class SnapshotSender(Serializer):  # type: ignore[misc]
                 transfer["file"].close()
 
     def checkSerializing(self) -> Any:  # noqa: N802
-        """A new snapshot ends the transfers of the old one."""
+        """Put a finished snapshot in its place, which ends the transfers of the old one."""
+        if self._writer is None:
+            return SERIALIZER_STATE.NOT_SERIALIZING, None
+        if self._writer.is_alive():
+            return SERIALIZER_STATE.SERIALIZING, self._id
+        self._writer = None
+        if not self._wanted:
+            self._draft.unlink(missing_ok=True)
+            return SERIALIZER_STATE.NOT_SERIALIZING, None
+        try:
+            if self._written:
+                os.rename(self._draft, self._path)
+        except OSError as error:
+            log.warning("the snapshot was not put in place", extra={"error": str(error)})
+            self._written = False
+        if not self._written:
+            self.failed = True
+            return SERIALIZER_STATE.FAILED, self._id
+        self._end_transfers()
+        return SERIALIZER_STATE.SUCCESS, self._id
+
+    def _end_transfers(self) -> None:
         with self._closing():
-            return super().checkSerializing()
+            self._Serializer__transmissions: dict[Any, Any] = {}
 
     def getTransmissionData(self, peer: Any) -> Any:  # noqa: N802
         """The next piece."""
@@ -145,8 +206,9 @@ class SnapshotSender(Serializer):  # type: ignore[misc]
 
     def close(self) -> None:
         """End all transfers, in and out."""
-        with self._closing():
-            self._Serializer__transmissions: dict[Any, Any] = {}
+        if self._writer is not None:
+            self._writer.join()
+        self._end_transfers()
         incoming = self._Serializer__incomingTransmissionFile
         if incoming is not None:
             incoming.close()
@@ -186,11 +248,11 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         conf: dict[str, Any],
         directory: Path,
         apply: Callable[[bytes, int], Any],
-        dump: Callable[[], bytes],
+        freeze: Callable[[], Callable[[], bytes]],
         load: Callable[[bytes], None],
     ) -> None:
         self._apply = apply
-        self._dump = dump
+        self._freeze = freeze
         self._load = load
         self._node_id = credentials.node_id if credentials is not None else -1
         self._configured = members
@@ -198,7 +260,6 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         require_journal(directory / "journal", self._snapshot_path)
         self.journal = Journal.open(directory / "journal")
         self.failure: Exception | None = None
-        self.snapshot_failed = False
         self._paused_since = time.monotonic()
         for leftover in ("snapshot.tmp", "snapshot.1.tmp"):
             (directory / leftover).unlink(missing_ok=True)
@@ -220,7 +281,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             fullDumpFile=str(self._snapshot_path),
             journalFile=None,
             useFork=False,
-            serializer=self._write_snapshot,
+            serializer=self._freeze_snapshot,
             deserializer=self._read_snapshot,
             logCompactionMinEntries=NEVER,
             logCompactionMinTime=NEVER,
@@ -237,9 +298,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
 
             me = make_node(self._node_id, self.members.get(self._node_id, ""))
             super().__init__(me, others, settings, nodeClass=Node, transportClass=transport)
-        self._SyncObj__serializer = SnapshotSender(
-            str(self._snapshot_path), SNAPSHOT_PIECE_BYTES, False, self._write_snapshot, self._read_snapshot, None
-        )
+        self._SyncObj__serializer = Snapshots(self._snapshot_path, self._freeze_snapshot, self._read_snapshot)
         self._use_journal(alone=not self._others())
 
     def _known_members(self, directory: Path) -> Members:
@@ -344,14 +403,10 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         finally:
             self._adapter.keeps_tail = False
 
-    def _write_snapshot(self, path: str, data: tuple[Entry, Entry, Any]) -> None:
-        try:
-            members = tuple(sorted(self.applied_members.items()))
-            write_snapshot(Path(path), Snapshot(data[0], data[1], self._dump(), members))
-        except OSError as error:
-            self.snapshot_failed = True
-            log.warning("the snapshot was not written; it is tried again", extra={"error": str(error)})
-            raise
+    def _freeze_snapshot(self, last: Entry, previous: Entry) -> Callable[[], Snapshot]:
+        members = tuple(sorted(self.applied_members.items()))
+        state = self._freeze()
+        return lambda: Snapshot(last, previous, state(), members)
 
     def _read_snapshot(self, path: str) -> tuple[Entry, Entry, list[Node]]:
         """At start, and after a leader's snapshot was received; an error here must stop the member."""
@@ -362,6 +417,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
                 with Path(path).open("rb") as file:
                     os.fsync(file.fileno())
                 sync_directory(self._snapshot_path.parent)
+                self._SyncObj__serializer.abandon()
                 snapshot = read_snapshot(Path(path))
             assert snapshot is not None
             self._load(snapshot.state)
@@ -477,6 +533,12 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             transport.adopt(peer_id, sock, session)
         else:
             sock.close()
+
+    def take_snapshot_failed(self) -> bool:
+        """Whether the last snapshot was not written; asks once."""
+        failed: bool = self._SyncObj__serializer.failed
+        self._SyncObj__serializer.failed = False
+        return failed
 
     def is_alone(self) -> bool:
         """Whether there is nobody else to ask."""

@@ -56,9 +56,9 @@ class Replica:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 self._loop.call_soon_threadsafe(self._on_deltas, fresh)
 
-    def dump(self) -> bytes:
-        """See `ControllerState.dump`."""
-        return self.state.dump()
+    def freeze(self) -> Callable[[], bytes]:
+        """See `ControllerState.freeze`."""
+        return self.state.freeze()
 
     def load(self, data: bytes) -> None:
         """See `ControllerState.load`."""

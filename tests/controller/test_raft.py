@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,9 @@ class Counter:
     def flush(self) -> None:
         pass
 
-    def dump(self) -> bytes:
-        return b"\n".join(self.applied)
+    def freeze(self) -> Callable[[], bytes]:
+        data = b"\n".join(self.applied)
+        return lambda: data
 
     def load(self, data: bytes) -> None:
         self.applied = data.split(b"\n") if data else []

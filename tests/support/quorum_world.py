@@ -35,8 +35,9 @@ class Applied:
     def flush(self) -> None:
         pass
 
-    def dump(self) -> bytes:
-        return json.dumps(sorted(self.numbers.items())).encode()
+    def freeze(self) -> Callable[[], bytes]:
+        data = json.dumps(sorted(self.numbers.items())).encode()
+        return lambda: data
 
     def load(self, data: bytes) -> None:
         self.numbers = dict(json.loads(data))
