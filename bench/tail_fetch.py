@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--fill-mb", type=int, default=256, help="must fit into the log cache (512 MiB)")
     parser.add_argument("--batch-bytes", type=int, default=131_072)
-    parser.add_argument("--live-mb-per-s", type=float, default=50.0)
+    parser.add_argument("--live-mb-per-s", type=float, default=10.0)
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         path: Path = stack.enter_context(directory())
