@@ -42,7 +42,7 @@ def main() -> int:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(names)}")
-    parser.add_argument("--quick", action="store_true", help="short runs, which see the disk's burst only")
+    parser.add_argument("--quick", action="store_true", help="short runs: a look, not a measurement")
     args = parser.parse_args()
     if unknown := set(args.names) - set(names):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(names)}")

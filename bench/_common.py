@@ -36,7 +36,7 @@ spawned = multiprocessing.get_context("spawn")
 
 
 def quick() -> bool:
-    """Whether short runs are asked for: their figures are those of the disk's burst."""
+    """Whether short runs are asked for: a look, not a measurement."""
     return bool(os.environ.get(QUICK_VARIABLE))
 
 

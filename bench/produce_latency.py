@@ -3,8 +3,8 @@
     python -m bench.produce_latency [--seconds 4] [--runs 3] [--mb-per-s 5] [--batch-bytes 16384]
 
 `raw` writes and syncs as many bytes as a batch has, in place, as often (`bench.limit_disk`); `broker` is one raw
-socket that sends one Produce request with such a batch at those times, whether or not the one before was answered, and
-counts from the time it was due. They take turns. `librdkafka` is `confluent_kafka` with `linger.ms=0` and records of
+socket that sends one Produce request with such a batch at those times, whether or not the one before was answered. Both
+count from when they begin, not from when the timer should have woken them: that is the kernel's. They take turns. `librdkafka` is `confluent_kafka` with `linger.ms=0` and records of
 1 KiB at the same rate: its latency is from `produce()` to the delivery report and holds its own threads' hand-overs.
 Beside it stands the same client at `bench.limit_socket`, which answers at once: what lies below that is the client's.
 """
@@ -41,23 +41,23 @@ def raw_client(
     """Puts the latencies, in seconds, of requests that begin `per_s` times a second."""
     frame = produce_frame(topic, 0, RECORD_BYTES, batch_bytes)
     one, scratch = connect(address), memoryview(bytearray(4096))
-    due: deque[float] = deque()
+    sent: deque[float] = deque()
     latencies: list[float] = []
     started = time.perf_counter() + 0.05
     number, count = 0, int((seconds + WARM_UP_S) * per_s)
-    while number < count or due:
+    while number < count or sent:
         next_at = started + number / per_s if number < count else float("inf")
         wait_s = next_at - time.perf_counter()
         if wait_s <= 0:
+            sent.append(time.perf_counter())
             one.sendall(frame)
-            due.append(next_at)
             number += 1
             continue
-        readable, _, _ = select.select([one] if due else [], [], [], min(wait_s, 30.0))
+        readable, _, _ = select.select([one] if sent else [], [], [], min(wait_s, 30.0))
         if readable:
             receive(one, scratch[:4])
             receive(one, scratch[4 : 4 + _INT32.unpack_from(scratch)[0]])
-            latencies.append(time.perf_counter() - due.popleft())
+            latencies.append(time.perf_counter() - sent.popleft())
             check_produced(scratch, topic)
     one.close()
     put(latencies[int(WARM_UP_S * per_s) :])

@@ -1,6 +1,6 @@
 """Produce throughput of a real `tidelog up`: large batches, acks=all, WAL on disk with sync flush.
 
-    python -m bench.produce_throughput [--seconds 4] [--runs 3] [--record-bytes 1024,100] [--bucket memory|disk]
+    python -m bench.produce_throughput [--seconds 3] [--runs 3] [--record-bytes 1024,100] [--bucket memory|disk]
 
 Three things take turns, so that a disk's burst and other load meet them alike:
 
@@ -129,7 +129,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0 if quick() else 4.0)
+    parser.add_argument("--seconds", type=float, default=2.0 if quick() else 3.0)
     parser.add_argument("--runs", type=int, default=2 if quick() else 3)
     parser.add_argument("--record-bytes", default="1024,100")
     parser.add_argument("--clients", default="librdkafka,replay")
