@@ -4,9 +4,11 @@
 
 `raw` writes and syncs as many bytes as a batch has, in place, as often (`bench.limit_disk`); `broker` is one raw
 socket that sends one Produce request with such a batch at those times, whether or not the one before was answered. Both
-count from when they begin, not from when the timer should have woken them: that is the kernel's. They take turns. `librdkafka` is `confluent_kafka` with `linger.ms=0` and records of
-1 KiB at the same rate: its latency is from `produce()` to the delivery report and holds its own threads' hand-overs.
-Beside it stands the same client at `bench.limit_socket`, which answers at once: what lies below that is the client's.
+count from when they begin, not from when the timer should have woken them: that is the kernel's. They take turns.
+
+`librdkafka` is `confluent_kafka` with `linger.ms=0` and records of 1 KiB at the same rate: its latency is from
+`produce()` to the delivery report and holds its own threads' hand-overs. Beside it stands the same client at
+`bench.limit_socket`, which answers at once: what lies below that is the client's.
 """
 
 from __future__ import annotations
