@@ -279,3 +279,20 @@ def test_a_target_that_dies_before_the_hand_over_leaves_the_partition_served(
         wait_until(lambda: cluster.serves(target, TOPIC, 0), "the move ends when the target is back")
         load.more()
     load.check(cluster.bootstrap)
+
+
+def test_what_a_target_reads_does_not_grow_with_the_partition(cluster: Cluster) -> None:
+    create_topic(cluster.bootstrap, "long", 1, **{"segment.bytes": "2000"})
+    source = cluster.leader("long", 0)
+    reads = []
+    for rounds in (1, 20):
+        for _ in range(rounds):  # each leaves segments in the meta stream, and objects of its own in the bucket
+            with Load(cluster.bootstrap, "long", 1) as load:
+                load.more(200)
+            cluster.run(cluster.storage(source).upload_now())
+        target = source % 3 + 1
+        before = cluster.bucket.reads
+        cluster.move("long", 0, target)
+        reads.append(cluster.bucket.reads - before)
+        source = target
+    assert reads[1] <= reads[0] <= 2

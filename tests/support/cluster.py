@@ -33,6 +33,7 @@ from runtime.network import TcpNetwork
 from storage.object_store import Buffer, ObjectInfo
 from storage.object_store_memory import MemoryObjectStore
 from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
+from storage.storage import Storage
 from storage.wal_disk import DiskWal
 from tests.support.clients import wait_until
 from tests.support.tidelog_process import free_port
@@ -47,6 +48,8 @@ class Bucket(MemoryObjectStore):
         super().__init__(SystemClock())
         self.failing = False
         self.delay_s = 0.0
+        self.reads = 0
+        """GETs answered."""
 
     async def _obey(self) -> None:
         if self.failing:
@@ -60,10 +63,12 @@ class Bucket(MemoryObjectStore):
 
     async def get(self, key: str) -> bytes:
         await self._obey()
+        self.reads += 1
         return await super().get(key)
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         await self._obey()
+        self.reads += 1
         return await super().get_ranges(key, ranges)
 
 
@@ -195,6 +200,12 @@ class Cluster:
         partitions = self.nodes[broker]._partitions
         assert partitions is not None
         return any((one.topic, one.partition) == (topic, index) for one in partitions.all())
+
+    def storage(self, broker: int) -> Storage:
+        """A broker's storage."""
+        found = self.nodes[broker]._storage
+        assert found is not None
+        return found
 
     def move(self, topic: str, index: int, to: int, timeout_s: float = 30.0) -> None:
         """Place a partition and wait until its new broker serves it."""
