@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from broker.settings import LogSettings
+from broker.wire import schema
 from controller.client import ControllerClient
 from controller.commands import ClosedPartition
 from controller.errors import OutcomeUnknown
@@ -20,6 +24,8 @@ from stream.partition_log import ClosedLog, PartitionLog
 from tests.e2e.backends import QUIET, create_topic
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
+from tests.support.kafka_client import KafkaClient
+from tests.support.kafka_world import batch
 from tests.support.load import Load
 
 PARTITIONS = 3
@@ -296,3 +302,53 @@ def test_what_a_target_reads_does_not_grow_with_the_partition(cluster: Cluster) 
         reads.append(cluster.bucket.reads - before)
         source = target
     assert reads[1] <= reads[0] <= 2
+
+
+def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_once(cluster: Cluster) -> None:
+    """AlterPartitionReassignments through each broker in turn; then Metadata from all, and what the old leader says."""
+
+    async def reassign(client: KafkaClient, index: int, to: int) -> int:
+        make = schema.request(45, 1).make
+        partitions = [make("ReassignablePartition", partition_index=index, replicas=[to])]
+        topics = [make("ReassignableTopic", name=TOPIC, partitions=partitions)]
+        answer = await client.send(45, 1, timeout=10_000, allow_replication_factor_change=False, topics=topics)
+        return int(answer.responses[0].partitions[0].error_code)
+
+    async def leaders(client: KafkaClient) -> dict[int, tuple[int, int]]:
+        answer = await client.send(
+            3, 12, topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False
+        )
+        (topic,) = (topic for topic in answer.topics if topic.name == TOPIC)
+        return {each.partition_index: (each.leader_id, each.leader_epoch) for each in topic.partitions}
+
+    async def produce(client: KafkaClient, index: int) -> Any:
+        make = schema.request(0, 10).make
+        data = make("PartitionProduceData", index=index, records=batch(b"late"))
+        topics = [make("TopicProduceData", name=TOPIC, partition_data=[data])]
+        return await client.send(0, 10, transactional_id=None, acks=-1, timeout=10_000, topic_data=topics)
+
+    async def work() -> None:
+        clients = {broker: KafkaClient(*node.bootstrap) for broker, node in cluster.nodes.items()}
+        async with contextlib.AsyncExitStack() as stack:
+            for client in clients.values():
+                await stack.enter_async_context(client)
+            for index, broker in enumerate(clients):
+                source = cluster.leader(TOPIC, index)
+                target = source % 3 + 1
+                assert await reassign(clients[broker], index, target) == 0
+                await asyncio.to_thread(wait_until, partial(cluster.serves, target, TOPIC, index), "it has moved")
+                told = cluster.image.leader(cluster.partition(TOPIC, index))
+                for client in clients.values():
+                    async with asyncio.timeout(10):
+                        while (await leaders(client))[index] != told:  # noqa: ASYNC110
+                            await asyncio.sleep(0.001)
+                answer = await produce(clients[source], index)
+                refused = answer.responses[0].partition_responses[0]
+                assert refused.error_code == 6
+                assert (refused.current_leader.leader_id, refused.current_leader.leader_epoch) == told
+                (endpoint,) = answer.node_endpoints
+                assert (endpoint.node_id, endpoint.host, endpoint.port) == (target, *cluster.nodes[target].bootstrap)
+                accepted = await produce(clients[target], index)
+                assert accepted.responses[0].partition_responses[0].error_code == 0
+
+    asyncio.run(work())
