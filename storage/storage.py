@@ -198,6 +198,7 @@ class Storage:
         assert self._started, "start comes before open_stream"
         if self._failure is not None:
             raise self._failure
+        end_offset = self._committed_by_now(stream_id, end_offset, owner_since_epoch)
         stream_log = self._logs.get(stream_id)
         if stream_log is not None and stream_log.fate is Fate.QUARANTINE:
             raise self._quarantined(stream_log)  # a second try must not turn it into a silent loss
@@ -217,6 +218,11 @@ class Storage:
             raise self._quarantined(stream_log)
         stream_log.accepts = True
         return stream_log.end_offset
+
+    def _committed_by_now(self, stream_id: int, end_offset: int, owner_since_epoch: int) -> int:
+        """Where the stream is committed up to: our own uploads go on while the answer that says it is on its way."""
+        facts = self._stream_facts(stream_id) if self._stream_facts is not None else None
+        return max(end_offset, facts[0]) if facts is not None and facts[1] == owner_since_epoch else end_offset
 
     def _take_recovered(self, stream_log: StreamLog) -> str:
         """Give a stream what the WAL holds of it; why it must be quarantined, or an empty string."""
@@ -558,9 +564,12 @@ class Storage:
 
 
 def _still_ours(stream_log: StreamLog, committed_end: int, owner_since_epoch: int) -> bool:
-    """Whether what memory holds of a stream still counts: nobody else has owned it since."""
+    """Whether what memory holds of a stream still counts: nobody else has owned it since.
+
+    We may know of a later committed end than the controller's answer: a commit of ours overtook it.
+    """
     return (
         stream_log.fate is not Fate.DROP
         and stream_log.epoch >= owner_since_epoch
-        and stream_log.committed_end <= committed_end <= stream_log.end_offset
+        and committed_end <= stream_log.end_offset
     )

@@ -20,6 +20,7 @@ from controller.commands import ClosedPartition
 from controller.errors import OutcomeUnknown
 from controller.model import NO_REPLICA_SET
 from runtime.errors import TidelogError
+from stream.managers import OpenedStream
 from stream.partition_log import ClosedLog, PartitionLog
 from tests.e2e.backends import QUIET, create_topic
 from tests.support.clients import wait_until
@@ -180,6 +181,40 @@ def test_a_bucket_that_fails_after_the_close_gives_the_partition_back_to_its_sou
         wait_until(lambda: cluster.serves(target, TOPIC, 0), "a later attempt succeeds")
         load.more()
     load.check(cluster.bootstrap)
+
+
+def test_an_upload_that_ends_while_the_source_opens_the_partition_again_loses_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = elsewhere(cluster)
+    close, open_streams = PartitionLog.close_for_move, ControllerClient.open_streams
+    overtaken: list[int] = []
+
+    async def close_and_fail(self: PartitionLog) -> ClosedLog:
+        cluster.bucket.failing = not overtaken
+        return await close(self)
+
+    async def late(
+        self: ControllerClient, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
+    ) -> list[OpenedStream]:
+        answer = await open_streams(self, replica_set_id, master_epoch, streams)
+        if cluster.bucket.failing:
+            cluster.bucket.failing = False
+            await cluster.storage(source).upload_now()
+            now = {each.stream_id: self.image.streams[each.stream_id].end_offset for each in answer}
+            overtaken.extend(each.stream_id for each in answer if each.end_offset < now[each.stream_id])
+        return answer
+
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        monkeypatch.setattr(PartitionLog, "close_for_move", close_and_fail)
+        monkeypatch.setattr(ControllerClient, "open_streams", late)
+        cluster.place(TOPIC, 0, target)
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "a later attempt succeeds")
+        load.more()
+    load.check(cluster.bootstrap)
+    assert overtaken, "the answer of the second opening was not older than the upload"
+    assert cluster.storage(source).stats()["quarantined_streams"] == 0
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["took effect", "did not arrive"])

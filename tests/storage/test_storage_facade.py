@@ -149,6 +149,36 @@ def test_a_stream_that_was_elsewhere_meanwhile_begins_at_its_new_end() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("forgotten", [False, True], ids=["in memory", "evicted"])
+def test_a_stream_that_is_opened_again_by_an_answer_older_than_an_upload_ends_where_it_ended(forgotten: bool) -> None:
+    """A move that is given up opens its streams again while their upload goes on: the commit may be the quicker one."""
+
+    async def scenario() -> None:
+        world = World()
+        world.stream_facts = lambda stream: (world.objects.ends.get(stream, 0), 0)
+        await world.boot([1])
+        for number in range(3):
+            world.append(1, bytes([number]) * 20)
+        await settle(world)
+        world.storage.close_stream(1)
+        answered_end = world.objects.ends.get(1, 0)
+        await world.storage.upload_now()
+        if forgotten:
+            world.storage._cache._evict(1 << 30)
+            assert world.storage.stats()["streams"] == 0
+        assert answered_end < world.objects.ends[1] == 3
+        assert world.storage.open_stream(1, world.stream_epoch, 0, answered_end, 0) == 3
+        world.append(1, b"new")
+        await settle(world)
+        await world.storage.upload_now()
+        assert world.objects.ends == {1: 4}
+        assert await world.read_all(1) == world.acked[1]
+        assert world.quarantined == []
+        await world.storage.close(upload=False)
+
+    run(scenario)
+
+
 def test_after_a_crash_the_wal_holds_what_was_acknowledged() -> None:
     async def scenario() -> None:
         world = World()
