@@ -52,6 +52,8 @@ class _Found(NamedTuple):
     """The next object, whose index is not in the cache, and those after it."""
     is_tail: bool
     """It begins in the newest object of the range."""
+    following: ObjectSlice | None = None
+    """The object after the one that the last block is in."""
 
 
 class BlockReader:
@@ -219,6 +221,7 @@ class BlockReader:
         reader.ahead_offset = start
         found = self._look_up(stream_id, start, end, wanted)
         self._fetch_ahead(reader, found.refs)
+        self._index_ahead(stream_id, found.following)
         if found.unknown and sum(ref.entry.length for ref in found.refs) < wanted:
             reader.busy = True
             self._tasks.spawn(self._read_ahead(reader, stream_id, end), "ahead")
@@ -234,6 +237,11 @@ class BlockReader:
             log.debug("read-ahead stopped", extra={"stream": stream_id, "error": error})
         finally:
             reader.busy = False
+
+    def _index_ahead(self, stream_id: int, following: ObjectSlice | None) -> None:
+        """Ask for the index of the object that comes next: read-ahead does not stop at the end of one."""
+        if following is not None and following.object_id not in self._fetcher.indexes:
+            self._fetcher.index_flight(following, stream_id, Level.AHEAD)
 
     def _fetch_ahead(self, reader: Reader, refs: list[BlockRef]) -> None:
         self._fetcher.fetch([ref for ref in refs if not self._fetcher.is_here(ref)], Level.AHEAD)
@@ -278,7 +286,7 @@ class BlockReader:
                 refs.append(ref)
                 offset = ref.entry.end_offset
                 if size >= max_bytes:
-                    return _Found(refs, [], is_tail)
+                    return _Found(refs, [], is_tail, slices[number + 1] if number + 1 < len(slices) else None)
         return _Found(refs, [], is_tail)
 
 

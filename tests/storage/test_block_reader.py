@@ -184,6 +184,25 @@ def test_a_sequential_reader_finds_the_next_blocks_in_the_cache() -> None:
     run(scenario)
 
 
+def test_the_next_objects_index_is_on_its_way_before_the_reader_gets_there() -> None:
+    async def scenario() -> None:
+        bucket = Bucket()
+        first = await bucket.add({1: [16 * KIB] * 1024}, seed=1)
+        second = await bucket.add({1: [16 * KIB] * 1024}, seed=2)
+        offset = 0
+        for _ in range(3):
+            got = await bucket.read(1, offset, 128 * KIB)
+            offset = got[-1].base_offset + 2
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert offset < bucket.end(1) // 8
+        asked = [key for key, start, end in bucket.store.gets if end - start == TAIL_BYTES]
+        assert asked == [object_key(CLUSTER, first), object_key(CLUSTER, second)]
+        await bucket.reader.close()
+
+    run(scenario)
+
+
 def test_a_random_reader_reads_nothing_ahead() -> None:
     async def scenario() -> None:
         bucket = Bucket()
