@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install up test lint bench reliability fuzz clean
+.PHONY: install up test lint bench reliability controller-kills fuzz clean
 
 install: $(STAMP)
 
@@ -35,6 +35,10 @@ bench: install
 # The long kill -9 run whose output is in docs/reliability.md.
 reliability: install
 	$(BIN)/python -m tests.harness.kill9 --rounds 200 $(ARGS)
+
+# kill -9 of the active controller under load, the run whose output is in docs/reliability.md.
+controller-kills: install
+	$(BIN)/python -m tests.harness.controller_kills --rounds 100 $(ARGS)
 
 # Fuzzes every decoder and handler, ten minutes each. More: make fuzz ARGS="--seconds 3600 --target handlers"
 fuzz: install

@@ -140,6 +140,7 @@ class BrokerNode:
             credentials=credentials,
             follows_image=follows_controllers,
         )
+        self.controller.on_fenced(self._fail)
         self.metrics = Metrics()
         self._wal: Wal | None = None
         self._storage: Storage | None = None

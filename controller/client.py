@@ -32,6 +32,7 @@ from controller.raft_links import split_address
 from controller.rpc import ChangeParams, CommandParams, Endpoint, RpcChannel, SessionReply, TransferParams
 from runtime.clock import Clock
 from runtime.errors import Overloaded, TidelogError, Unavailable
+from runtime.log_limit import LogLimiter
 from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
 from storage.managers import CommitObjects, CompactObjects, ObjectSlice
@@ -48,6 +49,8 @@ ATTEMPT_S = 10.0
 ATTEMPT_OF_MANY_S = 3.0
 """With several controllers another one is asked earlier."""
 STATUS_S = 2.0
+WAITING_LOG_S = 10.0
+"""A kind of failure to reach a controller is logged once in so long."""
 LAG_S = 1.0
 """A result that the followed controller does not show for so long makes us follow another one."""
 
@@ -94,15 +97,16 @@ class ControllerClient:
         return self._follower.image
 
     async def start(self) -> None:
-        """Connect and load the first image. Retries for ever, with back-off; each failure is logged."""
+        """Connect and load the first image. Retries for ever; equal failures are logged once in a while."""
         assert not self._client_id, "started already"
         backoff = Backoff(rng=self._rng)
+        limiter = LogLimiter(log, self._clock, burst=1, period_s=WAITING_LOG_S)
         while not self._client_id:
             try:
                 raw = await self._commands.call("session", None, self._attempt_s())
                 self._client_id = msgspec.msgpack.decode(raw, type=SessionReply).client_id
             except TidelogError as error:
-                log.info("waiting for the controller", extra={"error": str(error)})
+                limiter.line(type(error).__name__, logging.INFO, "waiting for the controller", {"error": str(error)})
                 await self._clock.sleep(backoff.next_delay_s())
         self._tasks.spawn(self._follower.run(), "follow")
         await self._follower.wait_loaded()
@@ -131,6 +135,10 @@ class ControllerClient:
             self._commands.set_endpoints(endpoints)
             self._polls.set_endpoints(endpoints)
             self._heartbeat.set_endpoints(endpoints)
+
+    def on_fenced(self, callback: Callable[[TidelogError], None]) -> None:
+        """`callback(error)` once, when a newer process has registered this broker's id: this one is to end."""
+        self._heartbeat.on_fenced = callback
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """`callback(delta)` on the loop after each change of the image; returns a remover."""

@@ -24,6 +24,7 @@ from controller.state import decode_mutation
 from controller.tables import Mutation
 from runtime.clock import Clock
 from runtime.errors import CorruptData, TidelogError, Unavailable
+from runtime.log_limit import LogLimiter
 from runtime.msgpack import DECODE_ERRORS
 from runtime.tasks import Backoff
 
@@ -33,6 +34,8 @@ POLL_MS = 2_000
 """Short, because a controller that hangs is noticed only when a poll fails."""
 CALL_S = 10.0
 """One part of an image."""
+FAILURE_LOG_S = 10.0
+"""A kind of failure is logged once in so long: an outage lasts, and is no news each time."""
 POLL_GRACE_S = 3.0
 """Beyond the time a poll waits by itself."""
 
@@ -51,6 +54,7 @@ class ImageFollower:
         self._channel = channel
         self._clock = clock
         self._backoff = Backoff(rng=rng)
+        self._limiter = LogLimiter(log, clock, burst=1, period_s=FAILURE_LOG_S)
         self._subscribers: dict[int, Callback] = {}
         self._numbers = itertools.count()
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -86,7 +90,8 @@ class ImageFollower:
                 self._backoff.reset()
             except (TidelogError, *DECODE_ERRORS) as error:
                 level = logging.INFO if isinstance(error, Unavailable) else logging.ERROR
-                log.log(level, "cannot follow the controller; trying again", extra={"error": str(error)})
+                event = "cannot follow the controller; trying again"
+                self._limiter.line(type(error).__name__, level, event, {"error": str(error)})
                 await self._clock.sleep(self._backoff.next_delay_s())
 
     async def _poll(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from controller.image import Delta
 from controller.node import ControllerNode
 from controller.rpc import CommandParams, PollParams, RpcConnection
 from controller.settings import ControllerSettings
+from runtime.clock import SystemClock
 from runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
+from runtime.network import TcpNetwork
 from storage.managers import CommitGap, CommitObjects, NewObject, StreamRange
 from tests.controller.controller_helpers import make_client, make_node, until
 
@@ -229,7 +232,7 @@ def test_a_newer_process_fences_the_older_ones_heartbeats(tmp_path: Path) -> Non
     async def scenario() -> None:
         node, client = await world(tmp_path)
         fenced: list[TidelogError] = []
-        client._heartbeat.on_fenced = fenced.append
+        client.on_fenced(fenced.append)
         await register(client)
         newer = make_client(node.address)
         await newer.start()
@@ -239,6 +242,34 @@ def test_a_newer_process_fences_the_older_ones_heartbeats(tmp_path: Path) -> Non
         await newer.close()
         await client.close()
         await node.close()
+
+    run(scenario())
+
+
+def test_waiting_for_a_controller_tells_each_kind_of_failure_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        address = node.address
+        await client.close()
+        await node.close()
+        attempts = 0
+
+        class Counted(TcpNetwork):
+            async def connect(self, *arguments: Any, **named: Any) -> Any:
+                nonlocal attempts
+                attempts += 1
+                return await super().connect(*arguments, **named)
+
+        caplog.set_level("INFO", "controller.client")
+        waiting = ControllerClient([address, address, address], Counted(), SystemClock(), random.Random(1))
+        start = asyncio.create_task(waiting.start())
+        await until(lambda: attempts >= 4)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await waiting.close()
+        assert [record.message for record in caplog.records] == ["waiting for the controller"]
 
     run(scenario())
 

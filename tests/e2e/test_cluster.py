@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -267,3 +268,22 @@ def test_a_second_live_broker_with_the_same_id_and_a_wrong_secret_are_refused(tm
         eventually(lambda: any("secret" in line for line in impostor.output), 30)
         assert not any(line.startswith("ready") for line in impostor.output)
         impostor.kill()
+
+
+@pytest.mark.slow
+def test_a_broker_whose_directory_was_copied_ends_when_the_copy_registers(tmp_path: Path) -> None:
+    with serve_cluster(tmp_path, controllers=1, brokers=1) as cluster:
+        original = cluster.nodes[101]
+        shutil.copytree(original.directory, tmp_path / "copy", symlinks=True)
+        copy = cluster.add(101)
+        cluster.nodes = {**cluster.nodes, 101: original, -101: copy}
+        config = tmp_path / "node-101.toml"
+        text = config.read_text().replace(str(original.directory), str(tmp_path / "copy"))
+        port = free_port()
+        config.write_text(text.replace(f"port = {cluster.kafka_ports[101]}", f"port = {port}"))
+        copy.start()
+        copy.wait_ready()
+        assert original.process is not None
+        assert original.process.wait(30) == 6
+        assert any("this broker is fenced" in line for line in original.output), original.output
+        tidelog(f"127.0.0.1:{port}", "topic", "create", TOPIC)
