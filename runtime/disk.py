@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
+from runtime.scheduling import wake_promptly
+
 log = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
@@ -451,6 +453,7 @@ class FileDisk:
 
     def _write_forever(self, loop: asyncio.AbstractEventLoop) -> None:
         """The writer thread: take what is there, commit it as one group, report, again."""
+        wake_promptly()
         while (group := self._next_group()) is not None:
             finished = self._commit(group)
             self.groups += 1

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from runtime import log, memory
+from runtime.scheduling import wake_promptly
 from tidelog.config import Config
 from tidelog.options import config_options, load_config
 
@@ -31,6 +32,7 @@ def serve(config_file: Path | None, assignments: tuple[str, ...]) -> None:
     import uvloop
 
     memory.tune()
+    wake_promptly()  # the event loop's thread
     uvloop.run(_serve(loaded.config))
 
 
