@@ -14,6 +14,10 @@
     GET  /moves              partitions that leave this broker or have left it, and those that it opened
     POST /moves              new placements of partitions
     GET  /partitions         ?topic=NAME…: where partitions are; without names, those that move
+    GET  /brokers            the brokers, with what they own and whether they are drained
+    GET  /brokers/plan       ?id=ID: where a drain would send the broker's partitions
+    POST /brokers/drain      ?id=ID&cancel=true: has a broker give its partitions away, or stops that
+    POST /brokers/remove     ?id=ID: forgets a drained or dead broker that owns nothing, and its WAL in the bucket
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, answers when it is committed
 
 Answers are JSON; an error is `{"error": …, "hint": …}` with a fitting status. It has no authentication: it listens on
@@ -46,6 +50,7 @@ from broker.object_report import (
 )
 from broker.quorum import merge_nodes
 from broker.settings import AdminSettings
+from controller.drain_plan import is_drained
 from controller.model import ObjectRecord, ObjectState
 from runtime.clock import Clock
 from runtime.errors import InvalidInput, NotFound, TidelogError
@@ -221,7 +226,9 @@ class AdminHttp:
         for broker in sorted(image.brokers.values(), key=lambda broker: broker.id):
             here = broker.id == self._sources.node_id
             state = "alive" if broker.alive else "dead"
-            if here:
+            if broker.alive and broker.draining:
+                state = "drained" if is_drained(image, broker.id) else "draining"
+            elif here:
                 state = "starting" if self._sources.not_ready() else "ready"
             nodes.append(
                 {

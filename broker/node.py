@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from broker.admin_http import AdminHttp, AdminSources
 from broker.apis import all_apis
+from broker.broker_http import BrokerRoutes
 from broker.bucket_health import WatchedObjectStore
 from broker.bucket_usage import BucketUsage, topic_of_stream
 from broker.compaction import ImageView, waiting_object
@@ -180,7 +181,14 @@ class BrokerNode:
         jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
         quorum = QuorumView(self.controller)
         moves = MoveRoutes(controller=self.controller, partitions=partitions, bucket=self._store.stats.snapshot)
-        routes = [*jobs.routes(), *self._bucket_usage().routes(), *quorum.routes(), *moves.routes()]
+        scaling = BrokerRoutes(self.controller, for_purpose(self._store, Purpose.CLEAN))
+        routes = [
+            *jobs.routes(),
+            *self._bucket_usage().routes(),
+            *quorum.routes(),
+            *moves.routes(),
+            *scaling.routes(),
+        ]
         sources = self._admin_sources(storage, quorum)
         self._admin = AdminHttp(sources, self.metrics, self._network, self._settings.admin, routes)
         admin_url = await self._admin.start()

@@ -27,7 +27,7 @@ from controller.follower import Callback, ImageFollower
 from controller.handshake import Credentials
 from controller.heartbeat import Heartbeat
 from controller.image import Delta, Image
-from controller.model import ReplicaSetRecord, TopicRecord
+from controller.model import DrainMode, ReplicaSetRecord, TopicRecord
 from controller.raft_links import split_address
 from controller.rpc import ChangeParams, CommandParams, Endpoint, RpcChannel, SessionReply, TransferParams
 from runtime.clock import Clock
@@ -301,6 +301,17 @@ class ControllerClient:
     ) -> list[TidelogError | None]:
         """Go on with partitions under a new leader epoch; as `move_partitions`. Raises `Fenced`."""
         return await self._judged(c.ReclaimPartitions(replica_set_id, master_epoch, tuple(partitions)))
+
+    async def drain_broker(self, broker_id: int, mode: DrainMode, registration_epoch: int = -1) -> None:
+        """Have a broker give its partitions away, or (`NONE`) stop that; see `controller.commands.DrainBroker`.
+
+        Raises `NotFound`, `NoPlaceToDrain`, `StaleBrokerEpoch`.
+        """
+        await self._command(c.DrainBroker(broker_id, mode, registration_epoch))
+
+    async def remove_broker(self, broker_id: int) -> None:
+        """Forget a broker. Raises `NotFound`, `BrokerNotDrained`."""
+        await self._command(c.RemoveBroker(broker_id))
 
     async def _judged(self, command: c.AnyCommand) -> list[TidelogError | None]:
         found: list[ErrorInfo | None] = await self._command(command, list[ErrorInfo | None])

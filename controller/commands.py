@@ -267,6 +267,22 @@ class ReclaimPartitions(Command, frozen=True, array_like=True, tag=43):
     partitions: tuple[tuple[bytes, int], ...]
 
 
+class DrainBroker(Command, frozen=True, array_like=True, tag=44):
+    """Have a broker give its partitions away, or stop that. The active controller plans the moves."""
+
+    broker_id: int
+    mode: int
+    """A `controller.model.DrainMode`. SHUTDOWN is for the broker itself and does not replace OPERATOR."""
+    registration_epoch: int = -1
+    """For SHUTDOWN: the registration that is about to stop."""
+
+
+class RemoveBroker(Command, frozen=True, array_like=True, tag=45):
+    """Forget a broker that owns nothing any more, and its replica set."""
+
+    broker_id: int
+
+
 class SetControllers(Command, frozen=True, array_like=True, tag=50):
     """Who the members of the quorum are, for brokers to find them."""
 
@@ -301,6 +317,8 @@ AnyCommand = (
     | HandOver
     | ElectPartitions
     | ReclaimPartitions
+    | DrainBroker
+    | RemoveBroker
     | SetControllers
 )
 

@@ -90,6 +90,14 @@ class NotEligible(Fenced):
     kafka_code = 83
 
 
+class BrokerNotDrained(InvalidInput):
+    """The broker is alive and in use, or owns partitions: it cannot be removed."""
+
+
+class NoPlaceToDrain(InvalidInput):
+    """No other living broker may take the partitions."""
+
+
 class TargetNotAlive(NotEligible):
     """The broker that a partition shall move to is not alive. Kafka: PREFERRED_LEADER_NOT_AVAILABLE (80)."""
 

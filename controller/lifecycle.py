@@ -5,6 +5,7 @@
 - prepared object ids whose time is over become orphans to delete;
 - destroyed objects whose delay is over are deleted from the bucket, and only then forgotten (rule 6);
 - garbage beyond one command's bound is swept by further commands;
+- draining brokers' partitions are given targets, some at a time (`controller.drain_plan`);
 - partitions that have been moving for the re-elect time-out and whose streams are closed get their targets elected.
 
 Everything is re-derived from the image at each round, so a failed command or a crash loses nothing: the next round
@@ -26,9 +27,11 @@ from controller.commands import (
     ElectPartitions,
     ExpireObjects,
     ForgetObjects,
+    MovePartitions,
     SetBrokerAlive,
     SetControllers,
 )
+from controller.drain_plan import plan_drains
 from controller.image import Image
 from controller.model import STREAMS_PER_PARTITION, StreamState
 from controller.sessions import BrokerSessions
@@ -87,7 +90,15 @@ class Lifecycle:
 
     async def round(self) -> None:
         """Do what is due, each part by itself: one that fails is found again by the next round."""
-        for part in (self._liveness, self._publish, self._expire, self._remove, self._sweep, self._reelect):
+        for part in (
+            self._liveness,
+            self._publish,
+            self._expire,
+            self._remove,
+            self._sweep,
+            self._drain,
+            self._reelect,
+        ):
             try:
                 await part()
             except TidelogError as error:
@@ -126,6 +137,11 @@ class Lifecycle:
     async def _sweep(self) -> None:
         if self._image().index.garbage:
             await self._propose(Barrier())
+
+    async def _drain(self) -> None:
+        moves = plan_drains(self._image())
+        for start in range(0, len(moves), MAX_MOVES_PER_COMMAND):
+            await self._propose(MovePartitions(tuple(moves[start : start + MAX_MOVES_PER_COMMAND])))
 
     async def _reelect(self) -> None:
         """The fallback of a move: its owner closed everything and did not come to ask for the election."""

@@ -35,6 +35,16 @@ class ObjectState(IntEnum):
     """Nothing names it any more; it is deleted from the bucket after the delay, then forgotten."""
 
 
+class DrainMode(IntEnum):
+    """Whether a broker gives its partitions away, and takes no new ones."""
+
+    NONE = 0
+    SHUTDOWN = 1
+    """Its process is going to stop; over when it registers anew."""
+    OPERATOR = 2
+    """Until an operator says otherwise."""
+
+
 class BrokerRecord(msgspec.Struct, frozen=True, array_like=True):
     """Table `brokers`, key: broker id (int32)."""
 
@@ -51,6 +61,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True):
     registration_epoch: int
     """Grows with each registration (int64)."""
     alive: bool
+    draining: int = DrainMode.NONE
+    """A `DrainMode`."""
 
 
 class ReplicaSetRecord(msgspec.Struct, frozen=True, array_like=True):

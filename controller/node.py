@@ -354,7 +354,10 @@ class ControllerNode:
             raise InvalidInput(f"{type(command).__name__} is for the controller itself")
         if not params.client_id:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
-        return await self._propose_envelope(command, term, params.client_id, params.sequence, params.done)
+        result = await self._propose_envelope(command, term, params.client_id, params.sequence, params.done)
+        if isinstance(command, c.DrainBroker | c.HandOver) and any(one.draining for one in self.image.brokers.values()):
+            self._lifecycle.hurry()  # the next partitions may go
+        return result
 
     async def _session(self) -> SessionReply:
         """Unique: one term has one active controller, and this process counts within it."""

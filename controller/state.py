@@ -9,7 +9,7 @@ Rules of DESIGN.md kept here and asserted: 4 (one owner, epochs never down), 5 (
 destroyed only when nothing names them), 7 (compaction conserves), and idempotence by dedupe ids (`controller.dedupe`).
 
 The handlers are by family: `controller.state_nodes`, `state_topics`, `state_streams`, `state_objects`,
-`state_compaction`, `state_moves`.
+`state_compaction`, `state_moves`, `state_scaling`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from controller import commands as c
-from controller import state_compaction, state_moves, state_nodes, state_objects, state_streams, state_topics
+from controller import (
+    state_compaction,
+    state_moves,
+    state_nodes,
+    state_objects,
+    state_scaling,
+    state_streams,
+    state_topics,
+)
 from controller.dedupe import DedupeTable
 from controller.errors import CommandFailed, NotController, to_wire
 from controller.tables import KEY_TYPES, RECORD_TYPES, Mutation, Tables
@@ -81,6 +89,8 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.HandOver: state_moves.hand_over,
     c.ElectPartitions: state_moves.elect_partitions,
     c.ReclaimPartitions: state_moves.reclaim_partitions,
+    c.DrainBroker: state_scaling.drain_broker,
+    c.RemoveBroker: state_scaling.remove_broker,
 }
 
 

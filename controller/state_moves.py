@@ -83,6 +83,12 @@ def _live(tables: Tables, replica_set_id: int) -> ReplicaSetRecord | None:
     return record if master is not None and master.alive else None
 
 
+def _drains(tables: Tables, replica_set_id: int) -> bool:
+    record = tables.replica_sets.get(replica_set_id)
+    master = tables.brokers.get(record.master) if record is not None else None
+    return master is not None and bool(master.draining)
+
+
 def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo | None]:
     """See `MovePartitions`: NotFound, `InvalidReplicaAssignment`, `NoReassignmentInProgress` for a partition."""
 
@@ -95,6 +101,8 @@ def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo |
             return
         elif wanted.replica_set != record.replica_set and _live(tables, wanted.replica_set) is None:
             raise InvalidReplicaAssignment(f"replica set {wanted.replica_set} does not exist or has no living master")
+        elif wanted.replica_set != record.replica_set and _drains(tables, wanted.replica_set):
+            raise InvalidReplicaAssignment(f"broker {wanted.replica_set} is being drained and takes no partitions")
         target = NO_REPLICA_SET if wanted.replica_set == record.replica_set else wanted.replica_set
         since_ms = 0 if target == NO_REPLICA_SET else tables.now_ms
         moved = msgspec.structs.replace(record, target=target, moving_since_ms=since_ms)

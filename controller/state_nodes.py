@@ -6,6 +6,8 @@ of hot-tier.md C2 and C5 in the form that one-member replica sets need: election
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from controller.commands import (
@@ -26,7 +28,7 @@ from controller.commands import (
     SetControllers,
 )
 from controller.errors import BrokerIdInUse, NotController, NotEligible, StaleBrokerEpoch
-from controller.model import NO_BROKER, BrokerRecord, ClusterRecord, ReplicaSetRecord
+from controller.model import NO_BROKER, BrokerRecord, ClusterRecord, DrainMode, ReplicaSetRecord
 from controller.tables import Tables
 from runtime.errors import InvalidInput, NotFound
 
@@ -63,7 +65,8 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
             f"broker id {command.broker_id} belongs to a live broker at {old.host}:{old.port}",
             hint="give this broker another node id, or stop the other one",
         )
-    epoch = 1 if old is None else old.registration_epoch
+    kept = recall(tables, command.broker_id)
+    epoch = kept.registration_epoch + 1 if old is None else old.registration_epoch
     if old is not None and (old.incarnation, old.check_code) != (command.incarnation, command.check_code):
         epoch += 1
     record = BrokerRecord(
@@ -76,12 +79,51 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
         incarnation=command.incarnation,
         registration_epoch=epoch,
         alive=True,
+        draining=_still_draining(old, epoch),
     )
     tables.brokers.put(record.id, record)
     if tables.replica_sets.get(record.id) is None:
         members = (record.id,)
-        tables.replica_sets.put(record.id, ReplicaSetRecord(record.id, members, (), NO_BROKER, 0, members, 0, 0))
+        fresh = ReplicaSetRecord(
+            record.id,
+            members,
+            (),
+            NO_BROKER,
+            kept.master_epoch,
+            members,
+            kept.sync_state_set_epoch,
+            kept.committed_wal_offset,
+        )
+        tables.replica_sets.put(record.id, fresh)
     return epoch
+
+
+def _still_draining(old: BrokerRecord | None, epoch: int) -> int:
+    """What a registration finds of a drain: one for the end of its process is over when there is a new process."""
+    if old is None or (old.draining == DrainMode.SHUTDOWN and epoch != old.registration_epoch):
+        return DrainMode.NONE
+    return old.draining
+
+
+class Kept(NamedTuple):
+    """What outlives a removed broker: numbers that must never go back, should one with its id come again."""
+
+    registration_epoch: int = 0
+    master_epoch: int = 0
+    sync_state_set_epoch: int = 0
+    committed_wal_offset: int = 0
+
+
+def recall(tables: Tables, broker_id: int) -> Kept:
+    """What is kept of a broker id that was in use; zeros for one that never was."""
+    found = (tables.counters.get(f"removed/{broker_id}/{name}") for name in Kept._fields)
+    return Kept(*(value or 0 for value in found))
+
+
+def keep(tables: Tables, broker_id: int, kept: Kept) -> None:
+    """Write down what `recall` gives."""
+    for name, value in kept._asdict().items():
+        tables.counters.put(f"removed/{broker_id}/{name}", value)
 
 
 def set_broker_alive(tables: Tables, command: SetBrokerAlive) -> None:

@@ -83,7 +83,9 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
 
 
 def place(tables: Tables, count: int, assignment: Sequence[int] | None) -> list[int]:
-    """The replica set of each of `count` new partitions: as assigned, else always the live one with the fewest.
+    """The replica set of each of `count` new partitions: as assigned, else always the one with the fewest.
+
+    Of those that are alive and not draining.
 
     Raises `InvalidReplicaAssignment`, `InvalidReplicationFactor`.
     """
@@ -97,10 +99,10 @@ def place(tables: Tables, count: int, assignment: Sequence[int] | None) -> list[
     heap: list[tuple[int, int]] = []
     for record in tables.replica_sets.values():
         master = tables.brokers.get(record.master)
-        if master is not None and master.alive:
+        if master is not None and master.alive and not master.draining:
             heap.append((tables.index.partition_counts.get(record.id, 0), record.id))
     if not heap:
-        raise InvalidReplicationFactor("no broker is alive to place a partition on")
+        raise InvalidReplicationFactor("no broker is alive, and not draining, to place a partition on")
     heapq.heapify(heap)
     placement: list[int] = []
     for _ in range(count):

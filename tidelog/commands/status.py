@@ -18,7 +18,7 @@ from tidelog.options import bootstrap_option, format_option, watch_option
 
 SOMETHING_WRONG = 10
 """Exit code."""
-GOOD_STATES = ("ready", "alive")
+GOOD_STATES = ("ready", "alive", "draining", "drained")
 
 Document = dict[str, Any]
 _RIGHT = ["NODE", "PID", "PARTITIONS", "WAL", "TO-UPLOAD", "MEMORY", "LOG-CACHE"]

@@ -1,0 +1,161 @@
+"""`tidelog broker`: the brokers of a cluster, and taking them out of use without anybody noticing.
+
+A drain is the cluster's: it goes on when this command is gone. What `drain` shows and waits for is only its progress.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import click
+
+from runtime.errors import NotFound, TidelogError, Unavailable
+from tidelog import output
+from tidelog.client import Cluster, http_json
+from tidelog.options import bootstrap_option, format_option, watch_option
+
+POLL_S = 0.2
+Row = dict[str, Any]
+_broker_id = click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+
+
+@click.group()
+def broker() -> None:
+    """List, drain and remove brokers."""
+
+
+@broker.command("list")
+@format_option
+@watch_option
+@bootstrap_option
+def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
+    """Show the brokers: where they are, whether they live, and what they own."""
+    cluster = Cluster(bootstrap)
+    output.show(style, lambda: [_told(row) for row in _rows(cluster)], _render, watch_s=watch_s)
+
+
+def _rows(cluster: Cluster) -> list[Row]:
+    rows: list[Row] = cluster.get("/brokers")["brokers"]
+    return rows
+
+
+def _told(row: Row) -> Row:
+    """A row with what only the broker itself knows: null of one that cannot be asked."""
+    told: Row = {"roles": None, "led": None, "upload_bytes": None}
+    if row["state"] != "dead" and row["admin_url"]:
+        try:
+            status = http_json(row["admin_url"], "/status")
+        except TidelogError:
+            status = None  # it is shown without these; `tidelog status` says what is wrong with it
+        if status is not None:
+            mine: Row = next((node for node in status["nodes"] if node["id"] == row["id"]), {})
+            told = {
+                "roles": mine.get("roles"),
+                "led": status["partitions"].get("led"),
+                "upload_bytes": status["upload"]["backlog_bytes"],
+            }
+    return {**row, **told}
+
+
+def _render(rows: list[Row]) -> str:
+    headers = ["ID", "ADDRESS", "RACK", "STATE", "ROLES", "PARTITIONS", "LED", "LEAVING", "COMING", "TO-UPLOAD"]
+    cells = [
+        [
+            row["id"],
+            row["address"],
+            row["rack"],
+            row["state"],
+            ",".join(row["roles"]) if row["roles"] else None,
+            row["partitions"],
+            row["led"],
+            row["leaving"],
+            row["coming"],
+            output.size(row["upload_bytes"]),
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["ID", "PARTITIONS", "LED", "LEAVING", "COMING", "TO-UPLOAD"])
+
+
+@broker.command()
+@_broker_id
+@click.option("--cancel", is_flag=True, help="End the drain. What is on its way already goes on.")
+@click.option("--dry-run", is_flag=True, help="Only say where the partitions would go.")
+@click.option("--no-wait", is_flag=True, help="Return when the drain has begun.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait."
+)
+@format_option
+@bootstrap_option
+def drain(
+    broker_id: int, cancel: bool, dry_run: bool, no_wait: bool, timeout_s: float, style: str, bootstrap: str
+) -> None:
+    """Move all partitions of a broker to the others, and place none on it."""
+    cluster = Cluster(bootstrap)
+    if dry_run:
+        moves = cluster.get(f"/brokers/plan?id={broker_id}")["moves"]
+        output.emit(json.dumps(moves, indent=2) if style == "json" else _render_plan(broker_id, moves))
+        return
+    cluster.post(f"/brokers/drain?id={broker_id}" + ("&cancel=true" if cancel else ""))
+    if not cancel and not no_wait:
+        wait_drained(cluster, broker_id, timeout_s)
+    row = _find(cluster, broker_id)
+    if style == "json":
+        output.emit(json.dumps(row, indent=2))
+    elif cancel:
+        output.emit(f"broker {broker_id} takes partitions again")
+    else:
+        output.emit(f"broker {broker_id} is {row['state']}")
+
+
+def _find(cluster: Cluster, broker_id: int) -> Row:
+    for row in _rows(cluster):
+        if row["id"] == broker_id:
+            return row
+    raise NotFound(f"there is no broker {broker_id}", hint="`tidelog broker list` shows them")
+
+
+def wait_drained(cluster: Cluster, broker_id: int, timeout_s: float) -> None:
+    """Until the broker owns nothing, saying how far it is. Raises `Unavailable` when it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    total = _find(cluster, broker_id)["partitions"]
+    told = total
+    while True:
+        row = _find(cluster, broker_id)
+        left = row["partitions"] + row["coming"]
+        if row["partitions"] != told:
+            told = row["partitions"]
+            click.echo(f"broker {broker_id}: {max(0, total - told)} of {total} partitions moved", err=True)
+        if not left:
+            return
+        if row["drain"] == "none":
+            raise Unavailable(f"the drain of broker {broker_id} was ended, with {left} partitions left on it")
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"broker {broker_id} still has {left} partitions after {timeout_s:g} s; the drain goes on",
+                hint="`tidelog partition list` shows what holds them up",
+            )
+        time.sleep(POLL_S)
+
+
+def _render_plan(broker_id: int, moves: list[Row]) -> str:
+    if not moves:
+        return f"broker {broker_id} has nothing that could be moved"
+    rows = [[move["topic"], move["partition"], broker_id, move["to"]] for move in moves]
+    table = output.table(["TOPIC", "PARTITION", "FROM", "TO"], rows, right=["PARTITION", "FROM", "TO"])
+    counts = sorted(Counter(move["to"] for move in moves).items())
+    return f"{table}\n\n" + ", ".join(f"{count} to broker {target}" for target, count in counts)
+
+
+@broker.command()
+@_broker_id
+@bootstrap_option
+def remove(broker_id: int, bootstrap: str) -> None:
+    """Forget a broker that is drained, or dead and without partitions, and what it left in the bucket."""
+    answer = Cluster(bootstrap).post(f"/brokers/remove?id={broker_id}")
+    output.emit(f"removed broker {broker_id}")
+    if answer["wal_objects_deleted"]:
+        output.emit(f"deleted {answer['wal_objects_deleted']} objects of its WAL")
