@@ -37,9 +37,10 @@ from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
+from controller.errors import NoPlaceToDrain
 from controller.handshake import Credentials
 from controller.image import Image
-from controller.model import ObjectRecord, StreamState
+from controller.model import DrainMode, ObjectRecord, StreamState
 from runtime.clock import Clock
 from runtime.errors import ConfigError, TidelogError, Unavailable
 from runtime.memory import resident_bytes
@@ -59,6 +60,7 @@ log = logging.getLogger(__name__)
 
 MAX_DAMAGE_SHOWN = 20
 """Damaged places that `/status` names; of more it says how many."""
+DRAIN_POLL_S = 0.25
 READY_TIMEOUT_S = 20.0
 """How long a start waits for its partitions to open before it serves those that did."""
 
@@ -488,6 +490,44 @@ class BrokerNode:
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+
+    async def drain(self, budget_s: float) -> None:
+        """Give the partitions to other living brokers before a stop, as far as `budget_s` goes. Never raises.
+
+        The mark that this sets is lifted when the broker registers again.
+        """
+        if not self._ready or self.failed.done() or budget_s <= 0 or not self._has_others():
+            return
+        broker_id = self._identity.broker_id
+        log.info("draining before the stop", extra={"partitions": self._owned(), "timeout_s": budget_s})
+        try:
+            async with asyncio.timeout(budget_s):
+                await self.controller.drain_broker(broker_id, DrainMode.SHUTDOWN, self._registration_epoch)
+                await self._drained()
+        except (TimeoutError, TidelogError) as error:
+            log.warning(
+                "stopping with partitions that were not moved: they wait for this broker, or for a takeover",
+                extra={"partitions": self._owned(), "error": str(error) or "time is up"},
+            )
+
+    def _owned(self) -> int:
+        return self.controller.image.index.partition_counts.get(self._identity.broker_id, 0)
+
+    def _has_others(self) -> bool:
+        mine = self._identity.broker_id
+        return any(one.alive and not one.draining and one.id != mine for one in self.controller.image.brokers.values())
+
+    async def _drained(self) -> None:
+        """Return when nothing is owned any more; tells how far it is. Raises `NoPlaceToDrain`."""
+        told = self._owned()
+        while left := self._owned():
+            if not self._has_others():
+                raise NoPlaceToDrain("no other broker is alive, and not draining, any more")
+            if left != told:
+                log.info("draining", extra={"partitions_left": left})
+                told = left
+            await self._clock.sleep(DRAIN_POLL_S)
+        log.info("drained: all partitions are with other brokers")
 
     async def stop(self, grace_s: float) -> None:
         """Finish what is in flight, close the partitions, upload, and let go. Works after a failed start, too."""

@@ -45,6 +45,8 @@ class NodeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`text` for people, `json` for machines; one event a line."""
     shutdown_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000
     """How long SIGTERM waits for requests in flight and the last upload."""
+    drain_timeout_ms: Annotated[int, Meta(ge=0)] = 30_000
+    """How long SIGTERM first lets a broker move its partitions to other live brokers; 0: not at all."""
 
 
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -194,6 +194,11 @@ class NodeProcess:
             self._cleaner = ObjectCleaner(for_purpose(self._store, Purpose.CLEAN), self._controller.image.cluster_id)
         await self._cleaner.delete(object_ids)
 
+    async def drain(self) -> None:
+        """Let the broker give its partitions to others, at most for `node.drain_timeout_ms`. Can be cancelled."""
+        if self._broker is not None and not self._broker_stopped:
+            await self._broker.drain(self._config.node.drain_timeout_ms / 1000)
+
     async def stop_broker(self) -> None:
         """Stop the broker; a controller in this process goes on. Asked twice: wait for the first."""
         async with self._stopping_broker:

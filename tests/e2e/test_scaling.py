@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_process import eventually, tidelog_json, up_cluster
+from tests.support.cluster_process import eventually, serve_cluster, tidelog_json, up_cluster
 from tests.support.load import Load
 
 TOPIC = "scaled"
@@ -66,3 +67,29 @@ def test_a_broker_is_drained_under_load_and_takes_partitions_again(tmp_path: Pat
         load.check(bootstrap)
         assert tidelog(bootstrap, "broker", "drain", "77").returncode == 3
         assert cluster.stop() == 0
+
+
+@pytest.mark.slow
+def test_sigterm_moves_the_partitions_away_first_and_the_next_start_takes_new_ones(tmp_path: Path) -> None:
+    with serve_cluster(tmp_path, controllers=1, brokers=3) as cluster:
+        bootstrap = cluster.bootstrap
+        done(bootstrap, "topic", "create", TOPIC, "--partitions", str(PARTITIONS))
+        with Load(bootstrap, TOPIC, PARTITIONS) as load:
+            load.more(20)
+            node = cluster.nodes[102]
+            assert node.stop() == 0
+            assert any("drained: all partitions are with other brokers" in line for line in node.output), node.output
+            assert set(leaders(bootstrap)) == {101, 103}
+            assert brokers(bootstrap)[102]["state"] == "dead"
+            load.more(20)
+            node.start()
+            node.wait_ready()
+            row = brokers(bootstrap)[102]
+            assert (row["state"], row["drain"]) == ("alive", "none")
+            done(bootstrap, "topic", "create", "other", "--partitions", "3")
+            assert set(leaders(bootstrap, "other")) == {102}
+            node.signal(signal.SIGINT)  # no drain
+            assert node.process is not None and node.process.wait(60) == 0
+            assert set(leaders(bootstrap, "other")) == {None}
+            assert load.errors == []
+        load.check(bootstrap)
