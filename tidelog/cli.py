@@ -30,7 +30,7 @@ COMMANDS = {
     "wal": ("tidelog.commands.wal:wal", "Inspect and verify the write-ahead log on disk."),
     "object": ("tidelog.commands.object:object_", "List, inspect, verify, compact and clean up objects in the bucket."),
     "cost": ("tidelog.commands.cost:cost", "Show what the bucket costs, by purpose and topic."),
-    "broker": ("tidelog.commands.broker:broker", "List, drain and remove brokers."),
+    "broker": ("tidelog.commands.broker:broker", "List, add, drain and remove brokers."),
     "controller": ("tidelog.commands.controller:controller", "Show and change the quorum of controllers."),
     "status": ("tidelog.commands.status:status", "Show the cluster's nodes and what is wrong, if anything."),
 }

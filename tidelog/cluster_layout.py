@@ -1,25 +1,30 @@
 """Where the processes of `tidelog up --brokers N` keep their state, and how they find each other.
 
     DIR/cluster.json     {"format": 1, "controllers": {"1": port, …}, "kafka_ports": {"1": port, …}}
+                         "brokers": [1, …], "last_id": n, as `tidelog broker add` and `remove` left them
+    DIR/up.sock          reaches the `tidelog up` that runs (`tidelog.up_control`)
     DIR/cluster.secret   what they authenticate each other with
     DIR/bucket/          the embedded store, shared
     DIR/node-1/ …        one data directory for each process; its `bucket` is a link to the shared one
 
 One broker alone uses DIR itself. Ports and controllers are chosen at the first start and kept: members of the quorum
-know each other by them. Entry: `plan`.
+know each other by them. The id of a removed broker is not used again.
+
+Entry: `plan`, `add_broker`, `drop_broker`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import msgspec
 
 from controller.handshake import write_secret
-from runtime.errors import ConfigError, CorruptData
+from runtime.errors import ConfigError, CorruptData, InvalidInput
 from storage.open_store import EMBEDDED_BUCKET
 from tidelog.config import Config, Loaded
 
@@ -36,6 +41,10 @@ class Layout(msgspec.Struct):
     controllers: dict[str, int]
     """RPC port of each node that is a controller, by node id."""
     kafka_ports: dict[str, int]
+    brokers: list[int] = []
+    """The brokers once they were changed while they ran; empty: 1 to what --brokers says."""
+    last_id: int = 0
+    """The largest id that was given out."""
 
 
 def plan(loaded: Loaded, brokers: int, controllers: int | None = None) -> list[Loaded]:
@@ -46,6 +55,14 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None) -> list[L
         return [loaded]
     if not 1 <= brokers <= MAX_BROKERS:
         raise ConfigError(f"--brokers {brokers}: `tidelog up` runs 1 to {MAX_BROKERS} brokers on one machine")
+    ids = list(range(1, brokers + 1))
+    if layout is not None and layout.brokers:
+        ids = list(layout.brokers)  # what was changed by command wins over the flag of the first start
+        if controllers not in (None, len(layout.controllers)):
+            raise _fixed_controllers(directory, layout)
+        _choose_ports(layout, loaded.config, ids)
+        _write(directory / LAYOUT_FILE, layout)
+        return [_node(loaded, layout, node_id) for node_id in _processes(layout, ids)]
     if layout is None:
         if (directory / "identity.json").exists():
             raise ConfigError(
@@ -57,24 +74,81 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None) -> list[L
             raise ConfigError(f"--controllers {wanted} needs as many brokers; there are {brokers}")
         layout = Layout(FORMAT, dict.fromkeys(map(str, range(1, wanted + 1)), 0), {})
     elif controllers not in (None, len(layout.controllers)):
-        raise ConfigError(
-            f"the cluster in {directory} has {len(layout.controllers)} controllers",
-            hint="`tidelog controller add` and `remove` change them while it runs",
-        )
+        raise _fixed_controllers(directory, layout)
     needed = max(map(int, layout.controllers))
     if brokers < needed:
         raise ConfigError(
             f"the cluster in {directory} has controllers on nodes 1 to {needed}; --brokers {brokers} leaves some out",
             hint=f"use --brokers {needed} or more",
         )
-    _choose_ports(layout, loaded.config, brokers)
+    layout.last_id = max(layout.last_id, brokers)
+    _choose_ports(layout, loaded.config, ids)
     directory.mkdir(parents=True, exist_ok=True)
     write_secret(directory / SECRET_FILE)
     _write(directory / LAYOUT_FILE, layout)
-    return [_node(loaded, layout, node_id) for node_id in range(1, brokers + 1)]
+    return [_node(loaded, layout, node_id) for node_id in ids]
 
 
-def _choose_ports(layout: Layout, config: Config, brokers: int) -> None:
+def _fixed_controllers(directory: Path, layout: Layout) -> ConfigError:
+    return ConfigError(
+        f"the cluster in {directory} has {len(layout.controllers)} controllers",
+        hint="`tidelog controller add` and `remove` change them while it runs",
+    )
+
+
+def _processes(layout: Layout, ids: list[int]) -> list[int]:
+    """All nodes: the brokers, and controllers whose broker was removed."""
+    return sorted({*ids, *map(int, layout.controllers)})
+
+
+def add_broker(loaded: Loaded, running: list[int]) -> Loaded:
+    """Write one more broker down, with an id that was never used; its configuration. Raises `ConfigError`."""
+    directory = Path(loaded.config.node.data_dir)
+    layout = _changeable(directory, running)
+    if len(layout.brokers) >= MAX_BROKERS:
+        raise ConfigError(f"`tidelog up` runs at most {MAX_BROKERS} brokers on one machine")
+    layout.last_id += 1
+    layout.brokers.append(layout.last_id)
+    _choose_ports(layout, loaded.config, layout.brokers)
+    _write(directory / LAYOUT_FILE, layout)
+    return _node(loaded, layout, layout.last_id)
+
+
+def drop_broker(loaded: Loaded, node_id: int, running: list[int]) -> Loaded | None:
+    """Write down that this broker is gone; what is left of its node: a controller alone, or nothing (None)."""
+    layout = _changeable(Path(loaded.config.node.data_dir), running)
+    if node_id in layout.brokers:
+        layout.brokers.remove(node_id)
+    layout.kafka_ports.pop(str(node_id), None)
+    _write(Path(loaded.config.node.data_dir) / LAYOUT_FILE, layout)
+    return _node(loaded, layout, node_id) if str(node_id) in layout.controllers else None
+
+
+def forget_broker(loaded: Loaded, node_id: int) -> None:
+    """Delete what a removed broker left on the disk. Its node's controller, if it has one, keeps its own."""
+    directory = Path(loaded.config.node.data_dir)
+    layout = _read(directory / LAYOUT_FILE)
+    if layout is None or not layout.brokers or node_id in layout.brokers or not 0 < node_id <= layout.last_id:
+        raise InvalidInput(f"node {node_id} of {directory} is not a removed broker")
+    left = directory / f"node-{node_id}" / ("wal" if str(node_id) in layout.controllers else "")
+    if left.exists():
+        shutil.rmtree(left)  # the link to the bucket is removed, not what it leads to
+
+
+def _changeable(directory: Path, running: list[int]) -> Layout:
+    layout = _read(directory / LAYOUT_FILE)
+    if layout is None:
+        raise ConfigError(
+            f"{directory} belongs to a single broker, which is no cluster",
+            hint="`tidelog up --brokers 2` or more over a directory of its own is one",
+        )
+    if not layout.brokers:
+        layout.brokers = sorted(running)
+    layout.last_id = max(layout.last_id, *layout.brokers, *map(int, layout.controllers))
+    return layout
+
+
+def _choose_ports(layout: Layout, config: Config, ids: list[int]) -> None:
     """Free ports for those that have none, all different."""
     held: list[socket.socket] = []
 
@@ -87,7 +161,7 @@ def _choose_ports(layout: Layout, config: Config, brokers: int) -> None:
     try:
         for name, port in layout.controllers.items():
             layout.controllers[name] = port or free(config.controller.host)
-        for number in range(1, brokers + 1):
+        for number in ids:
             if config.kafka.port:
                 layout.kafka_ports[str(number)] = config.kafka.port + number - 1
             elif str(number) not in layout.kafka_ports:
@@ -103,12 +177,17 @@ def _node(loaded: Loaded, layout: Layout, node_id: int) -> Loaded:
     config.node.id = node_id
     config.node.data_dir = str(directory / f"node-{node_id}")
     is_controller = str(node_id) in layout.controllers
-    config.node.roles = ["controller", "broker"] if is_controller else ["broker"]
+    is_broker = not layout.brokers or node_id in layout.brokers
+    config.node.roles = []
+    if is_controller:
+        config.node.roles.append("controller")
+    if is_broker:
+        config.node.roles.append("broker")
     host = config.controller.host
     config.controller.members = [f"{name}@{host}:{port}" for name, port in layout.controllers.items()]
     config.controller.secret_file = str((directory / SECRET_FILE).absolute())
     config.controller.port = 0
-    config.kafka.port = layout.kafka_ports[str(node_id)]
+    config.kafka.port = layout.kafka_ports.get(str(node_id), 0)
     if config.admin.port:
         config.admin.port += node_id - 1
     if not config.s3.endpoint and not config.s3.bucket:

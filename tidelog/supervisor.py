@@ -3,10 +3,13 @@
 A child that ends before it was ever ready with an exit code that a retry cannot mend (wrong configuration, port in use,
 wrong data directory, corrupt data) ends the whole: the supervisor leaves with the same code. Any other end is followed
 by a new start after a growing, jittered delay that is reset once the child has been ready for a while. When the
-supervisor itself is killed, the kernel sends its children SIGTERM, so that nothing is left behind.
+supervisor itself is killed, the kernel sends its children SIGINT, so that nothing is left behind.
 
 Several processes stop in two steps: all brokers first (SIGUSR1), for they need the controllers to upload what is left,
 then the processes (SIGTERM).
+
+While it runs, brokers are added and removed through a socket in the data directory (`tidelog.up_control`). One that
+is a controller, too, goes on as a controller alone when its broker is removed.
 
 Entry: `Supervisor.run`.
 """
@@ -22,33 +25,48 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from runtime.errors import InvalidInput, NotFound, Unavailable
 from runtime.tasks import Backoff
+from tidelog import cluster_layout
 from tidelog.config import Loaded, to_toml
+from tidelog.up_control import ControlServer
 
 FATAL_EXIT_CODES = frozenset({2, 7, 8, 9})
 """Exit codes that a new start cannot mend (`tidelog.cli` lists them)."""
 STEADY_S = 1.0
 """A process that lived so long after its start and was ready has done work: the back-off starts over."""
 READY_PREFIX = "ready bootstrap="
+READY_CONTROLLER_PREFIX = "ready controller="
+ADD_TIMEOUT_S = 60.0
+"""How long a new broker may take to be ready before its adding is told to go on without anybody waiting."""
 STOPPED_LINE = "broker stopped"
 """What a process says when its broker has stopped and its controller goes on."""
 _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """At once, without moving partitions: all of them die together. A shell may have had SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 class Supervisor:
-    """Runs one child process for each configuration. `on_ready(bootstrap)` once, when all of them are ready."""
+    """Runs one child process for each configuration. `on_ready(bootstrap)` once, when all of them are ready.
 
-    def __init__(self, nodes: Sequence[Loaded], on_ready: Callable[[str], None]) -> None:
+    `loaded` is the configuration that those of the nodes were made from; with it, brokers can be added and removed.
+    """
+
+    def __init__(self, nodes: Sequence[Loaded], on_ready: Callable[[str], None], loaded: Loaded) -> None:
         self._on_ready = on_ready
+        self._loaded = loaded
         self._stopping = asyncio.Event()
-        self._children = [_Child(loaded, self, len(nodes) > 1) for loaded in nodes]
+        self._children = {one.config.node.id: _Child(one, self, len(nodes) > 1) for one in nodes}
+        self._runs: dict[_Child, asyncio.Task[int]] = {}
+        self._scratch = Path()
         self._announced = False
         self._stop: asyncio.Task[None] | None = None
         self._exit_code = 0
@@ -63,31 +81,102 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        with tempfile.TemporaryDirectory(prefix="tidelog-up-") as scratch:
-            runs = [child.keep_running(Path(scratch), self._stopping) for child in self._children]
-            codes = await asyncio.gather(*runs)
-        if self._stop is not None:
-            await self._stop
-        return self._exit_code or max(codes)
+        control = ControlServer(Path(self._loaded.config.node.data_dir), self._control)
+        await control.start()
+        try:
+            with tempfile.TemporaryDirectory(prefix="tidelog-up-") as scratch:
+                self._scratch = Path(scratch)
+                for child in self._children.values():
+                    self._start(child)
+                await self._stopping.wait()
+                codes = await asyncio.gather(*self._runs.values())
+            if self._stop is not None:
+                await self._stop
+        finally:
+            await control.close()
+        return self._exit_code or max(codes, default=0)
+
+    def _start(self, child: _Child) -> None:
+        self._runs[child] = asyncio.create_task(child.keep_running(self._scratch))
 
     def stop(self) -> None:
         """End all children."""
         if self._stop is None:
             self._stopping.set()
+            for child in self._children.values():
+                child.stopping.set()
             self._stop = asyncio.get_running_loop().create_task(self._end_all())
 
     async def _end_all(self) -> None:
-        if len(self._children) > 1:
-            budget_s = max(child.shutdown_s for child in self._children)
-            await asyncio.gather(*(child.stop_broker(budget_s) for child in self._children))
-        for child in self._children:
+        children = list(self._children.values())
+        if len(children) > 1:
+            budget_s = max(child.shutdown_s for child in children)
+            await asyncio.gather(*(child.stop_broker(budget_s) for child in children))
+        for child in children:
             child.end()
+
+    # --- brokers that come and go ----------------------------------------------------------------------------------
+
+    async def _control(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What `tidelog broker` asks for. Raises `InvalidInput`, `ConfigError`, `NotFound`, `Unavailable`."""
+        if self._stopping.is_set():
+            raise Unavailable("this `tidelog up` is stopping")
+        what, node_id = request.get("do"), request.get("id")
+        if what == "list":
+            return {"brokers": {str(each): child.bootstrap for each, child in self._brokers().items()}}
+        if what == "add":
+            return await self._add()
+        if what == "stop" and isinstance(node_id, int):
+            return await self._remove(node_id)
+        if what == "forget" and isinstance(node_id, int):
+            if node_id in self._brokers():
+                raise InvalidInput(f"broker {node_id} runs")
+            await asyncio.to_thread(cluster_layout.forget_broker, self._loaded, node_id)
+            return {"id": node_id}
+        raise InvalidInput(f"there is no request {what!r}")
+
+    def _brokers(self) -> dict[int, _Child]:
+        return {each: child for each, child in self._children.items() if child.is_broker}
+
+    async def _add(self) -> dict[str, Any]:
+        node = cluster_layout.add_broker(self._loaded, list(self._brokers()))
+        child = self._children[node.config.node.id] = _Child(node, self, True)
+        self._start(child)
+        try:
+            async with asyncio.timeout(ADD_TIMEOUT_S):
+                await child.ready.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"broker {node.config.node.id} was not ready within {ADD_TIMEOUT_S:g} s; it is tried further",
+                hint="what `tidelog up` prints says why; `tidelog broker list` shows when it is there",
+            ) from None
+        click.echo(f"broker {node.config.node.id} was added at {child.bootstrap}", err=True)
+        return {"id": node.config.node.id, "bootstrap": child.bootstrap}
+
+    async def _remove(self, node_id: int) -> dict[str, Any]:
+        """End a broker for good; a controller in the same node goes on alone."""
+        child = self._brokers().get(node_id)
+        if child is None:
+            raise NotFound(f"no broker {node_id} runs here")
+        if len(self._brokers()) == 1:
+            raise InvalidInput("the last broker cannot be removed", hint="stop `tidelog up` instead")
+        left = cluster_layout.drop_broker(self._loaded, node_id, list(self._brokers()))
+        child.stopping.set()
+        child.end()
+        await self._runs.pop(child)
+        del self._children[node_id]
+        if left is not None and not self._stopping.is_set():
+            controller = self._children[node_id] = _Child(left, self, True)
+            self._start(controller)
+        click.echo(f"broker {node_id} was stopped to be removed", err=True)
+        return {"id": node_id, "controller": left is not None}
 
     def child_ready(self) -> None:
         """Tell when all are ready for the first time."""
-        if not self._announced and all(child.bootstrap for child in self._children):
+        children = list(self._children.values())
+        if not self._announced and all(child.ready.is_set() for child in children):
             self._announced = True
-            self._on_ready(",".join(child.bootstrap for child in self._children))
+            self._on_ready(",".join(child.bootstrap for child in children if child.is_broker))
 
     def child_failed(self, code: int) -> None:
         """A child cannot run at all."""
@@ -101,7 +190,13 @@ class _Child:
     def __init__(self, loaded: Loaded, supervisor: Supervisor, is_one_of_many: bool) -> None:
         self._loaded = loaded
         self._supervisor = supervisor
-        self._name = f"broker process {loaded.config.node.id}" if is_one_of_many else "broker process"
+        self.is_broker = "broker" in loaded.config.node.roles
+        kind = "broker process" if self.is_broker else "controller process"
+        self._name = f"{kind} {loaded.config.node.id}" if is_one_of_many else kind
+        self.stopping = asyncio.Event()
+        """It shall end and not be started again."""
+        self.ready = asyncio.Event()
+        """It was ready at one time."""
         self._process: asyncio.subprocess.Process | None = None
         self._broker_stopped = asyncio.Event()
         self.bootstrap = ""
@@ -129,8 +224,9 @@ class _Child:
         gone.cancel()
         stopped.cancel()
 
-    async def keep_running(self, scratch: Path, stopping: asyncio.Event) -> int:
+    async def keep_running(self, scratch: Path) -> int:
         """Run the process, again and again, until `stopping`; returns the exit code of the last."""
+        stopping = self.stopping
         settings = scratch / f"node-{self._loaded.config.node.id}.toml"
         settings.touch(0o600)
         settings.write_text(to_toml(self._loaded.config), encoding="utf-8")
@@ -139,7 +235,7 @@ class _Child:
             started = time.monotonic()
             code, was_ready = await self._run(settings, stopping)
             if stopping.is_set():
-                return 0 if code in (0, -signal.SIGTERM) else max(code, 1)
+                return 0 if code in (0, -signal.SIGTERM, -signal.SIGINT) else max(code, 1)
             if not was_ready and not self._supervisor.is_announced and code in FATAL_EXIT_CODES:
                 self._supervisor.child_failed(code)
                 return code
@@ -185,17 +281,19 @@ class _Child:
             line = raw.decode(errors="replace").rstrip()
             if line == STOPPED_LINE:
                 self._broker_stopped.set()
-            elif line.startswith(READY_PREFIX):
+            elif line.startswith((READY_PREFIX, READY_CONTROLLER_PREFIX)):
                 ready = True
-                self._became_ready(line.removeprefix(READY_PREFIX), settings)
+                self._became_ready(line, settings)
             else:
                 click.echo(line)
         return await process.wait(), ready
 
-    def _became_ready(self, bootstrap: str, settings: Path) -> None:
-        if self.bootstrap:
+    def _became_ready(self, line: str, settings: Path) -> None:
+        if self.ready.is_set():
             click.echo(f"{self._name} is ready again", err=True)
             return
-        self.bootstrap = bootstrap
-        self._keep_port(bootstrap, settings)
+        self.ready.set()
+        if self.is_broker:
+            self.bootstrap = line.removeprefix(READY_PREFIX)
+            self._keep_port(self.bootstrap, settings)
         self._supervisor.child_ready()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
+from tests.e2e.backends import QUIET
+from tests.support.clients import wait_until
 from tests.support.cluster_process import eventually, serve_cluster, tidelog_json, up_cluster
 from tests.support.load import Load
 
@@ -93,3 +97,91 @@ def test_sigterm_moves_the_partitions_away_first_and_the_next_start_takes_new_on
             assert set(leaders(bootstrap, "other")) == {None}
             assert load.errors == []
         load.check(bootstrap)
+
+
+class Group:
+    """A consumer of a group in a thread, committing as it goes; counts each record that it is given."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "retry.backoff.ms": 10,
+                **QUIET,
+            }
+        )
+        self.seen: Counter[bytes] = Counter()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        self._consumer.subscribe([TOPIC])
+        while not self._stopping.is_set():
+            message = self._consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                self.seen[message.value() or b""] += 1
+        self._consumer.close()
+
+    def __enter__(self) -> Group:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wal", ["disk", "s3"])
+def test_a_running_cluster_gains_a_broker_and_loses_another_without_a_trace(tmp_path: Path, wal: str) -> None:
+    data = ("--data-dir", str(tmp_path))
+    with up_cluster(tmp_path, flags=["--wal", wal]) as cluster:
+        bootstrap = cluster.bootstrap
+        done(bootstrap, "topic", "create", TOPIC, "--partitions", str(PARTITIONS))
+        with Load(bootstrap, TOPIC, PARTITIONS) as load, Group(bootstrap) as group:
+            load.more(20)
+            added = subprocess.run(
+                [sys.executable, "-m", "tidelog", "broker", "add", *data], capture_output=True, text=True, check=False
+            )
+            assert added.returncode == 0 and "added broker 4 at" in added.stdout, added
+            assert brokers(bootstrap)[4]["roles"] == ["broker"]
+            done(bootstrap, "partition", "move", f"{TOPIC}:0", f"{TOPIC}:1", f"{TOPIC}:2", "--to", "4")
+            load.more(20)
+            early = tidelog(bootstrap, "broker", "remove", "2", *data)
+            assert early.returncode == 2 and "owns" in early.stderr, early
+            done(bootstrap, "broker", "drain", "2")
+            done(bootstrap, "broker", "remove", "2", *data)
+            load.more(20)
+            done(bootstrap, "broker", "drain", "4")
+            done(bootstrap, "broker", "drain", "4", "--cancel")
+            assert sorted(brokers(bootstrap)) == [1, 3, 4]
+            load.more(20)
+            total = load.sent * PARTITIONS
+            wait_until(lambda: sum(group.seen.values()) >= total, "the group has read what was written", 60)
+        load.check(bootstrap)
+        written = {value for records in load.acked.values() for _, _, value in records}
+        assert set(group.seen) == written
+        status = tidelog_json(bootstrap, "status")
+        assert [(node["id"], node["roles"]) for node in status["nodes"]] == [
+            (1, ["controller", "broker"]),
+            (2, ["controller"]),  # its controller goes on
+            (3, ["controller", "broker"]),
+            (4, ["broker"]),
+        ]
+        eventually(lambda: not tidelog_json(bootstrap, "status")["problems"])
+        assert not (tmp_path / "node-2" / "wal").exists()
+        assert not list(tmp_path.glob("bucket/*/wal/00000002/*"))
+        assert tidelog(bootstrap, "broker", "remove", "2", *data).returncode == 3
+        done(bootstrap, "broker", "drain", "4")
+        done(bootstrap, "broker", "remove", "4", *data)
+        assert not (tmp_path / "node-4").exists()
+        assert not list(tmp_path.glob("bucket/*/wal/00000004/*"))
+        assert list(tmp_path.glob("bucket/*/wal/00000003/*")) or wal == "disk"
+        assert cluster.stop() == 0
+        assert not (tmp_path / "up.sock").exists()
+    with up_cluster(tmp_path, flags=["--wal", wal]) as again:  # --brokers 3, and there are two: 1 and 3
+        assert sorted(brokers(again.bootstrap)) == [1, 3]
+        load.check(again.bootstrap)
+        assert again.stop() == 0

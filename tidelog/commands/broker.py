@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import click
 
-from runtime.errors import NotFound, TidelogError, Unavailable
-from tidelog import output
+from runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog import output, up_control
 from tidelog.client import Cluster, http_json
-from tidelog.options import bootstrap_option, format_option, watch_option
+from tidelog.options import bootstrap_option, format_option, load_config, watch_option
 
 POLL_S = 0.2
 Row = dict[str, Any]
@@ -24,7 +25,7 @@ _broker_id = click.argument("broker_id", metavar="ID", type=click.IntRange(min=0
 
 @click.group()
 def broker() -> None:
-    """List, drain and remove brokers."""
+    """List, add, drain and remove brokers."""
 
 
 @broker.command("list")
@@ -150,12 +151,78 @@ def _render_plan(broker_id: int, moves: list[Row]) -> str:
     return f"{table}\n\n" + ", ".join(f"{count} to broker {target}" for target, count in counts)
 
 
+_data_dir = click.option(
+    "--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="Of the `tidelog up` that runs the brokers."
+)
+
+
+def _directory(data_dir: Path | None) -> Path:
+    return Path(load_config(None, (), node__data_dir=str(data_dir) if data_dir else None).config.node.data_dir)
+
+
+@broker.command()
+@_data_dir
+def add(data_dir: Path | None) -> None:
+    """Have a running `tidelog up` start one more broker."""
+    added = up_control.ask(_directory(data_dir), {"do": "add"})
+    output.emit(f"added broker {added['id']} at {added['bootstrap']}")
+
+
 @broker.command()
 @_broker_id
+@click.option("--force", is_flag=True, help="Even if its process runs: it is fenced, and should be stopped.")
+@_data_dir
 @bootstrap_option
-def remove(broker_id: int, bootstrap: str) -> None:
-    """Forget a broker that is drained, or dead and without partitions, and what it left in the bucket."""
-    answer = Cluster(bootstrap).post(f"/brokers/remove?id={broker_id}")
+def remove(broker_id: int, force: bool, data_dir: Path | None, bootstrap: str) -> None:
+    """Forget a broker that is drained, or dead and without partitions, with all that it left.
+
+    One that a `tidelog up` on this machine runs is stopped first, and its files are deleted.
+    """
+    rows = {row["id"]: row for row in _rows(Cluster(bootstrap))}
+    row = rows.get(broker_id)
+    directory = _directory(data_dir)
+    runs_here = _runs_here(directory, row)
+    if row is not None:
+        _check_removable(row, force or runs_here)
+    if runs_here:
+        up_control.ask(directory, {"do": "stop", "id": broker_id})
+    others = [one for each, one in rows.items() if each != broker_id and one["state"] != "dead" and one["admin_url"]]
+    if not others:
+        raise Unavailable(f"no broker besides {broker_id} is alive to remove it from the metadata")
+    answer = http_json(others[0]["admin_url"], f"/brokers/remove?id={broker_id}", method="POST")
+    if runs_here:
+        up_control.ask(directory, {"do": "forget", "id": broker_id})
     output.emit(f"removed broker {broker_id}")
     if answer["wal_objects_deleted"]:
         output.emit(f"deleted {answer['wal_objects_deleted']} objects of its WAL")
+
+
+def _runs_here(directory: Path, row: Row | None) -> bool:
+    """Whether the `tidelog up` over this directory runs that very broker."""
+    if row is None:
+        return False
+    try:
+        running = up_control.ask(directory, {"do": "list"})["brokers"]
+    except Unavailable:
+        return False
+    return bool(running.get(str(row["id"])) == row["address"])
+
+
+def _check_removable(row: Row, may_live: bool) -> None:
+    """Before anything is stopped; the controller checks again. Raises `InvalidInput`."""
+    name = f"broker {row['id']}"
+    if row["partitions"] or row["coming"]:
+        lost = ", and it is dead: what of them is not in the bucket yet is in its WAL alone"
+        raise InvalidInput(
+            f"{name} owns {row['partitions']} partitions, and {row['coming']} are moving to it"
+            + (lost if row["state"] == "dead" else ""),
+            hint=("start it, then " if row["state"] == "dead" else "")
+            + f"`tidelog broker drain {row['id']}` moves them",
+        )
+    if row["state"] == "alive":
+        raise InvalidInput(
+            f"{name} is alive, and partitions may be placed on it any time",
+            hint=f"`tidelog broker drain {row['id']}` first",
+        )
+    if row["state"] != "dead" and not may_live:
+        raise InvalidInput(f"the process of {name} still runs", hint="stop it first, or fence it with --force")

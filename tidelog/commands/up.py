@@ -63,7 +63,7 @@ def up(
     )
     check_bucket(loaded)
     nodes = cluster_layout.plan(loaded, brokers, int(controllers) if controllers else None)
-    exit_code = asyncio.run(_run(nodes, quiet))
+    exit_code = asyncio.run(_run(nodes, quiet, loaded))
     raise click.exceptions.Exit(exit_code)
 
 
@@ -73,10 +73,10 @@ def check_bucket(loaded: Loaded) -> None:
         raise ConfigError("--s3-endpoint needs a bucket", hint="add --bucket NAME")
 
 
-async def _run(nodes: list[Loaded], quiet: bool) -> int:
+async def _run(nodes: list[Loaded], quiet: bool, loaded: Loaded) -> int:
     def ready(bootstrap: str) -> None:
         click.echo(f"ready bootstrap={bootstrap}")
         if not quiet:
             click.echo(HOW_TO_CONNECT.format(bootstrap=bootstrap.partition(",")[0]), err=True)
 
-    return await Supervisor(nodes, ready).run()
+    return await Supervisor(nodes, ready, loaded).run()
