@@ -140,29 +140,32 @@ def test_a_running_cluster_gains_a_broker_and_loses_another_without_a_trace(tmp_
     with up_cluster(tmp_path, flags=["--wal", wal]) as cluster:
         bootstrap = cluster.bootstrap
         done(bootstrap, "topic", "create", TOPIC, "--partitions", str(PARTITIONS))
-        with Load(bootstrap, TOPIC, PARTITIONS) as load, Group(bootstrap) as group:
-            load.more(20)
-            added = subprocess.run(
-                [sys.executable, "-m", "tidelog", "broker", "add", *data], capture_output=True, text=True, check=False
-            )
-            assert added.returncode == 0 and "added broker 4 at" in added.stdout, added
-            assert brokers(bootstrap)[4]["roles"] == ["broker"]
-            done(bootstrap, "partition", "move", f"{TOPIC}:0", f"{TOPIC}:1", f"{TOPIC}:2", "--to", "4")
-            load.more(20)
-            early = tidelog(bootstrap, "broker", "remove", "2", *data)
-            assert early.returncode == 2 and "owns" in early.stderr, early
-            done(bootstrap, "broker", "drain", "2")
-            done(bootstrap, "broker", "remove", "2", *data)
-            load.more(20)
-            done(bootstrap, "broker", "drain", "4")
-            done(bootstrap, "broker", "drain", "4", "--cancel")
-            assert sorted(brokers(bootstrap)) == [1, 3, 4]
-            load.more(20)
-            total = load.sent * PARTITIONS
-            wait_until(lambda: sum(group.seen.values()) >= total, "the group has read what was written", 60)
-        load.check(bootstrap)
-        written = {value for records in load.acked.values() for _, _, value in records}
+        with Group(bootstrap) as group:
+            with Load(bootstrap, TOPIC, PARTITIONS) as load:
+                load.more(20)
+                added = subprocess.run(
+                    [sys.executable, "-m", "tidelog", "broker", "add", *data],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert added.returncode == 0 and "added broker 4 at" in added.stdout, added
+                assert brokers(bootstrap)[4]["roles"] == ["broker"]
+                done(bootstrap, "partition", "move", f"{TOPIC}:0", f"{TOPIC}:1", f"{TOPIC}:2", "--to", "4")
+                load.more(20)
+                early = tidelog(bootstrap, "broker", "remove", "2", *data)
+                assert early.returncode == 2 and "owns" in early.stderr, early
+                done(bootstrap, "broker", "drain", "2")
+                done(bootstrap, "broker", "remove", "2", *data)
+                load.more(20)
+                done(bootstrap, "broker", "drain", "4")
+                done(bootstrap, "broker", "drain", "4", "--cancel")
+                assert sorted(brokers(bootstrap)) == [1, 3, 4]
+                load.more(20)
+            written = {value for records in load.acked.values() for _, _, value in records}
+            wait_until(lambda: len(group.seen) >= len(written), "the group has read what was written", 60)
         assert set(group.seen) == written
+        load.check(bootstrap)
         status = tidelog_json(bootstrap, "status")
         assert [(node["id"], node["roles"]) for node in status["nodes"]] == [
             (1, ["controller", "broker"]),
