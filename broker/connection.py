@@ -1,9 +1,9 @@
 """One client connection: frames in, requests started in order, responses out in the same order.
 
 Kafka handles one request of a connection at a time. So does this, with one exception: a handler that is a plain
-function (Produce) has done what must be ordered when it returns, and hands back a future for the rest. The next request
-may start then, so that a producer with five requests in flight does not wait for the disk five times. An `async`
-handler starts when everything before it is answered, and nothing starts until it is.
+function (Produce) has done what must be ordered when it returns, and hands back an `Answer` for the rest. The next
+request may start then, so that a producer with five requests in flight does not wait for the disk five times. An
+`async` handler starts when everything before it is answered, and nothing starts until it is.
 
 Bounds: requests in flight on a connection (`MAX_PIPELINE`), bytes of requests in flight in the broker (`ByteBudget`),
 output that the client does not read (the transport's high-water mark; `UnreadOutput` over all clients). At each bound
@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from broker.errors import CloseConnection, MalformedRequest, NotServed, OversizedRequest
 from broker.limits import ByteBudget, Seats, UnreadOutput
-from broker.services import ApiHandler, RequestContext, Services
+from broker.services import Answer, ApiHandler, RequestContext, Services
 from broker.wire.codec import API_VERSIONS, MessageCodec, RequestHeader, message_codec, parse_header
 from broker.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
 from broker.wire.primitives import Buffer
@@ -60,7 +60,7 @@ class Api:
 
     handler: ApiHandler
     pipelined: bool
-    """A plain function that has done its ordered part when it returns a future."""
+    """A plain function that has done its ordered part when it returns an `Answer`, or a future."""
 
     @classmethod
     def of(cls, handler: ApiHandler) -> Api:
@@ -113,7 +113,7 @@ class _Exchange:
         self.done = False
         self.error = False
         self.buffers: Sequence[Buffer] = ()
-        self.future: asyncio.Future[Any] | None = None
+        self.future: asyncio.Future[Any] | Answer | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -343,6 +343,13 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001  # one request's defect must not touch other connections
             self._defect(exchange, "request failed: connection closed", error)
             return
+        if isinstance(result, Answer):
+            if result.done:
+                self._ended(exchange, result.error, result.response)
+            else:
+                exchange.future = result
+                result.listen(functools.partial(self._heard, exchange, result))
+            return
         if asyncio.isfuture(result):
             future = result
         else:
@@ -354,24 +361,44 @@ class Connection(asyncio.BufferedProtocol):
         else:
             future.add_done_callback(lambda done: self._finished(exchange, done))
 
+    def _heard(self, exchange: _Exchange, answer: Answer) -> None:
+        """An `Answer` was given, in the midst of a confirmation that others wait for, too: start nothing in here."""
+        pumping, self._pumping = self._pumping, True
+        try:
+            self._ended(exchange, answer.error, answer.response)
+        except Exception as error:  # noqa: BLE001  # it must not touch others: reported as of any callback of the loop
+            self._loop.call_exception_handler({"message": "a response could not be written", "exception": error})
+        finally:
+            self._pumping = pumping
+        if pumping or self._pending:
+            self._loop.call_soon(self._pump)
+        else:
+            self._choose_reading()
+
     def _finished(self, exchange: _Exchange, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._ended(exchange, asyncio.CancelledError(), None)
+        elif (error := future.exception()) is not None:
+            self._ended(exchange, error, None)
+        else:
+            self._ended(exchange, None, future.result())
+
+    def _ended(self, exchange: _Exchange, error: BaseException | None, response: Any) -> None:
         """A handler ended: encode its response, and write all that are next in order."""
         exchange.future = None
         if self._blocker is exchange:
             self._blocker = None
-        if future.cancelled():
+        if error is None:
+            self._answer(exchange, response)
+        elif isinstance(error, asyncio.CancelledError):
             self._abandon(exchange)
-            return
-        error = future.exception()
-        if isinstance(error, CloseConnection):
+        elif isinstance(error, CloseConnection):
             self._metrics.connection_dropped("unanswerable")
             extra = {**self._ids(exchange), "reason": str(error)}
             self._shared.logs.line("unanswerable", logging.INFO, "connection closed", extra)
             self._abandon(exchange)
-        elif error is not None:
-            self._defect(exchange, "request failed: connection closed", error)
         else:
-            self._answer(exchange, future.result())
+            self._defect(exchange, "request failed: connection closed", error)
 
     def _answer(self, exchange: _Exchange, response: Any) -> None:
         if self._transport is not None and response is not None:

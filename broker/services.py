@@ -6,7 +6,8 @@ of their own.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,62 @@ class RequestContext:
     client_host: str
     extra: dict[str, Any] = field(default_factory=dict)
     """Per-connection facts (client software name and version)."""
+
+
+class Answer:
+    """The response to one request, given once, now or later; what a handler that is a plain function returns.
+
+    Whoever listens is called inside `give`, without a turn of the loop in between: between a sync of the WAL and the
+    reply lies nothing else. So it must not raise and must be quick. It can be awaited instead.
+    """
+
+    __slots__ = ("_heard", "done", "error", "response")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.response: Any = None
+        self.error: BaseException | None = None
+        """Why there is no response; None while there is one or none yet."""
+        self._heard: Callable[[], None] | None = None
+
+    def give(self, response: Any) -> None:
+        """The response (None: none is sent). Ignored if there is an end already."""
+        self._end(response, None)
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no response. Ignored if there is an end already."""
+        self._end(None, error)
+
+    def cancel(self) -> None:
+        """Nobody waits any more: ends it with `CancelledError`, which is heard in the loop's next turn."""
+        if not self.done:
+            heard, self._heard = self._heard, None
+            self._end(None, asyncio.CancelledError())
+            if heard is not None:
+                asyncio.get_running_loop().call_soon(heard)
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard` at the end, which has not come yet. There is one listener."""
+        assert not self.done and self._heard is None
+        self._heard = heard
+
+    def _end(self, response: Any, error: BaseException | None) -> None:
+        if self.done:
+            return
+        self.done = True
+        self.response = response
+        self.error = error
+        if self._heard is not None:
+            self._heard()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.listen(lambda: None if future.done() else future.set_result(None))
+            yield from future
+        if self.error is not None:
+            raise self.error
+        return self.response
 
 
 Handle = Callable[[RequestContext, Any], Awaitable[Any]]

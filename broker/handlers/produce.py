@@ -1,9 +1,9 @@
 """Produce (0): appends at once, answers when the WAL has confirmed.
 
 `handle` is a plain function: when it returns, the batches have their offsets and their place in the WAL, and what it
-returns is a future for the acknowledgement. So the next request of the connection may be appended while this one waits
-for the disk (see `broker.connection`). Only under back-pressure is it a coroutine, which holds the next request back:
-order matters to idempotent producers.
+returns is an `Answer`, given with the acknowledgement. So the next request of the connection may be appended while
+this one waits for the disk (see `broker.connection`). Only under back-pressure is it a coroutine, which holds the
+next request back: order matters to idempotent producers.
 
 Rules: exactly one batch for a partition; acks 0, 1 and -1 (0: no reply, and an error closes the connection); acks 1
 waits as long as -1 does, since with one member both mean "durable here". When the WAL or the log cache is at its bound
@@ -31,7 +31,7 @@ from broker.errors import (
     produce_code,
 )
 from broker.handlers.leaders import current_leader, endpoints
-from broker.services import ApiHandler, RequestContext
+from broker.services import Answer, ApiHandler, RequestContext
 from broker.topic_config import INTERNAL_TOPICS
 from broker.wire.produce import (
     API_KEY,
@@ -63,9 +63,9 @@ class _Produce:
     """One Produce request on its way: what is done, what is left, and the WAL offset that confirms it."""
 
     __slots__ = (
+        "_answer",
         "_deadline",
         "_failed",
-        "_future",
         "_next",
         "_slot",
         "_steps",
@@ -84,7 +84,7 @@ class _Produce:
         self._wal_end = 0
         self._failed = False
         self._deadline = -1.0
-        self._future: asyncio.Future[ProduceResponse | None]
+        self._answer = Answer()
         self._slot: int | None = None
         for topic in request.topics:
             outcomes = []
@@ -181,35 +181,34 @@ class _Produce:
 
     # --- acknowledging ---------------------------------------------------------------------------------------------
 
-    def answer(self) -> asyncio.Future[ProduceResponse | None]:
+    def answer(self) -> Answer:
         """The response, once everything appended is confirmed or the request's time is over."""
-        loop = asyncio.get_running_loop()
-        future = self._future = loop.create_future()
+        answer = self._answer
         if self.request.acks == 0:
             if self._failed:
-                future.set_exception(CloseConnection(f"Produce with acks=0 failed: {self._first_error()}"))
+                answer.fail(CloseConnection(f"Produce with acks=0 failed: {self._first_error()}"))
             else:
-                future.set_result(None)
-            return future
+                answer.give(None)
+            return answer
         self.context.services.partitions.storage.confirm.add_listener(self._wal_end, self._confirmed)
-        if not future.done():
+        if not answer.done:
             self._slot = self.context.services.deadlines.add(self._remaining_s(), self._timed_out)
-        return future
+        return answer
 
     def _confirmed(self) -> None:
         if self._slot is not None:
             self.context.services.deadlines.discard(self._slot, self._timed_out)
-        if not self._future.done():
-            self._future.set_result(self._response())
+        if not self._answer.done:
+            self._answer.give(self._response())
 
     def _timed_out(self) -> None:
-        if self._future.done():
+        if self._answer.done:
             return
         for topic in self.topics:
             for outcome in topic.partitions:
                 if outcome.error_code == 0:
                     outcome.error_code = REQUEST_TIMED_OUT
-        self._future.set_result(self._response())
+        self._answer.give(self._response())
 
     def _first_error(self) -> str:
         for topic in self.topics:
@@ -239,7 +238,8 @@ class _Produce:
             self.fail_rest(KAFKA_STORAGE_ERROR, "the write-ahead log is at its bound: retry")
         except TidelogError as error:
             self.fail_rest(produce_code(error), str(error))
-        return await self.answer()
+        response: ProduceResponse | None = await self.answer()
+        return response
 
 
 def handle(context: RequestContext, request: ProduceRequest) -> Awaitable[Any]:
