@@ -9,6 +9,7 @@ every record that was ever acknowledged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -379,12 +380,15 @@ class MoveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.can_open())
     @rule(data=st.data())
     def open_log(self, data: st.DataObject) -> None:
-        process, key = data.draw(st.sampled_from(self.can_open()))
+        self.opens(*data.draw(st.sampled_from(self.can_open())), twice=data.draw(st.booleans()))
+
+    def opens(self, process: Process, key: Key, *, twice: bool) -> None:
+        """Open the log; `twice`: the request arrives a second time, later."""
         partition = record(self.driver, key[1])
         epoch = partition.epoch_base + process.master_epoch
         pairs = tuple((partition.first_stream + step, epoch) for step in range(4))
         command = c.OpenStreams(process.broker, process.master_epoch, pairs)
-        if data.draw(st.integers(0, 9)) == 0:
+        if twice:
             self.in_flight.append(command)
         self.driver.run(command)
         process.closing.pop(key, None)
@@ -395,7 +399,9 @@ class MoveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.can_append())
     @rule(data=st.data(), count=st.integers(1, 5))
     def append(self, data: st.DataObject, count: int) -> None:
-        process, key = data.draw(st.sampled_from(self.can_append()))
+        self.appends(*data.draw(st.sampled_from(self.can_append())), count)
+
+    def appends(self, process: Process, key: Key, count: int) -> None:
         start = self.acked[key]
         process.wal.append((self.data_stream(key), process.open[key], start, start + count))
         self.acked[key] = start + count
@@ -403,8 +409,10 @@ class MoveMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def upload(self, data: st.DataObject) -> None:
         process = self.process(data)
-        if process is None:
-            return
+        if process is not None:
+            self.uploads(process)
+
+    def uploads(self, process: Process) -> None:
         ranges = []
         for stream_id in sorted({row[0] for row in process.wal}):
             stream = self.driver.image.streams[stream_id]
@@ -426,7 +434,9 @@ class MoveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.can_hand_over())
     @rule(data=st.data(), arrives=st.booleans(), answered=st.booleans())
     def hand_over_log(self, data: st.DataObject, arrives: bool, answered: bool) -> None:
-        process, key = data.draw(st.sampled_from(self.can_hand_over()))
+        self.hands_over(*data.draw(st.sampled_from(self.can_hand_over())), arrives=arrives, answered=answered)
+
+    def hands_over(self, process: Process, key: Key, *, arrives: bool, answered: bool) -> None:
         ends = [self.driver.image.streams[record(self.driver, key[1]).first_stream + n].end_offset for n in range(4)]
         ends[1] = self.acked[key]
         item = c.ClosedPartition(*key, process.closing[key], (ends[0], ends[1], ends[2], ends[3]))
@@ -443,16 +453,45 @@ class MoveMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.can_reclaim())
     @rule(data=st.data())
     def reclaim(self, data: st.DataObject) -> None:
-        process, key = data.draw(st.sampled_from(self.can_reclaim()))
+        self.reclaims(*data.draw(st.sampled_from(self.can_reclaim())))
+
+    def reclaims(self, process: Process, key: Key) -> None:
         self.attempt(c.ReclaimPartitions(process.broker, process.master_epoch, (key,)))
         process.doubtful.discard(key)
         process.closing.pop(key)
+
+    @precondition(lambda self: self.can_append())
+    @rule(data=st.data(), before=st.integers(0, 2), after=st.integers(0, 2), arrives=st.booleans())
+    def a_hand_over_gets_lost(self, data: st.DataObject, before: int, after: int, arrives: bool) -> None:
+        """A whole attempt up to a hand-over without an answer, and on: one step at a time it is hardly ever drawn."""
+        process, key = data.draw(st.sampled_from(self.can_append()))
+        others = [each.broker for each in self.processes if each is not process]
+        self.places(key, data.draw(st.sampled_from(others)))
+        if record(self.driver, key[1]).target == NO_REPLICA_SET:
+            return  # nobody lives there
+        if before:
+            self.appends(process, key, before)
+        if data.draw(st.booleans()):
+            self.uploads(process)
+        process.closing[key] = process.open.pop(key)
+        self.hands_over(process, key, arrives=arrives, answered=False)
+        lost, opened = self.in_flight[-1], self.openings_under_way(key)
+        if data.draw(st.booleans()):
+            self.reclaims(process, key)
+            if (process, key) in self.can_open():
+                self.opens(process, key, twice=data.draw(st.booleans()))
+                if after:
+                    self.appends(process, key, after)
+        for late in data.draw(st.sampled_from([[], [lost], opened, [lost, *opened], [*opened, lost]])):
+            self.comes_late(late)
 
     # -- what operators and the controller do
 
     @rule(data=st.data(), wanted=st.integers(-1, 2))
     def place(self, data: st.DataObject, wanted: int) -> None:
-        key = self.key(data)
+        self.places(self.key(data), wanted)
+
+    def places(self, key: Key, wanted: int) -> None:
         if self.attempt(c.MovePartitions((c.PartitionMove(*key, wanted),))) is None:
             self.placed[key] = record(self.driver, key[1]).replica_set if wanted < 0 else wanted
 
@@ -468,10 +507,15 @@ class MoveMachine(RuleBasedStateMachine):
     def something_late_arrives(self, data: st.DataObject, stays: bool) -> None:
         at = data.draw(st.integers(0, len(self.in_flight) - 1))
         command = self.in_flight[at] if stays else self.in_flight.pop(at)
-        try:
+        self.comes_late(command)
+
+    def comes_late(self, command: c.AnyCommand) -> None:
+        with contextlib.suppress(TidelogError):
             self.driver.run(command)
-        except TidelogError:
-            return
+
+    def openings_under_way(self, key: Key) -> list[c.AnyCommand]:
+        first = record(self.driver, key[1]).first_stream
+        return [each for each in self.in_flight if isinstance(each, c.OpenStreams) and each.streams[0][0] == first]
 
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
@@ -517,6 +561,8 @@ class MoveMachine(RuleBasedStateMachine):
             _, epoch = self.driver.image.leader(partition)
             known, owner = self.leader_epochs.get(key, (-1, -1))
             assert epoch > known or (epoch, partition.replica_set) == (known, owner)
+            if owner not in (-1, partition.replica_set):
+                assert self.driver.image.brokers[partition.replica_set].alive, "a dead broker was elected"
             self.leader_epochs[key] = epoch, partition.replica_set
 
     @invariant()
@@ -524,7 +570,9 @@ class MoveMachine(RuleBasedStateMachine):
         for key, wanted in self.placed.items():
             partition = record(self.driver, key[1])
             assert wanted == (partition.replica_set if partition.target == NO_REPLICA_SET else partition.target)
+            assert partition.target != partition.replica_set
             assert (key in self.driver.image.index.moving) == (partition.target != NO_REPLICA_SET)
+            assert (partition.moving_since_ms > 0) == (partition.target != NO_REPLICA_SET)
 
     @invariant()
     def nothing_acknowledged_is_lost(self) -> None:
