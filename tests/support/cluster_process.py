@@ -152,25 +152,24 @@ class ServeCluster:
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self.kafka_ports.values())
 
+    def settings(self, node_id: int) -> dict[str, dict[str, Any]]:
+        """The node's configuration, by section."""
+        return {
+            "node": {
+                "id": node_id,
+                "roles": ["broker"] if node_id in self.kafka_ports else ["controller"],
+                "data_dir": str(self.directory / f"node-{node_id}"),
+            },
+            "controller": {
+                "members": [f"{each}@{address}" for each, address in self.members.items()],
+                "secret_file": str(self._secret),
+            },
+            "kafka": {"port": self.kafka_ports.get(node_id, 0)},
+        }
+
     def add(self, node_id: int) -> ServeNode:
         """Write the node's configuration; it is not started."""
-        is_broker = node_id in self.kafka_ports
-        node = ServeNode(
-            self.directory,
-            node_id,
-            {
-                "node": {
-                    "id": node_id,
-                    "roles": ["broker"] if is_broker else ["controller"],
-                    "data_dir": str(self.directory / f"node-{node_id}"),
-                },
-                "controller": {
-                    "members": [f"{each}@{address}" for each, address in self.members.items()],
-                    "secret_file": str(self._secret),
-                },
-                "kafka": {"port": self.kafka_ports.get(node_id, 0)},
-            },
-        )
+        node = ServeNode(self.directory, node_id, self.settings(node_id))
         link = node.directory / "bucket"
         if not link.exists():
             link.symlink_to(self.directory / "bucket", target_is_directory=True)

@@ -1,0 +1,156 @@
+"""TCP paths that a test cuts, both ways or one way, as a network does: bytes stop, connections stay.
+
+What was sent during a cut arrives when it heals (TCP sends it again), unless an end has given up by then. A new
+connection during a cut of the requests gets no further than this proxy. `reset` closes what is open instead.
+
+    with Proxies() as proxies:
+        path = proxies.path("127.0.0.1", 9092)   # clients connect to path.port
+        path.cut(requests=False)                 # answers are lost, requests arrive
+        path.heal()
+
+All paths share one loop in a thread of its own. Methods are for the test's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+CHUNK = 1 << 16
+
+
+class Path:
+    """One way to one target."""
+
+    def __init__(self, proxies: Proxies, target: tuple[str, int]) -> None:
+        self._proxies = proxies
+        self._target = target
+        self._requests = asyncio.Event()
+        self._answers = asyncio.Event()
+        self._requests.set()
+        self._answers.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        onward: asyncio.StreamWriter | None = None
+        try:
+            await self._requests.wait()
+            answers, onward = await asyncio.open_connection(*self._target)
+            copies = {
+                asyncio.create_task(self._copy(reader, onward, self._requests)),
+                asyncio.create_task(self._copy(answers, writer, self._answers)),
+            }
+            try:
+                await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for copy in copies:
+                    copy.cancel()
+                await asyncio.gather(*copies, return_exceptions=True)
+        except (OSError, asyncio.CancelledError):
+            return  # the target is away, or `reset`
+        finally:
+            self._tasks.discard(task)
+            for end in (writer, onward):
+                if end is not None:
+                    end.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK):
+                await gate.wait()
+                writer.write(data)
+                await writer.drain()
+            await gate.wait()  # an end of the stream is lost in a cut, too
+
+    def cut(self, *, requests: bool = True, answers: bool = True) -> None:
+        """From now on nothing gets through, in the directions named."""
+
+        async def apply() -> None:
+            if requests:
+                self._requests.clear()
+            if answers:
+                self._answers.clear()
+
+        self._proxies.run(apply())
+
+    def heal(self) -> None:
+        """All gets through again."""
+
+        async def apply() -> None:
+            self._requests.set()
+            self._answers.set()
+
+        self._proxies.run(apply())
+
+    def reset(self) -> None:
+        """Close every open connection."""
+
+        async def apply() -> None:
+            await self.drop()
+
+        self._proxies.run(apply())
+
+    async def drop(self) -> None:
+        """On the loop: end the connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """On the loop."""
+        assert self._server is not None
+        self._server.close()
+        await self.drop()
+
+
+class Proxies:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._paths: list[Path] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for path in self._paths:
+            self.run(path.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def path(self, host: str, port: int) -> Path:
+        """A new path to a target, which need not listen yet."""
+        made = Path(self, (host, port))
+        self.run(made.start())
+        self._paths.append(made)
+        return made
