@@ -101,6 +101,11 @@ def _processes(layout: Layout, ids: list[int]) -> list[int]:
     return sorted({*ids, *map(int, layout.controllers)})
 
 
+def is_cluster(loaded: Loaded) -> bool:
+    """Whether the data directory is that of a cluster, which `plan` has made."""
+    return (Path(loaded.config.node.data_dir) / LAYOUT_FILE).exists()
+
+
 def add_broker(loaded: Loaded, running: list[int]) -> Loaded:
     """Write one more broker down, with an id that was never used; its configuration. Raises `ConfigError`."""
     directory = Path(loaded.config.node.data_dir)

@@ -82,7 +82,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         control = ControlServer(Path(self._loaded.config.node.data_dir), self._control)
-        await control.start()
+        if cluster_layout.is_cluster(self._loaded):
+            await control.start()
         try:
             with tempfile.TemporaryDirectory(prefix="tidelog-up-") as scratch:
                 self._scratch = Path(scratch)

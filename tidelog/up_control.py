@@ -70,7 +70,6 @@ class ControlServer:
                 raise
 
     def _is_taken(self) -> bool:
-        self._directory.mkdir(parents=True, exist_ok=True)
         try:
             _connect(self._directory).close()
         except Unavailable:
@@ -116,7 +115,7 @@ def _connect(directory: Path) -> socket.socket:
     except OSError as error:
         connection.close()
         raise Unavailable(
-            f"no `tidelog up` runs over {directory}: {error.strerror or error}",
+            f"no `tidelog up --brokers N` runs over {directory}: {error.strerror or error}",
             hint="name its directory with --data-dir; with `tidelog serve`, start one more process yourself",
         ) from error
     return connection
