@@ -494,6 +494,8 @@ class PartitionLog:
                 f"the high watermark is {state.high_watermark}"
             )
         await self._move_start(target)
+        if state.log_start < target:  # closed while an earlier trim was on its way: nothing has moved
+            self._require_open()
         return state.log_start
 
     async def apply_retention(self) -> int:

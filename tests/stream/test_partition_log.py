@@ -534,6 +534,27 @@ async def test_a_trim_that_the_controller_misses_is_made_up_for() -> None:
 
 
 @sync
+async def test_delete_records_is_not_acknowledged_by_a_log_that_closes_before_it_has_done_it() -> None:
+    """A move may close the log while DeleteRecords waits for an earlier trim: the client must ask the new leader."""
+    bench = Bench(LogConfig(retention_ms=-1))
+    log = await bench.open()
+    for value in (b"a", b"b", b"c"):
+        log.append(batch(value))
+    bench.process.manager.away = True
+    assert await log.delete_records(1) == 1
+    bench.process.manager.away = False
+    deleting = asyncio.ensure_future(log.delete_records(2))
+    await asyncio.sleep(0)
+    assert not deleting.done(), "the earlier trim is on its way"
+    await log.close()
+    with pytest.raises(Closed):
+        await deleting
+    log = await bench.restart()
+    assert log.log_start_offset == 1
+    assert await log.delete_records(2) == 2
+
+
+@sync
 async def test_streams_are_trimmed_only_when_the_bucket_holds_the_new_start() -> None:
     bench = Bench(LogConfig(retention_ms=-1, checkpoint_bytes=100))
     bench.world.uploaded = 0
