@@ -3,7 +3,7 @@
 Kafka handles one request of a connection at a time. So does this, with one exception: a handler that is a plain
 function (Produce) has done what must be ordered when it returns, and hands back an `Answer` for the rest. The next
 request may start then, so that a producer with five requests in flight does not wait for the disk five times. An
-`async` handler starts when everything before it is answered, and nothing starts until it is.
+`async` handler, or a `sequential` one, starts when everything before it is answered, and nothing starts until it is.
 
 Bounds: requests in flight on a connection (`MAX_PIPELINE`), bytes of requests in flight in the broker (`ByteBudget`),
 output that the client does not read (the transport's high-water mark; `UnreadOutput` over all clients). At each bound
@@ -65,7 +65,7 @@ class Api:
     @classmethod
     def of(cls, handler: ApiHandler) -> Api:
         """Find out which kind of handler it is."""
-        return cls(handler, not inspect.iscoroutinefunction(handler.handle))
+        return cls(handler, not (handler.sequential or inspect.iscoroutinefunction(handler.handle)))
 
 
 @dataclass(slots=True)
@@ -140,6 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten_bytes = 0
         self._draining = False
         self._pumping = False
+        self._turn_over = False
         self._due_since: float | None = None
         """Since when a request is awaited or arriving, unless it is us who do not read."""
         self._last_active = 0.0
@@ -233,10 +234,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._pumping = True
         try:
-            while self._pending and self._may_start() and self._start_next():
+            while self._pending and not self._turn_over and self._may_start() and self._start_next():
                 pass
         finally:
             self._pumping = False
+        if self._turn_over:  # answered at once: a client with many such requests lets others go first
+            self._turn_over = False
+            if self._pending:
+                self._loop.call_soon(self._pump)
         self._choose_reading()
 
     def _start_next(self) -> bool:
@@ -345,6 +350,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if isinstance(result, Answer):
             if result.done:
+                self._turn_over = not api.pipelined
                 self._ended(exchange, result.error, result.response)
             else:
                 exchange.future = result

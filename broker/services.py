@@ -129,3 +129,5 @@ class ApiHandler:
     handle: Handle
     advertised_min: int | None = None
     """What ApiVersions says, where it differs from what is served (KAFKA-18659: Produce says 0)."""
+    sequential: bool = False
+    """A plain function that, like an `async` one, starts only when all before it is answered."""

@@ -12,9 +12,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.errors import (
     FENCED_LEADER_EPOCH,
@@ -25,7 +25,7 @@ from broker.errors import (
 )
 from broker.handlers.epochs import check_leader_epoch
 from broker.handlers.leaders import current_leader, endpoints
-from broker.services import ApiHandler, RequestContext
+from broker.services import Answer, ApiHandler, RequestContext
 from broker.wire.fetch import (
     API_KEY,
     FIRST_WITH_TOPIC_ID,
@@ -95,13 +95,30 @@ class _Fetch:
         self._urgent = not self._slots
         self._cold: list[tuple[_Slot, asyncio.Task[FetchResult]]] = []
         self._skipped: list[_Slot] = []
+        self._looked = self._memory_only = self._missed = False
+
+    def at_once(self) -> FetchResponse | None:
+        """The response if there is enough of it in memory now. None: `run`."""
+        self._memory_only = True
+        for slot in self._slots:
+            self._read(slot)
+            if self._missed:
+                break
+        self._memory_only = False
+        self._looked = not self._missed
+        return self._response() if self._looked and self._enough() else None
+
+    def _enough(self) -> bool:
+        request = self._request
+        return self._urgent or self._size >= request.min_bytes or request.max_wait_ms <= 0
 
     async def run(self) -> FetchResponse:
         """Collect until there is enough or the time is over."""
         request = self._request
-        await self._collect(self._slots)
-        if self._urgent or self._size >= request.min_bytes or request.max_wait_ms <= 0:
-            return self._response()
+        if not self._looked:
+            await self._collect(self._slots)
+            if self._enough():
+                return self._response()
         clock = self._services.clock
         deadline = clock.monotonic() + min(request.max_wait_ms, MAX_WAIT_MS) / 1000
         changed: dict[_Slot, None] = {}
@@ -150,19 +167,22 @@ class _Fetch:
         for _ in range(MAX_COLD_ROUNDS):
             self._skipped = []
             for slot in slots:
-                self._size -= slot.size
-                slot.size = 0
-                slot.data = PartitionData(slot.spec.partition)
-                try:
-                    self._look_at(slot)
-                except TidelogError as error:
-                    self._fail(slot, error)
+                self._read(slot)
             if not self._cold:
                 return
             await self._finish_cold()
             if self._size >= max(self._request.min_bytes, 1) or not self._skipped:
                 return
             slots = self._skipped
+
+    def _read(self, slot: _Slot) -> None:
+        self._size -= slot.size
+        slot.size = 0
+        slot.data = PartitionData(slot.spec.partition)
+        try:
+            self._look_at(slot)
+        except TidelogError as error:
+            self._fail(slot, error)
 
     def _look_at(self, slot: _Slot) -> None:
         topic, spec = slot.topic, slot.spec
@@ -186,6 +206,9 @@ class _Fetch:
             return
         found = log.read_hot(spec.fetch_offset, limit, committed=self._committed)
         if found is None:
+            if self._memory_only:
+                self._missed = True
+                return
             if len(self._cold) < MAX_COLD_READS:
                 work = log.read(spec.fetch_offset, limit, committed=self._committed, minimum_one=first)
                 self._cold.append((slot, asyncio.get_running_loop().create_task(work)))
@@ -298,12 +321,19 @@ async def _wait(wake: asyncio.Event, seconds: float) -> None:
         return
 
 
-async def handle(context: RequestContext, request: FetchRequest) -> FetchResponse:
-    """Answer one Fetch request."""
+def handle(context: RequestContext, request: FetchRequest) -> Awaitable[Any]:
+    """Answer one Fetch request: at once from memory, without a task and turns of the loop, or when there is enough."""
+    answer = Answer()
     if request.session_epoch not in _FULL_FETCH_EPOCHS:  # an incremental fetch in a session that we never gave out
         code = FETCH_SESSION_ID_NOT_FOUND if request.session_id else INVALID_FETCH_SESSION_EPOCH
-        return FetchResponse(error_code=code)
-    return await _Fetch(context, request).run()
+        answer.give(FetchResponse(error_code=code))
+        return answer
+    fetch = _Fetch(context, request)
+    response = fetch.at_once()
+    if response is None:
+        return fetch.run()
+    answer.give(response)
+    return answer
 
 
-APIS = [ApiHandler(API_KEY, MIN_VERSION, MAX_VERSION, handle)]
+APIS = [ApiHandler(API_KEY, MIN_VERSION, MAX_VERSION, handle, sequential=True)]

@@ -12,7 +12,7 @@ import uvloop
 
 from broker.handlers import fetch
 from broker.handlers.api_versions import METADATA_VERSION_LEVEL
-from broker.services import ApiHandler, RequestContext
+from broker.services import Answer, ApiHandler, RequestContext
 from broker.settings import KafkaSettings
 from broker.wire import schema
 from broker.wire.produce import ProduceResponse
@@ -43,6 +43,7 @@ class Scripted:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.waiting: dict[str, asyncio.Future[Any]] = {}
+        self.answers: dict[str, Answer] = {}
         self.contexts: list[RequestContext] = []
 
     @property
@@ -50,7 +51,11 @@ class Scripted:
         return [ApiHandler(PRODUCE, 3, 9, self.pipelined), ApiHandler(HEARTBEAT, 0, 4, self.sequential)]
 
     def pipelined(self, context: RequestContext, request: Any) -> Awaitable[Any]:
-        return self._start(f"p{context.correlation_id}", context)
+        name = f"p{context.correlation_id}"
+        self.started.append(name)
+        self.contexts.append(context)
+        answer = self.answers[name] = Answer()
+        return answer
 
     async def sequential(self, context: RequestContext, request: Any) -> Any:
         return await self._start(f"s{context.correlation_id}", context)
@@ -63,10 +68,10 @@ class Scripted:
 
     def answer(self, *names: str) -> None:
         for name in names:
-            future = self.waiting.pop(name)
             if name.startswith("p"):
-                future.set_result(ProduceResponse([], throttle_time_ms=int(name[1:])))
+                self.answers.pop(name).give(ProduceResponse([], throttle_time_ms=int(name[1:])))
             else:
+                future = self.waiting.pop(name)
                 make = schema.response(HEARTBEAT, 4).make
                 future.set_result(make("HeartbeatResponse", throttle_time=int(name[1:]), error_code=0))
 
@@ -251,6 +256,42 @@ def test_pipelined_requests_start_at_once_and_are_answered_in_order(run: Run) ->
     run(work())
 
 
+def test_answers_given_at_once_keep_the_order_and_let_others_go_first(run: Run) -> None:
+    async def work() -> None:
+        scripted = Scripted()
+        loop = asyncio.get_running_loop()
+        turns: list[int] = []
+        turn = 0
+
+        def tick() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(tick)
+
+        def at_once(context: RequestContext, request: Any) -> Awaitable[Any]:
+            turns.append(turn)
+            make = schema.response(HEARTBEAT, 4).make
+            answer = Answer()
+            answer.give(make("HeartbeatResponse", throttle_time=context.correlation_id, error_code=0))
+            return answer
+
+        apis = [scripted.apis[0], ApiHandler(HEARTBEAT, 0, 4, at_once, sequential=True)]
+        async with KafkaWorld(apis=apis) as world, world.client() as client:
+            for entity in (produce_entity(), *[heartbeat()] * 5):
+                client.post(entity)
+            await until(lambda: scripted.started == ["p1"], "start")
+            await asyncio.sleep(0.01)
+            assert turns == []  # a sequential request waits for those before
+            tick()
+            scripted.answer("p1")
+            times = [schema.to_ms((await client.receive()).throttle_time) for _ in range(6)]
+            assert times == [1, 2, 3, 4, 5, 6]
+            assert len(set(turns)) == 5
+            await until(lambda: world.server.in_flight_bytes == 0, "all given back")
+
+    run(work())
+
+
 def test_any_other_request_waits_for_those_before_and_holds_those_after(run: Run) -> None:
     async def work() -> None:
         scripted = Scripted()
@@ -277,7 +318,7 @@ def test_the_pipeline_of_a_connection_is_bounded(run: Run) -> None:
             await asyncio.sleep(0.02)
             assert len(scripted.started) == 128
             for number in range(1, 301):
-                await until(lambda number=number: f"p{number}" in scripted.waiting, "start")  # type: ignore[misc]
+                await until(lambda number=number: f"p{number}" in scripted.answers, "start")  # type: ignore[misc]
                 scripted.answer(f"p{number}")
                 assert schema.to_ms((await client.receive()).throttle_time) == number
             assert world.server.in_flight_bytes == 0
