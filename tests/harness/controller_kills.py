@@ -282,8 +282,12 @@ class Run:
         gaps = sorted(load.gaps_s().values())
         figures.gap.append(gaps[-1])
         figures.gap_median.append(gaps[len(gaps) // 2])
-        if (number + 1) % 10 == 0:
-            print(f"round {number + 1}: {figures.elected[-1]:.2f} s, gap {gaps[-1]:.2f} s", file=sys.stderr, flush=True)
+        print(
+            f"round {number + 1}: active after {figures.elected[-1]:.2f} s, gap {gaps[-1]:.2f} s, before the kill"
+            f" {figures.quiet[-1]:.2f} s, load {os.getloadavg()[0]:.1f}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     async def _check_commands(self, client: ControllerClient, commands: Commands) -> None:
         report = self._report
