@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install up test lint bench reliability controller-kills fuzz clean
+.PHONY: install up test lint bench reliability controller-kills failover fuzz clean
 
 install: $(STAMP)
 
@@ -39,6 +39,10 @@ reliability: install
 # kill -9 of the active controller under load, the run whose output is in docs/reliability.md.
 controller-kills: install
 	$(BIN)/python -m tests.harness.controller_kills --rounds 100 $(ARGS)
+
+# Brokers with their WAL in the bucket die, or wake up as zombies, under load. More: make failover ARGS="--rounds 50"
+failover: install
+	$(BIN)/python -m tests.harness.failover $(ARGS)
 
 # Fuzzes every decoder and handler, ten minutes each. More: make fuzz ARGS="--seconds 3600 --target handlers"
 fuzz: install

@@ -101,6 +101,8 @@ class AdminSources:
     upload_now: Callable[[], Awaitable[None]]
     controllers: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
     """`QuorumView.report()`."""
+    failover: Callable[[], Mapping[str, Any]] = dict
+    """`Salvager.report()`: what dead brokers left, and what becomes of it."""
     damage: DamageLog = field(default_factory=DamageLog)
     """What is known to be damaged in the bucket; verification adds to it and clears it."""
     on_sound: Callable[[int], None] = lambda object_id: None
@@ -216,6 +218,7 @@ class AdminHttp:
                 "upload": dict(sources.upload()),
                 "memory": dict(sources.memory()),
                 "bucket": dict(sources.bucket()),
+                "failover": dict(sources.failover()),
                 "problems": [*sources.not_ready(), *sources.problems(), *quorum["problems"]],
             }
         )

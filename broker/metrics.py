@@ -134,6 +134,10 @@ class MetricSources:
     """`PartitionManager.counts()`: `led`, `open`, `failing`."""
     moves: Callable[[], Mapping[str, int]] = _nothing
     """`PartitionMoves.counts`: `done`, `cancelled`, `failed_attempts`, all only growing."""
+    salvages: Callable[[], Mapping[str, int]] = _nothing
+    """`Salvager.counts`: `done`, `superseded`, `failed_attempts`, all only growing."""
+    leaderless: Callable[[], Mapping[str, int]] = _nothing
+    """`Salvager.waiting()`: partitions of the cluster without a living broker, by what becomes of them."""
     image_version: Callable[[], int] = lambda: 0
     """Version of the local metadata image."""
     controller_lag: Callable[[], int] | None = None
@@ -320,6 +324,18 @@ class Metrics(Collector):
         for outcome, count in sources.moves().items():
             moves.add_metric([outcome], count)
         yield moves
+        salvages = CounterMetricFamily(
+            "tidelog_salvages", "Dead brokers' WALs recovered from the bucket here", labels=["outcome"]
+        )
+        for outcome, count in sources.salvages().items():
+            salvages.add_metric([outcome], count)
+        yield salvages
+        leaderless = GaugeMetricFamily(
+            "tidelog_partitions_leaderless", "Partitions in the cluster without a living broker", labels=["state"]
+        )
+        for state, count in sources.leaderless().items():
+            leaderless.add_metric([state], count)
+        yield leaderless
         yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=sources.groups())
         yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=sources.image_version())
         if sources.controller_lag is not None:

@@ -33,6 +33,7 @@ from broker.object_report import describe_damage
 from broker.partitions import PartitionManager
 from broker.producer_ids import ProducerIds
 from broker.quorum import QuorumView
+from broker.salvage import OpenWal, Salvager
 from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
@@ -110,6 +111,8 @@ class BrokerNode:
         controllers: list[tuple[str, int]],
         heartbeat_interval_s: float,
         open_wal: Callable[[str], Wal],
+        open_bucket_wal: OpenWal,
+        wal_kind: str,
         needs_conditional_create: bool = False,
         credentials: Credentials | None = None,
         follows_controllers: bool = True,
@@ -123,6 +126,8 @@ class BrokerNode:
         self._identity = identity
         self._settings = settings
         self._open_wal = open_wal
+        self._open_bucket_wal = open_bucket_wal
+        self._wal_kind = wal_kind
         self._needs_conditional_create = needs_conditional_create
         self._store = store
         self._network = network
@@ -154,6 +159,7 @@ class BrokerNode:
         self._master_epoch = -1
         self._producer_ids = ProducerIds(self.controller, identity.broker_id, lambda: self._registration_epoch)
         self._groups: GroupCoordinator | None = None
+        self._salvager: Salvager | None = None
         self._server: KafkaServer | None = None
         self._admin: AdminHttp | None = None
 
@@ -182,6 +188,7 @@ class BrokerNode:
         self.metrics.sources.orphans = cleaner.figures
         jobs = ObjectJobs(compactor=compactor, cleaner=cleaner, image=lambda: self.controller.image)
         quorum = QuorumView(self.controller)
+        salvager = self._salvager = self._make_salvager()
         moves = MoveRoutes(controller=self.controller, partitions=partitions, bucket=self._store.stats.snapshot)
         scaling = BrokerRoutes(self.controller, for_purpose(self._store, Purpose.CLEAN))
         routes = [
@@ -198,6 +205,7 @@ class BrokerNode:
             self._services(partitions, self._groups, admin_url), all_apis(), self._network, self._settings.kafka
         )
         await self._become_master(storage, admin_url)
+        salvager.start(self._master_epoch)
         await partitions.start()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -262,6 +270,22 @@ class BrokerNode:
             wal_bytes=wal_bytes,
             clock=self._clock,
         )
+
+    def _make_salvager(self) -> Salvager:
+        salvager = Salvager(
+            node_id=self._identity.broker_id,
+            controller=self.controller,
+            open_wal=self._open_bucket_wal,
+            store=self._store,
+            clock=self._clock,
+            rng=self._rng,
+            upload=self._settings.upload,
+            cache=self._settings.cache,
+            on_deposed=self._fail,
+        )
+        self.metrics.sources.salvages = lambda: salvager.counts
+        self.metrics.sources.leaderless = salvager.waiting
+        return salvager
 
     def _make_compactor(self, storage: Storage, cluster_id: str) -> Compactor:
         settings, wal = self._settings, self._wal
@@ -329,6 +353,7 @@ class BrokerNode:
             port=kafka.advertised_port or kafka.port,
             rack=kafka.rack,
             admin_url=admin_url,
+            wal_kind=self._wal_kind,
         )
         elected = await self.controller.elect(self._identity.broker_id, self._identity.broker_id)
         await storage.recover()
@@ -397,6 +422,8 @@ class BrokerNode:
         found = [*self._bucket_problems, *self._quarantined]
         if self._partitions is not None:
             found += self._partitions.problems()
+        if self._salvager is not None:
+            found += self._salvager.problems()
         if self._compactor is not None:
             found += self._compactor.problems()
         if self._cleaner is not None and self._cleaner.last_error:
@@ -444,6 +471,7 @@ class BrokerNode:
             problems=self._problems,
             upload_now=storage.upload_now,
             controllers=quorum.report,
+            failover=lambda: self._salvager.report() if self._salvager is not None else {},
             damage=storage.damage,
             on_sound=self._readmit,
         )
@@ -532,6 +560,8 @@ class BrokerNode:
     async def stop(self, grace_s: float) -> None:
         """Finish what is in flight, close the partitions, upload, and let go. Works after a failed start, too."""
         self._ready = False
+        if self._salvager is not None:
+            await self._salvager.close()  # first: when all brokers stop, none takes over from another
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
         if self._groups is not None:

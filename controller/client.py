@@ -257,13 +257,14 @@ class ControllerClient:
         port: int,
         rack: str = "",
         admin_url: str = "",
+        wal_kind: str = "",
     ) -> int:
         """Register this process; creates replica set `broker_id` if there is none; heartbeats run from here on.
 
         Returns the registration epoch. Raises `BrokerIdInUse`.
         """
         epoch: int = await self._command(
-            c.RegisterBroker(broker_id, check_code, incarnation, host, port, rack, admin_url), int
+            c.RegisterBroker(broker_id, check_code, incarnation, host, port, rack, admin_url, wal_kind), int
         )
         self._heartbeat.begin(broker_id, epoch, self._tasks)
         return epoch
@@ -316,6 +317,23 @@ class ControllerClient:
     async def _judged(self, command: c.AnyCommand) -> list[TidelogError | None]:
         found: list[ErrorInfo | None] = await self._command(command, list[ErrorInfo | None])
         return [None if info is None else from_wire(info) for info in found]
+
+    # Failover
+
+    async def salvage(self, replica_set_id: int, broker_id: int, master_epoch: int) -> ReplicaSetRecord:
+        """Have a broker salvage the replica set of a dead master. Raises `NotFound`, `Fenced`, `NotEligible`."""
+        return await self._command(c.Salvage(replica_set_id, broker_id, master_epoch), ReplicaSetRecord)
+
+    async def place_salvaged(
+        self, replica_set_id: int, master_epoch: int, wal_offset: int, partitions: Sequence[tuple[bytes, int]]
+    ) -> int:
+        """Give salvaged partitions (at most 1,024) new owners; how many the replica set still has.
+
+        Raises `Fenced`, `NotHandedOver`, `InvalidReplicationFactor`.
+        """
+        command = c.PlaceSalvaged(replica_set_id, master_epoch, wal_offset, tuple(partitions))
+        left: int = await self._command(command, int)
+        return left
 
     # Topics and configs
 

@@ -64,6 +64,7 @@ class RegisterBroker(Command, frozen=True, array_like=True, tag=3):
     port: int
     rack: str
     admin_url: str
+    wal_kind: str = ""
 
 
 class SetBrokerAlive(Command, frozen=True, array_like=True, tag=4):
@@ -283,6 +284,33 @@ class RemoveBroker(Command, frozen=True, array_like=True, tag=45):
     broker_id: int
 
 
+class Salvage(Command, frozen=True, array_like=True, tag=70):
+    """A dead master's replica set is salvaged by another broker, under the next master epoch.
+
+    Value: the `ReplicaSetRecord`. See docs/design/0007-failover.md.
+    """
+
+    replica_set_id: int
+    broker_id: int
+    """The salvager."""
+    master_epoch: int
+    """The epoch that ends; refused if it has ended already."""
+
+
+class PlaceSalvaged(Command, frozen=True, array_like=True, tag=71):
+    """All that a replica set's WAL held is committed: its partitions get new owners.
+
+    Value: how many partitions it still has. With none left the salvage is over.
+    """
+
+    replica_set_id: int
+    master_epoch: int
+    wal_offset: int
+    """Where the recovered WAL ends: refused while less is committed."""
+    partitions: tuple[tuple[bytes, int], ...]
+    """At most 1,024; others' partitions and deleted ones are passed over."""
+
+
 class SetControllers(Command, frozen=True, array_like=True, tag=50):
     """Who the members of the quorum are, for brokers to find them."""
 
@@ -319,6 +347,8 @@ AnyCommand = (
     | ReclaimPartitions
     | DrainBroker
     | RemoveBroker
+    | Salvage
+    | PlaceSalvaged
     | SetControllers
 )
 

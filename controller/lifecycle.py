@@ -1,6 +1,7 @@
 """`Lifecycle`: what the active controller does by itself, once a second and when a broker's connection closes.
 
 - brokers whose session began or ended are marked so in the metadata;
+- a dead broker's replica set whose WAL is in the bucket gets a salvager (docs/design/0007-failover.md);
 - the quorum's members are published when they have changed;
 - prepared object ids whose time is over become orphans to delete;
 - destroyed objects whose delay is over are deleted from the bucket, and only then forgotten (rule 6);
@@ -28,11 +29,13 @@ from controller.commands import (
     ExpireObjects,
     ForgetObjects,
     MovePartitions,
+    Salvage,
     SetBrokerAlive,
     SetControllers,
 )
 from controller.drain_plan import plan_drains
 from controller.image import Image
+from controller.lost import Salvaging, lost_replica_sets, next_salvager
 from controller.model import STREAMS_PER_PARTITION, StreamState
 from controller.sessions import BrokerSessions
 from runtime.clock import Clock
@@ -92,6 +95,7 @@ class Lifecycle:
         """Do what is due, each part by itself: one that fails is found again by the next round."""
         for part in (
             self._liveness,
+            self._salvage,
             self._publish,
             self._expire,
             self._remove,
@@ -108,6 +112,16 @@ class Lifecycle:
         for verdict in self._sessions.scan(list(self._image().brokers.values()), self._clock.monotonic()):
             log.info("broker session", extra={"broker": verdict.broker_id, "alive": verdict.alive})
             await self._propose(SetBrokerAlive(verdict.broker_id, verdict.registration_epoch, verdict.alive))
+
+    async def _salvage(self) -> None:
+        for lost in lost_replica_sets(self._image()):
+            absent = lost.salvager if lost.salvager >= 0 else lost.broker
+            if lost.state is not Salvaging.DUE or not self._sessions.stays_away(absent, self._clock.monotonic()):
+                continue
+            broker = next_salvager(self._image(), lost)
+            if broker is not None:
+                log.info("a dead broker is salvaged", extra={"replica_set": lost.replica_set, "by": broker})
+                await self._propose(Salvage(lost.replica_set, broker, lost.master_epoch))
 
     async def _publish(self) -> None:
         members = tuple(sorted(self._controllers().items()))

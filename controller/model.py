@@ -63,6 +63,8 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True):
     alive: bool
     draining: int = DrainMode.NONE
     """A `DrainMode`."""
+    wal_kind: str = ""
+    """Where it keeps its WAL: `disk`, `s3` or `memory`; empty: an older broker that does not say."""
 
 
 class ReplicaSetRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -78,6 +80,10 @@ class ReplicaSetRecord(msgspec.Struct, frozen=True, array_like=True):
     sync_state_set_epoch: int
     committed_wal_offset: int
     """What committed objects cover of its WAL (int64 bytes)."""
+    salvager: int = NO_BROKER
+    """The broker that brings what a dead master left into the bucket, or -1; then there is no master."""
+    salvage_since_ms: int = 0
+    """When that began."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

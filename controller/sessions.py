@@ -41,9 +41,13 @@ class BrokerSessions:
         assert timeout_s > 0
         self._timeout_s = timeout_s
         self._sessions: dict[int, _Session] = {}
+        self._seen_dead: set[int] = set()
+        self._active_since_s = float("inf")
 
     def activated(self, now_s: float) -> None:
         """This controller became active. What it saw as a follower counts, but nobody is dead before a short grace."""
+        self._seen_dead.clear()
+        self._active_since_s = now_s
         for broker_id, session in self._sessions.items():
             if session.deadline_s <= now_s:
                 grace_s = min(GRACE_S, self._timeout_s)
@@ -52,6 +56,15 @@ class BrokerSessions:
     def heartbeat(self, broker_id: int, registration_epoch: int, connection: Hashable, now_s: float) -> None:
         """A heartbeat of the current registration arrived."""
         self._sessions[broker_id] = _Session(registration_epoch, now_s + self._timeout_s, connection)
+        self._seen_dead.discard(broker_id)
+
+    def stays_away(self, broker_id: int, now_s: float) -> bool:
+        """Whether others may take over from a dead broker: at once if its session ended here.
+
+        Of one that was dead already when this controller became active, nothing is known: the whole cluster may just be
+        starting, and its broker with it. It gets a session time-out.
+        """
+        return broker_id in self._seen_dead or now_s >= self._active_since_s + self._timeout_s
 
     def connection_closed(self, connection: Hashable) -> bool:
         """End the sessions whose newest heartbeat came by this connection; whether there was one."""
@@ -71,6 +84,8 @@ class BrokerSessions:
                 session = _Session(record.registration_epoch, now_s + self._timeout_s, None)
                 self._sessions[record.id] = session
             alive = session.deadline_s > now_s
+            if not alive and record.alive:
+                self._seen_dead.add(record.id)
             if alive != record.alive:
                 verdicts.append(Verdict(record.id, record.registration_epoch, alive))
         return verdicts

@@ -9,7 +9,7 @@ Rules of DESIGN.md kept here and asserted: 4 (one owner, epochs never down), 5 (
 destroyed only when nothing names them), 7 (compaction conserves), and idempotence by dedupe ids (`controller.dedupe`).
 
 The handlers are by family: `controller.state_nodes`, `state_topics`, `state_streams`, `state_objects`,
-`state_compaction`, `state_moves`, `state_scaling`.
+`state_compaction`, `state_moves`, `state_scaling`, `state_salvage`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from controller import (
     state_moves,
     state_nodes,
     state_objects,
+    state_salvage,
     state_scaling,
     state_streams,
     state_topics,
@@ -91,6 +92,8 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.ReclaimPartitions: state_moves.reclaim_partitions,
     c.DrainBroker: state_scaling.drain_broker,
     c.RemoveBroker: state_scaling.remove_broker,
+    c.Salvage: state_salvage.salvage,
+    c.PlaceSalvaged: state_salvage.place_salvaged,
 }
 
 

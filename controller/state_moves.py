@@ -1,9 +1,9 @@
 """Commands that move partitions between replica sets (DESIGN.md section 7, docs/design/0006-partition-moves.md).
 
 A move is a committed `target` beside the `replica_set` that owns the partition. Ownership changes in one place only,
-`_elect`, and only when all four streams are CLOSED with everything their owner had in the bucket: nobody can be writing
-then, and nobody holds anything that the bucket does not (rules 3 and 4). The leader epoch of the new owner is larger
-than every epoch under which any of the streams was ever opened, so whatever is late is stale.
+`change_owner`, and only when all four streams are CLOSED with everything their owner had in the bucket: nobody can be
+writing then, and nobody holds anything that the bucket does not (rules 3 and 4). The leader epoch of the new owner is
+larger than every epoch under which any of the streams was ever opened, so whatever is late is stale.
 
 Each partition of a command stands for itself: it is checked wholly before anything of it is staged. The same command
 twice is refused or changes nothing.
@@ -70,13 +70,14 @@ def _partition(tables: Tables, topic_id: bytes, index: int) -> PartitionRecord:
     return record
 
 
-def _streams(tables: Tables, partition: PartitionRecord) -> list[StreamRecord]:
+def streams_of(tables: Tables, partition: PartitionRecord) -> list[StreamRecord]:
+    """Its four streams, in order."""
     found = [tables.streams.get(partition.first_stream + step) for step in range(STREAMS_PER_PARTITION)]
     assert all(found), partition
     return [each for each in found if each is not None]
 
 
-def _live(tables: Tables, replica_set_id: int) -> ReplicaSetRecord | None:
+def live_replica_set(tables: Tables, replica_set_id: int) -> ReplicaSetRecord | None:
     """The replica set, if it has a living master."""
     record = tables.replica_sets.get(replica_set_id)
     master = tables.brokers.get(record.master) if record is not None else None
@@ -99,7 +100,7 @@ def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo |
                 raise NoReassignmentInProgress(f"partition {wanted.index} is not being moved")
         elif wanted.replica_set == record.target:
             return
-        elif wanted.replica_set != record.replica_set and _live(tables, wanted.replica_set) is None:
+        elif wanted.replica_set != record.replica_set and live_replica_set(tables, wanted.replica_set) is None:
             raise InvalidReplicaAssignment(f"replica set {wanted.replica_set} does not exist or has no living master")
         elif wanted.replica_set != record.replica_set and _drains(tables, wanted.replica_set):
             raise InvalidReplicaAssignment(f"broker {wanted.replica_set} is being drained and takes no partitions")
@@ -123,7 +124,7 @@ def hand_over(tables: Tables, command: HandOver) -> list[ErrorInfo | None]:
         if record.replica_set != command.replica_set_id:
             raise Fenced(f"the partition belongs to replica set {record.replica_set}")
         target = _target(tables, record)
-        streams = _streams(tables, record)
+        streams = streams_of(tables, record)
         for stream, end_offset in zip(streams, closed.end_offsets, strict=True):
             if (stream.replica_set, stream.epoch) != (command.replica_set_id, closed.epoch):
                 raise Fenced(
@@ -139,7 +140,7 @@ def hand_over(tables: Tables, command: HandOver) -> list[ErrorInfo | None]:
         streams[0] = msgspec.structs.replace(streams[0], start_offset=meta_start)
         for stream in streams:
             tables.streams.put(stream.id, msgspec.structs.replace(stream, state=StreamState.CLOSED))
-        _elect(tables, record, target)
+        change_owner(tables, record, target)
 
     return _each(command.partitions, close)
 
@@ -150,10 +151,10 @@ def elect_partitions(tables: Tables, command: ElectPartitions) -> list[ErrorInfo
     def elect(key: tuple[bytes, int]) -> None:
         record = _partition(tables, *key)
         target = _target(tables, record)
-        still_open = [each.id for each in _streams(tables, record) if each.state == StreamState.OPENED]
+        still_open = [each.id for each in streams_of(tables, record) if each.state == StreamState.OPENED]
         if still_open:
             raise NotHandedOver(f"streams {still_open} are still open by replica set {record.replica_set}")
-        _elect(tables, record, target)
+        change_owner(tables, record, target)
 
     return _each(command.partitions, elect)
 
@@ -174,15 +175,15 @@ def reclaim_partitions(tables: Tables, command: ReclaimPartitions) -> list[Error
 def _target(tables: Tables, record: PartitionRecord) -> ReplicaSetRecord:
     if record.target == NO_REPLICA_SET:
         raise NoReassignmentInProgress(f"partition {record.index} is not being moved")
-    target = _live(tables, record.target)
+    target = live_replica_set(tables, record.target)
     if target is None:
         raise TargetNotAlive(f"replica set {record.target} has no living master")
     return target
 
 
-def _elect(tables: Tables, record: PartitionRecord, target: ReplicaSetRecord) -> None:
+def change_owner(tables: Tables, record: PartitionRecord, target: ReplicaSetRecord) -> None:
     """Make the target the owner. All streams are CLOSED."""
-    streams = _streams(tables, record)
+    streams = streams_of(tables, record)
     assert all(each.state == StreamState.CLOSED for each in streams), record
     old = tables.replica_sets.get(record.replica_set)
     old_epoch = record.epoch_base + (old.master_epoch if old is not None else 0)

@@ -54,7 +54,8 @@ def set_controllers(tables: Tables, command: SetControllers) -> None:
 
 def register_broker(tables: Tables, command: RegisterBroker) -> int:
     """A broker process starts; see `RegisterBroker`. Raises `BrokerIdInUse`, `InvalidInput`."""
-    for text in (command.check_code, command.incarnation, command.host, command.rack, command.admin_url):
+    texts = (command.check_code, command.incarnation, command.host, command.rack, command.admin_url, command.wal_kind)
+    for text in texts:
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidInput(f"a field of broker {command.broker_id} has more than {MAX_TEXT_CHARS} characters")
     if not 0 <= command.broker_id <= 0x7FFF_FFFF:
@@ -80,6 +81,7 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
         registration_epoch=epoch,
         alive=True,
         draining=_still_draining(old, epoch),
+        wal_kind=command.wal_kind,
     )
     tables.brokers.put(record.id, record)
     if tables.replica_sets.get(record.id) is None:
@@ -151,6 +153,8 @@ def elect(tables: Tables, command: Elect) -> ReplicaSetRecord:
         master=command.broker_id,
         master_epoch=record.master_epoch + 1,
         sync_state_set_epoch=record.sync_state_set_epoch + 1,
+        salvager=NO_BROKER,  # whoever salvages for a master that has come back is too late
+        salvage_since_ms=0,
     )
     tables.replica_sets.put(record.id, elected)
     return elected

@@ -121,6 +121,8 @@ class NodeProcess:
                 credentials=credentials,
                 follows_controllers=not explicit,
                 open_wal=self._wal_opener(path, store, directory.broker_id),
+                open_bucket_wal=lambda cluster_id, of: self._bucket_wal(store, cluster_id, of),
+                wal_kind=config.wal.kind,
                 needs_conditional_create=config.wal.kind == "s3",
                 store=store,
                 network=self._network,
@@ -162,17 +164,18 @@ class NodeProcess:
             )
             return lambda _cluster_id: MemoryWal(settings)
 
-        def in_the_bucket(cluster_id: str) -> Wal:
-            return S3Wal(
-                store,
-                settings,
-                cluster_id=cluster_id,
-                replica_set_id=replica_set_id,
-                clock=self._clock,
-                rng=self._rng,
-            )
+        return lambda cluster_id: self._bucket_wal(store, cluster_id, replica_set_id)
 
-        return in_the_bucket
+    def _bucket_wal(self, store: ObjectStore, cluster_id: str, replica_set_id: int) -> Wal:
+        """The WAL of a replica set in the bucket: this broker's, or a dead one's."""
+        return S3Wal(
+            store,
+            self._config.wal,
+            cluster_id=cluster_id,
+            replica_set_id=replica_set_id,
+            clock=self._clock,
+            rng=self._rng,
+        )
 
     async def run_until(self, stop: asyncio.Task[bool]) -> None:
         """Serve until `stop` is done. Raises `StorageFailed` when the broker has failed for good."""

@@ -35,6 +35,7 @@ from storage.object_store_memory import MemoryObjectStore
 from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
 from storage.storage import Storage
 from storage.wal_disk import DiskWal
+from storage.wal_s3 import S3Wal
 from tests.support.clients import wait_until
 from tests.support.tidelog_process import free_port
 
@@ -131,6 +132,7 @@ class Cluster:
         path.mkdir(parents=True, exist_ok=True)
         disk = self._disks[broker] = FileDisk(path / "wal")
         port = self._ports.setdefault(broker, free_port())
+        store = WatchedObjectStore(self.bucket, SystemClock())
         node = BrokerNode(
             identity=BrokerIdentity(broker, f"check-{broker}", True, lambda _cluster_id: None),
             settings=BrokerSettings(
@@ -148,7 +150,16 @@ class Cluster:
             controllers=[self.controller.address],
             heartbeat_interval_s=0.2,
             open_wal=lambda _cluster_id: DiskWal(disk, WalSettings(), rng=random.Random()),
-            store=WatchedObjectStore(self.bucket, SystemClock()),
+            open_bucket_wal=lambda cluster_id, of: S3Wal(
+                store,
+                WalSettings(),
+                cluster_id=cluster_id,
+                replica_set_id=of,
+                clock=SystemClock(),
+                rng=random.Random(),
+            ),
+            wal_kind="disk",
+            store=store,
             network=TcpNetwork(),
             clock=SystemClock(),
             rng=random.Random(),

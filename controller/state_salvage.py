@@ -1,0 +1,79 @@
+"""Commands of a failover without a hot tier (docs/design/0007-failover.md): salvage, and place what was salvaged.
+
+Invariants: a salvager's term is a master epoch like any other, and only one of master and salvager is set; streams of a
+dead owner are closed here only after everything that its WAL held is committed, under the salvager's epoch, which no
+commit and no append of the dead owner outlives (rules 3 and 4). What is said twice or late is refused by the epoch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.commands import MAX_MOVES_PER_COMMAND, PlaceSalvaged, Salvage
+from controller.errors import NotEligible, NotHandedOver
+from controller.lost import BUCKET_WAL
+from controller.model import NO_BROKER, NO_REPLICA_SET, PartitionRecord, ReplicaSetRecord, StreamState
+from controller.state_moves import change_owner, live_replica_set, streams_of
+from controller.state_streams import require_master_epoch
+from controller.state_topics import place
+from controller.tables import Tables
+from runtime.errors import Fenced, InvalidInput
+
+
+def salvage(tables: Tables, command: Salvage) -> ReplicaSetRecord:
+    """See `Salvage`. Raises `NotFound`, `Fenced`, `NotEligible`."""
+    record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    owner = tables.brokers.get(record.master if record.master != NO_BROKER else record.id)
+    if owner is None or owner.wal_kind != BUCKET_WAL:
+        kind = owner.wal_kind if owner is not None else ""
+        raise NotEligible(f"the WAL of replica set {record.id} is not in the bucket (wal.kind is {kind or 'unknown'})")
+    if record.master != NO_BROKER and owner.alive:
+        raise NotEligible(f"broker {owner.id}, the master of replica set {record.id}, is alive")
+    salvager = tables.brokers.get(command.broker_id)
+    if salvager is None or not salvager.alive or salvager.id == owner.id:
+        raise NotEligible(f"broker {command.broker_id} is not alive, or is the one that is lost")
+    elected = msgspec.structs.replace(
+        record,
+        master=NO_BROKER,
+        master_epoch=record.master_epoch + 1,
+        sync_state_set_epoch=record.sync_state_set_epoch + 1,
+        salvager=salvager.id,
+        salvage_since_ms=record.salvage_since_ms or tables.now_ms,
+    )
+    tables.replica_sets.put(record.id, elected)
+    return elected
+
+
+def place_salvaged(tables: Tables, command: PlaceSalvaged) -> int:
+    """See `PlaceSalvaged`. Raises `NotFound`, `Fenced`, `NotHandedOver`, `InvalidInput`, `InvalidReplicationFactor`."""
+    if len(command.partitions) > MAX_MOVES_PER_COMMAND:
+        raise InvalidInput(f"a command names at most {MAX_MOVES_PER_COMMAND} partitions, not {len(command.partitions)}")
+    record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    if record.salvager == NO_BROKER:
+        raise Fenced(f"the salvage of replica set {record.id} is over")
+    if record.committed_wal_offset < command.wal_offset:
+        raise NotHandedOver(
+            f"the WAL of replica set {record.id} ends at {command.wal_offset}, "
+            f"but is committed up to {record.committed_wal_offset}"
+        )
+    found = [tables.partitions.get(key) for key in dict.fromkeys(command.partitions)]
+    mine = [each for each in found if each is not None and each.replica_set == record.id]
+    for partition, target in zip(mine, place(tables, len(mine), None) if mine else (), strict=True):
+        _place(tables, partition, target)
+    left = tables.index.partition_counts.get(record.id, 0) - len(mine)
+    assert left >= 0, (record, left)
+    if left == 0:
+        tables.replica_sets.put(record.id, msgspec.structs.replace(record, salvager=NO_BROKER, salvage_since_ms=0))
+    return left
+
+
+def _place(tables: Tables, partition: PartitionRecord, replica_set_id: int) -> None:
+    """Close the streams and make a living replica set the owner: the one it was moving to, if that lives."""
+    for stream in streams_of(tables, partition):
+        if stream.state == StreamState.OPENED:
+            assert stream.replica_set == partition.replica_set, (partition, stream)
+            tables.streams.put(stream.id, msgspec.structs.replace(stream, state=StreamState.CLOSED))
+    wanted = live_replica_set(tables, partition.target) if partition.target != NO_REPLICA_SET else None
+    target = wanted or live_replica_set(tables, replica_set_id)
+    assert target is not None, replica_set_id
+    change_owner(tables, partition, target)
