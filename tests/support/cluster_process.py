@@ -19,11 +19,12 @@ from tests.support.tidelog_process import READY_PREFIX, TidelogProcess, free_por
 
 
 def tidelog_json(bootstrap: str, *arguments: str, ok: Sequence[int] = (0, 10)) -> Any:
-    """What a command of the CLI prints with `--format json`."""
+    """What a command of the CLI prints with `--format json`; None if it refused and said so on standard error."""
     command = [sys.executable, "-m", "tidelog", *arguments, "--bootstrap", bootstrap, "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in ok, done
-    return json.loads(done.stdout)
+    assert done.stdout or done.stderr, done
+    return json.loads(done.stdout) if done.stdout else None
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
