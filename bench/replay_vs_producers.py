@@ -190,7 +190,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0 if quick() else 6.0)
     parser.add_argument("--runs", type=int, default=2 if quick() else 3)
     parser.add_argument("--mb-per-s", type=float, default=0.0)
-    parser.add_argument("--bucket", choices=("memory", "disk"), default="memory")
+    parser.add_argument(
+        "--bucket", choices=("memory", "disk"), default="disk", help="memory: all that is produced must fit: tens of GB"
+    )
     parser.add_argument(
         "--client", choices=("librdkafka", "raw"), default="librdkafka", help="raw: costs next to nothing"
     )
