@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install up test lint bench reliability controller-kills failover fuzz clean
+.PHONY: install up test lint bench reliability controller-kills failover chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -43,6 +43,28 @@ controller-kills: install
 # Brokers with their WAL in the bucket die, or wake up as zombies, under load. More: make failover ARGS="--rounds 50"
 failover: install
 	$(BIN)/python -m tests.harness.failover $(ARGS)
+
+# Real processes under every fault, judged by the checkers (docs/checkers.md). More: make chaos ARGS="--seconds 600"
+chaos: install
+	$(BIN)/tidelog chaos --seconds 300 --s3 minio \
+	  --faults kill,kill-active,stop,cut,cut-clients,slow,bucket-503,bucket-slow $(ARGS)
+
+# Moves, scaling and kills under load over a real S3 server, without containers. make scenario ARGS="--bucket localstack"
+scenario: install
+	$(BIN)/python localstack/scenario.py $(ARGS)
+
+# Simulated clusters under faults, a minute of their time and more each. The seeds are always the same; a slow machine
+# runs as many of them as fit, and says so.
+simulate: install
+	$(BIN)/tidelog simulate --seeds 2000 --for 870s $(ARGS)
+
+# The same every night with other seeds, which the date gives: a failing one can be run again by its number.
+nightly: install
+	$(BIN)/tidelog simulate --seeds 10000 --seed $(shell date -u +%Y%m%d)00000 --shrink $(ARGS)
+
+# Switches protections of the code off, one by one, and shows that the simulator finds each of them.
+mutations: install
+	$(BIN)/tidelog simulate --mutations all $(ARGS)
 
 # Fuzzes every decoder and handler, ten minutes each. More: make fuzz ARGS="--seconds 3600 --target handlers"
 fuzz: install

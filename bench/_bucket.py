@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench._programs import scratch_directory
 from storage.open_store import EMBEDDED_BUCKET
 from storage.settings import S3Settings
 
@@ -63,8 +63,7 @@ def minio(directory: Path) -> Iterator[tuple[str, int] | None]:
 @contextmanager
 def bucket(kind: str, base: str | None = None, **settings: Any) -> Iterator[Bucket | None]:
     """A new, empty bucket; None, and a line that says so, if this machine cannot run its server."""
-    with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as name:
-        directory = Path(name)
+    with scratch_directory(base) as directory:
         if kind == "embedded":
             yield Bucket(kind, S3Settings(**settings), directory, directory / EMBEDDED_BUCKET)
             return

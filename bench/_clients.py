@@ -15,12 +15,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from broker.wire import fetch, produce, schema
+from runtime.memory import keep_freed_memory
 from storage.record_batch import HEADER_BYTES, Record, build_batch
 from tests.support.kafka_client import encode_request, request_entity
 
@@ -157,28 +158,38 @@ def produce_with_librdkafka(
     def failed(error: Any) -> None:
         raise KafkaException(error)
 
+    keep_freed_memory()
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "error_cb": failed, **settings})
     producer.list_topics(topic, 10)
     value = os.urandom(record_bytes)
     sent, started = 0, time.perf_counter()
     while time.perf_counter() < started + seconds:
-        messages = [{"value": value} for _ in range(SENT_AT_A_TIME)]
-        while messages:
-            count = producer.produce_batch(topic, messages)
-            sent += count
-            messages = [{"value": value} for _ in range(len(messages) - count)]
-            producer.poll(0.001 if messages else 0)
-    producer.flush(60)
-    assert len(producer) == 0, f"{len(producer)} records were not acknowledged in time"
+        sent += send_batch(producer, topic, value)
+    flush(producer)
     put((sent * record_bytes, time.perf_counter() - started))
 
 
-def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+def send_batch(producer: Any, topic: str, value: bytes) -> int:
+    """Hand librdkafka `SENT_AT_A_TIME` records, as fast as it takes them; how many that were."""
+    left = SENT_AT_A_TIME
+    while left:
+        left -= producer.produce_batch(topic, [{"value": value} for _ in range(left)])
+        producer.poll(0.001 if left else 0)
+    return SENT_AT_A_TIME
+
+
+def flush(producer: Any) -> None:
+    """Wait until all is acknowledged, for a minute."""
+    producer.flush(60)
+    assert len(producer) == 0, f"{len(producer)} records were not acknowledged in time"
+
+
+def create_topic(bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
     """Create it and wait until it is there."""
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(30)
     deadline = time.monotonic() + 30
     while len(admin.list_topics(topic, 10).topics[topic].partitions) < partitions and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -233,6 +244,13 @@ class Consumer:
                 break
         length -= 1
         return (_after_last_batch(view, at, at + length) if length > 0 else offset), size + 4
+
+    def find_end(self) -> int:
+        """Read from offset 0 to the end; the end. Nobody may write meanwhile. Waits 500 ms there, so do not time it."""
+        offset = 0
+        while (after := self.fetch(offset)[0]) != offset:
+            offset = after
+        return offset
 
     def close(self) -> None:
         """Hang up."""

@@ -15,13 +15,13 @@ import multiprocessing
 import os
 import queue
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench._programs import MEMORY_DIRECTORY, MEMORY_VARIABLE, scratch_directory
 from storage.open_store import EMBEDDED_BUCKET
 from tests.support.tidelog_process import TidelogProcess
 
@@ -30,7 +30,6 @@ ROWS_VARIABLE = "TIDELOG_BENCH_ROWS"
 QUICK_VARIABLE = "TIDELOG_BENCH_QUICK"
 """Environment variable that asks for short runs (`python -m bench --quick`)."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_MEMORY_DIRECTORY = Path("/dev/shm")
 spawned = multiprocessing.get_context("spawn")
 """Processes that share nothing with the one that starts them."""
 
@@ -147,7 +146,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def pin(cores: set[int], pid: int = 0) -> None:
     """Keep a process, all its threads and those it will start on these cores; not if the machine lacks them."""
-    if not cores < set(range(os.cpu_count() or 1)):
+    if not cores <= set(range(os.cpu_count() or 1)):
         return
     for thread in os.listdir(f"/proc/{pid or os.getpid()}/task"):
         with contextlib.suppress(OSError):  # the thread has ended meanwhile, or the core is not ours
@@ -155,10 +154,28 @@ def pin(cores: set[int], pid: int = 0) -> None:
 
 
 @contextlib.contextmanager
+def on_cores(cores: set[int] | None) -> Iterator[None]:
+    """Keep the calling thread on these cores inside the block; None is wherever it may run."""
+    before = os.sched_getaffinity(0)
+    if cores is not None and cores < before:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def memory_directory() -> str | None:
+    """Where files are kept in memory; None if this machine has no such place."""
+    chosen = os.environ.get(MEMORY_VARIABLE)
+    return chosen or (str(MEMORY_DIRECTORY) if MEMORY_DIRECTORY.is_dir() else None)
+
+
+@contextlib.contextmanager
 def directory(parent: str | None = None) -> Iterator[Path]:
     """An empty directory that is removed at the end; `parent` chooses the disk."""
-    with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=parent) as path:
-        yield Path(path)
+    with scratch_directory(parent) as path:
+        yield path
 
 
 @contextlib.contextmanager
@@ -172,8 +189,8 @@ def broker(
     """
     flags = [part for setting in settings for part in ("--set", setting)]
     with contextlib.ExitStack() as stack:
-        if bucket_in_memory and _MEMORY_DIRECTORY.is_dir():
-            bucket = stack.enter_context(directory(str(_MEMORY_DIRECTORY)))
+        if bucket_in_memory and (memory := memory_directory()) is not None:
+            bucket = stack.enter_context(directory(memory))
             data_dir.mkdir(parents=True, exist_ok=True)
             (data_dir / EMBEDDED_BUCKET).symlink_to(bucket, target_is_directory=True)
         process = TidelogProcess(data_dir, flags)

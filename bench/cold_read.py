@@ -1,6 +1,6 @@
 """A cold read of history from the bucket, by one reader, against raw concurrent GETs of the same objects.
 
-    python bench/cold_read.py [--gb 1] [--store embedded|minio|both] [--runs 3] [--record-bytes 16384] [--readers 1]
+    python bench/cold_read.py [--gb 5] [--store embedded|minio|both] [--runs 3] [--record-bytes 16384] [--readers 1]
 
 Objects of 64 MiB with one stream are put into the embedded store (a directory) and into MinIO. `raw` asks for them in
 ranges of 4 MiB, 16 at a time, by the same client (`bench.limit_s3`), and throws the bytes away: that is what the
@@ -25,7 +25,9 @@ from bench._common import Spread, quick, row
 from bench.limit_s3 import get_all
 from runtime import memory
 from runtime.clock import SystemClock
+from runtime.cpu_time import SystemCpu
 from storage.block_reader import BlockReader
+from storage.cold_pace import ColdPace
 from storage.managers import ObjectKind, ObjectSlice
 from storage.object_key import object_key
 from storage.object_store import ObjectStore
@@ -97,6 +99,7 @@ async def cold(store: ObjectStore, history: History, cache: CacheSettings = CACH
         cluster_id=CLUSTER,
         cache_bytes=cache.block_bytes,
         in_flight_bytes=cache.cold_in_flight_bytes,
+        pace=ColdPace(cache.cold_busy_share, SystemClock(), SystemCpu()),
     )
 
     async def replay(stream_id: int) -> int:
@@ -157,7 +160,7 @@ async def measure(one: Bucket, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gb", type=float, default=0.5 if quick() else 1.5, help="the goal is for 5")
+    parser.add_argument("--gb", type=float, default=0.5 if quick() else 5, help="the goal is for 5; they lie on disk")
     parser.add_argument("--store", choices=(*KINDS, "both"), default="both")
     parser.add_argument("--runs", type=int, default=2 if quick() else 3)
     parser.add_argument("--readers", type=int, default=1, help="streams, each read by one reader at the same time")

@@ -13,18 +13,18 @@ import argparse
 import asyncio
 import os
 import random
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from bench._programs import scratch_directory
 from controller.client import ControllerClient
 from controller.node import ControllerNode
 from controller.raft import RaftConsensus, RaftSettings
 from controller.settings import ControllerSettings
 from runtime.clock import SystemClock
 from runtime.network import TcpNetwork
-from storage.managers import CommitObjects, NewObject, StreamRange
+from storage.managers import CommitObjects, NewObject, pack_ranges
 
 IN_FLIGHT = 64
 SNAPSHOT_ENTRIES = 10_000
@@ -117,7 +117,8 @@ async def bench_client(directory: Path, seconds: float) -> None:
     async def commit(number: int) -> None:
         object_id = await client.prepare_objects(1, 600_000)
         image = client.image
-        ranges = tuple(StreamRange(s, image.streams[s].end_offset, image.streams[s].end_offset + 1) for s in streams)
+        ends = [(s, image.streams[s].end_offset) for s in streams]
+        ranges = pack_ranges((s, end, end + 1) for s, end in ends)
         wal = client.committed_wal_offset(0)
         await client.commit_objects(CommitObjects(0, epoch, wal, wal + 1, (NewObject(object_id, 1, 1, ranges),)))
 
@@ -142,8 +143,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="on the disk to measure (default: a temporary one)")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each line")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        directory = Path(name)
+    with scratch_directory(options.directory) as directory:
         asyncio.run(bench_raft(directory / "raft", options.seconds))
         asyncio.run(bench_client(directory / "node", options.seconds))
 

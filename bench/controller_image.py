@@ -16,11 +16,11 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench._programs import scratch_directory
 from controller.client import ControllerClient
 from controller.handshake import NO_NODE, Credentials, read_secret, write_secret
 from controller.node import ControllerNode
@@ -28,8 +28,8 @@ from controller.settings import ControllerSettings
 from runtime.clock import SystemClock
 from runtime.errors import TidelogError
 from runtime.network import TcpNetwork
-from storage.managers import CommitObjects, NewObject, StreamRange
-from tests.support.tidelog_process import free_port
+from simulation.ports import free_port
+from storage.managers import CommitObjects, NewObject, pack_ranges
 
 BROKERS = 10
 TOPIC_PARTITIONS = 1_000
@@ -168,8 +168,8 @@ async def commit_all(client: ControllerClient, epochs: Sequence[int]) -> None:
     """One committed object for each broker that names every data stream of it."""
     for broker, epoch in enumerate(epochs):
         image = client.image
-        ranges = tuple(
-            StreamRange(partition.first_stream + 1, 0, 1)
+        ranges = pack_ranges(
+            (partition.first_stream + 1, 0, 1)
             for partition in image.all_partitions()
             if partition.replica_set == broker
         )
@@ -198,7 +198,7 @@ async def commits(client: ControllerClient, epochs: Sequence[int], seconds: floa
                 image, begin = client.image, time.perf_counter()
                 chosen = sorted(rng.sample(streams[broker], RANGES))
                 ends = [image.streams[each].end_offset for each in chosen]
-                ranges = tuple(StreamRange(each, at, at + 1) for each, at in zip(chosen, ends, strict=True))
+                ranges = pack_ranges((each, at, at + 1) for each, at in zip(chosen, ends, strict=True))
                 wal = client.committed_wal_offset(broker)
                 new = NewObject(object_id, 1, 100, ranges)
                 await client.commit_objects(CommitObjects(broker, epochs[broker], wal, wal + 1, (new,)))
@@ -272,8 +272,8 @@ def main() -> None:
         peers = args.peers.split(",")
         uvloop.run(load(args.directory, peers) if args.load else serve(args.directory, args.serve, peers))
         return
-    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        asyncio.run(bench(Path(directory), args.partitions, args.members, args.seconds))
+    with scratch_directory(args.directory) as directory:
+        asyncio.run(bench(directory, args.partitions, args.members, args.seconds))
 
 
 if __name__ == "__main__":

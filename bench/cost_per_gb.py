@@ -20,7 +20,8 @@ from unittest import mock
 from bench._bucket import bucket, environment
 from bench._clients import create_topic, replay_produce
 from bench._common import broker, cpu_seconds, directory, in_process, quick, row
-from tests.support.tidelog_process import TidelogProcess, free_port
+from simulation.ports import free_port
+from tests.support.tidelog_process import TidelogProcess
 
 TOPIC = "cost"
 PARTITIONS = 16

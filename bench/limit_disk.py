@@ -56,15 +56,22 @@ class RawDisk:
         return count * chunk_bytes / 1e6 / (time.perf_counter() - started)
 
     def latencies(self, size: int, per_s: float, seconds: float) -> list[float]:
-        """Seconds that each of the writes of `size` bytes took that began `per_s` times a second."""
+        """Seconds until each of the writes of `size` bytes, of which `per_s` are due a second, was synced.
+
+        A write that was due while the one before ran has waited for that, as requests have of a client that sends on
+        whether or not it was answered. What the timer is late is nobody's and does not count.
+        """
         data = os.urandom(size)
-        started = time.perf_counter()
+        started = began = time.perf_counter()
         took = []
         for number in range(int(per_s * seconds)):
-            pause = started + number / per_s - time.perf_counter()
-            if pause > 0:
-                time.sleep(pause)
-            took.append(self.write(data))
+            late = time.perf_counter() - (started + number / per_s)
+            if late < 0:
+                time.sleep(-late)
+            now = time.perf_counter()
+            waited = max(0.0, min(late, now - began))
+            began = now
+            took.append(waited + self.write(data))
         return took
 
     def close(self) -> None:

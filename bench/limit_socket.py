@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench._clients import FETCH_BYTES, Address, Consumer, replay_produce, run_threads
@@ -41,9 +41,10 @@ _INT32 = struct.Struct(">i")
 class Answers:
     """The responses of the bare server."""
 
-    def __init__(self, address: Address, partitions: int) -> None:
+    def __init__(self, address: Address, partitions: int, topics: Sequence[str]) -> None:
         self._address = address
         self._partitions = partitions
+        self._topics = topics
 
     def to(self, head: bytes) -> bytes:
         """The whole response to a frame that begins (without its size) with `head`."""
@@ -52,13 +53,20 @@ class Answers:
             return self._produced(head, version, correlation_id)
         if api_key == fetch.API_KEY:
             return self._fetched(version)
+        size, body = self._described(api_key, version)
+        return size + _INT32.pack(correlation_id) + body
+
+    @functools.cache  # noqa: B019 — lives as long as its process
+    def _described(self, api_key: int, version: int) -> tuple[bytes, bytes]:
+        """What stands before and after the correlation id of a response that is always the same."""
         if api_key == _METADATA:
             response = self._metadata(version)
         elif api_key == _API_VERSIONS:
             response = self._versions(version)
         else:
             raise ValueError(f"the bare server does not serve API {api_key}")
-        return b"".join(message_codec(api_key, version).encode(correlation_id, response))
+        encoded = b"".join(message_codec(api_key, version).encode(0, response))
+        return encoded[:4], encoded[8:]
 
     def _produced(self, head: bytes, version: int, correlation_id: int) -> bytes:
         if version != produce.FIRST_FLEXIBLE:
@@ -105,11 +113,14 @@ class Answers:
             brokers=[make("MetadataResponseBroker", node_id=1, host=host, port=port, rack=None)],
             cluster_id="bare",
             controller_id=1,
-            topics=[make("MetadataResponseTopic", error_code=0, name=TOPIC, is_internal=False, partitions=partitions)],
+            topics=[
+                make("MetadataResponseTopic", error_code=0, name=name, is_internal=False, partitions=partitions)
+                for name in self._topics
+            ],
         )
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(1 << 14)
 def _produced_body(version: int, name: str, index: int) -> bytes:
     out = bytearray()
     outcome = PartitionProduceResponse(index, base_offset=0, log_start_offset=0)
@@ -154,11 +165,11 @@ def _cut(buffer: memoryview, start: int, end: int) -> tuple[int, int, bytes] | N
     return None if end < head_end else (start + 4, size, bytes(buffer[start + 4 : head_end]))
 
 
-def _serve(partitions: int, put: Callable[[Any], None]) -> None:
+def _serve(partitions: int, topics: Sequence[str], put: Callable[[Any], None]) -> None:
     """Listen, put the address, and answer until the process is ended."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     address = listener.getsockname()[:2]
-    answers = Answers(address, partitions)
+    answers = Answers(address, partitions, topics)
     put(address)
     while True:
         one, _ = listener.accept()
@@ -172,15 +183,23 @@ def _answer_quietly(one: socket.socket, answers: Answers) -> None:
 
 
 @contextlib.contextmanager
-def bare_server(partitions: int = 1, cores: set[int] | None = None) -> Iterator[Address]:
-    """The server in a process of its own; yields its address. It has one topic, `TOPIC`."""
-    with background(_serve, partitions, cores=cores, ends=False) as result:
+def bare_server(
+    partitions: int = 1, cores: set[int] | None = None, topics: Sequence[str] = (TOPIC,)
+) -> Iterator[Address]:
+    """The server in a process of its own; yields its address. Each topic has so many partitions."""
+    with background(_serve, partitions, topics, cores=cores, ends=False) as result:
         yield result()
 
 
 def consume(address: Address, topic: str, partitions: list[int], seconds: float, put: Callable[[Any], None]) -> None:
-    """Puts (bytes received, seconds) of one consumer for each entry, each beginning again when it is at the end."""
+    """Puts (bytes received, seconds) of one consumer for each entry, each beginning again when it has got the end.
+
+    None asks for what is not there yet: a broker would hold that request for 500 ms, the bare server would not.
+    """
     totals: list[int] = []
+    finder = Consumer(address, topic, partitions[0])
+    end = finder.find_end()
+    finder.close()
     started = time.perf_counter()
 
     def read(partition: int) -> None:
@@ -188,7 +207,7 @@ def consume(address: Address, topic: str, partitions: list[int], seconds: float,
         offset = total = 0
         while time.perf_counter() < started + seconds:
             after, size = consumer.fetch(offset)
-            offset, total = (0 if after == offset else after), total + size
+            offset, total = (0 if after >= end else after), total + size
         consumer.close()
         totals.append(total)
 

@@ -10,20 +10,29 @@ A real `tidelog up` (embedded store, WAL on disk, sync flush) is driven by librd
 - `idle`: resident memory of the broker process with all partitions open less that of the same process without a topic,
   by partition. Both are taken right after a start.
 - `throughput`: the same records to all partitions in turn and to one partition alone, in turns, medians and spread.
-  librdkafka's own cost for each partition is in it; beside it stands the CPU time of the broker and of the client.
-- `raw`: prepared Produce requests of one batch over plain sockets, so that the client costs next to nothing.
+  Batches have 64 KiB in both: `BURST_RECORDS` for each partition in its turn.
+
+Throughput is measured with two clients, and with both also at a server that only receives and answers
+(`bench.limit_socket`), with as many topics and partitions, in the same turns (`at a bare socket`): that shows what the
+client loses by itself when its records go to all of them.
+
+- `raw requests`: prepared Produce requests over plain sockets, so that the client costs next to nothing. What it
+  reaches is the server's speed: the rate to all must be 0.8 of the rate to one.
+- `librdkafka`: its thread looks at all its partitions again and again, and that bounds it. So the limit of the rate to
+  all is the smaller of the rate to one and the same client's at the bare server to all; the ratio of all to one is
+  reported beside it. Server and client have a core each, as if each were on a machine of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import socket
 import statistics
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -33,7 +42,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench._common import cpu_seconds, interleaved, quick, row
+from bench._clients import Address
+from bench._common import cpu_seconds, interleaved, on_cores, pin, quick, row
+from bench._programs import scratch_directory
+from bench.limit_socket import bare_server
 from broker.wire import schema
 from tests.support.kafka_client import encode_request, request_entity
 from tests.support.kafka_world import batch
@@ -51,6 +63,7 @@ LINGER_MS = 200
 what it finds half-filled. Full batches do not wait for it."""
 RAW_CONNECTIONS = 4
 RAW_IN_FLIGHT = 5
+SERVER_CORES, CLIENT_CORES = {0}, {1}
 PRODUCE_VERSION = 9
 ADMIN_TIMEOUT_S = 120.0
 
@@ -158,7 +171,12 @@ class Rate(NamedTuple):
     """CPU time of the client by elapsed time: near a core it is the client's limit that is seen."""
 
 
-def produce(bootstrap: str, pid: int, targets: list[tuple[str, int]], seconds: float) -> Rate:
+def broker_cpu_s(pid: int | None) -> float:
+    """CPU time of the server; none is counted for the bare one."""
+    return cpu_seconds(pid) if pid is not None else 0.0
+
+
+def produce(bootstrap: str, pid: int | None, targets: list[tuple[str, int]], seconds: float) -> Rate:
     """Rate acknowledged by acks=all of `BURST_RECORDS` records to each target in turn."""
     failed: list[Any] = []
     producer = Producer(
@@ -177,7 +195,7 @@ def produce(bootstrap: str, pid: int, targets: list[tuple[str, int]], seconds: f
     for topic, partition in targets:  # connections, metadata, the client's queues
         producer.produce(topic, value, partition=partition)
     producer.flush(60)
-    broker, client, started = cpu_seconds(pid), time.process_time(), time.perf_counter()
+    broker, client, started = broker_cpu_s(pid), time.process_time(), time.perf_counter()
     sent = 0
     for topic, partition in itertools.cycle(targets):
         for _ in range(BURST_RECORDS):
@@ -195,7 +213,7 @@ def produce(bootstrap: str, pid: int, targets: list[tuple[str, int]], seconds: f
     took = time.perf_counter() - started
     assert not failed and not left, (failed[:3], left)
     mib = sent * RECORD_BYTES / (1 << 20)
-    return Rate(mib / took, (cpu_seconds(pid) - broker) / mib * 1000, (time.process_time() - client) / took)
+    return Rate(mib / took, (broker_cpu_s(pid) - broker) / mib * 1000, (time.process_time() - client) / took)
 
 
 def raw_frames(targets: list[tuple[str, int]], records: int = BURST_RECORDS) -> list[list[bytes]]:
@@ -224,14 +242,14 @@ def send(connection: socket.socket, parts: list[bytes]) -> None:
         connection.sendall(b"".join(parts)[sent:])
 
 
-def produce_raw(address: tuple[str, int], pid: int, frames: list[list[bytes]], seconds: float) -> Rate:
+def produce_raw(address: tuple[str, int], pid: int | None, frames: list[list[bytes]], seconds: float) -> Rate:
     """Rate acknowledged of prepared requests, `RAW_IN_FLIGHT` on each of a few connections."""
     sockets = [socket.create_connection(address) for _ in range(RAW_CONNECTIONS)]
     readers = [one.makefile("rb", 1 << 16) for one in sockets]
     for one in sockets:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     turn = itertools.cycle(frames)
-    broker, client, started = cpu_seconds(pid), time.process_time(), time.perf_counter()
+    broker, client, started = broker_cpu_s(pid), time.process_time(), time.perf_counter()
     answered = 0
     for one in sockets:
         for _ in range(RAW_IN_FLIGHT):
@@ -250,26 +268,60 @@ def produce_raw(address: tuple[str, int], pid: int, frames: list[list[bytes]], s
     for one in sockets:
         one.close()
     mib = answered * RECORD_BYTES * BURST_RECORDS / (1 << 20)
-    return Rate(mib / took, (cpu_seconds(pid) - broker) / mib * 1000, (time.process_time() - client) / took)
+    return Rate(mib / took, (broker_cpu_s(pid) - broker) / mib * 1000, (time.process_time() - client) / took)
 
 
-def compare(what: str, runs: int, one: Callable[[], Rate], spread: Callable[[], Rate]) -> None:
-    """Both in turns; the median of the ratios, and where the CPU time went."""
-    found = interleaved(runs, one=one, spread=spread)
-    ratios = [many.mib_per_s / single.mib_per_s for single, many in zip(found["one"], found["spread"], strict=True)]
+Run = Callable[[bool, bool], Rate]
+"""One run: to all partitions or to one of them; of the broker or of the bare server."""
+
+
+def ratios(found: dict[str, list[Rate]], to: str, of: str) -> list[float]:
+    """Throughput by throughput, of the runs of each turn."""
+    return [a.mib_per_s / b.mib_per_s for a, b in zip(found[to], found[of], strict=True)]
+
+
+def spread(values: list[float]) -> str:
+    """The median, and from where to where they lie."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def compare(what: str, runs: int, run: Run, *, client_bound: bool) -> None:
+    """All four kinds of runs in turns; the medians of the ratios, and where the CPU time went.
+
+    `client_bound`: the limit is the smaller of the rate to one and of the bare server's to all, not the former alone.
+    """
+    found = interleaved(
+        runs,
+        one=lambda: run(False, False),
+        all=lambda: run(True, False),
+        bare_one=lambda: run(False, True),
+        bare_all=lambda: run(True, True),
+    )
     middle = {name: Rate(*map(statistics.median, zip(*rates, strict=True))) for name, rates in found.items()}
-    ratio = statistics.median(ratios)
+    of_one, of_bare = ratios(found, "all", "one"), ratios(found, "all", "bare_all")
+    held = [max(pair) for pair in zip(of_one, of_bare, strict=True)] if client_bound else of_one
+    limit = f"{middle['one'].mib_per_s:.0f} MiB/s to one"
     row(
         f"many partitions: {what}",
-        f"{middle['spread'].mib_per_s:.0f} MiB/s to all",
-        limit=f"{middle['one'].mib_per_s:.0f} MiB/s to one",
-        ratio=f"{ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+        f"{middle['all'].mib_per_s:.0f} MiB/s to all",
+        limit=f"{limit}, {middle['bare_all'].mib_per_s:.0f} at a bare socket to all" if client_bound else limit,
+        ratio=f"{spread(held)} of the smaller; {spread(of_one)} of one" if client_bound else spread(held),
         goal=f">= {THROUGHPUT_GOAL}",
-        holds=ratio >= THROUGHPUT_GOAL,
+        holds=statistics.median(held) >= THROUGHPUT_GOAL,
     )
-    many, single = middle["spread"], middle["one"]
+    row(
+        f"many partitions: {what}, at a bare socket",
+        f"{middle['bare_all'].mib_per_s:.0f} MiB/s to all",
+        limit=f"{middle['bare_one'].mib_per_s:.0f} MiB/s to one",
+        ratio=spread(ratios(found, "bare_all", "bare_one")),
+    )
+    say(f"{what}, broker / bare socket, all", spread(of_bare))
+    say(f"{what}, broker / bare socket, one", spread(ratios(found, "one", "bare_one")))
+    many, single = middle["all"], middle["one"]
     say(f"{what}, broker's CPU", f"{many.broker_ms_per_mib:.2f} ms/MiB to all, {single.broker_ms_per_mib:.2f} to one")
     say(f"{what}, client's CPU", f"{many.client_cores:.2f} cores to all, {single.client_cores:.2f} to one")
+    bare = middle["bare_all"].client_cores, middle["bare_one"].client_cores
+    say(f"{what}, client's CPU at a bare socket", f"{bare[0]:.2f} cores to all, {bare[1]:.2f} to one")
 
 
 # --- the run -------------------------------------------------------------------------------------------------------
@@ -289,6 +341,33 @@ def idle_memory(cluster: Cluster, args: argparse.Namespace, empty: int, what: st
     bytes_each = (cluster.settled_rss() - empty) / args.partitions
     goal = f"<= {IDLE_GOAL_BYTES:,} bytes"
     say(what, f"{bytes_each:,.0f} bytes a partition", goal, bytes_each <= IDLE_GOAL_BYTES)
+
+
+def throughput(cluster: Cluster, bare: Address, targets: list[tuple[str, int]], args: argparse.Namespace) -> None:
+    """Prepared requests."""
+    frames = {False: raw_frames(targets[:1]), True: raw_frames(targets)}
+
+    def prepared(to_all: bool, at_bare: bool) -> Rate:
+        address, pid = (bare, None) if at_bare else (cluster.address, cluster.pid)
+        return produce_raw(address, pid, frames[to_all], args.seconds / 2)
+
+    compare("throughput, raw requests", args.runs, prepared, client_bound=False)
+
+
+def throughput_pinned(
+    cluster: Cluster, bare: Address, targets: list[tuple[str, int]], args: argparse.Namespace
+) -> None:
+    """librdkafka on a core of its own; so has the broker while it is measured."""
+    wanted = {False: targets[:1], True: targets}
+
+    def librdkafka(to_all: bool, at_bare: bool) -> Rate:
+        bootstrap = "{}:{}".format(*bare) if at_bare else cluster.bootstrap
+        with on_cores(CLIENT_CORES):  # its threads inherit that
+            return produce(bootstrap, None if at_bare else cluster.pid, wanted[to_all], args.seconds)
+
+    pin(SERVER_CORES, cluster.pid)
+    compare("throughput, librdkafka", args.runs, librdkafka, client_bound=True)
+    pin(os.sched_getaffinity(0), cluster.pid)
 
 
 def run(directory: Path, args: argparse.Namespace) -> None:
@@ -317,20 +396,11 @@ def run(directory: Path, args: argparse.Namespace) -> None:
         read_back(cluster.bootstrap, targets, args.seconds)
         used = (cpu_seconds(cluster.pid) - before) / (time.perf_counter() - began) * 100
         say("one idle consumer of all", f"{used:.1f} % of a core")
-        frames = raw_frames(targets[:1]), raw_frames(targets)
         produce_raw(cluster.address, cluster.pid, raw_frames(targets, records=1), 2.0)  # the first batch costs more
-        compare(
-            "throughput, librdkafka",
-            args.runs,
-            lambda: produce(cluster.bootstrap, cluster.pid, targets[:1], args.seconds),
-            lambda: produce(cluster.bootstrap, cluster.pid, targets, args.seconds),
-        )
-        compare(
-            "throughput, raw requests",
-            args.runs,
-            lambda: produce_raw(cluster.address, cluster.pid, frames[0], args.seconds / 2),
-            lambda: produce_raw(cluster.address, cluster.pid, frames[1], args.seconds / 2),
-        )
+        with bare_server(each, topics=names) as bare:
+            throughput(cluster, bare, targets, args)
+        with bare_server(each, topics=names, cores=SERVER_CORES) as bare:
+            throughput_pinned(cluster, bare, targets, args)
         say("clean stop, all written", f"{cluster.stop():.2f} s")
         took = cluster.start()
         say("start, all written", f"{took:.2f} s", f"<= {START_GOAL_S:.0f} s", took <= START_GOAL_S)
@@ -356,8 +426,8 @@ def main() -> int:
     parser.add_argument("flags", nargs="*", help="further flags of `tidelog up`, after --")
     args = parser.parse_args()
     args.topics = min(args.topics, args.partitions)
-    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
-        run(Path(directory) / "data", args)
+    with scratch_directory(args.dir) as directory:
+        run(directory / "data", args)
     return 0
 
 

@@ -1,10 +1,23 @@
 """Produce latency of a real `tidelog up` at 5 MB/s, acks=all, WAL on disk with sync flush, against bare `fdatasync`.
 
-    python -m bench.produce_latency [--seconds 4] [--runs 3] [--mb-per-s 5] [--batch-bytes 16384]
+    python -m bench.produce_latency [--seconds 5] [--runs 3] [--mb-per-s 5] [--batch-bytes 16384]
+                                    [--cores pinned|shared]
 
 `raw` writes and syncs as many bytes as a batch has, in place, as often (`bench.limit_disk`); `broker` is one raw
-socket that sends one Produce request with such a batch at those times, whether or not the one before was answered. Both
-count from when they begin, not from when the timer should have woken them: that is the kernel's. They take turns.
+socket that sends one Produce request with such a batch at those times, whether or not the one before was answered. So
+what waits for the one before counts in both, and what the timer was late in neither: that is the kernel's. They take
+turns.
+
+`bare` is that raw socket at `bench.limit_socket`, which reads the same requests and answers at once: what sending,
+waking up twice and receiving take on this machine after 3 ms of rest. No server on this disk and this socket is quicker
+than both together, and how far that is from the disk alone stands beside the goal.
+
+Before, the broker is given a second of large batches at full speed: its WAL then has files enough to go round, as that
+of any broker that has run for a while, and fills none with zeros in the midst of a measure. The file of `raw` was
+filled before, too.
+
+Pinned, the broker (and `raw`, and the bare server) has the first core and the client the second, as if each were on a
+machine of its own.
 
 `librdkafka` is `confluent_kafka` with `linger.ms=0` and records of 1 KiB at the same rate: its latency is from
 `produce()` to the delivery report and holds its own threads' hand-overs. Beside it stands the same client at
@@ -16,7 +29,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 import struct
 import time
 from collections import deque
@@ -24,16 +36,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench._clients import Address, check_produced, connect, create_topic, produce_frame, receive
-from bench._common import Spread, broker, directory, in_process, interleaved, percentile, quick, row
+from bench._clients import Address, check_produced, connect, create_topic, produce_frame, replay_produce
+from bench._common import Spread, broker, directory, in_process, interleaved, on_cores, percentile, quick, row, settle
 from bench.limit_disk import RawDisk
 from bench.limit_socket import TOPIC, bare_server
+from tests.support.tidelog_process import TidelogProcess
 
 RECORD_BYTES = 1024
 PARTS = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 GOALS = {"p50": 1.5, "p99": 3.0}
 SETTINGS = ("admin.port=0",)
 WARM_UP_S = 0.5
+FILL_S = 1.0
+PATIENCE_S = 30.0
 _INT32 = struct.Struct(">i")
 
 
@@ -42,7 +57,7 @@ def raw_client(
 ) -> None:
     """Puts the latencies, in seconds, of requests that begin `per_s` times a second."""
     frame = produce_frame(topic, 0, RECORD_BYTES, batch_bytes)
-    one, scratch = connect(address), memoryview(bytearray(4096))
+    one, scratch, filled = connect(address), memoryview(bytearray(1 << 16)), 0
     sent: deque[float] = deque()
     latencies: list[float] = []
     started = time.perf_counter() + 0.05
@@ -51,16 +66,31 @@ def raw_client(
         next_at = started + number / per_s if number < count else float("inf")
         wait_s = next_at - time.perf_counter()
         if wait_s <= 0:
+            one.settimeout(PATIENCE_S)
             sent.append(time.perf_counter())
             one.sendall(frame)
             number += 1
             continue
-        readable, _, _ = select.select([one] if sent else [], [], [], min(wait_s, 30.0))
-        if readable:
-            receive(one, scratch[:4])
-            receive(one, scratch[4 : 4 + _INT32.unpack_from(scratch)[0]])
-            latencies.append(time.perf_counter() - sent.popleft())
-            check_produced(scratch, topic)
+        if not sent:
+            time.sleep(wait_s)
+            continue
+        one.settimeout(min(wait_s, PATIENCE_S))
+        try:
+            got = one.recv_into(scratch[filled:])
+        except TimeoutError:
+            if wait_s > PATIENCE_S:
+                raise
+            continue
+        ended = time.perf_counter()
+        if not got:
+            raise ConnectionError("the server closed the connection")
+        filled, at = filled + got, 0
+        while filled - at >= 4 and filled - at >= (size := 4 + _INT32.unpack_from(scratch, at)[0]):
+            latencies.append(ended - sent.popleft())
+            check_produced(scratch[at:], topic)
+            at += size
+        scratch[: filled - at] = bytes(scratch[at:filled])
+        filled -= at
     one.close()
     put(latencies[int(WARM_UP_S * per_s) :])
 
@@ -91,6 +121,12 @@ def librdkafka_client(bootstrap: str, topic: str, mb_per_s: float, seconds: floa
     put(latencies[warm:])
 
 
+def give_files(tidelog: TidelogProcess) -> None:
+    """Have the WAL make its files and get them back from uploads."""
+    in_process(replay_produce, ("127.0.0.1", tidelog.port), TOPIC, 1, RECORD_BYTES, 1_000_000, 5, FILL_S)
+    settle(tidelog.broker_pid())
+
+
 def figures(runs: Sequence[Sequence[float]]) -> dict[str, Spread]:
     """Percentiles of each run in ms, as medians over the runs."""
     return {name: Spread.of(percentile(run, part) * 1e3 for run in runs) for name, part in PARTS.items()}
@@ -102,25 +138,34 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--mb-per-s", type=float, default=5.0)
     parser.add_argument("--batch-bytes", type=int, default=16_384)
+    parser.add_argument("--cores", choices=("pinned", "shared"), default="pinned")
     parser.add_argument("--dir", default=None, help="where the WAL and the bare disk write")
     args = parser.parse_args()
     per_s = args.mb_per_s * 1e6 / args.batch_bytes
+    server, client = ({0}, {1}) if args.cores == "pinned" else (None, None)
     with contextlib.ExitStack() as stack:
         path: Path = stack.enter_context(directory(args.dir))
         disk = RawDisk(path, 256 << 20)
         stack.callback(disk.close)
-        host, port = stack.enter_context(bare_server())
-        tidelog = stack.enter_context(broker(path / "data", SETTINGS, bucket_in_memory=True))
+        host, port = stack.enter_context(bare_server(cores=server))
+        tidelog = stack.enter_context(broker(path / "data", SETTINGS, bucket_in_memory=True, cores=server))
         create_topic(tidelog.bootstrap, TOPIC, 1)
+        give_files(tidelog)
         address = ("127.0.0.1", tidelog.port)
         load = (TOPIC, args.batch_bytes, per_s, args.seconds)
         slow = (TOPIC, args.mb_per_s, args.seconds)
+
+        def on_disk() -> list[float]:
+            with on_cores(server):
+                return disk.latencies(args.batch_bytes, per_s, args.seconds)
+
         found = interleaved(
             args.runs,
-            raw=lambda: disk.latencies(args.batch_bytes, per_s, args.seconds),
-            broker=lambda: in_process(raw_client, address, *load),
-            librdkafka=lambda: in_process(librdkafka_client, tidelog.bootstrap, *slow),
-            librdkafka_bare=lambda: in_process(librdkafka_client, f"{host}:{port}", *slow),
+            raw=on_disk,
+            broker=lambda: in_process(raw_client, address, *load, cores=client),
+            bare=lambda: in_process(raw_client, (host, port), *load, cores=client),
+            librdkafka=lambda: in_process(librdkafka_client, tidelog.bootstrap, *slow, cores=client),
+            librdkafka_bare=lambda: in_process(librdkafka_client, f"{host}:{port}", *slow, cores=client),
         )
     of = {name: figures(runs) for name, runs in found.items()}
     for name, parts in of.items():
@@ -135,6 +180,13 @@ def main() -> None:
             ratio=f"{ratio:.2f}",
             goal=f"≤ {goal}" if goal else "",
             holds=None if goal is None else ratio <= goal,
+        )
+        floor = of["raw"][part].median + of["bare"][part].median
+        row(
+            f"the same, {part}, of what disk and socket take without a broker",
+            of["broker"][part].text("ms", 2),
+            limit=f"fdatasync + bare socket {floor:.2f} ms",
+            ratio=f"{of['broker'][part].median / floor:.2f}",
         )
         row(
             f"librdkafka latency at {args.mb_per_s:g} MB/s, {part}",

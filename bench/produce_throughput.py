@@ -1,29 +1,40 @@
 """Produce throughput of a real `tidelog up`: large batches, acks=all, WAL on disk with sync flush.
 
-    python -m bench.produce_throughput [--seconds 3] [--runs 3] [--record-bytes 1024,100] [--bucket memory|disk]
+    python -m bench.produce_throughput [--seconds 3] [--runs 3] [--record-bytes 1024,100]
+                                       [--cores pinned,shared] [--bucket elsewhere|memory|disk]
 
 Three things take turns, so that a disk's burst and other load meet them alike:
 
 - `disk`: bare `pwrite` + `fdatasync` of 16 MiB, the largest group that the WAL commits at once (`bench.limit_disk`);
 - `bare`: the same client against a server that only receives and answers (`bench.limit_socket`);
-- `broker`: `tidelog up`. Its bucket is in memory, as if it were on other machines; `--bucket disk` has the embedded
-  store write everything to the WAL's disk a second time.
+- `broker`: `tidelog up`. Its bucket is elsewhere (`bench._sink`): the broker pays for its S3 client, nobody here for
+  keeping the objects. With `--bucket memory` the embedded store keeps them in a folder in memory, and the broker's
+  core does the bucket's work, too; with `disk` it writes everything to the WAL's disk a second time.
+
+Pinned, the server has the first core and the client the second, as if each were on a machine of its own. The goal is
+taken so: where the two share all cores, a server that costs nothing leaves the client more of them than a server that
+works, and the limit would be that of another client. How it is when they share is reported, too, for 1 KiB records of
+librdkafka.
 
 The clients: librdkafka through `produce_batch` (the goal is taken with it), and a replayer of requests encoded
 beforehand, which costs so little that it shows the broker's own ceiling. CPU seconds are the broker's for each GB,
-uploads included.
+uploads included. It does not compact meanwhile; `bench.cost_per_gb` has what that costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench._bucket import environment
 from bench._clients import create_topic, produce_with_librdkafka, records_in, replay_produce
 from bench._common import Spread, broker, cpu_seconds, directory, in_process, interleaved, quick, row, settle
+from bench._sink import sink
 from bench.limit_disk import RawDisk
 from bench.limit_socket import TOPIC, bare_server
 from tests.support.tidelog_process import TidelogProcess
@@ -41,47 +52,64 @@ LIBRDKAFKA = {
     "queue.buffering.max.kbytes": 65_536,
     "queue.buffering.max.messages": 1_000_000,
 }
-SETTINGS = ("upload.age_ms=1000", "upload.delete_delay_ms=0", "admin.port=0")
+SETTINGS = ("upload.age_ms=1000", "upload.delete_delay_ms=0", "compaction.enabled=false", "admin.port=0")
 
 
-def librdkafka(bootstrap: str, topic: str, record_bytes: int, seconds: float) -> tuple[int, float]:
+@dataclass(frozen=True)
+class Cores:
+    """Where the two sides run; None is wherever the kernel likes."""
+
+    name: str
+    server: set[int] | None = None
+    client: set[int] | None = None
+
+
+CORES = {one.name: one for one in (Cores("pinned", {0}, {1}), Cores("shared"))}
+
+
+def librdkafka(bootstrap: str, topic: str, record_bytes: int, seconds: float, cores: Cores) -> tuple[int, float]:
     """Payload bytes acknowledged, seconds."""
     load = (bootstrap, topic, record_bytes, seconds, LIBRDKAFKA)
-    found: tuple[int, float] = in_process(produce_with_librdkafka, *load)
+    found: tuple[int, float] = in_process(produce_with_librdkafka, *load, cores=cores.client)
     return found
 
 
-def replay(bootstrap: str, topic: str, record_bytes: int, seconds: float) -> tuple[int, float]:
+def replay(bootstrap: str, topic: str, record_bytes: int, seconds: float, cores: Cores) -> tuple[int, float]:
     """Payload bytes acknowledged, seconds."""
     host, _, port = bootstrap.rpartition(":")
     load = ((host, int(port)), topic, PARTITIONS, record_bytes, BATCH_BYTES, IN_FLIGHT, seconds)
-    found: tuple[int, float] = in_process(replay_produce, *load)
+    found: tuple[int, float] = in_process(replay_produce, *load, cores=cores.client)
     return found
 
 
-Client = Callable[[str, str, int, float], tuple[int, float]]
+Client = Callable[[str, str, int, float, Cores], tuple[int, float]]
 CLIENTS: dict[str, Client] = {"librdkafka": librdkafka, "replay": replay}
+
+
+def runs_for(cores: Cores, clients: str, record_bytes: str) -> list[tuple[str, int]]:
+    """(client, record size) that are measured there: all of them pinned; shared, what the goal is about."""
+    chosen = [(name, int(size)) for size in record_bytes.split(",") for name in clients.split(",")]
+    return chosen if cores.name == "pinned" else [one for one in chosen if one == ("librdkafka", 1024)]
 
 
 class Measured:
     """The broker, with a topic for each run that is deleted after it: so the bucket stays small."""
 
-    def __init__(self, tidelog: TidelogProcess) -> None:
+    def __init__(self, tidelog: TidelogProcess, cores: Cores) -> None:
         from confluent_kafka.admin import AdminClient
 
         self._tidelog = tidelog
         self._admin: Any = AdminClient({"bootstrap.servers": tidelog.bootstrap})
-        self._runs = 0
+        self._cores = cores
 
     def run(self, client: Client, record_bytes: int, seconds: float) -> tuple[float, float]:
         """MB/s, and CPU seconds a GB with the uploads that follow."""
         tidelog = self._tidelog
-        self._runs += 1
-        topic = f"bench-{self._runs}"
+        topic = f"bench-{os.urandom(4).hex()}"
         create_topic(tidelog.bootstrap, topic, PARTITIONS)
         settle(tidelog.broker_pid())
         cpu = cpu_seconds(tidelog.broker_pid())
-        size, took = client(tidelog.bootstrap, topic, record_bytes, seconds)
+        size, took = client(tidelog.bootstrap, topic, record_bytes, seconds, self._cores)
         settle(tidelog.broker_pid())
         cpu = cpu_seconds(tidelog.broker_pid()) - cpu
         records = records_in(tidelog.bootstrap, topic, PARTITIONS)
@@ -91,13 +119,19 @@ class Measured:
 
 
 def measure(
-    disk: RawDisk, bare: str, tidelog: TidelogProcess, name: str, record_bytes: int, args: argparse.Namespace
+    disk: RawDisk,
+    bare: str,
+    broker_side: Measured,
+    name: str,
+    record_bytes: int,
+    cores: Cores,
+    args: argparse.Namespace,
 ) -> None:
     """One client and size of record: print its rows."""
-    client, broker_side = CLIENTS[name], Measured(tidelog)
+    client = CLIENTS[name]
 
     def against_bare() -> float:
-        size, took = client(bare, TOPIC, record_bytes, args.seconds)
+        size, took = client(bare, TOPIC, record_bytes, args.seconds, cores)
         return size / 1e6 / took
 
     def on_disk() -> float:
@@ -117,14 +151,33 @@ def measure(
         print(f"  {what:12s} {limit.text('MB/s')}", flush=True)
     smaller = min(limits, key=lambda what: limits[what].median)
     ratio = reached.median / limits[smaller].median
+    is_goal = name == "librdkafka" and cores.name == "pinned"
     row(
-        f"produce {record_bytes:,} B, {name}",
+        f"produce {record_bytes:,} B, {name}{'' if cores.name == 'pinned' else ', cores shared'}",
         f"{reached.text('MB/s')}, {reached.median * 1e6 / record_bytes:,.0f} records/s, {cpu.median:.2f} CPU s/GB",
         limit=f"{smaller} {limits[smaller].text('MB/s')}",
         ratio=f"{ratio:.2f}",
-        goal=f"≥ {GOAL}" if name == "librdkafka" else "",
-        holds=ratio >= GOAL if name == "librdkafka" else None,
+        goal=f"≥ {GOAL}" if is_goal else "",
+        holds=ratio >= GOAL if is_goal else None,
     )
+
+
+def measure_all(
+    disk: RawDisk, data_dir: Path, cores: Cores, wanted: list[tuple[str, int]], args: argparse.Namespace
+) -> None:
+    """All that is wanted of one way to run."""
+    with contextlib.ExitStack() as stack:
+        settings = SETTINGS
+        if args.bucket == "elsewhere":
+            os.environ.update(environment())
+            settings += (f"s3.endpoint={stack.enter_context(sink(cores.client))}", "s3.bucket=bench")
+        host, port = stack.enter_context(bare_server(PARTITIONS, cores=cores.server))
+        tidelog = stack.enter_context(
+            broker(data_dir, settings, bucket_in_memory=args.bucket == "memory", cores=cores.server)
+        )
+        broker_side = Measured(tidelog, cores)
+        for name, record_bytes in wanted:
+            measure(disk, f"{host}:{port}", broker_side, name, record_bytes, cores, args)
 
 
 def main() -> None:
@@ -133,18 +186,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2 if quick() else 3)
     parser.add_argument("--record-bytes", default="1024,100")
     parser.add_argument("--clients", default="librdkafka,replay")
-    parser.add_argument("--bucket", choices=("memory", "disk"), default="memory")
+    parser.add_argument("--cores", default="pinned,shared")
+    parser.add_argument("--bucket", choices=("elsewhere", "memory", "disk"), default="elsewhere")
     parser.add_argument("--dir", default=None, help="where the WAL and the bare disk write")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         path: Path = stack.enter_context(directory(args.dir))
         disk = RawDisk(path)
         stack.callback(disk.close)
-        host, port = stack.enter_context(bare_server(PARTITIONS))
-        tidelog = stack.enter_context(broker(path / "data", SETTINGS, bucket_in_memory=args.bucket == "memory"))
-        for record_bytes in map(int, args.record_bytes.split(",")):
-            for name in args.clients.split(","):
-                measure(disk, f"{host}:{port}", tidelog, name, record_bytes, args)
+        for cores in map(CORES.__getitem__, args.cores.split(",")):
+            wanted = runs_for(cores, args.clients, args.record_bytes)
+            if wanted:
+                measure_all(disk, path / cores.name, cores, wanted, args)
 
 
 if __name__ == "__main__":

@@ -138,11 +138,10 @@ def follow(address: Address, consumers: int, mb_per_s: float, seconds: float, pu
 
 def _end_of(address: Address) -> int:
     """The partition's end, found by reading: nobody writes now."""
-    consumer, offset = Consumer(address, 0), 0
-    while (after := consumer.fetch(offset)[0]) != offset:
-        offset = after
+    consumer = Consumer(address, 0)
+    end = consumer.find_end()
     consumer.close()
-    return offset
+    return end
 
 
 def live(tidelog: TidelogProcess, consumers: int, args: argparse.Namespace) -> None:

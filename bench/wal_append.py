@@ -15,14 +15,13 @@ import cProfile
 import os
 import pstats
 import random
-import shutil
-import tempfile
 import time
 from collections import deque
 from pathlib import Path
 
 import uvloop
 
+from bench._programs import scratch_directory
 from runtime.disk import FileDisk
 from storage.settings import MIB, WalSettings
 from storage.wal import WalFull
@@ -163,14 +162,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print where the loop's thread spends its time")
     parser.add_argument("--uvloop", action="store_true", help="as the broker does")
     arguments = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="wal-bench-", dir=arguments.dir))
-    try:
+    with scratch_directory(arguments.dir) as directory:
         if arguments.uvloop:
             uvloop.run(measure(directory, arguments))
         else:
             asyncio.run(measure(directory, arguments))
-    finally:
-        shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     GET  /readyz             200 once registered and all partitions are open; else 503 with the reasons
     GET  /metrics            Prometheus (docs/metrics.md)
     GET  /status             the cluster as this node sees it
+    GET  /failover           what dead brokers left and who recovers it, from this node's memory: it asks nobody
     GET  /objects            ?limit=1–1000&after=ID: objects by id
     GET  /objects/{id}       an object's footer and index
     POST /objects/verify     ?id=ID…: reads every byte of all (or the named) objects; JSON lines as it goes
@@ -18,6 +19,13 @@
     GET  /brokers/plan       ?id=ID: where a drain would send the broker's partitions
     POST /brokers/drain      ?id=ID&cancel=true: has a broker give its partitions away, or stops that
     POST /brokers/remove     ?id=ID: forgets a drained or dead broker that owns nothing, and its WAL in the bucket
+    GET  /balancer           what the brokers carry; /balancer/plan: the moves that would even it out
+    POST /balancer/run       makes them
+    GET  /scale              how many brokers the load needs, and why
+    GET  /losses             ?id=ID: what removing a dead broker with all that only its WAL has would give up
+    POST /losses/accept      ?id=ID&force=true: gives it up
+    GET  /quarantine         quarantined streams, and what of them was set aside
+    POST /quarantine/release ?stream=ID…: has them go on at what is committed
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, answers when it is committed
 
 Answers are JSON; an error is `{"error": …, "hint": …}` with a fitting status. It has no authentication: it listens on
@@ -61,6 +69,7 @@ from storage.object_store import ObjectStore
 if TYPE_CHECKING:
     from controller.image import Image
 
+MAX_MOVES_SHOWN = 20
 MAX_PAGE = 1_000
 PROGRESS_INTERVAL_S = 0.5
 """Least time between two progress lines of a verification."""
@@ -134,10 +143,11 @@ class AdminHttp:
 
     @property
     def url(self) -> str:
-        """`http://host:port` once started, else empty."""
+        """`http://host:port` as clients are told, once started; else empty."""
         if self._listener is None:
             return ""
         host, port = self._listener.address
+        host = self._settings.advertised_host or host
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> str:
@@ -149,6 +159,7 @@ class AdminHttp:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics_page),
                 web.get("/status", self._status),
+                web.get("/failover", self._failover),
                 web.get("/objects", self._objects),
                 web.post("/objects/verify", self._verify),
                 web.get("/objects/{id}", self._object),
@@ -219,9 +230,13 @@ class AdminHttp:
                 "memory": dict(sources.memory()),
                 "bucket": dict(sources.bucket()),
                 "failover": dict(sources.failover()),
+                "moves": _moves(image),
                 "problems": [*sources.not_ready(), *sources.problems(), *quorum["problems"]],
             }
         )
+
+    async def _failover(self, request: web.Request) -> web.Response:
+        return json_answer(dict(self._sources.failover()))
 
     def _nodes(self, image: Image) -> list[dict[str, Any]]:
         """The brokers. Roles and process id are known of this node only; others are asked for theirs."""
@@ -340,6 +355,22 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         else:
             status = 503 if error.retriable else 500
         return json_answer({"error": error.message, "hint": error.hint}, status=status)
+
+
+def _moves(image: Image) -> dict[str, Any]:
+    """How many partitions are on their way to another broker, and the first of them."""
+    moving = image.moving()
+    rows = [
+        {
+            "topic": image.topics[one.topic_id].name,
+            "partition": one.index,
+            "from": one.replica_set,
+            "to": one.target,
+            "since_ms": one.moving_since_ms,
+        }
+        for one in moving[:MAX_MOVES_SHOWN]
+    ]
+    return {"total": len(moving), "first": rows}
 
 
 def _committed(image: Image, text: str) -> ObjectRecord:

@@ -4,6 +4,8 @@ Kafka handles one request of a connection at a time. So does this, with one exce
 function (Produce) has done what must be ordered when it returns, and hands back an `Answer` for the rest. The next
 request may start then, so that a producer with five requests in flight does not wait for the disk five times. An
 `async` handler, or a `sequential` one, starts when everything before it is answered, and nothing starts until it is.
+A Fetch that only waits for news answers with what it has as soon as another kind of request comes behind it: clients
+that ask for a coordinator or metadata on such a connection need not wait for `fetch.max.wait.ms`.
 
 Bounds: requests in flight on a connection (`MAX_PIPELINE`), bytes of requests in flight in the broker (`ByteBudget`),
 output that the client does not read (the transport's high-water mark; `UnreadOutput` over all clients). At each bound
@@ -50,8 +52,12 @@ MIN_RECEIVE_BYTES_S = 16 << 10
 
 _JOIN_BYTES = 16 << 10
 """Small responses are cheaper to copy than to write from many buffers."""
+_MEASURED_BYTES = 128 << 10
+"""Responses from this size on tell what it costs to send a byte (`storage.cold_pace`)."""
 
 _PRODUCE, _FETCH = 0, 1
+_FETCH_KEY = b"\0\1"
+"""How the frame of a Fetch begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +88,11 @@ class Shared:
     unread: UnreadOutput
     logs: LogLimiter
     receive_buffer: bytearray = field(default_factory=lambda: bytearray(RECEIVE_BUFFER_BYTES))
-    connections: set[Connection] = field(default_factory=set)
+    connections: dict[Connection, None] = field(default_factory=dict)
     empty: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last connection has ended."""
+    cut: bool = False
+    """No connection is taken any more."""
 
 
 class _Exchange:
@@ -96,6 +104,7 @@ class _Exchange:
         "bytes_in",
         "charged",
         "codec",
+        "context",
         "correlation_id",
         "done",
         "error",
@@ -114,6 +123,8 @@ class _Exchange:
         self.error = False
         self.buffers: Sequence[Buffer] = ()
         self.future: asyncio.Future[Any] | Answer | None = None
+        self.context: RequestContext | None = None
+        """While it blocks the connection."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -152,6 +163,9 @@ class Connection(asyncio.BufferedProtocol):
         shared = self._shared
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
+        if shared.cut:
+            self._abort_quietly()
+            return
         self._last_active = self._due_since = self._clock.monotonic()
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
@@ -163,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:  # a peer that vanished during a long poll is noticed by the kernel
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        shared.connections.add(self)
+        shared.connections[self] = None
         shared.empty.clear()
         self._metrics.connection_opened()
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
@@ -174,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         if self not in self._shared.connections:
             return
         shared = self._shared
-        shared.connections.discard(self)
+        shared.connections.pop(self, None)
         shared.seats.leave(self._host)
         shared.unread.forget(self)
         self._metrics.connection_closed()
@@ -238,11 +252,19 @@ class Connection(asyncio.BufferedProtocol):
                 pass
         finally:
             self._pumping = False
+        if self._pending and self._blocker is not None:
+            self._hurry(self._blocker, self._pending[0])
         if self._turn_over:  # answered at once: a client with many such requests lets others go first
             self._turn_over = False
             if self._pending:
                 self._loop.call_soon(self._pump)
         self._choose_reading()
+
+    def _hurry(self, blocker: _Exchange, waiting: bytearray) -> None:
+        """Another Fetch behind the one that waits is a client's that keeps several on their way: it has time."""
+        context = blocker.context
+        if context is not None and context.hurry is not None and waiting[:2] != _FETCH_KEY:
+            context.hurry()
 
     def _start_next(self) -> bool:
         frame = self._pending.popleft()
@@ -361,6 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             future = self._loop.create_task(cast(Any, result))
             self._blocker = exchange
+            exchange.context = context
         exchange.future = future
         if future.done():
             self._finished(exchange, future)
@@ -444,6 +467,7 @@ class Connection(asyncio.BufferedProtocol):
         exchanges = self._exchanges
         now = self._clock.monotonic()
         out: list[Buffer] = []
+        left: list[tuple[_Exchange, int]] = []
         size = 0
         while exchanges and exchanges[0].done:
             exchange = exchanges.popleft()
@@ -453,21 +477,28 @@ class Connection(asyncio.BufferedProtocol):
             out += exchange.buffers
             size += bytes_out
             self._shared.budget.release(exchange.charged)
+            left.append((exchange, bytes_out))
+        if self._transport is not None:
+            self._write(self._transport, out, size, now)
+        for exchange, bytes_out in left:  # the client need not wait for that
             self._metrics.request(
                 exchange.api_key, now - exchange.started, exchange.bytes_in, bytes_out, exchange.error
             )
-        transport = self._transport
-        if transport is None:
-            return
+
+    def _write(self, transport: asyncio.Transport, out: list[Buffer], size: int, now: float) -> None:
         self._last_active = now
         if size <= _JOIN_BYTES:
             if out:
                 transport.write(b"".join(out))
-        else:
+        elif size < _MEASURED_BYTES or (pace := self._shared.services.cold_pace) is None:
             transport.writelines(out)
+        else:
+            started = pace.thread_s()
+            transport.writelines(out)
+            pace.sent(size - transport.get_write_buffer_size(), pace.thread_s() - started)
         if self._write_paused:
             self._shared.unread.note(self, now)
-        if self._draining and not exchanges:
+        if self._draining and not self._exchanges:
             transport.close()
 
     # --- ends ------------------------------------------------------------------------------------------------------

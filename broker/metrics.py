@@ -25,6 +25,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from broker.bucket_metrics import collect_accounts
+from broker.load import LoadMeter
+from controller.load import HeartbeatReply
 from storage.bucket_accounts import BucketAccounts
 
 LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -38,6 +40,8 @@ STORAGE_COUNTERS = frozenset(
         "block_cache_misses",
         "block_get_bytes",
         "block_gets",
+        "cold_pace_wait_seconds",
+        "cold_pace_waits",
         "failed_checks",
         "quarantined_records",
         "refused_reads",
@@ -134,6 +138,8 @@ class MetricSources:
     """`PartitionManager.counts()`: `led`, `open`, `failing`."""
     moves: Callable[[], Mapping[str, int]] = _nothing
     """`PartitionMoves.counts`: `done`, `cancelled`, `failed_attempts`, all only growing."""
+    hints: Callable[[], Mapping[str, int]] = _nothing
+    """`HintBox.counts`, all only growing."""
     salvages: Callable[[], Mapping[str, int]] = _nothing
     """`Salvager.counts`: `done`, `superseded`, `failed_attempts`, all only growing."""
     leaderless: Callable[[], Mapping[str, int]] = _nothing
@@ -142,8 +148,12 @@ class MetricSources:
     """Version of the local metadata image."""
     controller_lag: Callable[[], int] | None = None
     """Versions that the controller is known to be ahead of the local image; None: not known, and not exported."""
+    balance: Callable[[], HeartbeatReply | None] = lambda: None
+    """What the active controller last told of its balancer and of the number of brokers; None: not known now."""
     groups: Callable[[], int] = lambda: 0
     """Groups that this broker coordinates."""
+    fetch_sessions: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+    """`FetchSessions.figures()`: sessions, partitions in them, sessions pushed out since the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +167,9 @@ class DoorSources:
 class Metrics(Collector):
     """The broker's counters. All methods are called on the event loop's thread."""
 
-    def __init__(self, sources: MetricSources | None = None, *, process: bool = True) -> None:
+    def __init__(
+        self, sources: MetricSources | None = None, *, process: bool = True, load: LoadMeter | None = None
+    ) -> None:
         """`process=False` leaves out memory, CPU and garbage-collector series."""
         self.sources = sources or MetricSources()
         self.connections = 0
@@ -165,6 +177,8 @@ class Metrics(Collector):
         self.connections_refused = 0
         self.connections_dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
         self.door = DoorSources()
+        self.load = load or LoadMeter()
+        """What each partition carries, for the controllers."""
         self._apis: list[_ApiCounts | None] = [None] * _KEYS
         self._topics: dict[str, _TopicCounts] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -324,6 +338,12 @@ class Metrics(Collector):
         for outcome, count in sources.moves().items():
             moves.add_metric([outcome], count)
         yield moves
+        hints = CounterMetricFamily(
+            "tidelog_move_hints", "Hints between source and target of a move", labels=["outcome"]
+        )
+        for outcome, count in sources.hints().items():
+            hints.add_metric([outcome], count)
+        yield hints
         salvages = CounterMetricFamily(
             "tidelog_salvages", "Dead brokers' WALs recovered from the bucket here", labels=["outcome"]
         )
@@ -336,12 +356,37 @@ class Metrics(Collector):
         for state, count in sources.leaderless().items():
             leaderless.add_metric([state], count)
         yield leaderless
+        sessions, members, evicted = sources.fetch_sessions()
+        yield GaugeMetricFamily("tidelog_fetch_sessions", "Fetch sessions (KIP-227)", value=sessions)
+        yield GaugeMetricFamily("tidelog_fetch_session_partitions", "Partitions in fetch sessions", value=members)
+        yield CounterMetricFamily(
+            "tidelog_fetch_sessions_evicted", "Fetch sessions pushed out by others", value=evicted
+        )
+        yield from _collect_balance(sources.balance())
         yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=sources.groups())
         yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=sources.image_version())
         if sources.controller_lag is not None:
             yield GaugeMetricFamily(
                 "tidelog_image_lag_versions", "Metadata versions behind the controller", value=sources.controller_lag()
             )
+
+
+def _collect_balance(told: HeartbeatReply | None) -> Iterable[Metric]:
+    """The same on every broker; absent while no controller is active."""
+    if told is None:
+        return
+    yield GaugeMetricFamily("tidelog_brokers", "Brokers alive and not draining", value=told.brokers)
+    yield GaugeMetricFamily("tidelog_brokers_wanted", "Brokers that the load needs", value=told.wanted_brokers)
+    yield GaugeMetricFamily(
+        "tidelog_balancer_planned_moves",
+        "Moves the balancer would make, or has yet to make",
+        value=told.planned_moves,
+    )
+    yield CounterMetricFamily(
+        "tidelog_balancer_moves",
+        "Moves issued since the controller became active",
+        value=told.balancer_moves,
+    )
 
 
 def _tasks() -> int:

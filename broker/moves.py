@@ -1,9 +1,13 @@
 """Partitions that leave this broker: the source's part of docs/design/0006-partition-moves.md.
 
 The partition manager gives a `PartitionMoves` the open log of a partition that has a target in the image (`run`). It
-uploads while the log serves, has the log withdrawn, closes it, uploads the rest and hands the partition over. What
-comes of it is the controller's word: either the image names another owner afterwards, or the manager opens the log here
-again. Invariant: `run` returns only when no hand-over of its own can take effect any more.
+uploads while the log serves, has the log withdrawn, closes it, tells the target what it will read (a hint, in the
+background), uploads the rest, and hands the partition over right behind the commit of that. What comes of it is the
+controller's word: either the image names another owner afterwards, or the manager opens the log here again. Invariant:
+`run` returns only when no hand-over of its own can take effect any more.
+
+Each move succeeds or fails by itself, but those that leave at the same time upload together and ask the controller
+together (`broker.move_rounds`). While `log.moves_at_once` of them are closed, as many more upload and wait their turn.
 
 Everything that goes on, and the last that went, can be read by operators (`report`, `problems`).
 
@@ -16,33 +20,46 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from broker.hints import HintParams, Told, encode_hint
+from broker.move_rounds import Answers, Commands, Rounds
 from broker.settings import LogSettings
 from controller.commands import ClosedPartition
-from controller.errors import NoReassignmentInProgress
+from controller.errors import NoReassignmentInProgress, NotHandedOver
 from controller.model import NO_REPLICA_SET, PartitionRecord
 from runtime.clock import Clock
 from runtime.errors import Fenced, NotFound, TidelogError, Unavailable
-from runtime.tasks import Backoff
+from runtime.tasks import Backoff, TaskSet
 
 if TYPE_CHECKING:
     from controller.client import ControllerClient
     from storage.storage import Storage
-    from stream.partition_log import PartitionLog
+    from stream.partition_log import ClosedLog, PartitionLog
 
 log = logging.getLogger(__name__)
 
 HISTORY = 1_024
 """Finished moves that can still be read."""
+PRE_UPLOADS = 4
+SMALL_REST_BYTES = 256 << 10
+"""What is uploaded in about the time that it takes to say so."""
 PRE_UPLOAD_TIMEOUT_S = 60.0
 """An upload while the partition serves; a bucket that is slower makes the attempt start over, later."""
 RETRY_BASE_S, RETRY_CAP_S = 0.5, 30.0
 
 Key = tuple[bytes, int]
+SendHint = Callable[[int, HintParams | None], Told]
+
+
+def no_hint(replica_set: int, hint: HintParams | None) -> Told:
+    """Where there is no way to other brokers."""
+    return Told()
 
 
 class Phase(Enum):
@@ -80,6 +97,7 @@ class Move:
     error: str = ""
     retry_at: float = 0.0
     closed_at: float = 0.0
+    closed_ms: int = 0
     leader_epoch: int = -1
     """What this broker led it with last."""
     drained_bytes: int = 0
@@ -103,6 +121,7 @@ class Move:
             "drained_bytes": self.drained_bytes,
             "stall_ms": round(self.stall_ms, 1),
             "steps_ms": {name: round(value, 1) for name, value in self.steps_ms.items()},
+            "closed_ms": self.closed_ms or None,
             "finished_ms": self.finished_ms or None,
         }
 
@@ -119,7 +138,11 @@ class PartitionMoves:
         clock: Clock,
         rng: random.Random,
         settings: LogSettings,
+        send_hint: SendHint = no_hint,
     ) -> None:
+        """`send_hint(replica set, hint)` carries a hint to a target, if it can; it neither waits nor raises. What the
+        target answers is in what it returns, when it is there."""
+        self._send_hint = send_hint
         self._node_id = node_id
         self._controller = controller
         self._storage = storage
@@ -128,6 +151,11 @@ class PartitionMoves:
         self._settings = settings
         self._moves: dict[Key, Move] = {}
         self._running = 0
+        self._tasks = TaskSet("moves")
+        self._uploads = Rounds(self._upload, self._tasks, "upload")
+        self._hand_overs: Commands[ClosedPartition] = Commands(self._send_hand_overs, self._tasks, "hand-over")
+        self._reclaims: Commands[Key] = Commands(self._send_reclaims, self._tasks, "reclaim")
+        self._may_close = asyncio.Semaphore(settings.moves_at_once)
         self.finished: deque[Move] = deque(maxlen=HISTORY)
         self.counts = {"done": 0, "cancelled": 0, "failed_attempts": 0}
 
@@ -155,7 +183,7 @@ class PartitionMoves:
         if self._controller.image.master_of(move.target) is None:
             move.error = f"broker {move.target}, where it shall go, is not alive"
             return None
-        if self._running >= self._settings.moves_at_once:
+        if self._running >= 2 * self._settings.moves_at_once:
             return None
         return max(0.0, move.retry_at - self._clock.monotonic())
 
@@ -175,6 +203,10 @@ class PartitionMoves:
     def in_flight(self) -> int:
         """Moves in work now."""
         return self._running
+
+    async def close(self) -> None:
+        """End what is shared; every `run` has been cancelled before."""
+        await self._tasks.close()
 
     # --- one attempt ---------------------------------------------------------------------------------------------
 
@@ -204,23 +236,66 @@ class PartitionMoves:
     async def _attempt(
         self, key: Key, move: Move, one: PartitionLog, master_epoch: int, withdraw: Callable[[], None]
     ) -> None:
-        for _ in range(2):  # the first takes what has gathered, the second what came meanwhile
-            await self._within(PRE_UPLOAD_TIMEOUT_S, self._storage.upload_now(), "the upload before the close")
-        self._still_moves(key)
+        await self._upload_while_it_serves()
+        async with self._may_close:
+            if self._rest_bytes() > SMALL_REST_BYTES:  # it came while others were closed
+                await self._upload_while_it_serves()
+            self._still_moves(key)
+            await self._close_and_hand_over(key, move, one, master_epoch, withdraw)
+
+    async def _close_and_hand_over(
+        self, key: Key, move: Move, one: PartitionLog, master_epoch: int, withdraw: Callable[[], None]
+    ) -> None:
         move.phase, move.leader_epoch = Phase.CLOSING, one.leader_epoch
         move.closed_at = at = self._clock.monotonic()
+        move.closed_ms = self._clock.time_ms()
         withdraw()
         closed = await one.close_for_move()
+        told = self._hint(key, one.leader_epoch, closed)
         at = self._step(move, "close", at)
         move.phase = Phase.DRAINING
-        move.drained_bytes = self._storage.confirm.value - self._storage.committed_offset
-        drain_s = self._settings.move_drain_timeout_ms / 1000
-        await self._within(drain_s, self._storage.upload_now(), "the upload after the close")
+        move.drained_bytes = self._rest_bytes()
+        drain_until = at + self._settings.move_drain_timeout_ms / 1000
+        await self._drained(drain_until, self._storage.send_now())
         at = self._step(move, "drain", at)
         move.phase = Phase.HANDING_OVER
-        await self._hand_over(key, move, ClosedPartition(*key, one.leader_epoch, *closed), master_epoch)
+        ends = ClosedPartition(*key, one.leader_epoch, closed.end_offsets, closed.meta_start)
+        if told.ready is not None:
+            ready = told.ready
+            ends = msgspec.structs.replace(
+                ends, ready_replica_set=ready.replica_set, ready_master_epoch=ready.master_epoch
+            )
+        try:  # right behind the commit: it is applied first, unless it is late
+            await self._hand_over(key, move, ends, master_epoch)
+        except NotHandedOver:
+            await self._drained(drain_until, self._storage.upload_now())
+            await self._hand_over(key, move, ends, master_epoch)
         self._step(move, "hand_over", at)
         move.stall_ms = (self._clock.monotonic() - move.closed_at) * 1000
+
+    async def _upload_while_it_serves(self) -> None:
+        """The first upload takes what has gathered, the next what came meanwhile, and so on while that is much."""
+        for number in range(PRE_UPLOADS):
+            await self._within(PRE_UPLOAD_TIMEOUT_S, self._uploads.join(), "the upload before the close")
+            if number and self._rest_bytes() <= SMALL_REST_BYTES:
+                break
+
+    async def _upload(self) -> None:
+        await asyncio.gather(self._storage.upload_now(), self._storage.reserve_upload())
+
+    def _rest_bytes(self) -> int:
+        return self._storage.confirm.value - self._storage.committed_offset
+
+    async def _drained(self, until: float, work: Coroutine[Any, Any, None]) -> None:
+        await self._within(max(0.0, until - self._clock.monotonic()), work, "the upload after the close")
+
+    def _hint(self, key: Key, leader_epoch: int, closed: ClosedLog) -> Told:
+        """Tell the target what it is about to read. Everything in it is confirmed."""
+        record = self._controller.image.partition(*key)
+        if record is None or record.target == NO_REPLICA_SET:
+            return Told()
+        hint = encode_hint(key, leader_epoch, record.first_stream, closed.end_offsets, closed.tails)
+        return self._send_hint(record.target, hint)
 
     def _step(self, move: Move, name: str, since: float) -> float:
         now = self._clock.monotonic()
@@ -232,7 +307,9 @@ class PartitionMoves:
             async with asyncio.timeout(seconds):
                 await work
         except TimeoutError:
-            raise MoveTimeout(f"{what} did not end within {seconds} s", hint="see bucket in `tidelog status`") from None
+            raise MoveTimeout(
+                f"{what} did not end within {seconds:.1f} s", hint="see bucket in `tidelog status`"
+            ) from None
 
     def _still_moves(self, key: Key) -> None:
         record = self._controller.image.partition(*key)
@@ -243,13 +320,19 @@ class PartitionMoves:
 
     async def _hand_over(self, key: Key, move: Move, closed: ClosedPartition, master_epoch: int) -> None:
         try:
-            (error,) = await self._controller.hand_over(self._node_id, master_epoch, [closed])
+            error = await self._hand_overs.ask(master_epoch, closed)
         except Fenced:
             raise
         except TidelogError as unknown:  # it may still take effect, or it has and the image is late
             error = await self._reclaim(key, move, master_epoch, unknown)
         if error is not None:
             raise error
+
+    async def _send_hand_overs(self, master_epoch: int, closed: list[ClosedPartition]) -> Answers:
+        return await self._controller.hand_over(self._node_id, master_epoch, closed)
+
+    async def _send_reclaims(self, master_epoch: int, keys: list[Key]) -> Answers:
+        return await self._controller.reclaim_partitions(self._node_id, master_epoch, keys)
 
     async def _reclaim(self, key: Key, move: Move, master_epoch: int, unknown: TidelogError) -> TidelogError | None:
         """Find out what became of a hand-over; None: it took effect."""
@@ -262,7 +345,7 @@ class PartitionMoves:
         backoff = Backoff(0.1, 5.0, self._rng)
         while True:
             try:
-                (refused,) = await self._controller.reclaim_partitions(self._node_id, master_epoch, [key])
+                refused = await self._reclaims.ask(master_epoch, key)
             except Fenced:
                 raise
             except TidelogError as error:

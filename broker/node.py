@@ -5,7 +5,8 @@ listeners. Until its listener is open the broker serves nothing (hot-tier.md C8)
 an existing data directory, unless the WAL lives there: what cannot be read from it yet is retried and shown (rule 11).
 
 Stop: groups → listener closed and requests in flight finished → partitions closed cleanly → everything uploaded → WAL
-closed. A failed WAL or a deposed master ends the process: `failed` is set, and whoever runs the node starts it anew.
+closed. A failed WAL or a deposed master ends the process: its clients' connections are cut at once, `failed` is set,
+and whoever runs the node starts it anew.
 
 Entry: `BrokerNode.start`.
 """
@@ -21,32 +22,41 @@ from dataclasses import dataclass
 
 from broker.admin_http import AdminHttp, AdminSources
 from broker.apis import all_apis
+from broker.balance_http import BalanceRoutes
 from broker.broker_http import BrokerRoutes
 from broker.bucket_health import WatchedObjectStore
 from broker.bucket_usage import BucketUsage, topic_of_stream
 from broker.compaction import ImageView, waiting_object
+from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
+from broker.hints import HintBox, HintReply
+from broker.load import LoadMeter as PartitionLoadMeter
+from broker.loss_http import LossRoutes
 from broker.metrics import Metrics, MetricSources
 from broker.move_http import MoveRoutes
 from broker.object_jobs import ObjectJobs
 from broker.object_report import describe_damage
 from broker.partitions import PartitionManager
+from broker.peers import HintSender, PeerDoor
 from broker.producer_ids import ProducerIds
 from broker.quorum import QuorumView
-from broker.salvage import OpenWal, Salvager
+from broker.salvage import OpenWal, Salvager, let_salvage_end
 from broker.server import KafkaServer
 from broker.services import Services
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from controller.client import ControllerClient
-from controller.errors import NoPlaceToDrain
+from controller.errors import DirectoryInUse, NoPlaceToDrain
+from controller.feed import DeltaFeed
 from controller.handshake import Credentials
 from controller.image import Image
 from controller.model import DrainMode, ObjectRecord, StreamState
 from runtime.clock import Clock
+from runtime.cpu_time import CpuMeter, SystemCpu
 from runtime.errors import ConfigError, TidelogError, Unavailable
 from runtime.memory import resident_bytes
 from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
+from storage.cold_pace import ColdPace
 from storage.compaction_pace import LoadMeter
 from storage.compactor import Compactor
 from storage.object_store import StoreCapabilities
@@ -62,6 +72,7 @@ log = logging.getLogger(__name__)
 MAX_DAMAGE_SHOWN = 20
 """Damaged places that `/status` names; of more it says how many."""
 DRAIN_POLL_S = 0.25
+REGISTER_POLL_S = 0.5
 READY_TIMEOUT_S = 20.0
 """How long a start waits for its partitions to open before it serves those that did."""
 
@@ -76,6 +87,10 @@ class BrokerIdentity:
     """The directory has not belonged to a cluster before."""
     bind: Callable[[str], None]
     """Binds the data directory to a cluster id; raises if it belongs to another."""
+    directory: str = ""
+    """Which directory on which machine: a copy has another one."""
+    patience_s: float = 0.0
+    """How long a start waits for the end of a process over another copy, which may be dead and not declared so yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,8 @@ class BrokerNode:
 
     `open_wal` makes the WAL of the cluster with the id it gets; with `needs_conditional_create` that WAL lives in the
     bucket, which must then be there, and able to fence, before anything else happens. `searches_orphans` says
-    whether this process is the one that looks for orphans by itself, now.
+    whether this process is the one that looks for orphans by itself, now. `local_controller` is the feed of the only
+    controller of the cluster, if that runs in this process.
     """
 
     def __init__(
@@ -116,13 +132,16 @@ class BrokerNode:
         needs_conditional_create: bool = False,
         credentials: Credentials | None = None,
         follows_controllers: bool = True,
+        local_controller: DeltaFeed | None = None,
         store: WatchedObjectStore,
         network: Network,
         clock: Clock,
         rng: random.Random,
+        cpu: CpuMeter | None = None,
         searches_orphans: Callable[[], bool] = lambda: False,
     ) -> None:
         self._searches_orphans = searches_orphans
+        cpu = cpu or SystemCpu()
         self._identity = identity
         self._settings = settings
         self._open_wal = open_wal
@@ -135,7 +154,8 @@ class BrokerNode:
         self._rng = rng
         self._tasks = TaskSet("broker", self._fail)
         self._bucket_problems: tuple[str, ...] = ()
-        self._quarantined: list[str] = []
+        self._quarantined: dict[int, str] = {}
+        """Why, by stream. They may have been released since."""
         self._ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ended this broker for good."""
@@ -147,9 +167,12 @@ class BrokerNode:
             heartbeat_interval_s=heartbeat_interval_s,
             credentials=credentials,
             follows_image=follows_controllers,
+            local=local_controller,
         )
         self.controller.on_fenced(self._fail)
-        self.metrics = Metrics()
+        self.metrics = Metrics(load=PartitionLoadMeter(clock.monotonic, lambda: cpu.times().process_s))
+        self.controller.measure_load(self.metrics.load.sample)
+        self._cold_pace = ColdPace(settings.cache.cold_busy_share, clock, cpu, self._wal_end)
         self._wal: Wal | None = None
         self._storage: Storage | None = None
         self._compactor: Compactor | None = None
@@ -157,6 +180,11 @@ class BrokerNode:
         self._partitions: PartitionManager | None = None
         self._registration_epoch = -1
         self._master_epoch = -1
+        ids = random.Random(rng.getrandbits(64))
+        self._fetch_sessions = FetchSessions(settings.kafka.fetch_session_partitions, ids)
+        self._hints = HintBox(clock.monotonic)
+        self._peers = PeerDoor(self._hints, network, clock, credentials, self._ready_for_partitions)
+        self._hint_sender = HintSender(self._hints, self.controller, network, clock, credentials)
         self._producer_ids = ProducerIds(self.controller, identity.broker_id, lambda: self._registration_epoch)
         self._groups: GroupCoordinator | None = None
         self._salvager: Salvager | None = None
@@ -180,7 +208,10 @@ class BrokerNode:
             kafka=self._settings.kafka,
             defaults=self._settings.log,
             rng=self._rng,
+            hints=self._hints,
+            send_hint=self._hint_sender.send,
         )
+        partitions.on_closed(lambda one: self.metrics.load.forget(one.first_stream))
         self._groups = GroupCoordinator(partitions, self.controller, self._clock, self._settings.group, self._rng)
         compactor = self._compactor = self._make_compactor(storage, image.cluster_id)
         cleaner = self._cleaner = self._make_cleaner(image.cluster_id)
@@ -195,8 +226,10 @@ class BrokerNode:
             *jobs.routes(),
             *self._bucket_usage().routes(),
             *quorum.routes(),
+            *LossRoutes(self.controller, for_purpose(self._store, Purpose.CLEAN), quorum.report).routes(),
             *moves.routes(),
             *scaling.routes(),
+            *BalanceRoutes(self.controller).routes(),
         ]
         sources = self._admin_sources(storage, quorum)
         self._admin = AdminHttp(sources, self.metrics, self._network, self._settings.admin, routes)
@@ -205,13 +238,16 @@ class BrokerNode:
             self._services(partitions, self._groups, admin_url), all_apis(), self._network, self._settings.kafka
         )
         await self._become_master(storage, admin_url)
+        self.controller.tell_unsaved(lambda: max(0, storage.confirm.value - storage.committed_offset))
         salvager.start(self._master_epoch)
         await partitions.start()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await partitions.wait_settled()
         except TimeoutError:
-            log.warning("some partitions are still opening; serving the others")
+            log.warning(
+                "some partitions are still opening; serving the others", extra={"waiting": partitions.unsettled()}
+            )
         storage.recovered_done()
         await self._groups.start()
         await self._server.start()
@@ -235,7 +271,8 @@ class BrokerNode:
             stream_facts=self._stream_facts,
             on_fenced=self._fail,
             on_wal_failed=self._fail,
-            on_quarantined=lambda stream_id, reason: self._quarantined.append(f"stream {stream_id}: {reason}"),
+            on_quarantined=self._quarantined.__setitem__,
+            pace=self._cold_pace,
         )
         self.metrics.sources = MetricSources(
             storage=storage.stats,
@@ -243,9 +280,15 @@ class BrokerNode:
             partitions=lambda: self._partitions.counts() if self._partitions is not None else {},
             image_version=lambda: self.controller.image.version,
             moves=lambda: self._partitions.moves.counts if self._partitions is not None else {},
+            balance=lambda: self.controller.balance,
+            hints=lambda: self._hints.counts,
             groups=lambda: self._groups.stats()["groups"] if self._groups is not None else 0,
+            fetch_sessions=self._fetch_sessions.figures,
         )
         return storage
+
+    def _wal_end(self) -> int:
+        return self._wal.end_offset if self._wal is not None else 0
 
     def _bucket_usage(self) -> BucketUsage:
         """Counts requests from here on by the topics that the image knows."""
@@ -345,16 +388,33 @@ class BrokerNode:
         """Register, be elected master of the own replica set under a new epoch, and recover its WAL."""
         kafka = self._settings.kafka
         host = kafka.advertised_host or kafka.host
-        self._registration_epoch = await self.controller.register_broker(
-            broker_id=self._identity.broker_id,
-            check_code=self._identity.check_code,
-            incarnation=str(uuid.UUID(int=self._rng.getrandbits(128), version=4)),
-            host=host,
-            port=kafka.advertised_port or kafka.port,
-            rack=kafka.rack,
-            admin_url=admin_url,
-            wal_kind=self._wal_kind,
-        )
+        peer_host, peer_port = kafka.peer_advertised_host or host, await self._peers.start(kafka.host, kafka.peer_port)
+        incarnation = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        deadline = self._clock.monotonic() + self._identity.patience_s
+        told = False
+        while True:
+            try:
+                self._registration_epoch = await self.controller.register_broker(
+                    broker_id=self._identity.broker_id,
+                    check_code=self._identity.check_code,
+                    incarnation=incarnation,
+                    host=host,
+                    port=kafka.advertised_port or kafka.port,
+                    rack=kafka.rack,
+                    admin_url=admin_url,
+                    wal_kind=self._wal_kind,
+                    peer_address=f"{peer_host}:{peer_port}" if peer_port else "",
+                    directory=self._identity.directory,
+                )
+                break
+            except DirectoryInUse as error:
+                if self._clock.monotonic() >= deadline:
+                    raise
+                if not told:
+                    log.warning("waiting for the end of another process", extra={"error": str(error)})
+                told = True
+                await self._clock.sleep(REGISTER_POLL_S)
+        await let_salvage_end(self.controller, self._identity.broker_id)
         elected = await self.controller.elect(self._identity.broker_id, self._identity.broker_id)
         await storage.recover()
         await storage.start(elected.master_epoch)
@@ -372,6 +432,9 @@ class BrokerNode:
             groups=groups,
             producer_ids=self._producer_ids,
             metrics=self.metrics,
+            fetch_sessions=self._fetch_sessions,
+            cold_pace=self._cold_pace,
+            quorum=QuorumView(self.controller).report,
             broker_configs=lambda: {**self._settings.flat(), "tidelog.admin.url": admin_url},
         )
 
@@ -419,7 +482,13 @@ class BrokerNode:
     # --- what operators see --------------------------------------------------------------------------------------
 
     def _problems(self) -> list[str]:
-        found = [*self._bucket_problems, *self._quarantined]
+        found = list(self._bucket_problems)
+        if self._storage is not None:
+            found += [
+                f"stream {stream_id} is quarantined: {reason} (`tidelog object quarantine list`)"
+                for stream_id, reason in self._quarantined.items()
+                if self._storage.is_quarantined(stream_id)
+            ]
         if self._partitions is not None:
             found += self._partitions.problems()
         if self._salvager is not None:
@@ -518,6 +587,8 @@ class BrokerNode:
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+            if self._server is not None:
+                self._server.cut()  # it can acknowledge nothing any more; clients shall look for who can
 
     async def drain(self, budget_s: float) -> None:
         """Give the partitions to other living brokers before a stop, as far as `budget_s` goes. Never raises.
@@ -538,6 +609,12 @@ class BrokerNode:
                 extra={"partitions": self._owned(), "error": str(error) or "time is up"},
             )
 
+    def _ready_for_partitions(self) -> HintReply | None:
+        """What a partition that comes here may rely on: this broker has started, and does not stop."""
+        if not self._ready or self.failed.done():
+            return None
+        return HintReply(self._identity.broker_id, self._master_epoch)
+
     def _owned(self) -> int:
         return self.controller.image.index.partition_counts.get(self._identity.broker_id, 0)
 
@@ -557,8 +634,11 @@ class BrokerNode:
             await self._clock.sleep(DRAIN_POLL_S)
         log.info("drained: all partitions are with other brokers")
 
-    async def stop(self, grace_s: float) -> None:
-        """Finish what is in flight, close the partitions, upload, and let go. Works after a failed start, too."""
+    async def stop(self, grace_s: float, *, returns: bool = False) -> None:
+        """Finish what is in flight, close the partitions, upload, and let go. Works after a failed start, too.
+
+        `returns`: the broker, perhaps the whole cluster, is to come back: others shall not take over from it at once.
+        """
         self._ready = False
         if self._salvager is not None:
             await self._salvager.close()  # first: when all brokers stop, none takes over from another
@@ -570,6 +650,8 @@ class BrokerNode:
             await self._server.close(grace_s / 4)
         if self._partitions is not None:
             await self._partitions.close()
+        await self._hint_sender.close()
+        await self._peers.close()
         for part in (self._compactor, self._cleaner):
             if part is not None:
                 await part.close()
@@ -579,7 +661,7 @@ class BrokerNode:
             await self._admin.close()
         await self._tasks.close()
         await self._producer_ids.close()
-        await self.controller.close()
+        await self.controller.close(leaving=returns and not self.failed.done())
         if self.failed.done() and not self.failed.cancelled():
             self.failed.exception()  # whoever runs the node has seen it, or did not wait for it
 

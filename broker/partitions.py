@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from broker.moves import PartitionMoves
+from broker.hints import HintBox
+from broker.moves import PartitionMoves, SendHint, no_hint
 from broker.settings import KafkaSettings, LogSettings
 from broker.topic_config import log_config
 from controller.client import ControllerClient
 from controller.errors import UnknownTopicId
 from controller.image import Delta
-from controller.model import NO_REPLICA_SET, PartitionRecord, TopicRecord
+from controller.model import NO_REPLICA_SET, PartitionRecord, StreamState, TopicRecord
 from runtime.clock import Clock
 from runtime.errors import CorruptData, NotFound, NotLeader, TidelogError, Unavailable
 from runtime.tasks import Backoff, TaskSet
@@ -98,7 +99,11 @@ class PartitionManager:
         kafka: KafkaSettings,
         defaults: LogSettings,
         rng: random.Random,
+        hints: HintBox | None = None,
+        send_hint: SendHint = no_hint,
     ) -> None:
+        """`hints` holds what other brokers told of partitions that move here; `send_hint` tells them."""
+        self._hints = hints
         self.storage = storage
         self._node_id = node_id
         self._controller = controller
@@ -111,11 +116,19 @@ class PartitionManager:
         self._wanted: dict[Key, _Wanted] = {}
         self._configs: dict[bytes, LogConfig] = {}
         self.moves = PartitionMoves(
-            node_id=node_id, controller=controller, storage=storage, clock=clock, rng=rng, settings=defaults
+            node_id=node_id,
+            controller=controller,
+            storage=storage,
+            clock=clock,
+            rng=rng,
+            settings=defaults,
+            send_hint=send_hint,
         )
         """Partitions that leave."""
         self.arrivals: deque[dict[str, Any]] = deque(maxlen=ARRIVALS)
-        """How long the newest openings took: `topic`, `partition`, `leader_epoch`, `open_ms`, `at_ms`."""
+        """How long the newest openings took: `topic`, `partition`, `leader_epoch`, `open_ms`, `hinted`, `at_ms`."""
+        self._leaving: dict[Key, PartitionLog] = {}
+        """Closed here, and not yet known to be elsewhere."""
         self._busy: set[Key] = set()
         self._failures: dict[Key, _Failure] = {}
         self._changed = asyncio.Event()
@@ -168,6 +181,11 @@ class PartitionManager:
             )
         return LeaderNotAvailable(f"{topic.name}-{index} is still opening on broker {self._node_id}")
 
+    def leaving(self, topic_id: bytes, partition: int) -> PartitionLog | None:
+        """The closed log of a partition that is being handed over. Its watermark listeners are called when the outcome
+        is known: whoever only waits for news may as well wait for the name of the new leader."""
+        return self._leaving.get((topic_id, partition))
+
     def all(self) -> Iterable[PartitionLog]:
         """Every open log, in no particular order."""
         return list(self._logs.values())
@@ -215,11 +233,29 @@ class PartitionManager:
         """Until everything wanted has been opened or has failed once."""
         await self._settled.wait()
 
+    def _unsettled(self) -> list[Key]:
+        """What has neither been opened nor failed once. What is open and leaves already was opened.
+
+        That matters: to leave, a partition waits for an upload, and a start holds uploads back until all is settled.
+        """
+        return [
+            key
+            for key in {*self._busy, *self._pending}
+            if key not in self._logs and key not in self._leaving and key not in self._failures
+        ]
+
+    def unsettled(self, limit: int = 10) -> list[str]:
+        """The names of what `wait_settled` waits for, at most `limit`."""
+        topics = self._controller.image.topics
+        some = self._unsettled()[:limit]
+        return [f"{topics[key[0]].name if key[0] in topics else key[0].hex()}-{key[1]}" for key in some]
+
     async def close(self) -> None:
         """Close every log cleanly. The storage stays open: its last upload comes after this."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         await self._tasks.close()
+        await self.moves.close()
         logs = list(self._logs.values())
         self._logs.clear()
         self._by_name.clear()
@@ -255,7 +291,7 @@ class PartitionManager:
             self._changed.clear()
             self._refresh_wanted()
             wait_s = self._start_what_is_due()
-            if not self._busy and all(key in self._failures for key in self._pending):
+            if not self._unsettled():
                 self._settled.set()
             try:
                 async with asyncio.timeout(wait_s):
@@ -276,10 +312,10 @@ class PartitionManager:
         mine = {
             record.id: record.master_epoch for record in image.replica_sets.values() if record.master == self._node_id
         }
-        for topic_id in topics:
+        for topic_id in sorted(topics):
             self._configs.pop(topic_id, None)
             self._refresh_topic(topic_id, mine)
-        for topic_id, index in partitions:
+        for topic_id, index in sorted(partitions):
             topic, partition = image.topics.get(topic_id), image.partition(topic_id, index)
             if topic_id not in topics and topic is not None and partition is not None:  # else the topic has changed
                 self._refresh_partition(topic, partition, mine)
@@ -358,17 +394,41 @@ class PartitionManager:
                 else:
                     remaining = failure.retry_at - now
                     next_retry = remaining if next_retry is None else min(next_retry, remaining)
-        for start in range(0, len(due), PARTITIONS_A_CALL):
-            batch = {key: self._wanted[key] for key in due[start : start + PARTITIONS_A_CALL]}
+        handed_over = {key: found for key in due if (found := self._handed_over(key)) is not None}
+        for key, opened in handed_over.items():
+            self._busy.add(key)
+            self._tasks.spawn(self._open_batch({key: self._wanted[key]}, opened), "open")
+        asked = [key for key in due if key not in handed_over]
+        for start in range(0, len(asked), PARTITIONS_A_CALL):
+            batch = {key: self._wanted[key] for key in asked[start : start + PARTITIONS_A_CALL]}
             self._busy.update(batch)
             self._tasks.spawn(self._open_batch(batch), "open")
         return next_retry
+
+    def _handed_over(self, key: Key) -> dict[int, OpenedStream] | None:
+        """The streams of a partition that a hand-over opened for this broker, which had said that it is ready.
+
+        Only for the first opening, which has the hint: what the image tells is then what the controller would answer.
+        """
+        wanted = self._wanted[key]
+        if self._hints is None or not self._hints.holds(key, wanted.leader_epoch):
+            return None
+        first, opened = wanted.partition.first_stream, {}
+        for stream_id in range(first, first + STREAMS_A_PARTITION):
+            one = self._controller.image.streams.get(stream_id)
+            ours = (StreamState.OPENED, wanted.partition.replica_set, wanted.leader_epoch)
+            if one is None or (one.state, one.replica_set, one.epoch) != ours:
+                return None
+            opened[stream_id] = OpenedStream(
+                stream_id, one.epoch, one.start_offset, one.end_offset, one.owner_since_epoch
+            )
+        return opened
 
     def _start_moves(self) -> float | None:
         """Start to move away what has a target and is open; returns the seconds to the next retry."""
         next_retry: float | None = None
         leaving: set[Key] = set()
-        for key in self._controller.image.index.moving:
+        for key in sorted(self._controller.image.index.moving):
             wanted, one = self._wanted.get(key), self._logs.get(key)
             if wanted is None or wanted.partition.target == NO_REPLICA_SET:
                 continue
@@ -387,9 +447,15 @@ class PartitionManager:
         return next_retry
 
     async def _move(self, key: Key, one: PartitionLog, master_epoch: int) -> None:
+        def withdraw() -> None:
+            self._leaving[key] = one
+            self._withdraw(key)
+
         try:
-            await self.moves.run(key, one, master_epoch, lambda: self._withdraw(key))
+            await self.moves.run(key, one, master_epoch, withdraw)
         finally:
+            if self._leaving.pop(key, None) is not None:
+                one.tell_listeners()
             self._busy.discard(key)
             self._pending[key] = None  # the image says whether to open it here again
             self._changed.set()
@@ -415,9 +481,10 @@ class PartitionManager:
             self._busy.discard(key)
             self._changed.set()
 
-    async def _open_batch(self, batch: dict[Key, _Wanted]) -> None:
+    async def _open_batch(self, batch: dict[Key, _Wanted], opened: dict[int, OpenedStream] | None = None) -> None:
         try:
-            opened = await self._open_streams(batch)
+            if opened is None:
+                opened = await self._open_streams(batch)
         except TidelogError as error:
             for key in batch:
                 self._failed(key, error)
@@ -443,6 +510,8 @@ class PartitionManager:
 
     async def _open_one(self, key: Key, wanted: _Wanted, opened: dict[int, OpenedStream]) -> None:
         first = wanted.partition.first_stream
+        streams = (opened[first], opened[first + 1], opened[first + 2], opened[first + 3])
+        tails = self._hints.claim(key, wanted.leader_epoch, streams) if self._hints is not None else {}
         async with self._gate:
             try:
                 one = await PartitionLog.open(
@@ -450,29 +519,33 @@ class PartitionManager:
                     topic_id=wanted.topic.id,
                     partition=wanted.partition.index,
                     leader_epoch=wanted.leader_epoch,
-                    streams=(opened[first], opened[first + 1], opened[first + 2], opened[first + 3]),
+                    streams=streams,
                     storage=self.storage,
                     manager=self._controller,
                     config=self._config(wanted.topic),
                     clock=self._clock,
+                    tails=tails,
                 )
             except TidelogError as error:
                 self._failed(key, error)
                 return
         self._failures.pop(key, None)
-        self._note_arrival(one, wanted)
+        if tails:
+            one.came_at = self._clock.monotonic()
+        self._note_arrival(one, wanted, hinted=bool(tails))
         self._logs[key] = one
         self._by_name[one.topic, one.partition] = one
         for callback in self._on_opened:
             callback(one)
 
-    def _note_arrival(self, one: PartitionLog, wanted: _Wanted) -> None:
+    def _note_arrival(self, one: PartitionLog, wanted: _Wanted, *, hinted: bool) -> None:
         self.arrivals.append(
             {
                 "topic": one.topic,
                 "partition": one.partition,
                 "leader_epoch": one.leader_epoch,
                 "open_ms": round((self._clock.monotonic() - wanted.since) * 1000, 1),
+                "hinted": hinted,
                 "at_ms": self._clock.time_ms(),
             }
         )

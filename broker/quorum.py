@@ -65,7 +65,7 @@ class QuorumView:
             state = "no leader"
         else:
             state = "follower"
-        figures = ("term", "last_index", "applied_index", "version", "journal_bytes", "peers", "leader")
+        figures = ("unsaved", "term", "last_index", "applied_index", "version", "journal_bytes", "peers", "leader")
         return {**row, "state": state, "pid": found["pid"], **{name: found.get(name) for name in figures}}
 
     # HTTP

@@ -27,8 +27,8 @@ from broker.bucket_health import WatchedObjectStore
 from controller.client import ControllerClient
 from controller.commands import MAX_MOVES_PER_COMMAND
 from controller.image import Delta, Image
-from controller.lost import lost_replica_sets, next_salvager
-from controller.model import StreamState
+from controller.lost import Salvaging, lost_replica_sets, next_salvager
+from controller.model import NO_BROKER, StreamState
 from runtime.clock import Clock
 from runtime.errors import Fenced, TidelogError, Unavailable
 from runtime.tasks import Backoff, TaskSet
@@ -45,9 +45,38 @@ ATTEMPTS = 3
 STUCK_S = 15.0
 """An attempt whose bucket has answered nothing but errors is given up when this has passed."""
 HISTORY = 64
+RETURN_WAIT_S = 10.0
+"""How long a broker that comes back lets others finish the salvage of what it had left."""
 
 OpenWal = Callable[[str, int], Wal]
 """`(cluster id, replica set id)`: a WAL in the bucket."""
+
+
+async def let_salvage_end(controller: ControllerClient, replica_set: int) -> None:
+    """Wait, for a bounded time, while a living broker salvages this replica set.
+
+    For its own broker that has come back. An election now would make that work stale, and its partitions would wait
+    until this process has recovered the same WAL and opened them all: longer than the rest of the salvage takes.
+    """
+
+    def goes_on() -> bool:
+        lost = (each for each in lost_replica_sets(controller.image) if each.replica_set == replica_set)
+        return any(each.state is Salvaging.RECOVERING for each in lost)
+
+    if not goes_on():
+        return
+    log.info("what this broker left is being salvaged; waiting for that", extra={"replica_set": replica_set})
+    changed = asyncio.Event()
+    unsubscribe = controller.subscribe(lambda _delta: changed.set())
+    try:
+        async with asyncio.timeout(RETURN_WAIT_S):
+            while goes_on():
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        log.warning("the salvage does not end; this broker takes over", extra={"replica_set": replica_set})
+    finally:
+        unsubscribe()
 
 
 @dataclass(slots=True)
@@ -59,6 +88,8 @@ class _Work:
     since_ms: int
     """When the master was replaced by a salvager, the first one if there were several."""
     task: asyncio.Task[None] | None = None
+    settled: bool = False
+    """Whether the image says that everything is placed."""
     step: str = "waiting"
     error: str = ""
     wal_bytes: int = 0
@@ -172,8 +203,11 @@ class Salvager:
         wanted = {each.id: each.master_epoch for each in sets.values() if each.salvager == self._node_id}
         for work in self._work.values():
             record = sets.get(work.replica_set)
-            if (record is None or record.master_epoch != work.master_epoch) and work.task is not None:
-                work.task.cancel()
+            if record is None or record.master_epoch != work.master_epoch:
+                if work.task is not None:
+                    work.task.cancel()
+            elif record.salvager == NO_BROKER:
+                work.settled = True  # the image may bring this, and the next master, before the reply that says so
         for replica_set, epoch in wanted.items():
             old = self._work.get(replica_set)
             if old is None or old.master_epoch != epoch:
@@ -201,6 +235,8 @@ class Salvager:
         finally:
             if self._work.get(work.replica_set) is work:
                 del self._work[work.replica_set]
+            if work.settled:
+                outcome = "done"
             self.counts[outcome] += 1
             work.step, work.error = outcome, ""
             self.finished.append(work)

@@ -3,7 +3,8 @@
 What a connection does is in `broker.connection`; what is served is the list of `ApiHandler`s given here, and nothing
 else (ApiVersions is added, made from that list).
 
-Close: stop accepting, answer what was started, then close; what is not done at the deadline is cut.
+Close: stop accepting, answer what was started, then close; what is not done at the deadline is cut. Of a broker that
+was replaced everything is cut at once (`KafkaServer.cut`).
 
 Entry: `KafkaServer`.
 """
@@ -95,6 +96,15 @@ class KafkaServer:
                 connection.close_if_idle(now - idle_s)
                 connection.close_if_late(now, receive_s)
             self._shared.unread.sweep(now)
+
+    def cut(self) -> None:
+        """End all connections now, and every new one: this broker has been replaced and has nothing to say any more.
+
+        What its clients have on the way they ask again, of the broker that is right: they do not wait for a time-out.
+        """
+        self._shared.cut = True
+        for connection in list(self._shared.connections):
+            connection.end()
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop accepting, let requests in flight finish for `grace_s` seconds, then cut what is left."""

@@ -16,11 +16,18 @@ from runtime.clock import Clock
 from runtime.deadlines import Deadlines
 
 if TYPE_CHECKING:
+    from broker.fetch_sessions import FetchSessions
     from broker.groups.coordinator import GroupCoordinator
     from broker.metrics import Metrics
     from broker.partitions import PartitionManager
     from broker.producer_ids import ProducerIds
     from controller.client import ControllerClient
+    from storage.cold_pace import ColdPace
+
+
+async def no_quorum() -> dict[str, Any]:
+    """Where nobody knows of controllers."""
+    return {"members": [], "problems": []}
 
 
 @dataclass(slots=True)
@@ -39,8 +46,13 @@ class Services:
     groups: GroupCoordinator
     producer_ids: ProducerIds
     metrics: Metrics
+    fetch_sessions: FetchSessions
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Time-outs of requests."""
+    cold_pace: ColdPace | None = None
+    """Is told by connections what sending large responses costs."""
+    quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
+    """What is known of the controllers (`broker.quorum.QuorumView.report`)."""
     broker_configs: Callable[[], dict[str, str]] = dict
     """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
 
@@ -57,6 +69,8 @@ class RequestContext:
     client_host: str
     extra: dict[str, Any] = field(default_factory=dict)
     """Per-connection facts (client software name and version)."""
+    hurry: Callable[[], None] | None = None
+    """Set by a handler that waits for news (Fetch): has it answer now with what there is. May be called twice."""
 
 
 class Answer:

@@ -24,6 +24,11 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What clients are told; empty: `host`."""
     advertised_port: Port = 0
     """What clients are told; 0: `port`."""
+    peer_port: Port = 0
+    """Port on `host` where other brokers tell what a partition consists of that moves here; 0 chooses a free
+    one. `tidelog up` gives broker i peer_port + i - 1."""
+    peer_advertised_host: str = ""
+    """What other brokers are told instead of `advertised_host`, where clients reach a broker under another name."""
     rack: str = ""
     """Where this broker is (Kafka: broker.rack)."""
     max_request_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 100 * MIB
@@ -48,6 +53,8 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Largest record batch (Kafka: message.max.bytes); a topic's max.message.bytes overrides it."""
     fetch_max_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 55 * MIB
     """Largest Fetch response, whatever the client asks (Kafka: fetch.max.bytes)."""
+    fetch_session_partitions: Annotated[int, Meta(ge=0, le=10_000_000)] = 50_000
+    """Partitions in all fetch sessions (KIP-227) together, some 1 KB each; 0: no sessions are given."""
 
 
 class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +64,8 @@ class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Address the admin HTTP listener binds."""
     port: Port = 0
     """0 chooses a free one; clients find it through DescribeConfigs of the broker (`tidelog.admin.url`)."""
+    advertised_host: str = ""
+    """What clients are told; empty: `host`."""
 
 
 class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +86,7 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
     """Whose time a record carries (Kafka: message.timestamp.type)."""
     moves_at_once: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """Partitions that leave this broker side by side."""
+    """Partitions that are closed side by side while they leave this broker; as many more upload meanwhile."""
     move_drain_timeout_ms: Positive = 5_000
     """How long a partition that moves may be closed while its last bytes are uploaded; then it is served here again."""
 

@@ -23,10 +23,12 @@ import msgspec
 
 from controller import commands as c
 from controller.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
-from controller.follower import Callback, ImageFollower
+from controller.feed import DeltaFeed
+from controller.follower import Callback, Follower, ImageFollower, LocalFollower
 from controller.handshake import Credentials
 from controller.heartbeat import Heartbeat
 from controller.image import Delta, Image
+from controller.load import BrokerLoad, HeartbeatReply
 from controller.model import DrainMode, ReplicaSetRecord, TopicRecord
 from controller.raft_links import split_address
 from controller.rpc import ChangeParams, CommandParams, Endpoint, RpcChannel, SessionReply, TransferParams
@@ -49,8 +51,13 @@ ATTEMPT_S = 10.0
 ATTEMPT_OF_MANY_S = 3.0
 """With several controllers another one is asked earlier."""
 STATUS_S = 2.0
+SHORT_BUDGET_S = 5.0
+"""For questions that a person or a script waits for: longer than an election takes."""
 WAITING_LOG_S = 10.0
 """A kind of failure to reach a controller is logged once in so long."""
+FOLLOW_ACTIVE_BROKERS = 10
+"""So many brokers follow the active controller, which knows first what is committed: the others hear of it by its next
+message, some milliseconds later, and each command waits for its own effect. More brokers are shared among them all."""
 LAG_S = 1.0
 """A result that the followed controller does not show for so long makes us follow another one."""
 
@@ -69,7 +76,9 @@ class ControllerClient:
         heartbeat_interval_s: float = 1.0,
         credentials: Credentials | None = None,
         follows_image: bool = True,
+        local: DeltaFeed | None = None,
     ) -> None:
+        """`local`: of the only controller, in this process; its image is used as it is, without a copy."""
         self._clock = clock
         self._rng = rng
         self._budget_s = budget_s
@@ -79,7 +88,7 @@ class ControllerClient:
         self._credentials = credentials
         self._commands = RpcChannel(endpoints, network, credentials)
         self._polls = RpcChannel(endpoints, network, credentials)
-        self._follower = ImageFollower(self._polls, clock, rng)
+        self._follower: Follower = ImageFollower(self._polls, clock, rng) if local is None else LocalFollower(local)
         self._follower.subscribe(self._image_changed)
         self._heartbeat = Heartbeat(
             endpoints, lambda one: RpcChannel([one], network, credentials), clock, rng, heartbeat_interval_s
@@ -111,9 +120,14 @@ class ControllerClient:
         self._tasks.spawn(self._follower.run(), "follow")
         await self._follower.wait_loaded()
 
-    async def close(self) -> None:
-        """Drop the connections; the controller sees this broker's session end at once."""
+    async def close(self, *, leaving: bool = False) -> None:
+        """Drop the connections; the controller sees this broker's session end at once.
+
+        With `leaving` it is told that this is a stop in good order without a drain: others do not take over at once.
+        """
         await self._tasks.close()
+        if leaving:
+            await self._heartbeat.leave()
         await self._heartbeat.close()
         await self._commands.close()
         await self._polls.close()
@@ -122,7 +136,10 @@ class ControllerClient:
         return ATTEMPT_S if len(self._endpoints) == 1 else ATTEMPT_OF_MANY_S
 
     def _image_changed(self, delta: Delta) -> None:
-        """The controllers' addresses ride in the image."""
+        """The controllers' addresses ride in the image, and which one is active.
+
+        Who became active is asked from then on: the one before may be paused, and would be waited for.
+        """
         if not self._follows_image or not any(True for _ in delta.of("cluster")):
             return
         cluster = self.image.cluster
@@ -135,10 +152,28 @@ class ControllerClient:
             self._commands.set_endpoints(endpoints)
             self._polls.set_endpoints(endpoints)
             self._heartbeat.set_endpoints(endpoints)
+        active = dict(cluster.controllers).get(cluster.active_node)
+        if active is not None:
+            self._commands.prefer(split_address(active))
+            if len(self.image.brokers) <= FOLLOW_ACTIVE_BROKERS:
+                self._polls.prefer(split_address(active))
 
     def on_fenced(self, callback: Callable[[TidelogError], None]) -> None:
         """`callback(error)` once, when a newer process has registered this broker's id: this one is to end."""
         self._heartbeat.on_fenced = callback
+
+    def measure_load(self, measure: Callable[[], BrokerLoad]) -> None:
+        """`measure()` with each heartbeat: what this broker carries."""
+        self._heartbeat.measure = measure
+
+    def tell_unsaved(self, unsaved_bytes: Callable[[], int]) -> None:
+        """`unsaved_bytes()` with each heartbeat: how much of this broker's WAL is not in the bucket yet."""
+        self._heartbeat.unsaved_bytes = unsaved_bytes
+
+    @property
+    def balance(self) -> HeartbeatReply | None:
+        """What the active controller told last of the cluster's balance; None while none is known to be active."""
+        return self._heartbeat.reply
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """`callback(delta)` on the loop after each change of the image; returns a remover."""
@@ -177,14 +212,35 @@ class ControllerClient:
         """`add` or `rem` a member; success if it is (or is not) one already. Raises `InvalidInput`, `Unavailable`."""
         await self._ask_active("change", ChangeParams(operation, node_id, address))
 
-    async def _ask_active(self, method: str, params: Any) -> None:
+    # Balance
+
+    async def scale(self) -> dict[str, Any]:
+        """How many brokers the active controller wants, and why. Raises `Unavailable`."""
+        raw = await self._ask_active("scale", None, SHORT_BUDGET_S)
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+    async def balance_status(self) -> dict[str, Any]:
+        """How the balancer stands. Raises `Unavailable`."""
+        raw = await self._ask_active("balance-status", None, SHORT_BUDGET_S)
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+    async def balance_plan(self) -> dict[str, Any]:
+        """What the balancer would do now, each move explained. Raises `Unavailable`."""
+        raw = await self._ask_active("balance-plan", None, SHORT_BUDGET_S)
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+    async def balance_now(self) -> dict[str, Any]:
+        """Have the balancer plan and begin; the plan. Asked while it is at it: that plan. Raises `Unavailable`."""
+        raw = await self._ask_active("balance", None, SHORT_BUDGET_S)
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+    async def _ask_active(self, method: str, params: Any, budget_s: float | None = None) -> msgspec.Raw:
         """Ask for what is success when asked twice, until it is done or the budget is spent."""
         backoff = Backoff(base_s=0.05, cap_s=1.0, rng=self._rng)
-        deadline = self._clock.monotonic() + self._budget_s
+        deadline = self._clock.monotonic() + (self._budget_s if budget_s is None else budget_s)
         while True:
             try:
-                await self._commands.call(method, params, ATTEMPT_S)
-                return
+                return await self._commands.call(method, params, min(ATTEMPT_S, budget_s or ATTEMPT_S))
             except Unavailable:
                 delay = backoff.next_delay_s()
                 if self._clock.monotonic() + delay >= deadline:
@@ -258,16 +314,22 @@ class ControllerClient:
         rack: str = "",
         admin_url: str = "",
         wal_kind: str = "",
+        peer_address: str = "",
+        directory: str = "",
     ) -> int:
         """Register this process; creates replica set `broker_id` if there is none; heartbeats run from here on.
 
-        Returns the registration epoch. Raises `BrokerIdInUse`.
+        `directory` tells copies of a data directory apart. Returns the registration epoch. Raises `BrokerIdInUse`,
+        `DirectoryInUse`.
         """
-        epoch: int = await self._command(
-            c.RegisterBroker(broker_id, check_code, incarnation, host, port, rack, admin_url, wal_kind), int
-        )
+        texts = (rack, admin_url, wal_kind, peer_address, directory)
+        epoch: int = await self._command(c.RegisterBroker(broker_id, check_code, incarnation, host, port, *texts), int)
         self._heartbeat.begin(broker_id, epoch, self._tasks)
         return epoch
+
+    async def apply_for_id(self, check_code: str) -> int:
+        """A broker id that nobody has or had; the same again for the same check code."""
+        return await self._command(c.ApplyBrokerId(check_code), int)
 
     async def elect(self, replica_set_id: int, broker_id: int) -> ReplicaSetRecord:
         """Make the broker master with the next master epoch. Raises `NotEligible`, `NotFound`."""
@@ -323,6 +385,17 @@ class ControllerClient:
     async def salvage(self, replica_set_id: int, broker_id: int, master_epoch: int) -> ReplicaSetRecord:
         """Have a broker salvage the replica set of a dead master. Raises `NotFound`, `Fenced`, `NotEligible`."""
         return await self._command(c.Salvage(replica_set_id, broker_id, master_epoch), ReplicaSetRecord)
+
+    async def abandon(
+        self, replica_set_id: int, master_epoch: int, partitions: Sequence[tuple[bytes, int]], *, force: bool = False
+    ) -> tuple[int, int]:
+        """Give partitions (at most 1,024) of a dead broker new owners without what its WAL alone has.
+
+        Returns how many it still has, and the replica set's next master epoch. Raises `NotFound`, `Fenced`,
+        `NotEligible`, `InvalidReplicationFactor` (no living broker to place them on).
+        """
+        command = c.Abandon(replica_set_id, master_epoch, tuple(partitions), force)
+        return await self._command(command, tuple[int, int])
 
     async def place_salvaged(
         self, replica_set_id: int, master_epoch: int, wal_offset: int, partitions: Sequence[tuple[bytes, int]]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from controller.errors import ErrorInfo
+from controller.model import NO_REPLICA_SET
 from storage.managers import CommitObjects as CommitRequest
 from storage.managers import CompactObjects as CompactRequest
 
@@ -65,6 +66,17 @@ class RegisterBroker(Command, frozen=True, array_like=True, tag=3):
     rack: str
     admin_url: str
     wal_kind: str = ""
+    peer_address: str = ""
+    directory: str = ""
+
+
+class ApplyBrokerId(Command, frozen=True, array_like=True, tag=46):
+    """A broker without an id asks for one that was never given out (hot-tier.md C2). Value: the id.
+
+    Asked again with the same check code, also after its registration, it gets the same one.
+    """
+
+    check_code: str
 
 
 class SetBrokerAlive(Command, frozen=True, array_like=True, tag=4):
@@ -93,7 +105,9 @@ class CreateTopic(Command, frozen=True, array_like=True, tag=6):
     internal: bool
     validate_only: bool
     assignment: tuple[int, ...] | None
-    """Replica set of each partition; None: the live one with the fewest."""
+    """Replica set of each partition; None: see `controller.placement`."""
+    loads: tuple[tuple[int, int], ...] | None = None
+    """What each replica set carries, in thousandths of a mean partition; the active controller adds it."""
 
 
 class DeleteTopic(Command, frozen=True, array_like=True, tag=7):
@@ -110,6 +124,8 @@ class CreatePartitions(Command, frozen=True, array_like=True, tag=8):
     assignment: tuple[int, ...] | None = None
     """Replica set of each new partition."""
     validate_only: bool = False
+    loads: tuple[tuple[int, int], ...] | None = None
+    """As in `CreateTopic`."""
 
 
 class AlterTopicConfigs(Command, frozen=True, array_like=True, tag=9):
@@ -238,6 +254,10 @@ class ClosedPartition(msgspec.Struct, frozen=True, array_like=True):
     """Where its streams end at the owner: the controller takes the hand-over only if all of that is committed."""
     meta_start: int = 0
     """The meta stream need not be read before this offset: a whole rewrite of it begins here."""
+    ready_replica_set: int = NO_REPLICA_SET
+    """The target that said, a moment ago, that it serves the partition as soon as it has it; -1: none did."""
+    ready_master_epoch: int = -1
+    """In which master epoch it said so. If that is the target's still, the hand-over opens the streams for it."""
 
 
 class MovePartitions(Command, frozen=True, array_like=True, tag=40):
@@ -247,7 +267,10 @@ class MovePartitions(Command, frozen=True, array_like=True, tag=40):
 
 
 class HandOver(Command, frozen=True, array_like=True, tag=41):
-    """The owner closes the streams of partitions that move, and their targets are elected. Value: as 40."""
+    """The owner closes the streams of partitions that move, and their targets are elected. Value: as 40.
+
+    A target that is ready has its streams opened in the same step, and need not ask.
+    """
 
     replica_set_id: int
     master_epoch: int
@@ -311,6 +334,21 @@ class PlaceSalvaged(Command, frozen=True, array_like=True, tag=71):
     """At most 1,024; others' partitions and deleted ones are passed over."""
 
 
+class Abandon(Command, frozen=True, array_like=True, tag=72):
+    """An operator gives up what only a dead broker's WAL has: its partitions get new owners, as far as the bucket goes.
+
+    Value: `(partitions it still has, the next master epoch)`. Not one of a broker whose WAL is in the bucket, which
+    others can recover, unless `force` says that this cannot be done.
+    """
+
+    replica_set_id: int
+    master_epoch: int
+    """The epoch that ends; refused if it has ended already."""
+    partitions: tuple[tuple[bytes, int], ...]
+    """At most 1,024; others' partitions and deleted ones are passed over."""
+    force: bool = False
+
+
 class SetControllers(Command, frozen=True, array_like=True, tag=50):
     """Who the members of the quorum are, for brokers to find them."""
 
@@ -329,6 +367,7 @@ AnyCommand = (
     | AlterTopicConfigs
     | AlterConfigs
     | AllocateProducerIds
+    | ApplyBrokerId
     | PutKv
     | DeleteKv
     | OpenStreams
@@ -349,6 +388,7 @@ AnyCommand = (
     | RemoveBroker
     | Salvage
     | PlaceSalvaged
+    | Abandon
     | SetControllers
 )
 

@@ -1,6 +1,7 @@
 """Where the partitions of draining brokers go: the plan that the active controller commits, and that a dry run shows.
 
-Each goes to the living broker with the fewest that is not draining itself, those under way counted. Only
+Each goes to a living broker that is not draining itself: of the rack with fewest of the topic for its brokers the one
+with the fewest, those under way counted. Only
 `DRAIN_AT_ONCE` of a broker's partitions are under way at a time: a drain can be stopped, and the plan follows what
 happens meanwhile. A partition on its way to a broker that died or drains now gets another target; one that was
 going to a draining broker from one that stays is left where it is.
@@ -12,6 +13,7 @@ Entry: `plan_drains`, `plan_drain_of`.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 
 from controller.commands import PartitionMove
@@ -31,26 +33,51 @@ def is_drained(image: Image, broker_id: int) -> bool:
 
 
 class _Places:
-    """The brokers that take partitions, the one with the fewest first."""
+    """The brokers that take partitions: of the rack with fewest of the topic for its brokers, the one with the fewest.
+
+    Racks count only if all of them name one.
+    """
 
     def __init__(self, image: Image, draining: set[int]) -> None:
-        self.ids = {
-            record.id
+        self._image = image
+        masters = {
+            record.id: master
             for record in image.replica_sets.values()
-            if record.master not in draining and image.master_of(record.id) is not None
+            if record.master not in draining and (master := image.master_of(record.id)) is not None
         }
+        racked = all(master.rack for master in masters.values())
+        self._racks = {each: master.rack if racked else "" for each, master in masters.items()}
+        self.ids = set(masters)
         counts = {each: image.index.partition_counts.get(each, 0) for each in self.ids}
         for record in image.moving():
             for place, step in ((record.target, 1), (record.replica_set, -1)):
                 if place in counts:
                     counts[place] += step
-        self._heap = [(count, each) for each, count in counts.items()]
-        heapq.heapify(self._heap)
+        self._heaps: dict[str, list[tuple[int, int]]] = {rack: [] for rack in sorted(set(self._racks.values()))}
+        for each, count in counts.items():
+            self._heaps[self._racks[each]].append((count, each))
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._topics: dict[bytes, Counter[str]] = {}
 
-    def take(self) -> int:
-        """The next place."""
-        count, place = self._heap[0]
-        heapq.heapreplace(self._heap, (count + 1, place))
+    def _of_topic(self, topic_id: bytes) -> Counter[str]:
+        """How many of the topic's partitions are, or will be, in each rack."""
+        found = self._topics.get(topic_id)
+        if found is None:
+            found = self._topics[topic_id] = Counter()
+            for record in self._image.partitions(topic_id) if len(self._heaps) > 1 else ():
+                at = record.target if record.target != NO_REPLICA_SET else record.replica_set
+                if at in self._racks:
+                    found[self._racks[at]] += 1
+        return found
+
+    def take(self, topic_id: bytes) -> int:
+        """The next place for a partition of this topic."""
+        mine = self._of_topic(topic_id)
+        rack = min(self._heaps, key=lambda each: (1_000 * mine[each] // len(self._heaps[each]), self._heaps[each][0]))
+        count, place = self._heaps[rack][0]
+        heapq.heapreplace(self._heaps[rack], (count + 1, place))
+        mine[rack] += 1
         return place
 
 
@@ -81,7 +108,7 @@ def _plan(image: Image, draining: set[int], limit: int) -> list[PartitionMove]:
         if record.replica_set in draining:
             under_way[record.replica_set] += 1
             if record.target not in places.ids and places.ids:
-                moves.append(PartitionMove(record.topic_id, record.index, places.take()))
+                moves.append(PartitionMove(record.topic_id, record.index, places.take(record.topic_id)))
         elif record.target in draining:
             moves.append(PartitionMove(record.topic_id, record.index, NO_REPLICA_SET))
     counts = image.index.partition_counts
@@ -92,7 +119,7 @@ def _plan(image: Image, draining: set[int], limit: int) -> list[PartitionMove]:
     }
     if wanted and places.ids:
         chosen = _next_of(image.all_partitions(), wanted)
-        moves += [PartitionMove(record.topic_id, record.index, places.take()) for record in chosen]
+        moves += [PartitionMove(record.topic_id, record.index, places.take(record.topic_id)) for record in chosen]
     return moves
 
 

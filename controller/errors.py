@@ -78,6 +78,12 @@ class BrokerIdInUse(AlreadyExists):
     kafka_code = 101
 
 
+class DirectoryInUse(BrokerIdInUse):
+    """A live broker runs over another copy of this data directory. Kafka: DUPLICATE_BROKER_REGISTRATION (101)."""
+
+    exit_code = 9
+
+
 class StaleBrokerEpoch(Fenced):
     """The broker registered again since (a newer process). Kafka: STALE_BROKER_EPOCH (77)."""
 

@@ -1,8 +1,8 @@
 """`DeltaFeed`: the newest deltas, for followers that long-poll, and whole images for those too far behind.
 
-It holds the controller's own `Image`, a bounded ring of encoded deltas and, for each follower that is loading one, the
-cursor of a consistent image. Invariant: a follower at version v is given all deltas after v, in order and without a
-hole, or is told to reload; never a part.
+It holds the controller's own `Image`, which a broker of the same process may use too, a bounded ring of encoded deltas
+and, for each follower that is loading one, the cursor of a consistent image. Invariant: a follower at version v is
+given all deltas after v, in order and without a hole, or is told to reload; never a part.
 
 Entry: `DeltaFeed`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,8 +20,8 @@ from controller.image import Delta, Image
 from controller.rpc import ImageChunk
 
 RING_DELTAS = 4_096
-RING_BYTES = 8 << 20
-"""A follower that is further behind loads the image, which is smaller than this for ten thousand partitions."""
+RING_BYTES = 2 << 20
+"""A follower that is further behind loads the image, which is not much larger for ten thousand partitions."""
 REPLY_BYTES = 4 << 20
 """Deltas in one reply (at least one, whatever its size)."""
 CHUNK_ROWS = 5_000
@@ -38,8 +38,11 @@ class _Cursor(NamedTuple):
 class DeltaFeed:
     """See the module. All methods are for the event loop's thread."""
 
-    def __init__(self) -> None:
-        self.image = Image(finds_objects=False)
+    def __init__(self, *, finds_objects: bool = False) -> None:
+        """`finds_objects` if a broker of this process is to use the image (`controller.image`)."""
+        self._finds_objects = finds_objects
+        self._listeners: list[Callable[[Delta], None]] = []
+        self.image = self.new_image()
         self._ring: deque[tuple[int, bytes]] = deque()
         self._ring_bytes = 0
         self._base = 0
@@ -47,24 +50,40 @@ class DeltaFeed:
         self._news = asyncio.Event()
         self._cursors: dict[Hashable, _Cursor] = {}
 
+    def new_image(self) -> Image:
+        """An empty image of the kind that is held here."""
+        return Image(finds_objects=self._finds_objects)
+
+    def listen(self, listener: Callable[[Delta], None]) -> Callable[[], None]:
+        """`listener(delta)` after each change of the image; returns a remover. A listener must not raise."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
     def reset(self, image: Image) -> None:
-        """Start over from a snapshot; followers behind it will reload."""
-        self.image = image
+        """Start over from a snapshot; followers behind it will reload. Listeners get the difference."""
+        old, self.image = self.image, image
         self._ring.clear()
         self._ring_bytes = 0
         self._base = image.version
         self._wake()
+        if self._listeners:
+            self._tell(Delta(image.version, old.difference(image)))
 
     def append(self, delta: Delta) -> None:
         """A command took effect."""
         self.image.apply(delta)
-        encoded = _encoder.encode(delta)
+        encoded = _encoder.encode((delta.version, delta.mutations))
         self._ring.append((delta.version, encoded))
         self._ring_bytes += len(encoded)
         while len(self._ring) > RING_DELTAS or self._ring_bytes > RING_BYTES:
             self._base, dropped = self._ring.popleft()
             self._ring_bytes -= len(dropped)
         self._wake()
+        self._tell(delta)
+
+    def _tell(self, delta: Delta) -> None:
+        for listener in list(self._listeners):
+            listener(delta)
 
     def _wake(self) -> None:
         self._news.set()

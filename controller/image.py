@@ -3,6 +3,10 @@
 A broker's client holds one, and so does the controller's RPC server. Deltas are applied in order and whole: a reader on
 the event loop never sees half of a command. Records are immutable; holding one is safe, it just gets old.
 
+A delta of a commit names the object and not its streams: where their committed ends are now follows from the object's
+ranges. `Delta.ends` has those rows ready where the state machine is in the same process, and they are shared with it;
+where it is not, they are made here.
+
 Entry: `Image`, `Delta`.
 """
 
@@ -20,13 +24,15 @@ from controller.model import (
     ClusterRecord,
     ConfigRecord,
     ObjectRecord,
+    ObjectState,
     PartitionRecord,
     ReplicaSetRecord,
     StreamRecord,
     TopicRecord,
 )
+from controller.slices import find
 from controller.tables import KEY_TYPES, Mutation
-from storage.managers import ObjectSlice
+from storage.managers import ObjectSlice, unpack_ranges
 
 PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs"})
 """What `Image.placement_version` follows."""
@@ -45,6 +51,8 @@ class Delta(NamedTuple):
     version: int
     """The image's version afterwards."""
     mutations: list[Mutation]
+    ends: dict[int, StreamRecord] | None = None
+    """The rows of streams whose committed end has moved; None: they are to be found from the committed objects."""
 
     def of(self, table: str) -> Iterator[Mutation]:
         """The changed rows of one table."""
@@ -72,7 +80,7 @@ class Image:
         self.objects: dict[int, ObjectRecord] = {}
         self.configs: dict[tuple[str, str], ConfigRecord] = {}
         self.kv: dict[str, bytes] = {}
-        self.index = Index(slices=finds_objects)
+        self.index = Index(self.streams, slices=finds_objects)
         self._finds_objects = finds_objects
         self._cluster: dict[str, ClusterRecord] = {}
         self._partitions: dict[tuple[bytes, int], PartitionRecord] = {}
@@ -108,6 +116,8 @@ class Image:
         """Take one delta. Versions only grow."""
         assert delta.version >= self.version, (delta.version, self.version)
         places = False
+        if delta.ends is not None:
+            self.streams.update(delta.ends)
         for table, key, record in delta.mutations:
             rows = self.table(table)
             old = rows.get(key)
@@ -116,6 +126,8 @@ class Image:
             else:
                 rows[key] = record
             if old is not record:
+                if table == "objects" and record is not None and delta.ends is None:
+                    self._move_ends(record)
                 self.index.note(table, old, record)
                 if table in PLACEMENT_TABLES and _places(table, old, record):
                     places = True
@@ -123,6 +135,16 @@ class Image:
         self.version = delta.version
         if places:
             self.placement_version = delta.version
+
+    def _move_ends(self, record: ObjectRecord) -> None:
+        """A committed object carries its streams up to where its ranges end."""
+        if record.state != ObjectState.COMMITTED:
+            return
+        streams = self.streams
+        for stream_id, _, end in unpack_ranges(record.packed):
+            stream = streams.get(stream_id)
+            if stream is not None and stream.end_offset < end:
+                streams[stream_id] = stream.ending_at(end)
 
     def _note_placement(self, table: str, key: Any, version: int) -> None:
         if table == "topics":
@@ -193,8 +215,7 @@ class Image:
         if slices is None or start_offset >= end_offset:
             return []
         found: list[ObjectSlice] = []
-        for at in slices.find(start_offset, end_offset, limit):
-            start, end, object_id = slices[at]
+        for start, end, object_id in find(slices, start_offset, end_offset, limit):
             record = self.objects[object_id]
             found.append(ObjectSlice(record.id, record.kind, record.size, start, end))
         return found

@@ -5,16 +5,16 @@ as a member that applied every command. `note` is called once for each changed r
 
 A *live* slice is a range of a COMMITTED object that lies at least partly at or above its stream's start offset. A
 stream's live slices are kept in offset order (committed ranges are contiguous, rule 5, so starts are unique) and
-searched by bisection. An object without live slices is *garbage*: it may be destroyed (rule 6).
+searched by bisection (`controller.slices`). An object without live slices is *garbage*: it may be destroyed (rule 6).
 
 Entry: `Index`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import Any
 
+from controller import slices as sl
 from controller.model import (
     NO_REPLICA_SET,
     STREAMS_PER_PARTITION,
@@ -24,76 +24,15 @@ from controller.model import (
     StreamRecord,
     TopicRecord,
 )
-from storage.managers import StreamRange
-
-
-class StreamSlices:
-    """The live slices of one stream in offset order: start, end and object id of each, one after another in one list.
-
-    Nearly all streams have one slice or a few, and every process keeps several indexes: what a list costs counts.
-    """
-
-    __slots__ = ("_flat",)
-
-    def __init__(self) -> None:
-        self._flat: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._flat) // 3
-
-    def __getitem__(self, at: int) -> tuple[int, int, int]:
-        """Start offset, end offset and object id of the slice at a position (0 ≤ at < len)."""
-        start, end, object_id = self._flat[3 * at : 3 * at + 3]
-        return start, end, object_id
-
-    def object_ids(self) -> list[int]:
-        """The objects of all slices."""
-        return self._flat[2::3]
-
-    def _starts_before(self, offset: int) -> int:
-        """How many slices start below `offset`."""
-        flat = self._flat
-        return bisect_left(range(len(flat) // 3), offset, key=lambda at: flat[3 * at])
-
-    def _ends_up_to(self, offset: int) -> int:
-        """How many slices end at or below `offset`."""
-        flat = self._flat
-        return bisect_right(range(len(flat) // 3), offset, key=lambda at: flat[3 * at + 1])
-
-    def add(self, start: int, end: int, object_id: int) -> None:
-        """Insert a slice; nearly always at the end."""
-        flat = self._flat
-        if not flat or start > flat[-3]:
-            flat += (start, end, object_id)
-        else:
-            at = 3 * self._starts_before(start)
-            flat[at:at] = (start, end, object_id)
-
-    def remove(self, start: int, object_id: int) -> bool:
-        """Take one slice out; False if it is not here."""
-        at = self._starts_before(start)
-        if at == len(self) or self._flat[3 * at] != start or self._flat[3 * at + 2] != object_id:
-            return False
-        del self._flat[3 * at : 3 * at + 3]
-        return True
-
-    def trim(self, start_offset: int) -> list[int]:
-        """Take out what lies wholly below `start_offset`; the object ids."""
-        cut = 3 * self._ends_up_to(start_offset)
-        gone = self._flat[2:cut:3]
-        del self._flat[:cut]
-        return gone
-
-    def find(self, start_offset: int, end_offset: int, limit: int) -> range:
-        """Positions of at most `limit` slices that overlap `[start_offset, end_offset)`."""
-        first = self._ends_up_to(start_offset)
-        return range(first, min(self._starts_before(end_offset), first + limit))
+from storage.managers import unpack_ranges
 
 
 class Index:
     """All derived indexes over the tables; without `slices` all but those over objects' ranges, by far the largest."""
 
-    def __init__(self, *, slices: bool = True) -> None:
+    def __init__(self, streams: dict[int, StreamRecord], *, slices: bool = True) -> None:
+        """`streams` are the rows of that table, as they are at each `note`."""
+        self._streams = streams
         self._has_slices = slices
         self.topic_ids: dict[str, bytes] = {}
         self.folded_names: dict[str, bytes] = {}
@@ -104,14 +43,13 @@ class Index:
         """Partitions placed on each replica set."""
         self.moving: set[tuple[bytes, int]] = set()
         """Partitions that have a target."""
-        self.slices: dict[int, StreamSlices] = {}
+        self.slices: dict[int, sl.Slices] = {}
         self.live_slices: dict[int, int] = {}
         """Count for each committed object."""
         self.garbage: set[int] = set()
         """Committed objects without a live slice."""
         self.prepared: set[int] = set()
         self.destroyed: set[int] = set()
-        self._start_offsets: dict[int, int] = {}
 
     def note(self, table: str, old: Any, new: Any) -> None:
         """One row changed from `old` to `new` (None: absent)."""
@@ -152,17 +90,14 @@ class Index:
         assert record is not None
         slices = self.slices.get(record.id)
         if new is None:
-            self._start_offsets.pop(record.id, None)
             if slices is not None:
-                self._lost(slices.object_ids())
+                self._lost(sl.object_ids(slices))
                 del self.slices[record.id]
             return
-        if self._has_slices:
-            self._start_offsets[new.id] = new.start_offset
         if slices is not None and old is not None and new.start_offset > old.start_offset:
-            self._lost(slices.trim(new.start_offset))
-            if not len(slices):
-                del self.slices[new.id]
+            slices, gone = sl.trimmed(slices, new.start_offset)
+            self._lost(gone)
+            self._put_slices(new.id, slices)
 
     def _lost(self, object_ids: list[int]) -> None:
         for object_id in object_ids:
@@ -187,18 +122,13 @@ class Index:
             elif self._has_slices:
                 self._add_slices(new)
 
-    def _is_live(self, piece: StreamRange) -> bool:
-        start_offset = self._start_offsets.get(piece.stream_id)
-        return start_offset is not None and piece.end_offset > start_offset
-
     def _add_slices(self, record: ObjectRecord) -> None:
         live = 0
-        for piece in record.ranges:
-            if self._is_live(piece):
-                slices = self.slices.get(piece.stream_id)
-                if slices is None:
-                    slices = self.slices[piece.stream_id] = StreamSlices()
-                slices.add(piece.start_offset, piece.end_offset, record.id)
+        object_id, streams, all_slices, added = record.id, self._streams, self.slices, sl.added
+        for stream_id, start, end in unpack_ranges(record.packed):
+            stream = streams.get(stream_id)
+            if stream is not None and end > stream.start_offset:
+                all_slices[stream_id] = added(all_slices.get(stream_id, b""), start, end, object_id)
                 live += 1
         self.live_slices[record.id] = live
         if live == 0:
@@ -207,10 +137,16 @@ class Index:
     def _remove_slices(self, record: ObjectRecord) -> None:
         self.live_slices.pop(record.id, None)
         self.garbage.discard(record.id)
-        for piece in record.ranges:
-            slices = self.slices.get(piece.stream_id)
-            if slices is not None and slices.remove(piece.start_offset, record.id) and not len(slices):
-                del self.slices[piece.stream_id]
+        for stream_id, start, _ in unpack_ranges(record.packed):
+            slices = self.slices.get(stream_id)
+            if slices is not None:
+                self._put_slices(stream_id, sl.removed(slices, start, record.id))
+
+    def _put_slices(self, stream_id: int, slices: sl.Slices) -> None:
+        if slices:
+            self.slices[stream_id] = slices
+        else:
+            del self.slices[stream_id]
 
 
 def fold(name: str) -> str:

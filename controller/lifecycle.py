@@ -10,7 +10,8 @@
 - partitions that have been moving for the re-elect time-out and whose streams are closed get their targets elected.
 
 Everything is re-derived from the image at each round, so a failed command or a crash loses nothing: the next round
-finds the same work. Entry: `Lifecycle`.
+finds the same work. The bucket is touched in a loop of its own (`run_removals`), for it may take its time.
+Entry: `Lifecycle`.
 """
 
 from __future__ import annotations
@@ -98,15 +99,24 @@ class Lifecycle:
             self._salvage,
             self._publish,
             self._expire,
-            self._remove,
             self._sweep,
             self._drain,
             self._reelect,
         ):
-            try:
-                await part()
-            except TidelogError as error:
-                log.warning("lifecycle work is put off", extra={"part": part.__name__, "error": str(error)})
+            await self._try(part)
+
+    async def _try(self, part: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await part()
+        except TidelogError as error:
+            log.warning("lifecycle work is put off", extra={"part": part.__name__, "error": str(error)})
+
+    async def run_removals(self) -> None:
+        """Delete what is due until cancelled, beside `run`: a slow bucket must not hold up a look at who lives."""
+        while True:
+            await self._clock.sleep(self._interval_s)
+            if self._is_active():
+                await self._try(self._remove)
 
     async def _liveness(self) -> None:
         for verdict in self._sessions.scan(list(self._image().brokers.values()), self._clock.monotonic()):

@@ -24,17 +24,20 @@ from typing import Any
 import msgspec
 
 from controller import commands as c
+from controller.balancer import Balancer
 from controller.consensus import Consensus, Role
 from controller.errors import NotController, StaleBrokerEpoch, from_wire
 from controller.feed import DeltaFeed
 from controller.handshake import Credentials
 from controller.image import Delta, Image
 from controller.lifecycle import DeleteObjects, Lifecycle
+from controller.load import HeartbeatReply
 from controller.quorum_file import MAX_MEMBERS, MembershipChange, parse_member, parse_members
 from controller.raft import RaftConsensus, RaftSettings
 from controller.raft_links import split_address
 from controller.replica import Replica
 from controller.rpc import (
+    DELTA_VERSION,
     ChangeParams,
     CommandParams,
     HeartbeatParams,
@@ -47,7 +50,7 @@ from controller.rpc import (
     TransferParams,
 )
 from controller.sessions import BrokerSessions
-from controller.settings import ControllerSettings
+from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from runtime.clock import Clock
 from runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from runtime.network import Listener, Network
@@ -59,22 +62,25 @@ MAX_CONNECTIONS = 4_096
 MEET_S = 3.0
 MAX_WAIT_MS = 30_000
 """Bound on a long poll."""
+BALANCE_METHODS = frozenset({"balance", "balance-plan", "balance-status", "scale"})
 ADDRESS_FILE = "address"
 """In the controller's directory: `host:port` of the RPC server, for the tools of this machine."""
 
 
 class ControllerNode:
-    """See the module. `directory` holds journal, snapshot and the address file; only one process may use it.
+    """See the module. `directory` holds journal, snapshot and the address file; only one process may use it. None is
+    for a `consensus` that is passed in and keeps its own.
 
     `delete_objects` deletes destroyed objects from the bucket (without it they stay, and stay known). `on_failed` is
-    called when this controller cannot go on (its disk failed, or a defect ended a background task).
+    called when this controller cannot go on (its disk failed, or a defect ended a background task). `serves_broker`: a
+    broker of this process will use the image through `feed`.
     """
 
     def __init__(
         self,
         *,
         node_id: int,
-        directory: Path,
+        directory: Path | None,
         settings: ControllerSettings,
         network: Network,
         clock: Clock,
@@ -84,6 +90,9 @@ class ControllerNode:
         on_failed: Callable[[Exception], None] | None = None,
         consensus: Consensus | None = None,
         credentials: Credentials | None = None,
+        serves_broker: bool = False,
+        balancer: BalancerSettings | None = None,
+        scale: ScaleSettings | None = None,
     ) -> None:
         self._node_id = node_id
         self._directory = directory
@@ -94,24 +103,19 @@ class ControllerNode:
         self._delete_delay_ms = delete_delay_ms
         self._credentials = credentials
         self._members = parse_members(settings.members)
-        self._consensus = consensus or RaftConsensus(
-            RaftSettings(
-                directory=directory,
-                credentials=credentials if self._members else None,
-                members=self._members,
-                snapshot_entries=settings.snapshot_entries,
-            ),
-            clock,
-        )
+        self._consensus = consensus or self._raft()
         self._consensus.set_on_role(self._role_changed)
         self._consensus.set_on_failed(self._consensus_failed)
-        self._feed = DeltaFeed()
+        self.feed = DeltaFeed(finds_objects=serves_broker)
+        """The metadata, for followers elsewhere and in this process."""
         self._on_failed = on_failed or (lambda error: None)
         self._tasks = TaskSet("controller", self._task_failed)
         self._closing = False
-        self._sessions = BrokerSessions(settings.session_timeout_ms / 1000)
+        self._unsaved: dict[int, tuple[int, int]] = {}
+        """By broker: bytes of its WAL that were not in the bucket at the last heartbeat, and when that was."""
+        self._sessions = BrokerSessions(settings.session_timeout_ms / 1000, settings.startup_timeout_ms / 1000)
         self._lifecycle = Lifecycle(
-            image=lambda: self._feed.image,
+            image=lambda: self.feed.image,
             sessions=self._sessions,
             propose=self._propose_own,
             is_active=lambda: self._active_term is not None,
@@ -120,18 +124,40 @@ class ControllerNode:
             reelect_timeout_ms=settings.reelect_timeout_ms,
             controllers=lambda: self._consensus.members,
         )
+        self._balancer = Balancer(
+            balancer or BalancerSettings(),
+            scale or ScaleSettings(),
+            image=lambda: self.feed.image,
+            propose=self._propose_own,
+            is_active=lambda: self._active_term is not None,
+            clock=clock,
+        )
         self._active_term: int | None = None
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
         self._client_numbers = itertools.count(1)
-        self._connections: set[RpcConnection] = set()
+        self._connections: dict[RpcConnection, None] = {}
+        self._ending: dict[RpcConnection, None] = {}
+        """Lost, with requests that may still be in work: `close` must not leave them behind."""
         self._door = RpcDoor(clock)
         self._listener: Listener | None = None
+
+    def _raft(self) -> Consensus:
+        assert self._directory is not None, "the Raft log needs a directory"
+        return RaftConsensus(
+            RaftSettings(
+                directory=self._directory,
+                credentials=self._credentials if self._members else None,
+                members=self._members,
+                snapshot_entries=self._settings.snapshot_entries,
+            ),
+            self._clock,
+        )
 
     @property
     def image(self) -> Image:
         """This member's copy of the metadata."""
-        return self._feed.image
+        return self.feed.image
 
     @property
     def address(self) -> tuple[str, int]:
@@ -149,13 +175,16 @@ class ControllerNode:
         loop = asyncio.get_running_loop()
         self._listener = await self._network.listen(self._accept, *self._listen_address())
         try:
-            await self._consensus.start(Replica(loop, self._take_deltas, self._take_image))
+            replica = Replica(loop, self._take_deltas, self._take_image, self.feed.new_image)
+            await self._consensus.start(replica)
             self._write_address()
         except (TidelogError, OSError):
             await self._listener.close()
             await self._consensus.close()
             raise
         self._tasks.spawn(self._lifecycle.run(), "lifecycle")
+        self._tasks.spawn(self._lifecycle.run_removals(), "removals")
+        self._tasks.spawn(self._balancer.run(), "balancer")
         log.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
 
     def _listen_address(self) -> tuple[str, int]:
@@ -165,6 +194,8 @@ class ControllerNode:
         return settings.host, settings.port
 
     def _write_address(self) -> None:
+        if self._directory is None:
+            return
         self._directory.mkdir(parents=True, exist_ok=True)
         temporary = self._directory / (ADDRESS_FILE + ".tmp")
         temporary.write_text("{}:{}\n".format(*self.address))
@@ -184,7 +215,7 @@ class ControllerNode:
         The id is given up at once: nothing is written under it.
         """
         result = await self._propose(c.PrepareObjects(1, 1), self._require_active())
-        await self._feed.wait_newer(result.version - 1, 10.0)
+        await self.feed.wait_newer(result.version - 1, 10.0)
         if self.image.version < result.version:
             raise NotController("the metadata did not reach this member in time")
         return msgspec.msgpack.decode(result.value, type=int)
@@ -199,8 +230,11 @@ class ControllerNode:
         if self._listener is not None:
             await self._listener.close()
         await self._tasks.close()
-        for connection in list(self._connections):
-            await connection.close()
+        closed: set[RpcConnection] = set()
+        while left := [one for one in self._connections | self._ending if one not in closed]:
+            for connection in left:
+                await connection.close()
+            closed.update(left)
         await self._consensus.close()
 
     def status(self) -> dict[str, Any]:
@@ -217,6 +251,7 @@ class ControllerNode:
             "cluster_id": self.image.cluster_id,
             "connections": len(self._connections),
             "receiving_bytes": self._door.receiving_bytes,
+            "unsaved": {str(each): told for each, told in self._unsaved.items() if each in self.image.brokers},
             **self._consensus.status(),
         }
 
@@ -253,6 +288,7 @@ class ControllerNode:
                 log.warning("not active yet", extra={"term": term, "error": str(error)})
                 await self._clock.sleep(backoff.next_delay_s())
         self._sessions.activated(self._clock.monotonic())
+        self._balancer.activated(self._clock.monotonic())
         self._client_numbers = itertools.count(1)
         self._active_term = term
         self._active.set()
@@ -280,7 +316,7 @@ class ControllerNode:
 
     async def _propose_own(self, command: c.AnyCommand) -> None:
         result = await self._propose(command, self._require_active())
-        await self._feed.wait_newer(result.version - 1, 1.0)
+        await self.feed.wait_newer(result.version - 1, 1.0)
 
     async def _propose_envelope(self, command: c.AnyCommand, term: int, client: str, sequence: int, done: int) -> bytes:
         now_ms = self._clock.time_ms()
@@ -291,10 +327,11 @@ class ControllerNode:
 
     def _take_deltas(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            self._feed.append(delta)
+            self.feed.append(delta)
+            self._balancer.note(delta)
 
     def _take_image(self, image: Image) -> None:
-        self._feed.reset(image)
+        self.feed.reset(image)
 
     # RPC
 
@@ -309,19 +346,24 @@ class ControllerNode:
         )
 
     def _made(self, connection: RpcConnection) -> None:
-        self._connections.add(connection)
+        self._connections[connection] = None
         if len(self._connections) > MAX_CONNECTIONS:
             extra = {"peer": connection.peer, "limit": MAX_CONNECTIONS}
             self._door.logs.line("connections", logging.WARNING, "too many connections; one is refused", extra)
             connection.abort()
 
     def _lost(self, connection: RpcConnection) -> None:
-        self._connections.discard(connection)
-        self._feed.forget(connection)
+        self._connections.pop(connection, None)
+        self.feed.forget(connection)
         if self._sessions.connection_closed(connection):
             self._lifecycle.hurry()
+        self._ending[connection] = None
         if not self._closing:
-            self._tasks.spawn(connection.close(), "closed-connection")
+            self._tasks.spawn(self._end(connection), "closed-connection")
+
+    async def _end(self, connection: RpcConnection) -> None:
+        await connection.close()
+        self._ending.pop(connection, None)
 
     async def _handle(self, connection: RpcConnection, method: str, params: msgspec.Raw) -> bytes:
         if method == "command":
@@ -329,12 +371,15 @@ class ControllerNode:
         if method == "poll":
             return msgspec.msgpack.encode(await self._poll(msgspec.msgpack.decode(params, type=PollParams)))
         if method == "image":
-            return msgspec.msgpack.encode(self._feed.image_chunk(connection))
+            return msgspec.msgpack.encode(self.feed.image_chunk(connection))
         if method == "heartbeat":
-            self._heartbeat(connection, msgspec.msgpack.decode(params, type=HeartbeatParams))
-            return b"\xc0"
+            return msgspec.msgpack.encode(
+                self._heartbeat(connection, msgspec.msgpack.decode(params, type=HeartbeatParams))
+            )
         if method == "session":
             return msgspec.msgpack.encode(await self._session())
+        if method in BALANCE_METHODS:
+            return msgspec.msgpack.encode(await self._ask_balancer(method))
         if method == "status":
             return msgspec.msgpack.encode(self.status())
         if method == "transfer":
@@ -354,10 +399,22 @@ class ControllerNode:
             raise InvalidInput(f"{type(command).__name__} is for the controller itself")
         if not params.client_id:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
+        if isinstance(command, c.CreateTopic | c.CreatePartitions):
+            command = msgspec.structs.replace(command, loads=self._balancer.weights())
         result = await self._propose_envelope(command, term, params.client_id, params.sequence, params.done)
         if isinstance(command, c.DrainBroker | c.HandOver) and any(one.draining for one in self.image.brokers.values()):
             self._lifecycle.hurry()  # the next partitions may go
+        if isinstance(command, c.HandOver):
+            self._balancer.hurry()
         return result
+
+    async def _ask_balancer(self, method: str) -> dict[str, Any]:
+        self._require_active()
+        if method == "scale":
+            return self._balancer.scale()
+        if method == "balance-plan":
+            return self._balancer.plan()
+        return await self._balancer.carry_out() if method == "balance" else self._balancer.status()
 
     async def _session(self) -> SessionReply:
         """Unique: one term has one active controller, and this process counts within it."""
@@ -436,21 +493,29 @@ class ControllerNode:
         if found["cluster_id"] not in ("", self.image.cluster_id):
             raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
 
-    def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> None:
+    def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
         """Taken by every member, so that the next active one knows who lives; a follower's image may be behind."""
         record = self.image.brokers.get(params.broker_id)
         known = record.registration_epoch if record is not None else 0
         if not self.is_active and (record is None or known < params.registration_epoch):
-            return
+            return None
         if record is None or known != params.registration_epoch:
             current = record.registration_epoch if record is not None else None
             raise StaleBrokerEpoch(
                 f"registration {params.registration_epoch} of broker {params.broker_id} is not current ({current})"
             )
         now_s = self._clock.monotonic()
-        self._sessions.heartbeat(params.broker_id, params.registration_epoch, connection, now_s)
+        age_s = params.age_ms / 1000
+        self._sessions.heartbeat(params.broker_id, params.registration_epoch, connection, now_s, age_s)
+        if params.leaving:
+            self._sessions.leaving(params.broker_id, now_s)
+        if params.unsaved_bytes >= 0:
+            self._unsaved[params.broker_id] = (params.unsaved_bytes, self._clock.time_ms())
+        if params.load is not None:
+            self._balancer.loads.note(params.broker_id, params.registration_epoch, params.load, now_s)
         if self.is_active and not record.alive:
             self._lifecycle.hurry()
+        return self._balancer.told() if self.is_active else None
 
     def _require_leader(self) -> None:
         """A member that knows no leader may be cut off: who follows it should follow another."""
@@ -464,8 +529,13 @@ class ControllerNode:
                 f"the caller belongs to cluster {params.cluster_id}; this is {cluster_id}",
                 hint="the controller's directory was replaced, or the endpoint is another cluster's",
             )
+        if params.delta_version < DELTA_VERSION:
+            raise InvalidInput(
+                f"the caller reads deltas of version {params.delta_version}; this controller sends {DELTA_VERSION}",
+                hint="upgrade the caller to this controller's version",
+            )
         self._require_leader()
-        await self._feed.wait_newer(params.from_version, max(0, min(params.wait_ms, MAX_WAIT_MS)) / 1000)
+        await self.feed.wait_newer(params.from_version, max(0, min(params.wait_ms, MAX_WAIT_MS)) / 1000)
         self._require_leader()
-        deltas = self._feed.after(params.from_version)
+        deltas = self.feed.after(params.from_version)
         return PollReply(self.image.cluster_id, deltas is None, deltas or [], self.image.version)

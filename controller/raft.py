@@ -46,6 +46,7 @@ from runtime.errors import (
     TidelogError,
     Unavailable,
 )
+from runtime.scheduling import wake_promptly
 from runtime.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -303,6 +304,7 @@ class RaftConsensus:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _run(self, opened: asyncio.Future[None]) -> None:
+        wake_promptly()  # a commit waits for three members to wake up, one after the other
         try:
             member = self._open()
         except (TidelogError, OSError) as error:
@@ -391,18 +393,24 @@ class RaftConsensus:
         member.after_tick()
         self._flush()
         self._note_role(member)
+        self._end_transfer(member)
         self._maybe_snapshot(member)
 
     def _hand_over(self, member: RaftMember, transfer: _Transfer) -> None:
         """Commands wait until the target has everything, was told, and has taken over; or until time is up."""
         if not member._isLeader():
-            self._transfer = None
-            self._note_done(transfer.future, b"", FAIL_REASON.SUCCESS)
-        elif self._clock.monotonic() > transfer.deadline:
+            return
+        if self._clock.monotonic() > transfer.deadline:
             self._transfer = None
             self._note_done(transfer.future, None, FAIL_REASON.MISSING_LEADER)
         elif not transfer.asked:
             transfer.asked = member.hand_over(transfer.target)
+
+    def _end_transfer(self, member: RaftMember) -> None:
+        """Only after the role was told: whoever asked for the transfer finds that this is no leader any more."""
+        if self._transfer is not None and not member._isLeader():
+            future, self._transfer = self._transfer.future, None
+            self._post(self._deliver, [_Done(future, b"", FAIL_REASON.SUCCESS)])
 
     def _note_done(self, future: asyncio.Future[bytes], result: Any, reason: int) -> None:
         self._done.append(_Done(future, result, reason))

@@ -28,11 +28,13 @@ class Replica:
         loop: asyncio.AbstractEventLoop,
         on_deltas: Callable[[list[Delta]], None],
         on_image: Callable[[Image], None],
+        new_image: Callable[[], Image] = Image,
     ) -> None:
         self.state = ControllerState()
         self._loop = loop
         self._on_deltas = on_deltas
         self._on_image = on_image
+        self._new_image = new_image
         self._fresh: list[Delta] = []
 
     def apply(self, blob: bytes, index: int) -> bytes:
@@ -46,7 +48,7 @@ class Replica:
             ) from error
         applied = self.state.apply(envelope, index)
         if applied.mutations:
-            self._fresh.append(Delta(index, applied.mutations))
+            self._fresh.append(Delta(index, applied.mutations, applied.ends))
         return applied.result
 
     def flush(self) -> None:
@@ -64,12 +66,12 @@ class Replica:
         """See `ControllerState.load`."""
         self.state.load(data)
         self._fresh.clear()
-        image = Image(finds_objects=False)
+        image = self._new_image()
         rows = [
             Mutation(table.name, key, record)
             for table in self.state.tables.public()
             for key, record in table.rows.items()
         ]
-        image.apply(Delta(self.state.version, rows))
+        image.apply(Delta(self.state.version, rows, {}))
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_image, image)

@@ -34,6 +34,7 @@ from controller.handshake import (
     refusal,
     welcome,
 )
+from controller.load import BrokerLoad
 from runtime.clock import Clock
 from runtime.errors import CorruptData, Overloaded, TidelogError, Unavailable
 from runtime.log_limit import LogLimiter
@@ -90,6 +91,13 @@ class PollParams(msgspec.Struct, frozen=True, array_like=True):
     wait_ms: int
     cluster_id: str
     """The asker's; empty if it has none yet. Another cluster's is refused."""
+    delta_version: int = 1
+    """The newest version of deltas that the asker understands. 1, which older processes do not send, told of each
+    stream that a commit moves; `DELTA_VERSION` leaves them to be found from the committed objects."""
+
+
+DELTA_VERSION = 2
+"""Of the deltas that are sent now."""
 
 
 class PollReply(msgspec.Struct, frozen=True, array_like=True):
@@ -111,10 +119,18 @@ class ImageChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeartbeatParams(msgspec.Struct, frozen=True, array_like=True):
-    """`heartbeat`: returns nil."""
+    """`heartbeat`: the active controller returns a `controller.load.HeartbeatReply`, others nil."""
 
     broker_id: int
     registration_epoch: int
+    load: BrokerLoad | None = None
+    """What the broker carries; nil: not measured."""
+    unsaved_bytes: int = -1
+    """Of its WAL, acknowledged and not in the bucket yet; -1: not known."""
+    leaving: bool = False
+    """The last one: the broker stops in good order, perhaps with the whole cluster."""
+    age_ms: int = 0
+    """Since the broker's process registered for the first time."""
 
 
 class TransferParams(msgspec.Struct, frozen=True, array_like=True):
@@ -512,6 +528,13 @@ class RpcChannel:
         self._timeouts = 0
         self._at = self._endpoints.index(to) if to in self._endpoints else (self._at + 1) % len(self._endpoints)
         if drop or len(self._endpoints) > 1:
+            self.drop()
+
+    def prefer(self, endpoint: Endpoint) -> None:
+        """Go to this controller, if it is known and another one is asked; as `turn`."""
+        if endpoint in self._endpoints and endpoint != self.endpoint:
+            self._timeouts = 0
+            self._at = self._endpoints.index(endpoint)
             self.drop()
 
     def turn(self) -> None:

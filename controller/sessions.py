@@ -6,6 +6,13 @@ reconnected since (hot-tier.md C, lessons); brokers send heartbeats to every con
 who lives, and grants whom it has never heard one full time-out; a broker whose `alive` in the metadata differs from
 what is here is reported at each scan until they agree: no event is lost.
 
+Being dead is one thing, being taken over from another (`stays_away`). A cluster that starts or stops as a whole keeps
+its placement, however long its processes take beside each other: when no broker was alive and a first one comes back,
+those that have not been heard since get the start-up time, and one that said that it leaves (the last heartbeat of a
+stop in good order) gets a session time-out, for the others may be about to leave, too. Controllers come and go
+meanwhile. One that has heard nobody yet may have been started with its cluster or into a running one: brokers say how
+long they have been registered, and the start-up time counts from the first of them.
+
 Sans-IO: times are seconds of a monotonic clock, passed in. Entry: `BrokerSessions`.
 """
 
@@ -18,6 +25,10 @@ from controller.model import BrokerRecord
 
 GRACE_S = 1.0
 """What a broker that looks dead to a new active controller gets to say otherwise: one heartbeat's time."""
+
+
+STARTUP_SESSIONS = 3
+"""The start-up time in session time-outs, unless it is configured: brokers may come back after the first one did."""
 
 
 class _Session(NamedTuple):
@@ -37,12 +48,19 @@ class Verdict(NamedTuple):
 class BrokerSessions:
     """See the module."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, startup_s: float = 0.0) -> None:
         assert timeout_s > 0
         self._timeout_s = timeout_s
+        self._startup_s = startup_s or STARTUP_SESSIONS * timeout_s
         self._sessions: dict[int, _Session] = {}
         self._seen_dead: set[int] = set()
+        self._left: dict[int, float] = {}
+        self._heard: set[int] = set()
+        """Who was alive at some time since no broker was."""
         self._active_since_s = float("inf")
+        self._startup_ends_s = float("-inf")
+        self._counts_ages = False
+        """Whether this controller may have missed the start, and goes by what brokers say."""
 
     def activated(self, now_s: float) -> None:
         """This controller became active. What it saw as a follower counts, but nobody is dead before a short grace."""
@@ -53,17 +71,36 @@ class BrokerSessions:
                 grace_s = min(GRACE_S, self._timeout_s)
                 self._sessions[broker_id] = session._replace(deadline_s=now_s + grace_s, connection=None)
 
-    def heartbeat(self, broker_id: int, registration_epoch: int, connection: Hashable, now_s: float) -> None:
-        """A heartbeat of the current registration arrived."""
+    def heartbeat(
+        self, broker_id: int, registration_epoch: int, connection: Hashable, now_s: float, age_s: float = 0.0
+    ) -> None:
+        """A heartbeat of the current registration arrived; the broker's process registered first `age_s` ago."""
+        if not any(session.deadline_s > now_s for each, session in self._sessions.items() if each in self._heard):
+            self._counts_ages = not self._heard
+            self._startup_ends_s = float("inf") if self._counts_ages else now_s + self._startup_s
+            self._seen_dead.clear()
+            self._heard.clear()
+        if self._counts_ages:
+            self._startup_ends_s = min(self._startup_ends_s, now_s - age_s + self._startup_s)
+        self._heard.add(broker_id)
+        self._left.pop(broker_id, None)
         self._sessions[broker_id] = _Session(registration_epoch, now_s + self._timeout_s, connection)
         self._seen_dead.discard(broker_id)
+
+    def leaving(self, broker_id: int, now_s: float) -> None:
+        """A broker that stops in good order says so, right before its session ends."""
+        self._left[broker_id] = now_s
 
     def stays_away(self, broker_id: int, now_s: float) -> bool:
         """Whether others may take over from a dead broker: at once if its session ended here.
 
         Of one that was dead already when this controller became active, nothing is known: the whole cluster may just be
-        starting, and its broker with it. It gets a session time-out.
+        starting, and its broker with it. It gets a session time-out. See the module for what else is waited for.
         """
+        if now_s < self._startup_ends_s and broker_id not in self._heard:
+            return False
+        if now_s < self._left.get(broker_id, float("-inf")) + self._timeout_s:
+            return False
         return broker_id in self._seen_dead or now_s >= self._active_since_s + self._timeout_s
 
     def connection_closed(self, connection: Hashable) -> bool:

@@ -33,7 +33,8 @@ from controller import (
 )
 from controller.dedupe import DedupeTable
 from controller.errors import CommandFailed, NotController, to_wire
-from controller.tables import KEY_TYPES, RECORD_TYPES, Mutation, Tables
+from controller.model import ObjectRecord, StreamRecord
+from controller.tables import KEY_TYPES, RECORD_TYPES, Changes, Mutation, Tables
 from runtime.errors import CorruptData, TidelogError
 from runtime.msgpack import DECODE_ERRORS
 from storage.managers import CommitGap
@@ -55,6 +56,8 @@ class Applied(NamedTuple):
     result: bytes
     """An encoded `controller.commands.Result`."""
     mutations: list[Mutation]
+    ends: dict[int, StreamRecord]
+    """See `controller.tables.Changes`."""
 
 
 def _nothing(tables: Tables, command: c.Barrier) -> None:
@@ -70,6 +73,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.SetControllers: state_nodes.set_controllers,
     c.AlterConfigs: state_nodes.alter_configs,
     c.AllocateProducerIds: state_nodes.allocate_producer_ids,
+    c.ApplyBrokerId: state_nodes.apply_broker_id,
     c.PutKv: state_nodes.put_kv,
     c.DeleteKv: state_nodes.delete_kv,
     c.CreateTopic: state_topics.create_topic,
@@ -94,6 +98,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.RemoveBroker: state_scaling.remove_broker,
     c.Salvage: state_salvage.salvage,
     c.PlaceSalvaged: state_salvage.place_salvaged,
+    c.Abandon: state_salvage.abandon,
 }
 
 
@@ -115,15 +120,15 @@ class ControllerState:
         tables.now_ms = max(tables.now_ms, envelope.now_ms)
         refusal = self._refusal(envelope)
         if refusal is not None:
-            return Applied(self._failed(refusal), [])
+            return Applied(self._failed(refusal), [], {})
         if not envelope.client_id:
             return self._execute(envelope.command, index)
         try:
             known = self._dedupe.lookup(envelope.client_id, envelope.sequence)
         except TidelogError as error:
-            return Applied(self._failed(error), [])
+            return Applied(self._failed(error), [], {})
         if known is not None:
-            return Applied(known, [])
+            return Applied(known, [], {})
         applied = self._execute(envelope.command, index)
         self._dedupe.store(envelope.client_id, envelope.sequence, envelope.done, applied.result, tables.now_ms)
         return applied
@@ -159,17 +164,18 @@ class ControllerState:
         return self._finish(index, value, None)
 
     def _finish(self, index: int, value: Any, error: TidelogError | None) -> Applied:
-        mutations = self.tables.commit()
+        mutations, ends = self.tables.commit()
         if self.tables.index.garbage:
-            mutations += self._sweep()
+            mutations += self._sweep().mutations
+        assert mutations or not ends
         if mutations:
             self.version = index
         if error is not None:
-            return Applied(self._failed(error), mutations)
+            return Applied(self._failed(error), mutations, ends)
         raw = msgspec.Raw(msgspec.msgpack.encode(value))
-        return Applied(c.encode(c.Result(self.version, raw, None)), mutations)
+        return Applied(c.encode(c.Result(self.version, raw, None)), mutations, ends)
 
-    def _sweep(self) -> list[Mutation]:
+    def _sweep(self) -> Changes:
         """Destroy committed objects that nothing names any more, the oldest first (rule 6)."""
         garbage = self.tables.index.garbage
         for object_id in sorted(garbage)[:SWEEP_LIMIT]:
@@ -247,6 +253,8 @@ def decode_mutation(table: str, key: msgspec.Raw, record: msgspec.Raw) -> Mutati
     if table not in _key_decoders:
         raise CorruptData(f"there is no table {table!r}", hint="the peer is newer than this process")
     value = None if record == _NIL else _record_decoders[table].decode(record)
+    if type(value) is ObjectRecord:
+        value.release()
     return Mutation(table, _key_decoders[table].decode(key), value)
 
 

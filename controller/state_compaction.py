@@ -17,12 +17,21 @@ from controller.state_streams import require_master_epoch
 from controller.tables import Tables
 from runtime.errors import Fenced, InvalidInput
 from storage.compaction_check import check_conserved
-from storage.managers import CommitRefused, CompactionRefused, CompactObjects, NewObject, ObjectKind
+from storage.managers import (
+    CommitRefused,
+    CompactionRefused,
+    CompactObjects,
+    NewObject,
+    ObjectKind,
+    pack_ranges,
+    unpack_ranges,
+)
 
 _KINDS = frozenset(int(kind) for kind in ObjectKind)
 
 
-def _check_shape(request: CompactObjects) -> None:
+def _check_shape(request: CompactObjects) -> list[list[tuple[int, int, int]]]:
+    """Stream id, start and end of the ranges of each output. Raises `InvalidInput`."""
     if (
         not 0 < len(request.inputs) <= MAX_OBJECTS_PER_COMMAND
         or not 0 < len(request.outputs) <= MAX_OBJECTS_PER_COMMAND
@@ -31,20 +40,20 @@ def _check_shape(request: CompactObjects) -> None:
             f"a compaction has 1 to {MAX_OBJECTS_PER_COMMAND} inputs and outputs, "
             f"not {len(request.inputs)} and {len(request.outputs)}"
         )
-    if sum(len(new.ranges) for new in request.outputs) > MAX_RANGES_PER_COMMIT:
+    ranges = [unpack_ranges(new.packed) for new in request.outputs]
+    if sum(map(len, ranges)) > MAX_RANGES_PER_COMMIT:
         raise InvalidInput(f"a compaction has at most {MAX_RANGES_PER_COMMIT} stream ranges")
     outputs = {new.object_id for new in request.outputs}
     if len(outputs) != len(request.outputs) or len(set(request.inputs)) != len(request.inputs):
         raise InvalidInput("a compaction names an object twice")
     if min(outputs) <= max(request.inputs):
         raise InvalidInput("an output has a smaller id than an input", hint="prepare ids after choosing the inputs")
-    for new in request.outputs:
-        streams = {one.stream_id for one in new.ranges}
+    for new, pieces in zip(request.outputs, ranges, strict=True):
+        streams = {stream_id for stream_id, _, _ in pieces}
         one_stream = new.kind != ObjectKind.STREAM or len(streams) == 1
-        if new.kind not in _KINDS or new.size < 0 or not streams or len(streams) != len(new.ranges) or not one_stream:
-            raise InvalidInput(
-                f"object {new.object_id} has kind {new.kind}, {new.size} bytes and {len(new.ranges)} ranges"
-            )
+        if new.kind not in _KINDS or new.size < 0 or not streams or len(streams) != len(pieces) or not one_stream:
+            raise InvalidInput(f"object {new.object_id} has kind {new.kind}, {new.size} bytes and {len(pieces)} ranges")
+    return ranges
 
 
 def _is_repeat(tables: Tables, request: CompactObjects) -> bool:
@@ -61,7 +70,7 @@ def _start_of(tables: Tables, stream_id: int) -> int | None:
 def compact_objects(tables: Tables, command: Compact) -> None:
     """See `storage.managers.CompactObjects`. Raises `CommitRefused`, `CompactionRefused`, `InvalidInput`."""
     request = command.request
-    _check_shape(request)
+    ranges = _check_shape(request)
     try:
         require_master_epoch(tables, request.replica_set_id, request.master_epoch)
     except Fenced as error:
@@ -76,8 +85,8 @@ def compact_objects(tables: Tables, command: Compact) -> None:
     )
     for object_id in request.inputs:
         destroy(tables, object_id)
-    for new in request.outputs:
-        _commit_output(tables, new)
+    for new, pieces in zip(request.outputs, ranges, strict=True):
+        _commit_output(tables, new, pieces)
 
 
 def _input(tables: Tables, object_id: int) -> ObjectRecord:
@@ -88,12 +97,13 @@ def _input(tables: Tables, object_id: int) -> ObjectRecord:
     return row
 
 
-def _commit_output(tables: Tables, new: NewObject) -> None:
+def _commit_output(tables: Tables, new: NewObject, pieces: list[tuple[int, int, int]]) -> None:
     row = tables.objects.get(new.object_id)
     if row is None or row.state != ObjectState.PREPARED:
         raise CompactionRefused(f"output object {new.object_id} is not prepared: its time was over, or it never was")
-    kept = tuple(piece for piece in new.ranges if piece.stream_id in tables.streams)
-    record = ObjectRecord(new.object_id, ObjectState.COMMITTED, new.kind, new.size, kept, tables.now_ms, 0)
+    kept = [piece for piece in pieces if piece[0] in tables.streams]
+    packed = pack_ranges(kept)
+    record = ObjectRecord(new.object_id, ObjectState.COMMITTED, new.kind, new.size, packed, tables.now_ms, 0)
     tables.objects.put(new.object_id, record)
     if not kept:
         destroy(tables, new.object_id)

@@ -41,7 +41,7 @@ from controller.model import (
     StreamRecord,
     StreamState,
 )
-from controller.state_streams import require_master_epoch
+from controller.state_streams import open_stream, require_master_epoch
 from controller.tables import Tables
 from runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 
@@ -140,7 +140,10 @@ def hand_over(tables: Tables, command: HandOver) -> list[ErrorInfo | None]:
         streams[0] = msgspec.structs.replace(streams[0], start_offset=meta_start)
         for stream in streams:
             tables.streams.put(stream.id, msgspec.structs.replace(stream, state=StreamState.CLOSED))
-        change_owner(tables, record, target)
+        epoch = change_owner(tables, record, target)
+        if (closed.ready_replica_set, closed.ready_master_epoch) == (target.id, target.master_epoch):
+            for stream in streams:
+                open_stream(tables, stream.id, epoch, target.id)
 
     return _each(command.partitions, close)
 
@@ -181,8 +184,8 @@ def _target(tables: Tables, record: PartitionRecord) -> ReplicaSetRecord:
     return target
 
 
-def change_owner(tables: Tables, record: PartitionRecord, target: ReplicaSetRecord) -> None:
-    """Make the target the owner. All streams are CLOSED."""
+def change_owner(tables: Tables, record: PartitionRecord, target: ReplicaSetRecord) -> int:
+    """Make the target the owner. All streams are CLOSED. Returns the new leader epoch."""
     streams = streams_of(tables, record)
     assert all(each.state == StreamState.CLOSED for each in streams), record
     old = tables.replica_sets.get(record.replica_set)
@@ -196,3 +199,4 @@ def change_owner(tables: Tables, record: PartitionRecord, target: ReplicaSetReco
         moving_since_ms=0,
     )
     tables.partitions.put((record.topic_id, record.index), elected)
+    return epoch

@@ -19,6 +19,7 @@ from controller.commands import (
     PRODUCER_ID_BLOCK,
     AllocateProducerIds,
     AlterConfigs,
+    ApplyBrokerId,
     BecomeActive,
     DeleteKv,
     Elect,
@@ -27,10 +28,16 @@ from controller.commands import (
     SetBrokerAlive,
     SetControllers,
 )
-from controller.errors import BrokerIdInUse, NotController, NotEligible, StaleBrokerEpoch
+from controller.errors import BrokerIdInUse, DirectoryInUse, NotController, NotEligible, StaleBrokerEpoch
 from controller.model import NO_BROKER, BrokerRecord, ClusterRecord, DrainMode, ReplicaSetRecord
 from controller.tables import Tables
 from runtime.errors import InvalidInput, NotFound
+
+MAX_BROKER_ID = 0x7FFF_FFFF
+IDS = "broker"
+"""The counter of broker ids: above all that were ever registered or given out."""
+_APPLIED = "broker-id/"
+"""Keys of ids that were given out and have not registered yet, by check code."""
 
 
 def become_active(tables: Tables, command: BecomeActive) -> None:
@@ -54,11 +61,12 @@ def set_controllers(tables: Tables, command: SetControllers) -> None:
 
 def register_broker(tables: Tables, command: RegisterBroker) -> int:
     """A broker process starts; see `RegisterBroker`. Raises `BrokerIdInUse`, `InvalidInput`."""
-    texts = (command.check_code, command.incarnation, command.host, command.rack, command.admin_url, command.wal_kind)
-    for text in texts:
+    names = (command.check_code, command.incarnation, command.rack, command.wal_kind)
+    addresses = (command.host, command.admin_url, command.peer_address)
+    for text in (*names, *addresses, command.directory):
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidInput(f"a field of broker {command.broker_id} has more than {MAX_TEXT_CHARS} characters")
-    if not 0 <= command.broker_id <= 0x7FFF_FFFF:
+    if not 0 <= command.broker_id <= MAX_BROKER_ID:
         raise InvalidInput(f"broker id {command.broker_id} is not in 0..2147483647")
     old = tables.brokers.get(command.broker_id)
     if old is not None and old.check_code != command.check_code and old.alive:
@@ -66,6 +74,10 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
             f"broker id {command.broker_id} belongs to a live broker at {old.host}:{old.port}",
             hint="give this broker another node id, or stop the other one",
         )
+    if old is not None and old.alive and "" not in (old.directory, command.directory):
+        _check_directory(old, command)
+    tables.counters.put(IDS, max(tables.counters.get(IDS) or 1, command.broker_id + 1))
+    tables.kv.delete(_APPLIED + command.check_code)
     kept = recall(tables, command.broker_id)
     epoch = kept.registration_epoch + 1 if old is None else old.registration_epoch
     if old is not None and (old.incarnation, old.check_code) != (command.incarnation, command.check_code):
@@ -82,6 +94,8 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
         alive=True,
         draining=_still_draining(old, epoch),
         wal_kind=command.wal_kind,
+        peer_address=command.peer_address,
+        directory=command.directory,
     )
     tables.brokers.put(record.id, record)
     if tables.replica_sets.get(record.id) is None:
@@ -98,6 +112,37 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
         )
         tables.replica_sets.put(record.id, fresh)
     return epoch
+
+
+def _check_directory(old: BrokerRecord, command: RegisterBroker) -> None:
+    """Refuse a copy of a directory while the broker over the other one lives: they would fence each other for ever."""
+    if old.directory != command.directory:
+        raise DirectoryInUse(
+            f"broker {old.id} runs at {old.host}:{old.port} over another copy of this data directory",
+            hint="one of the two must go: stop that broker first if this copy shall be used, else delete the copy",
+        )
+
+
+def apply_broker_id(tables: Tables, command: ApplyBrokerId) -> int:
+    """See `ApplyBrokerId`. Raises `InvalidInput`."""
+    if not 0 < len(command.check_code) <= MAX_TEXT_CHARS:
+        raise InvalidInput(f"a check code has 1 to {MAX_TEXT_CHARS} characters")
+    for broker in tables.brokers.values():
+        if broker.check_code == command.check_code:
+            return broker.id
+    key = _APPLIED + command.check_code
+    given = tables.kv.get(key)
+    if given is not None:
+        return int(given)
+    cluster = tables.cluster.get("")
+    taken = [each for each, _ in cluster.controllers] if cluster is not None else []
+    taken += [broker.id for broker in tables.brokers.values()]
+    found = max([tables.counters.get(IDS) or 1, *(each + 1 for each in taken)])
+    if found > MAX_BROKER_ID:
+        raise InvalidInput("no broker id is left", hint="set node.id to one that is not in use")
+    tables.counters.put(IDS, found + 1)
+    tables.kv.put(key, b"%d" % found)
+    return found
 
 
 def _still_draining(old: BrokerRecord | None, epoch: int) -> int:

@@ -1,5 +1,7 @@
 """Commands of a failover without a hot tier (docs/design/0007-failover.md): salvage, and place what was salvaged.
 
+`abandon` places without a salvage what a broker leaves that is dead for good: an operator's decision, never made here.
+
 Invariants: a salvager's term is a master epoch like any other, and only one of master and salvager is set; streams of a
 dead owner are closed here only after everything that its WAL held is committed, under the salvager's epoch, which no
 commit and no append of the dead owner outlives (rules 3 and 4). What is said twice or late is refused by the epoch.
@@ -9,13 +11,13 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.commands import MAX_MOVES_PER_COMMAND, PlaceSalvaged, Salvage
+from controller.commands import MAX_MOVES_PER_COMMAND, Abandon, PlaceSalvaged, Salvage
 from controller.errors import NotEligible, NotHandedOver
 from controller.lost import BUCKET_WAL
 from controller.model import NO_BROKER, NO_REPLICA_SET, PartitionRecord, ReplicaSetRecord, StreamState
+from controller.placement import place
 from controller.state_moves import change_owner, live_replica_set, streams_of
 from controller.state_streams import require_master_epoch
-from controller.state_topics import place
 from controller.tables import Tables
 from runtime.errors import Fenced, InvalidInput
 
@@ -46,8 +48,7 @@ def salvage(tables: Tables, command: Salvage) -> ReplicaSetRecord:
 
 def place_salvaged(tables: Tables, command: PlaceSalvaged) -> int:
     """See `PlaceSalvaged`. Raises `NotFound`, `Fenced`, `NotHandedOver`, `InvalidInput`, `InvalidReplicationFactor`."""
-    if len(command.partitions) > MAX_MOVES_PER_COMMAND:
-        raise InvalidInput(f"a command names at most {MAX_MOVES_PER_COMMAND} partitions, not {len(command.partitions)}")
+    _check_count(command.partitions)
     record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)
     if record.salvager == NO_BROKER:
         raise Fenced(f"the salvage of replica set {record.id} is over")
@@ -56,8 +57,7 @@ def place_salvaged(tables: Tables, command: PlaceSalvaged) -> int:
             f"the WAL of replica set {record.id} ends at {command.wal_offset}, "
             f"but is committed up to {record.committed_wal_offset}"
         )
-    found = [tables.partitions.get(key) for key in dict.fromkeys(command.partitions)]
-    mine = [each for each in found if each is not None and each.replica_set == record.id]
+    mine = _owned(tables, command.partitions, record.id)
     for partition, target in zip(mine, place(tables, len(mine), None) if mine else (), strict=True):
         _place(tables, partition, target)
     left = tables.index.partition_counts.get(record.id, 0) - len(mine)
@@ -65,6 +65,43 @@ def place_salvaged(tables: Tables, command: PlaceSalvaged) -> int:
     if left == 0:
         tables.replica_sets.put(record.id, msgspec.structs.replace(record, salvager=NO_BROKER, salvage_since_ms=0))
     return left
+
+
+def abandon(tables: Tables, command: Abandon) -> tuple[int, int]:
+    """See `Abandon`. Raises `NotFound`, `Fenced`, `NotEligible`, `InvalidInput`, `InvalidReplicationFactor`."""
+    _check_count(command.partitions)
+    record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    owner = tables.brokers.get(record.master if record.master != NO_BROKER else record.id)
+    if owner is not None and owner.alive:
+        raise NotEligible(f"broker {owner.id} is alive: what its WAL has is not lost", hint="drain it instead")
+    if owner is not None and owner.wal_kind == BUCKET_WAL and not command.force:
+        raise NotEligible(
+            f"the WAL of broker {owner.id} is in the bucket: other brokers recover all of it",
+            hint="`tidelog status` says how far they are; --force gives it up all the same",
+        )
+    mine = _owned(tables, command.partitions, record.id)
+    for partition, target in zip(mine, place(tables, len(mine), None) if mine else (), strict=True):
+        _place(tables, partition, target)
+    fenced = msgspec.structs.replace(
+        record,
+        master=NO_BROKER,
+        master_epoch=record.master_epoch + 1,
+        sync_state_set_epoch=record.sync_state_set_epoch + 1,
+        salvager=NO_BROKER,
+        salvage_since_ms=0,
+    )
+    tables.replica_sets.put(record.id, fenced)
+    return tables.index.partition_counts.get(record.id, 0) - len(mine), fenced.master_epoch
+
+
+def _check_count(partitions: tuple[tuple[bytes, int], ...]) -> None:
+    if len(partitions) > MAX_MOVES_PER_COMMAND:
+        raise InvalidInput(f"a command names at most {MAX_MOVES_PER_COMMAND} partitions, not {len(partitions)}")
+
+
+def _owned(tables: Tables, keys: tuple[tuple[bytes, int], ...], replica_set_id: int) -> list[PartitionRecord]:
+    found = [tables.partitions.get(key) for key in dict.fromkeys(keys)]
+    return [each for each in found if each is not None and each.replica_set == replica_set_id]
 
 
 def _place(tables: Tables, partition: PartitionRecord, replica_set_id: int) -> None:

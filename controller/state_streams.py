@@ -47,10 +47,11 @@ def open_streams(tables: Tables, command: OpenStreams) -> list[OpenedStream]:
     """See `stream.managers.StreamManager.open_streams`. All or none."""
     _check_count(len(command.streams))
     require_master_epoch(tables, command.replica_set_id, command.master_epoch)
-    return [_open(tables, stream_id, epoch, command.replica_set_id) for stream_id, epoch in command.streams]
+    return [open_stream(tables, stream_id, epoch, command.replica_set_id) for stream_id, epoch in command.streams]
 
 
-def _open(tables: Tables, stream_id: int, epoch: int, replica_set_id: int) -> OpenedStream:
+def open_stream(tables: Tables, stream_id: int, epoch: int, replica_set_id: int) -> OpenedStream:
+    """Open one stream for the replica set, whose master epoch was checked. Raises `NotFound`, `Fenced`."""
     record = tables.streams.get(stream_id)
     if record is None:
         raise NotFound(f"there is no stream {stream_id}")
@@ -117,8 +118,17 @@ def quarantine_stream(tables: Tables, command: QuarantineStream) -> None:
 
 
 def release_stream(tables: Tables, command: ReleaseStream) -> None:
-    """Lift a quarantine. Raises `NotFound`."""
+    """Lift a quarantine. Raises `NotFound`.
+
+    The partition begins a new leader epoch: whoever owns it opens it anew, at what is committed.
+    """
     record = tables.streams.get(command.stream_id)
     if record is None:
         raise NotFound(f"there is no stream {command.stream_id}")
+    if not record.quarantined:
+        return
     tables.streams.put(record.id, msgspec.structs.replace(record, quarantined=""))
+    key = tables.index.partition_key(record.id)
+    partition = tables.partitions.get(key) if key is not None else None
+    if key is not None and partition is not None:
+        tables.partitions.put(key, msgspec.structs.replace(partition, epoch_base=partition.epoch_base + 1))

@@ -6,7 +6,6 @@ its own whose ids are never used again. Names follow Kafka's rules (legal charac
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Sequence
 
@@ -22,8 +21,6 @@ from controller.commands import (
 )
 from controller.errors import (
     InvalidPartitions,
-    InvalidReplicaAssignment,
-    InvalidReplicationFactor,
     InvalidTopic,
     TopicExists,
     TopicIdTaken,
@@ -31,6 +28,7 @@ from controller.errors import (
 )
 from controller.index import fold
 from controller.model import STREAMS_PER_PARTITION, PartitionRecord, StreamRecord, StreamState, TopicRecord
+from controller.placement import place
 from controller.state_nodes import check_configs, merged_configs
 from controller.tables import Tables
 from runtime.errors import InvalidInput
@@ -67,7 +65,7 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
     if command.topic_id in tables.topics:
         raise TopicIdTaken("the topic id drawn is taken")
     check_configs(command.configs)
-    placement = place(tables, command.partitions, command.assignment)
+    placement = place(tables, command.partitions, command.assignment, command.loads)
     record = TopicRecord(
         id=command.topic_id,
         name=command.name,
@@ -80,36 +78,6 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
         tables.topics.put(record.id, record)
         add_partitions(tables, record.id, 0, placement)
     return record
-
-
-def place(tables: Tables, count: int, assignment: Sequence[int] | None) -> list[int]:
-    """The replica set of each of `count` new partitions: as assigned, else always the one with the fewest.
-
-    Of those that are alive and not draining.
-
-    Raises `InvalidReplicaAssignment`, `InvalidReplicationFactor`.
-    """
-    if assignment is not None:
-        unknown = [each for each in assignment if each not in tables.replica_sets]
-        if len(assignment) != count or unknown:
-            raise InvalidReplicaAssignment(
-                f"an assignment names {count} existing replica sets; got {len(assignment)}, unknown: {unknown[:10]}"
-            )
-        return list(assignment)
-    heap: list[tuple[int, int]] = []
-    for record in tables.replica_sets.values():
-        master = tables.brokers.get(record.master)
-        if master is not None and master.alive and not master.draining:
-            heap.append((tables.index.partition_counts.get(record.id, 0), record.id))
-    if not heap:
-        raise InvalidReplicationFactor("no broker is alive, and not draining, to place a partition on")
-    heapq.heapify(heap)
-    placement: list[int] = []
-    for _ in range(count):
-        load, replica_set = heap[0]
-        placement.append(replica_set)
-        heapq.heapreplace(heap, (load + 1, replica_set))
-    return placement
 
 
 def add_partitions(tables: Tables, topic_id: bytes, first_index: int, placement: Sequence[int]) -> None:
@@ -155,7 +123,9 @@ def create_partitions(tables: Tables, command: CreatePartitions) -> TopicRecord:
         raise InvalidPartitions(
             f"at most {MAX_PARTITIONS_PER_COMMAND} partitions are added at once, {MAX_PARTITIONS_PER_TOPIC} in all"
         )
-    placement = place(tables, count, command.assignment)
+    partitions = (tables.partitions.get((record.id, index)) for index in range(record.partitions))
+    siblings = [each.replica_set for each in partitions if each is not None]
+    placement = place(tables, count, command.assignment, command.loads, siblings)
     grown = msgspec.structs.replace(record, partitions=command.total)
     if not command.validate_only:
         add_partitions(tables, record.id, record.partitions, placement)

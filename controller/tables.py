@@ -4,7 +4,8 @@ A command's handler reads and writes through `Table`; what it writes is staged, 
 the tables only by `Tables.commit`. A refused (or failing) command is rolled back and leaves no trace, so that every
 member ends in the same state whatever went wrong half-way.
 
-`commit` yields the mutations, in the order of the first write to each row, and keeps the `Index` current.
+`commit` yields the mutations, in the order of the first write to each row, and keeps the `Index` current. The committed
+ends of streams go another, shorter way (`Tables.advance`): an upload moves thousands of them at once.
 Entry: `Tables`.
 """
 
@@ -35,6 +36,15 @@ class Mutation(NamedTuple):
     table: str
     key: Any
     record: Any
+
+
+class Changes(NamedTuple):
+    """What one command changed."""
+
+    mutations: list[Mutation]
+    ends: dict[int, StreamRecord]
+    """Rows of streams that differ in their committed end, by id; they follow from the committed objects among the
+    mutations, which need not tell of them."""
 
 
 KEY_TYPES: dict[str, Any] = {
@@ -121,7 +131,8 @@ class Tables:
         self.kv: Table[str, bytes] = Table("kv", touched)
         self.counters: Table[str, int] = Table("counters", touched)
         """Private: next ids. Not part of images."""
-        self.index = Index()
+        self.index = Index(self.streams.rows)
+        self._ends: dict[int, StreamRecord] = {}
         self.now_ms = 0
         """The latest time any command carried; never goes back."""
 
@@ -141,9 +152,19 @@ class Tables:
         self.counters.put(counter, value + count)
         return value
 
-    def commit(self) -> list[Mutation]:
-        """Make what is staged part of the tables. Returns the changed rows of public tables."""
+    def advance(self, ends: dict[int, StreamRecord]) -> None:
+        """Stage rows of existing streams that differ in their committed end alone, because of objects staged with them.
+
+        A command that does so stages no other row of a stream.
+        """
+        assert not self._ends and not self.streams.staged
+        self._ends = ends
+
+    def commit(self) -> Changes:
+        """Make what is staged part of the tables. Returns what has changed of public tables."""
         mutations: list[Mutation] = []
+        ends, self._ends = self._ends, {}
+        self.streams.rows.update(ends)
         for table, key in self._touched:
             old = table.rows.get(key)
             new = table.staged.pop(key)
@@ -157,10 +178,11 @@ class Tables:
                 self.index.note(table.name, old, new)
                 mutations.append(Mutation(table.name, key, new))
         self._touched.clear()
-        return mutations
+        return Changes(mutations, ends)
 
     def rollback(self) -> None:
         """Forget what is staged."""
+        self._ends = {}
         for table, key in self._touched:
             table.staged.pop(key, None)
         self._touched.clear()

@@ -24,7 +24,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -34,7 +33,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import install
+
+from runtime.network import AddressInUse
+from runtime.ports import choose_port
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 90
@@ -76,13 +80,6 @@ def command_for(kind: str, port: int, directory: Path) -> tuple[list[str], dict[
 def end_with_parent() -> None:
     """Between fork and exec: the child is told to end when we are killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(url: str) -> bool:
@@ -188,10 +185,13 @@ def main() -> int:
     directory = options.dir.absolute() if options.dir else Path(tempfile.mkdtemp(prefix=f"tidelog-{options.kind}-"))
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        return serve(options.kind, options.port or free_port(), directory, lifetime)
+        return serve(options.kind, options.port or choose_port(HOST), directory, lifetime)
     except install.Missing as error:
         print(f"missing: {options.kind}: {error}", file=sys.stderr)
         return 3
+    except AddressInUse as error:
+        print(f"{options.kind}: {error}", file=sys.stderr)
+        return 1
     finally:
         if options.dir is None:
             shutil.rmtree(directory, ignore_errors=True)

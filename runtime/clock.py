@@ -1,9 +1,10 @@
 """`Clock`, the door to time.
 
-Invariant: no module outside this one asks the operating system for the time. Wall-clock time (milliseconds since the
-Unix epoch, UTC) is for what users see: timestamps, retention, TTLs. Monotonic time (seconds) is for time-outs and ages;
-it never jumps. The event loop's own timers (`asyncio.sleep`, `loop.call_later`) are virtual in the simulator, so code
-may use them freely.
+Invariant: no module outside this one asks the operating system for the time, but for the real sides of other doors
+(`runtime.disk`, the Raft under `Consensus`), which are not there where time is simulated. Wall-clock time (milliseconds
+since the Unix epoch, UTC) is for what users see: timestamps, retention, TTLs. Monotonic time (seconds) is for time-outs
+and ages; it never jumps. The event loop's own timers (`asyncio.sleep`, `loop.call_later`) are virtual in the simulator,
+so code may use them freely.
 
 Entry: `SystemClock` in production, a simulated one under `simulation`.
 """

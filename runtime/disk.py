@@ -3,7 +3,8 @@
 A disk is one flat directory of files. It has two lanes:
 
 - The *ordered lane*: `DiskFile.write`, `sync` and `publish` are submitted without waiting and run strictly in the order
-  of submission, over all files of the disk. Each ends with one call of its `done` on the event loop, in that order.
+  of submission, over all files of the disk. Each ends with one call of its `done` on the event loop, in that order, and
+  after the submitting call has returned, unless that was a write that said `may_block`.
 - The *background lane*: everything declared `async` (open, read, fill with zeros, list, rename, remove, replace). Calls
   on one file must not contradict writes of the ordered lane that are still under way.
 
@@ -17,8 +18,21 @@ Invariants that the log above builds on:
 
 Errors are plain `OSError`s with their errno: the log above decides what is back-pressure and what is the end.
 
-Entry: `FileDisk`, the real one: one writer thread that merges everything that arrived while the last fdatasync ran
-into one `pwritev` and one `fdatasync` (group commit), and two helper threads for the background lane.
+`FileDisk`, the real one, has one writer thread that merges everything that arrived while the last fdatasync ran into
+one `pwritev` and one `fdatasync` (group commit), and two helper threads for the background lane.
+
+A lone small write is quicker without that thread: the hand-over there and back costs about half of a sync. So a write
+that says `may_block` is done where it was submitted, on the loop's own thread, while the disk is quick and has little
+to do:
+- The last group, whichever thread committed it, took no longer than `QUICK_S`. After a slower one the next goes to the
+  writer thread, which finds out whether the disk is quick again; the first one ever, too.
+- Since each group the lane has rested for `REST` times as long as that took. So the loop gives at most a fifth of its
+  time to such syncs, and under load, when the lane is hardly ever idle, all go to the writer thread and are merged.
+
+What cannot be bounded is the one sync that is slow after a quick one: for so long the loop does nothing else. A disk
+that hangs therefore stops the process, its heartbeats included, and others take over, if there are any.
+
+Entry: `FileDisk`.
 """
 
 from __future__ import annotations
@@ -26,9 +40,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,6 +66,12 @@ _GROUP_BYTES = 16 << 20
 _ZERO_PIECE = 4 << 20
 """Zeros are written and synced in pieces, so that filling a spare file never floods the device's queue."""
 _ZEROS = memoryview(bytes(_ZERO_PIECE))
+QUICK_S = 0.001
+"""A disk that took longer for its last group gets no write on the loop's thread."""
+REST = 4
+"""For how long after a group no write is done on the loop's thread, as a multiple of the time that the group took."""
+INLINE_BYTES = 64 << 10
+"""Larger writes are left to the writer thread: copying them alone would take the loop's time."""
 _TEMPORARY = ".tmp"
 """Suffix of files that a crash may leave half-written; their owner removes them at recovery."""
 
@@ -75,10 +97,11 @@ class DiskFile(Protocol):
         """Size when opened, or as grown by `fill_zeros` since. Writes of the ordered lane stay below it."""
         ...
 
-    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done) -> None:
+    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
         """Submit a write of `buffers`, one after the other, at `offset`; with `sync` it is durable when done.
 
-        The buffers (contiguous, of bytes) must not change until `done` was called.
+        The buffers (contiguous, of bytes) must not change until `done` was called. With `may_block` the caller lends
+        its thread for as long as a quick disk takes, and `done` may be called before this returns.
         """
         ...
 
@@ -215,9 +238,13 @@ class FileDiskFile:
         """See `DiskFile.size`."""
         return self._size
 
-    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done) -> None:
+    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
         """See `DiskFile.write`."""
-        self._disk._submit(_Operation(self, done, offset, buffers, sync))
+        disk = self._disk
+        if may_block and disk._is_quick() and sum(map(len, buffers)) <= INLINE_BYTES:
+            disk._write_here(self._fd, offset, buffers, sync, done)
+        else:
+            disk._submit(_Operation(self, done, offset, buffers, sync))
 
     def sync(self, done: Done) -> None:
         """See `DiskFile.sync`."""
@@ -315,9 +342,15 @@ class FileDisk:
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix=f"{name}-disk")
         self._writer: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._error: OSError | None = None  # set by the thread that commits; only one does at a time
+        # The loop's view of the ordered lane:
+        self._under_way = 0  # operations that the writer thread was given and has not reported
+        self._rests_until = 0.0
+        self._last_group_s = math.inf
         self.groups = 0
-        """How many groups the writer thread has committed; submitted operations per group is the merging."""
+        """How many groups were committed; submitted operations per group is the merging."""
+        self.groups_here = 0
+        """How many of them on the loop's thread."""
 
     @property
     def path(self) -> str:
@@ -449,16 +482,50 @@ class FileDisk:
                 target=self._write_forever, args=(loop,), name=f"{self._name}-writer", daemon=True
             )
             self._writer.start()
+        self._under_way += 1
         self._queue.put(operation)
+
+    def _is_quick(self) -> bool:
+        """Whether a small write is best done on the loop's thread (see the module)."""
+        if self._under_way or self._last_group_s > QUICK_S or self._error is not None:
+            return False
+        return time.perf_counter() >= self._rests_until
+
+    def _write_here(self, fd: int, offset: int, buffers: Sequence[Buffer], sync: bool, done: Done) -> None:
+        """Write on the loop's thread; nothing is under way, so it is in order. Few calls: all of this is waited for."""
+        assert not self._under_way and self._error is None
+        started = time.perf_counter()
+        try:
+            _pwritev(fd, buffers, offset)
+            if sync:
+                os.fdatasync(fd)
+        except OSError as error:
+            self._error = error
+        self._note_group(time.perf_counter() - started)
+        self.groups += 1
+        self.groups_here += 1
+        _report(((done, self._error),))
+
+    def _note_group(self, group_s: float) -> None:
+        self._last_group_s = group_s
+        self._rests_until = max(self._rests_until, time.perf_counter() + REST * group_s)
+
+    def _committed(self, finished: Sequence[tuple[Done, OSError | None]], group_s: float) -> None:
+        """The writer thread has committed a group (on the loop)."""
+        self._under_way -= len(finished)
+        self._note_group(group_s)
+        _report(finished)
 
     def _write_forever(self, loop: asyncio.AbstractEventLoop) -> None:
         """The writer thread: take what is there, commit it as one group, report, again."""
         wake_promptly()
         while (group := self._next_group()) is not None:
+            started = time.perf_counter()
             finished = self._commit(group)
+            took_s = time.perf_counter() - started
             self.groups += 1
             try:
-                loop.call_soon_threadsafe(_report, finished)
+                loop.call_soon_threadsafe(self._committed, finished, took_s)
             except RuntimeError:  # the loop was closed under us: nobody is left to be told
                 return
 

@@ -36,7 +36,7 @@ class Listener(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop accepting. Connections already open are left to their protocols."""
+        """Stop accepting. Connections already accepted are left to their protocols, which all have got theirs then."""
         ...
 
 
@@ -65,7 +65,28 @@ class _TcpListener:
         return self._address
 
     async def close(self) -> None:
-        self._server.close()
+        await close_server(self._server)
+
+
+async def close_server(server: asyncio.Server) -> None:
+    """Close a server of the running loop; every connection that it has accepted is with its protocol then.
+
+    A connection that asyncio has accepted and not handed over yet when its server closes would be lost, and left open.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        for sock in server.sockets:
+            loop.remove_reader(sock)
+        await _hand_over()
+    finally:
+        server.close()
+    await _hand_over()
+
+
+async def _hand_over() -> None:
+    """Return when what the loop has accepted before is handed over: a turn makes the protocol, another one calls it."""
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 class TcpNetwork:
@@ -80,7 +101,7 @@ class TcpNetwork:
             if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
                 raise AddressInUse(
                     f"port {port} on {host} is in use by another process",
-                    hint=f"stop it (`ss -ltnp 'sport = :{port}'` shows it) or choose another port",
+                    hint=f"stop it (`ss -tanp 'sport = :{port}'` shows it) or choose another port",
                 ) from error
             raise AddressInUse(
                 f"cannot listen on {host}:{port}: {error}", hint="check the host and port in the configuration"
@@ -95,11 +116,11 @@ class TcpNetwork:
         try:
             async with asyncio.timeout(timeout_s):
                 transport, protocol = await loop.create_connection(factory, host, port)
+            sock = transport.get_extra_info("socket")
+            if sock is not None:  # closed already, if the peer was so quick to reset the connection
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, TimeoutError) as error:
             raise Unavailable(
                 f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="is the process up?"
             ) from error
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return transport, protocol

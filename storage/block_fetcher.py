@@ -26,6 +26,7 @@ from runtime.errors import Closed, CorruptData, TidelogError
 from runtime.tasks import TaskSet
 from storage.block_cache import ByteLru, Extent, Flights
 from storage.cold_budget import ColdBudget, Level, Ticket
+from storage.cold_pace import ColdPace
 from storage.damage import Damage, DamageLog
 from storage.managers import ObjectSlice
 from storage.object_format import Block, IndexEntry, ObjectIndex
@@ -60,12 +61,20 @@ class BlockFetcher:
     """The cache, what is on its way to it, and the requests. All methods are called on the event loop's thread."""
 
     def __init__(
-        self, *, store: ObjectStore, cluster_id: str, cache_bytes: int, in_flight_bytes: int, offload: Offload
+        self,
+        *,
+        store: ObjectStore,
+        cluster_id: str,
+        cache_bytes: int,
+        in_flight_bytes: int,
+        offload: Offload,
+        pace: ColdPace,
     ) -> None:
         cold, tail = for_purpose(store, Purpose.COLD), for_purpose(store, Purpose.TAIL)
         self._stores = {Level.TAIL: tail, Level.DEMAND: cold, Level.AHEAD: cold}
         self.cluster_id = cluster_id
         self._offload = offload
+        self._pace = pace
         self.blocks: ByteLru[tuple[int, int], Block] = ByteLru(cache_bytes - cache_bytes // 16)
         self.indexes: ByteLru[int, ObjectIndex] = ByteLru(cache_bytes // 16)
         self.budget = ColdBudget(in_flight_bytes)
@@ -242,9 +251,10 @@ class BlockFetcher:
     async def _get_blocks(self, run: list[BlockRef], store: ObjectStore) -> None:
         data = await self._get_bytes(store, run[0].key, run[0].entry.position, run[-1].entry.end_position)
         if len(data) // _BYTES_A_RECORD + sum(ref.entry.record_count for ref in run) > _OFFLOAD_RECORDS:
-            decoded = await self._offload(lambda: _decode(run, data))
+            decoded, seconds = await self._offload(lambda: self._decode(run, data))
         else:
-            decoded = _decode(run, data)
+            decoded, seconds = self._decode(run, data)
+        self._pace.spend(seconds)
         extent = Extent(len(data))
         for ref, outcome in zip(run, decoded, strict=True):
             if isinstance(outcome, Block):
@@ -277,9 +287,15 @@ class BlockFetcher:
         self._count(len(data))
         return data
 
+    def _decode(self, run: Sequence[BlockRef], data: View) -> tuple[list[Block | CorruptData], float]:
+        """As `_decode`, on any thread; and the CPU time that it took."""
+        started = self._pace.thread_s()
+        return _decode(run, data), self._pace.thread_s() - started
+
     def _count(self, size: int) -> None:
         self.get_count += 1
         self.get_bytes += size
+        self._pace.fetched(size)
 
 
 def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:

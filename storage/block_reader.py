@@ -6,7 +6,7 @@ bucket (`storage.block_fetcher`). A reader that reads on where it stopped finds 
 
 Urgency: what a reader in the newest object of its stream waits for goes before what others wait for, and that before
 what is read ahead (`storage.cold_budget`). An object that is gone was replaced by compaction (rule 6): the read looks
-into the metadata again.
+into the metadata again. While the broker is pressed, reads of history wait for their share (`storage.cold_pace`).
 
 Entry: `BlockReader.read`; `BlockReader.read_cached` when it must not wait.
 """
@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from runtime.clock import Clock
+from runtime.cpu_time import SystemCpu
 from runtime.errors import CorruptData, TidelogError
 from runtime.tasks import TaskSet
 from storage.block_cache import Flights
 from storage.block_fetcher import BlockFetcher, BlockRef, Offload
 from storage.cold_budget import Level
+from storage.cold_pace import ColdPace
 from storage.cold_turns import ColdTurns
 from storage.damage import DamageLog
 from storage.managers import ObjectManager, ObjectSlice
@@ -69,22 +71,28 @@ class BlockReader:
         cache_bytes: int,
         in_flight_bytes: int = 64 << 20,
         offload: Offload = asyncio.to_thread,
+        pace: ColdPace | None = None,
     ) -> None:
-        """`cache_bytes` bounds what is kept, `in_flight_bytes` what is on its way from the bucket."""
+        """`cache_bytes` bounds what is kept, `in_flight_bytes` what is on its way from the bucket.
+
+        Without a `pace` reads are as fast as they can be, whatever else the broker has to do.
+        """
         self._objects = objects
         self._clock = clock
+        self._pace = pace or ColdPace(1.0, clock, SystemCpu())
         self._fetcher = BlockFetcher(
             store=store,
             cluster_id=cluster_id,
             cache_bytes=cache_bytes,
             in_flight_bytes=in_flight_bytes,
             offload=offload,
+            pace=self._pace,
         )
         self._ahead = ReadAhead(cache_bytes // 2, clock.monotonic)
         self._turns = ColdTurns()
         self._tasks = TaskSet("storage.read")
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int | float]:
         """Counts and bytes for metrics."""
         fetcher = self._fetcher
         return {
@@ -102,6 +110,9 @@ class BlockReader:
             "read_ahead_bytes": self._ahead.ahead_bytes,
             "read_ahead_shrinks": self._ahead.shrinks,
             "cold_turn_waits": self._turns.waits,
+            "cold_pace_bound": int(self._pace.is_bound),
+            "cold_pace_waits": self._pace.waits,
+            "cold_pace_wait_seconds": self._pace.waited_s,
         }
 
     @property
@@ -148,25 +159,29 @@ class BlockReader:
 
     async def _read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
         reader = self._ahead.take(stream_id, start)
+        pace: ColdPace | None = None
+        records: list[StreamRecord] = []
         try:
             found = await self._locate(stream_id, start, end, max_bytes, Level.DEMAND)
+            if not found.is_tail:
+                await self._pace.take(max_bytes, is_replay=reader.is_sequential)
+                pace = self._pace
             lost = any(reader.expects(ref.entry.start_offset) and not self._fetcher.is_here(ref) for ref in found.refs)
             flights = self._fetcher.fetch(found.refs, Level.TAIL if found.is_tail else Level.DEMAND)
             waited = any(not isinstance(flight, Block) for flight in flights)
             self._ahead.adapt(reader, waited=waited, lost=lost)
             if found.refs:
                 self._top_up(reader, stream_id, found.refs[-1].entry.end_offset, end)
-            records: list[StreamRecord] = []
-            left = max_bytes
             blocks = [flight if isinstance(flight, Block) else await Flights.outcome(flight) for flight in flights]
             await self._turns.take()
-            for block in blocks:
-                left = _take(block, start, end, left, records)
-                if left <= 0:
-                    break
+            with self._pace.measured():
+                _take_all(blocks, start, end, max_bytes, records)
         except BaseException:
             self._ahead.drop(reader)
             raise
+        finally:
+            if pace is not None:
+                pace.settle(max_bytes, sum(len(record.payload) for record in records))
         self._leave(reader, stream_id, found.refs, records)
         return records
 
@@ -184,16 +199,17 @@ class BlockReader:
         complete = bool(blocks) and len(blocks) == len(found.refs) and not found.unknown
         if not complete and sum(ref.entry.length for ref in found.refs[: len(blocks)]) * 2 < max_bytes:
             return None
+        if not found.is_tail and not self._pace.try_take(max_bytes):
+            return None
         self._turns.try_take()
         reader = self._ahead.take(stream_id, start_offset)
         self._ahead.adapt(reader, waited=False, lost=False)
         self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)
         records: list[StreamRecord] = []
-        left = max_bytes
-        for block in blocks:
-            left = _take(block, start_offset, end_offset, left, records)
-            if left <= 0:
-                break
+        with self._pace.measured():
+            _take_all(blocks, start_offset, end_offset, max_bytes, records)
+        if not found.is_tail:
+            self._pace.settle(max_bytes, sum(len(record.payload) for record in records))
         self._leave(reader, stream_id, found.refs, records)
         return records
 
@@ -321,6 +337,15 @@ def _refs(one: ObjectSlice, index: ObjectIndex, stream_id: int, offset: int, end
 def _bytes_after(entry: IndexEntry, offset: int) -> int:
     """About how many bytes of a block lie at or after `offset`, which is in it."""
     return entry.length * (entry.end_offset - offset) // (entry.end_offset - entry.start_offset)
+
+
+def _take_all(blocks: Iterable[Block], start: int, end: int, max_bytes: int, records: list[StreamRecord]) -> None:
+    """Add the blocks' records to `records`, up to `max_bytes`, but one at least."""
+    left = max_bytes
+    for block in blocks:
+        left = _take(block, start, end, left, records)
+        if left <= 0:
+            return
 
 
 def _take(block: Block, start: int, end: int, left: int, records: list[StreamRecord]) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class StreamLog:
         "end_offset",
         "epoch",
         "fate",
+        "is_noted",
         "is_open",
         "owner_since_epoch",
         "reason",
@@ -73,6 +74,8 @@ class StreamLog:
         self.fate = Fate.UPLOAD
         self.reason = ""
         """Why it is quarantined."""
+        self.is_noted = False
+        """The controller knows of the quarantine, so that its word that there is none means that it was lifted."""
         self._bases: list[int] = _NO_BASES
         self._records: list[StreamRecord] = _NO_RECORDS
         self._head = 0
@@ -128,6 +131,24 @@ class StreamLog:
                 break
             last += 1
         return records[first:last]
+
+    def tail(self, max_bytes: int) -> list[StreamRecord]:
+        """The newest records that fit into `max_bytes`, in order."""
+        at, size = len(self._records), 0
+        while at > self._head:
+            size += len(self._records[at - 1].payload)
+            if size > max_bytes:
+                break
+            at -= 1
+        return self._records[at:]
+
+    def warm(self, records: Sequence[StreamRecord]) -> None:
+        """Take contiguous, committed records that end where the stream does. Nothing of it may be in memory."""
+        assert records and not len(self)
+        end_offset, self.end_offset = self.end_offset, records[0].base_offset
+        for record in records:
+            self.push(record)
+        assert self.end_offset == end_offset, f"stream {self.stream_id}: {self.end_offset} != {end_offset}"
 
 
 class Entry(NamedTuple):

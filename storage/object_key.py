@@ -38,4 +38,9 @@ def parse_object_key(key: str) -> tuple[str, int] | None:
 
 def quarantine_key(cluster_id: str, stream_id: int, wal_start: int, part: int = 0) -> str:
     """Where part `part` of a quarantined stream's records in the WAL range from `wal_start` (int64 bytes) is kept."""
-    return f"{cluster_id}/quarantine/{stream_id:016x}/{wal_start:016x}-{part}"
+    return f"{quarantine_prefix(cluster_id, stream_id)}{wal_start:016x}-{part}"
+
+
+def quarantine_prefix(cluster_id: str, stream_id: int) -> str:
+    """What the keys of all that was set aside of a stream begin with."""
+    return f"{cluster_id}/quarantine/{stream_id:016x}/"

@@ -99,7 +99,7 @@ class LocalObjectStore:
     @property
     def url(self) -> str:
         """See `ObjectStore.url`."""
-        return self._root.as_uri()
+        return self._root.resolve().as_uri()  # where a link leads, for brokers that share it
 
     async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
         """See `ObjectStore.put`."""

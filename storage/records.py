@@ -3,7 +3,7 @@
 A *stream append* is the unit of everything above the WAL: it is appended whole, cached whole, put into one data block
 whole and read back whole. It covers the stream offsets `[base_offset, base_offset + count)`.
 
-Entry: `StreamRecord`.
+Entry: `StreamRecord`, `CheckedBatch`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ class StreamRecord(NamedTuple):
     """How many offsets the payload covers (1 to 2³²−1)."""
     payload: bytes | memoryview
     """The bytes of the append; a view keeps the block it lies in alive."""
+
+
+class CheckedBatch(StreamRecord):
+    """One whose payload is one record batch (v2) that passed its CRC32C when it was appended in this process.
+
+    The CRC32C in it vouches for its bytes from then on, so the checksum of a block may follow from it.
+    """
+
+    __slots__ = ()
 
 
 class OffsetTrimmed(NotFound):

@@ -98,6 +98,8 @@ class CacheSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Block cache for reads from the bucket; half of it may be read ahead."""
     cold_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB
     """Bytes on their way from the bucket for reads of history (≥ 1 MiB); at the bound readers take turns."""
+    cold_busy_share: Annotated[float, Meta(ge=0.01, le=1)] = 0.04
+    """Part of the broker's CPU time that reads of history get while there is none to spare (0.01–1); 1: no bound."""
 
 
 class CompactionSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ from runtime.clock import Clock
 from runtime.errors import Closed, CorruptData, Fenced, InvalidInput, Overloaded, StorageFailed, TidelogError
 from runtime.tasks import Backoff, TaskSet
 from storage.block_reader import BlockReader
+from storage.cold_pace import ColdPace
 from storage.confirm import ConfirmOffset
 from storage.damage import DamageLog
 from storage.footprint import footprint, own
@@ -31,6 +32,7 @@ from storage.log_cache import Entry, Fate, LogCache, StreamLog
 from storage.managers import ObjectManager
 from storage.object_store import Buffer, ObjectStore
 from storage.purpose import Purpose, for_purpose
+from storage.records import CheckedBatch
 from storage.records import OffsetTrimmed as OffsetTrimmed
 from storage.records import StreamQuarantined as StreamQuarantined
 from storage.records import StreamRecord as StreamRecord
@@ -71,6 +73,7 @@ class Storage:
         on_quarantined: Callable[[int, str], None] | None = None,
         on_wal_failed: Callable[[Exception], None] | None = None,
         offload: Offload = asyncio.to_thread,
+        pace: ColdPace | None = None,
     ) -> None:
         """Tie the parts together; nothing runs before `start`.
 
@@ -79,7 +82,7 @@ class Storage:
         epoch of a stream that is open by this replica set, or None. `on_fenced` hears once why uploads and appends
         have stopped for good; `on_wal_failed` once that the disk failed: nothing more is acknowledged, what is
         confirmed is still uploaded; `on_quarantined` hears of a stream id and the reason. `offload` runs CPU-heavy
-        work aside.
+        work aside. `pace` holds reads of history back while the broker is busy; without it they never are.
         """
         self._wal = wal
         self._objects = objects
@@ -122,6 +125,7 @@ class Storage:
             cache_bytes=cache.block_bytes,
             in_flight_bytes=cache.cold_in_flight_bytes,
             offload=offload,
+            pace=pace,
         )
         self._failure: Exception | None = None
         self._started = False
@@ -201,7 +205,10 @@ class Storage:
         end_offset = self._committed_by_now(stream_id, end_offset, owner_since_epoch)
         stream_log = self._logs.get(stream_id)
         if stream_log is not None and stream_log.fate is Fate.QUARANTINE:
-            raise self._quarantined(stream_log)  # a second try must not turn it into a silent loss
+            if not stream_log.is_noted or self._objects.quarantined(stream_id):
+                raise self._quarantined(stream_log)  # a second try must not turn it into a silent loss
+            log.warning("a quarantine was lifted: the stream goes on at what is committed", extra={"stream": stream_id})
+            stream_log = None  # records that are still to be set aside keep the old one
         if stream_log is None or not _still_ours(stream_log, end_offset, owner_since_epoch):
             if stream_log is not None and stream_log.committed_end < stream_log.end_offset:
                 log.warning("records of an earlier ownership do not count", extra={"stream": stream_id})
@@ -227,7 +234,9 @@ class Storage:
     def _take_recovered(self, stream_log: StreamLog) -> str:
         """Give a stream what the WAL holds of it; why it must be quarantined, or an empty string."""
         problem = self._recovered.fill(stream_log) if self._planner.held else ""
-        return self._objects.quarantined(stream_log.stream_id) or problem
+        noted = self._objects.quarantined(stream_log.stream_id)
+        stream_log.is_noted = bool(noted)
+        return noted or problem
 
     def recovered_done(self) -> None:
         """Every stream of the replica set has been opened: recovered records of unknown streams are dropped.
@@ -278,6 +287,41 @@ class Storage:
             self._quarantine(stream_log, problem)
         self._on_empty(stream_log)
 
+    def tail(self, stream_id: int, max_bytes: int) -> list[StreamRecord]:
+        """The newest records of a stream that are in memory and fit into `max_bytes`, in order; perhaps unconfirmed."""
+        stream_log = self._logs.get(stream_id)
+        return stream_log.tail(max_bytes) if stream_log is not None and stream_log.is_open else []
+
+    def warm(self, stream_id: int, records: Sequence[StreamRecord]) -> bool:
+        """Put committed records of a stream that was just opened into memory, so that they need not be read.
+
+        False, and nothing is done, unless they are contiguous, end exactly where the stream does, begin no earlier than
+        it does, and find room. What they hold is the caller's word: only their offsets are checked.
+        """
+        stream_log = self._logs.get(stream_id)
+        if not records or stream_log is None or not stream_log.accepts or len(stream_log):
+            return False
+        at = records[0].base_offset
+        if at < stream_log.start_offset or stream_log.committed_end != stream_log.end_offset:
+            return False
+        for record in records:
+            if record.base_offset != at or record.count < 1:
+                return False
+            at += record.count
+        owned = [StreamRecord(base, count, own(payload)) for base, count, payload in records]
+        cost = sum(footprint(record.payload) for record in owned)
+        if at != stream_log.end_offset or not self._cache.has_room(cost):
+            return False
+        stream_log.warm(owned)
+        self._cache.add(cost)
+        self._cache.release(Entry(0, stream_log, record) for record in owned)
+        return True
+
+    def is_quarantined(self, stream_id: int) -> bool:
+        """Whether the stream takes nothing more here because of rule 5."""
+        stream_log = self._logs.get(stream_id)
+        return stream_log is not None and stream_log.fate is Fate.QUARANTINE
+
     def close_stream(self, stream_id: int) -> None:
         """No more appends and reads here. What is not uploaded yet still will be. An unknown stream is success."""
         stream_log = self._logs.get(stream_id)
@@ -300,12 +344,22 @@ class Storage:
 
     # -- appends
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         """Append one record covering `[base_offset, base_offset + count)`; returns the WAL offset after it.
 
-        It is confirmed once `confirm.value` reaches that. The buffers may be kept and must not change any more. Raises,
-        with nothing appended: `Overloaded`, `WalFull` (wait with `writable`), `WalFailed`, `Fenced`, `Closed`,
-        `StreamQuarantined`, `InvalidInput` for a payload over the WAL's limit.
+        It is confirmed once `confirm.value` reaches that. The buffers may be kept and must not change any more.
+        `batch_crc` says that the payload is one record batch (v2), in one buffer, that has just passed its check
+        against this CRC32C: the checksums of WAL and object may follow from it. Raises, with nothing appended:
+        `Overloaded`, `WalFull` (wait with `writable`), `WalFailed`, `Fenced`, `Closed`, `StreamQuarantined`,
+        `InvalidInput` for a payload over the WAL's limit.
         """
         stream_log = self._logs.get(stream_id)
         if stream_log is None or stream_log.epoch != stream_epoch or not stream_log.accepts:
@@ -318,12 +372,12 @@ class Storage:
             self._refused_cost = max(self._refused_cost, cost)
             raise Overloaded("what is not uploaded fills the log cache (cache.log_bytes)", hint="retry")
         try:
-            wal_end = self._wal.append(stream_id, stream_epoch, base_offset, count, (body,))
+            wal_end = self._wal.append(stream_id, stream_epoch, base_offset, count, (body,), batch_crc)
         except WalFull:
             self._refused_bytes = max(self._refused_bytes, size)
             self._refused_cost = max(self._refused_cost, cost)
             raise
-        record = StreamRecord(base_offset, count, body)
+        record = (StreamRecord if batch_crc is None else CheckedBatch)(base_offset, count, body)
         stream_log.push(record)
         self._cache.add(cost)
         self._planner.add(Entry(wal_end, stream_log, record))
@@ -441,6 +495,17 @@ class Storage:
         is safe). Raises why uploads have stopped, if they have: `Fenced`, `CommitGap`.
         """
         await self._uploader.upload_to(self.confirm.value)
+
+    async def send_now(self) -> None:
+        """As `upload_now`, but return when the commit is on its way to the controller, ahead of what is asked next.
+
+        It may still be refused or have to be asked again: `upload_now` tells.
+        """
+        await self._uploader.send_to(self.confirm.value)
+
+    async def reserve_upload(self) -> None:
+        """Have what the next small upload needs of the controller at hand. Raises `Unavailable`."""
+        await self._uploader.reserve()
 
     @property
     def committed_offset(self) -> int:

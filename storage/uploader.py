@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ _OFFLOAD_BYTES = 1 << 20
 """Work on more than this many bytes (about 1 ms) runs in a thread."""
 _TTL_SHARE = 0.7
 """Objects are put again when this share of the TTL of their ids has passed before the first try to commit."""
+_RESERVED = 2
+"""Ids at hand: the next upload may be another one than the one that they were asked for."""
+_RESERVED_SHARE = 0.5
+"""An id at hand is used within this share of its TTL; from there to `_TTL_SHARE` there is time to commit it."""
 _REFUSALS = 5
 """How often a refused commit is asked again, about 3 s in all: our copy of the metadata may lag behind a deletion."""
 
@@ -126,9 +131,14 @@ class Uploader:
         self._owns_stream = owns_stream
         self._offload = offload
         self._master_epoch = -1
+        self._running = False
         self._wake = asyncio.Event()
         self._turns: dict[asyncio.Task[None], None] = {}
         self._tasks = TaskSet("storage.upload", self._failed)
+        self._reserved: deque[tuple[int, float]] = deque()
+        """Object ids at hand, and since when (monotonic seconds)."""
+        self.sent = ConfirmOffset(planner.planned)
+        """What the commits sent so far cover; fails as `committed` does. What they are answered is not known yet."""
         self.committed = ConfirmOffset(planner.planned)
         """What is committed of the WAL; fails when uploads have stopped for good."""
         self.stats = UploadStats()
@@ -142,7 +152,9 @@ class Uploader:
         """Begin to upload in this master epoch, which every commit names."""
         assert self._master_epoch < 0, "the uploader is started once"
         self._master_epoch = master_epoch
+        self.sent.advance(self._planner.planned)
         self.committed.advance(self._planner.planned)
+        self._running = True
         self._tasks.spawn(self._run(), "loop")
 
     def kick(self) -> None:
@@ -154,12 +166,38 @@ class Uploader:
 
         Raises the reason when uploads have stopped: `Fenced`, `CommitGap`.
         """
-        self._planner.force(wal_offset)
-        self.kick()
+        self._force(wal_offset)
         await self.committed.wait(wal_offset)
+
+    async def send_to(self, wal_offset: int) -> None:
+        """As `upload_to`, but return when the commit is on its way: commands asked from now on come after it, unless it
+        has to be asked again."""
+        self._force(wal_offset)
+        await self.sent.wait(wal_offset)
+
+    def _force(self, wal_offset: int) -> None:
+        """Begin at once, not when the loop gets its turn: whoever asks for it waits."""
+        self._planner.force(wal_offset)
+        if self._running and self.committed.error is None:
+            self._launch_what_is_due()
+        self.kick()
+
+    async def reserve(self) -> None:
+        """Have object ids at hand, so that the next small uploads need not ask for them. Raises `Unavailable`."""
+        now = self._clock.monotonic()
+        while self._reserved and not self._is_fresh(self._reserved[0][1]):
+            self._reserved.popleft()
+        missing = _RESERVED - len(self._reserved)
+        if missing > 0:
+            first = await self._objects.prepare_objects(missing, self._settings.prepare_ttl_ms)
+            self._reserved.extend((first + number, now) for number in range(missing))
+
+    def _is_fresh(self, since: float) -> bool:
+        return self._clock.monotonic() < since + _RESERVED_SHARE * self._settings.prepare_ttl_ms / 1000
 
     async def close(self) -> None:
         """Stop at once; what is not committed stays in the WAL."""
+        self._running = False
         await self._tasks.close()
 
     # -- the loop
@@ -168,13 +206,7 @@ class Uploader:
         while self.committed.error is None:
             self._wake.clear()
             now = self._clock.monotonic()
-            self._planner.observe(now, self._confirm.value)
-            full = False
-            while not (full := len(self._turns) >= self._settings.max_in_flight):
-                task = self._planner.next_task(now)
-                if task is None:
-                    break
-                self._launch(task)
+            full = self._launch_what_is_due()
             timeout = None
             if not full:
                 watch_at = self._planner.watch_at()
@@ -184,6 +216,17 @@ class Uploader:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):  # wait_for can swallow a cancellation (Python 3.11)
                     await self._wake.wait()
+
+    def _launch_what_is_due(self) -> bool:
+        """Start what may be started now; whether as much is on its way as may be."""
+        now = self._clock.monotonic()
+        self._planner.observe(now, self._confirm.value)
+        while len(self._turns) < self._settings.max_in_flight:
+            task = self._planner.next_task(now)
+            if task is None:
+                return False
+            self._launch(task)
+        return True
 
     def _launch(self, task: UploadTask) -> None:
         previous = next(reversed(self._turns), None)
@@ -222,16 +265,28 @@ class Uploader:
         stale_at = self._clock.monotonic() + _TTL_SHARE * self._settings.prepare_ttl_ms / 1000
         built: list[BuiltObject] = []
         if plan.objects:
-            count, ttl_ms = len(plan.objects), self._settings.prepare_ttl_ms
-            first = await self._retry(lambda: self._objects.prepare_objects(count, ttl_ms), "prepare objects")
+            first, since = await self._prepare(len(plan.objects))
+            stale_at = since + _TTL_SHARE * self._settings.prepare_ttl_ms / 1000
             built = [await self._build(first + number, part) for number, part in enumerate(plan.objects)]
         puts = [
             self._put(object_key(self._cluster_id, one.object_id), one, part)
             for one, part in zip(built, plan.objects, strict=True)
         ]
         puts += [self._set_aside(task, part) for part in plan.quarantined]
-        await asyncio.gather(*puts)
+        if len(puts) == 1:
+            await puts[0]  # no task for it, whose beginning and end would each wait for a turn of the event loop
+        else:
+            await asyncio.gather(*puts)
         return _Upload(plan, built, stale_at)
+
+    async def _prepare(self, count: int) -> tuple[int, float]:
+        """The first of `count` ids in a row, and since when its TTL runs; a single one may be at hand."""
+        while count == 1 and self._reserved:
+            object_id, since = self._reserved.popleft()
+            if self._is_fresh(since):
+                return object_id, since
+        now, ttl_ms = self._clock.monotonic(), self._settings.prepare_ttl_ms
+        return await self._retry(lambda: self._objects.prepare_objects(count, ttl_ms), "prepare objects"), now
 
     async def _compute(self, work: Callable[[], _T], size: int) -> _T:
         result: _T = await self._offload(work) if size >= _OFFLOAD_BYTES else work()
@@ -263,6 +318,7 @@ class Uploader:
         """
         stream_id, reason = part.log.stream_id, part.log.reason
         await self._retry(lambda: self._note_quarantine(stream_id, reason), f"quarantine stream {stream_id}")
+        part.log.is_noted = True
         for number, records in enumerate(_contiguous(part.records)):
             key = quarantine_key(self._cluster_id, stream_id, task.wal_start, number)
             plan = ObjectPlan(ObjectKind.STREAM, [StreamPart(part.log, records, part.size)])
@@ -309,6 +365,7 @@ class Uploader:
         commit = CommitObjects(self._replica_set_id, self._master_epoch, task.wal_start, task.wal_end, built)
         backoff, refusals = self._new_backoff(), 0
         while True:
+            self.sent.advance(task.wal_end)
             try:
                 await self._objects.commit_objects(commit)
                 return True
@@ -366,5 +423,6 @@ class Uploader:
             carrier.cancel()
         reason = error if isinstance(error, Exception) else RuntimeError(repr(error))
         log.error("uploads stopped", extra={"replica_set": self._replica_set_id, "error": reason})
+        self.sent.fail(reason)
         self.committed.fail(reason)
         self._on_fenced(reason)

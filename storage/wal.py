@@ -102,11 +102,22 @@ class Wal(Protocol):
         """Enter a master epoch (int32, larger than any seen): epoch file, then epoch-start record, both durable."""
         ...
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         """Queue one DATA record and return the WAL offset after it; it is durable once `durable_offset` ≥ that.
 
         The buffers must not change until then. Never blocks. Raises `WalFull` before anything was queued, `WalFailed`
         once the WAL has failed, `InvalidInput` for a payload over the limit.
+
+        `batch_crc` says that the payload is one buffer with one record batch (v2) and the CRC32C (uint32) that it was
+        checked against: the record's checksum may follow from it (`storage.checksum`).
         """
         ...
 

@@ -2,7 +2,8 @@
 
 All of it runs on the event loop's thread; the `Disk` door does the waiting. An append packs a header, puts it and the
 caller's buffers on a list, and returns. Once per turn of the loop the list goes to the door as one write; the door
-merges everything that arrives while its last fdatasync ran (group commit) and reports the writes in order.
+merges everything that arrives while its last fdatasync ran (group commit) and reports the writes in order. A quick disk
+with little to do writes at the end of that turn, on the loop's thread (`runtime.disk`).
 
 Invariants:
 1. start ≤ synced ≤ durable ≤ submitted ≤ end, all WAL offsets. With `flush = "sync"` durable is synced. With `async`
@@ -252,7 +253,15 @@ class DiskWal:
 
     # Appending
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         """See `Wal.append`."""
         length = 0
         for buffer in payload:
@@ -267,7 +276,7 @@ class DiskWal:
         ):
             self._refuse(length)
         self._appends += 1
-        return self._enqueue(_DATA, stream_id, stream_epoch, base_offset, count, payload, length)
+        return self._enqueue(_DATA, stream_id, stream_epoch, base_offset, count, payload, length, batch_crc)
 
     async def writable(self, payload_bytes: int = 0) -> None:
         """Wait until an append of `payload_bytes` would not raise `WalFull`. Raises `WalFailed`, `Closed`."""
@@ -303,6 +312,7 @@ class DiskWal:
         count: int,
         payload: Sequence[Buffer],
         length: int,
+        batch_crc: int | None = None,
     ) -> int:
         offset = self._end
         end = offset + HEADER_BYTES + length
@@ -319,6 +329,7 @@ class DiskWal:
             self._epoch,
             count,
             payload,
+            batch_crc,
         )
         pending = self._pending
         pending.append(header)
@@ -356,10 +367,10 @@ class DiskWal:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._submit()
+        self._submit(may_block=True)  # nobody is above us who would not expect to be called back
 
-    def _submit(self) -> None:
-        """Hand what is pending to the door as one write."""
+    def _submit(self, *, may_block: bool = False) -> None:
+        """Hand what is pending to the door as one write; `may_block` is for the top of a turn of the loop."""
         if not self._pending or self._failure is not None:
             return
         assert self._file is not None
@@ -367,7 +378,8 @@ class DiskWal:
         at = self._submitted - self._file_start
         self._submitted = self._end
         self._writes += 1
-        self._file.write(at, buffers, sync=self._sync_writes, done=partial(self._on_written, self._end))
+        done = partial(self._on_written, self._end)
+        self._file.write(at, buffers, sync=self._sync_writes, done=done, may_block=may_block)
         if not self._sync_writes and self._sync_timer is None:
             delay_s = self._settings.flush_interval_ms / 1000
             self._sync_timer = asyncio.get_running_loop().call_later(delay_s, self._sync_now)

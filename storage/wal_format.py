@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from storage.checksum import batch_crc_onward
 from storage.object_store import Buffer
 from storage.wal import WalRecord, WalRecordType
 
@@ -82,8 +83,12 @@ def encode_header(
     master_epoch: int,
     count: int,
     payload: Iterable[Buffer],
+    batch_crc: int | None = None,
 ) -> bytes:
-    """The 64 bytes to write before `payload`, whose buffers have `payload_length` bytes in all."""
+    """The 64 bytes to write before `payload`, whose buffers have `payload_length` bytes in all.
+
+    `batch_crc` as in `Wal.append`.
+    """
     rest = _REST.pack(
         VERSION,
         type,
@@ -99,7 +104,7 @@ def encode_header(
     )
     crc = crc32c(rest)
     for buffer in payload:
-        crc = crc32c(buffer, crc)
+        crc = crc32c(buffer, crc) if batch_crc is None else batch_crc_onward(crc, buffer, batch_crc)
     return _PREFIX.pack(MAGIC, crc) + rest
 
 

@@ -81,7 +81,15 @@ class MemoryWal:
         self._advance(HEADER_BYTES)
         self._report()
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         """See `Wal.append`."""
         if self._closed:
             raise Closed("the WAL is closed")

@@ -263,7 +263,15 @@ class S3Wal:
 
     # Appending
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         """See `Wal.append`."""
         length = 0
         for buffer in payload:
@@ -278,7 +286,7 @@ class S3Wal:
         ):
             self._refuse(length)
         self._appends += 1
-        return self._enqueue(_DATA, stream_id, stream_epoch, base_offset, count, payload, length)
+        return self._enqueue(_DATA, stream_id, stream_epoch, base_offset, count, payload, length, batch_crc)
 
     def _has_space(self, length: int) -> bool:
         end = self._end
@@ -318,6 +326,7 @@ class S3Wal:
         count: int,
         payload: Sequence[Buffer],
         length: int,
+        batch_crc: int | None = None,
     ) -> int:
         offset = self._end
         header = encode_header(
@@ -331,6 +340,7 @@ class S3Wal:
             self._epoch,
             count,
             payload,
+            batch_crc,
         )
         self._window.add(offset, HEADER_BYTES + length, (header, *payload))
         self._end = offset + HEADER_BYTES + length

@@ -5,6 +5,9 @@ and hands the bytes to the WAL without waiting; the high watermark follows when 
 everything that waits for it (acks, long polls) is called then. Reads never pass the high watermark, and read_committed
 ones never the last stable offset.
 
+The log start is told like the high watermark: only once the record that moved it is confirmed. Until then a failover
+takes it back.
+
 Invariants: log start ≤ last stable ≤ high watermark ≤ log end; `append` either has done everything or has changed
 nothing but the caller's buffer; after `close` nothing is appended or read.
 
@@ -15,8 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,6 +73,10 @@ _MAX_RECORD_ERRORS = 100
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint once this much was appended, so that a slow partition does not wait for its turn."""
 
+META_TAIL_BYTES = 1 << 20
+"""A partition whose metadata is larger (thousands of segments or producers) is opened from the bucket."""
+DATA_TAIL_BYTES = 256 << 10
+"""What the consumers at the end of the log ask for first."""
 _CLOSE_WAIT_S = 10.0
 """How long a close waits for room in the WAL; without a clean record the next opening scans, nothing worse."""
 
@@ -109,12 +118,15 @@ class ProducerInfo(NamedTuple):
 
 
 class ClosedLog(NamedTuple):
-    """Where a log that was closed for a move ends."""
+    """Where a log that was closed for a move ends, and what its next owner will read first."""
 
     end_offsets: tuple[int, int, int, int]
     """Of the meta, data, time and txn streams."""
     meta_start: int
     """Whoever opens the log next need not read the meta stream before this offset."""
+    tails: dict[int, list[StreamRecord]]
+    """By stream id: the meta stream from `meta_start` on, the newest batches of the data stream. Confirmed. Empty where
+    it is not all in memory or exceeds `META_TAIL_BYTES`."""
 
 
 class PartitionLog:
@@ -129,11 +141,15 @@ class PartitionLog:
         "_last_wal_end",
         "_log_append_time",
         "_on_confirmed",
+        "_start",
+        "_start_wal_end",
         "_state",
         "_storage",
         "_trimmer",
         "_unconfirmed",
         "_watchers",
+        "came_at",
+        "first_stream",
         "leader_epoch",
         "partition",
         "topic",
@@ -156,6 +172,10 @@ class PartitionLog:
         self.topic_id = topic_id
         self.partition = partition
         self.leader_epoch = leader_epoch
+        self.first_stream = state.meta.stream.stream_id
+        """Id of its meta stream: the partition's number in the metadata."""
+        self.came_at = -math.inf
+        """Monotonic seconds at which it came here from a living owner, if it did."""
         self._state = state
         self._storage = storage
         self._clock = clock
@@ -164,6 +184,8 @@ class PartitionLog:
         self._unconfirmed: deque[tuple[int, int]] | None = None
         self._watchers: dict[object, Callable[[], None]] | None = None
         self._on_confirmed = self._confirmed
+        self._start = state.log_start
+        self._start_wal_end = 0
         self._trimmer = Trimmer(state, storage)
         self.config = config
 
@@ -180,14 +202,19 @@ class PartitionLog:
         manager: StreamManager,
         config: LogConfig,
         clock: Clock,
+        tails: Mapping[int, Sequence[StreamRecord]] | None = None,
     ) -> PartitionLog:
         """Open the log on its four opened streams (meta, data, time, txn), recovering it if it was not closed cleanly.
+
+        `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the owner before).
 
         What the WAL holds of the streams counts as confirmed: storage recovers it before it is opened.
         Raises `StreamQuarantined`, `CorruptData`, `Unavailable`.
         """
         try:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
+            for stream_id, records in (tails or {}).items():
+                storage.warm(stream_id, records)
             state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
             scanned = await recover(state, config, clock.time_ms())
         except BaseException:  # whatever it was: the next try opens them anew
@@ -229,8 +256,8 @@ class PartitionLog:
 
     @property
     def log_start_offset(self) -> int:
-        """First offset that can be read."""
-        return self._state.log_start
+        """First offset that can be read: the confirmed one, for an unconfirmed one may be taken back."""
+        return self._start
 
     @property
     def high_watermark(self) -> int:
@@ -293,6 +320,10 @@ class PartitionLog:
 
         return remove
 
+    def tell_listeners(self) -> None:
+        """Call back the watermark listeners: what they wait for has become of a closed log."""
+        self._notify()
+
     def _notify(self) -> None:
         if self._watchers:
             for callback in tuple(self._watchers.values()):
@@ -332,7 +363,7 @@ class PartitionLog:
             header = parse_header(records)
         elif records.readonly:
             records = memoryview(bytearray(records))
-        return self._append(records, header, now_ms)
+        return self._append(records, header, now_ms, None if self._log_append_time else header.crc)
 
     def append_internal(self, batch: bytes | bytearray | memoryview) -> AppendResult:
         """Append one batch of the broker's own (group and transaction records, markers), built by `build_batch`.
@@ -353,7 +384,8 @@ class PartitionLog:
         self._state.producers.check_marker(header, control_epoch(record))
         return self._append(view, header, now_ms)
 
-    def _append(self, view: memoryview, header: BatchHeader, now_ms: int) -> AppendResult:
+    def _append(self, view: memoryview, header: BatchHeader, now_ms: int, batch_crc: int | None = None) -> AppendResult:
+        """`batch_crc`: the batch has just passed its check against this CRC32C and is written as it is."""
         state, config = self._state, self._config
         log_append_time = -1
         timestamp = header.max_timestamp
@@ -372,7 +404,7 @@ class PartitionLog:
         base = data.next_offset
         _OFFSET.pack_into(view, 0, base)
         _EPOCH.pack_into(view, 12, self.leader_epoch)
-        _, wal_end = data.append(header.last_offset_delta + 1, (view,))
+        _, wal_end = data.append(header.last_offset_delta + 1, (view,), batch_crc)
         state.track(header, base, timestamp, now_ms, config)
         if header.is_control:
             wal_end = self._end_transaction(header, view, base, now_ms, wal_end)
@@ -383,7 +415,7 @@ class PartitionLog:
         unconfirmed.append((wal_end, data.next_offset))
         self._storage.confirm.add_listener(wal_end, self._on_confirmed)
         return AppendResult(
-            base, base + header.last_offset_delta, log_append_time, state.log_start, wal_end, duplicate=False
+            base, base + header.last_offset_delta, log_append_time, self._start, wal_end, duplicate=False
         )
 
     def _end_transaction(self, header: BatchHeader, view: memoryview, base: int, now_ms: int, wal_end: int) -> int:
@@ -398,7 +430,7 @@ class PartitionLog:
             original.base_offset,
             original.last_offset,
             original.timestamp if self._log_append_time else -1,
-            state.log_start,
+            self._start,
             wal_end,
             duplicate=True,
         )
@@ -424,9 +456,9 @@ class PartitionLog:
     def _read_bound(self, offset: int, *, committed: bool) -> int:
         self._require_open()
         state = self._state
-        if not state.log_start <= offset <= state.data.next_offset:
+        if not self._start <= offset <= state.data.next_offset:
             raise OffsetOutOfRange(
-                f"offset {offset} of {self.topic}-{self.partition} is outside {state.log_start}..{self.log_end_offset}"
+                f"offset {offset} of {self.topic}-{self.partition} is outside {self._start}..{self.log_end_offset}"
             )
         return state.last_stable_offset if committed else state.high_watermark
 
@@ -494,9 +526,9 @@ class PartitionLog:
                 f"the high watermark is {state.high_watermark}"
             )
         await self._move_start(target)
-        if state.log_start < target:  # closed while an earlier trim was on its way: nothing has moved
+        if self._start < target:  # closed while an earlier trim was on its way: nothing has moved
             self._require_open()
-        return state.log_start
+        return self._start
 
     async def apply_retention(self) -> int:
         """Drop segments by age and size, forget silent producers, keep the meta stream small; the new log start.
@@ -514,18 +546,24 @@ class PartitionLog:
         await self._move_start(start)
         if not self._closed:
             await self._trimmer.compact_meta()
-        return state.log_start
+        return self._start
 
     async def _move_start(self, offset: int) -> None:
+        """Return when a log start of `offset` at least is confirmed, or the log is closed."""
         await self._trimmer.trim()
         state = self._state
-        if offset <= state.log_start or self._closed:
+        if offset <= self._start or self._closed:
             return
-        wal_end = state.move_start(offset, self._clock.time_ms())
-        self._trimmer.start_moved(wal_end)
-        self._notify()
-        await self._storage.confirm.wait(wal_end)
+        if offset > state.log_start:
+            self._start_wal_end = state.move_start(offset, self._clock.time_ms())
+            self._trimmer.start_moved(self._start_wal_end)
+            self._storage.confirm.add_listener(self._start_wal_end, partial(self._start_confirmed, offset))
+        await self._storage.confirm.wait(self._start_wal_end)
         await self._trimmer.trim()
+
+    def _start_confirmed(self, offset: int) -> None:
+        self._start = max(self._start, offset)
+        self._notify()
 
     async def close(self) -> None:
         """Close cleanly: no more appends, then a checkpoint with the clean flag, durable. Closing twice is success.
@@ -542,19 +580,22 @@ class PartitionLog:
         Everything up to `storage.confirm.value` must be uploaded before the streams are handed over.
         """
         assert not self._closed
-        meta = self._state.meta
+        meta, data = self._state.meta, self._state.data
         meta_start = meta.stream.start_offset
+        tails: dict[int, list[StreamRecord]] = {}
 
         def write() -> int:
             nonlocal meta_start
             wal_end = self._checkpoint_if_dirty()
             if meta.items():
                 meta_start, wal_end = meta.rewrite()
+            tails[meta.stream.stream_id] = _from(meta_start, meta.stream.tail(META_TAIL_BYTES))
+            tails[data.stream_id] = data.tail(DATA_TAIL_BYTES)
             return wal_end
 
         await self._close(write)
         meta_end, data_end, time_end, txn_end = (stream.next_offset for stream in self._streams())
-        return ClosedLog((meta_end, data_end, time_end, txn_end), meta_start)
+        return ClosedLog((meta_end, data_end, time_end, txn_end), meta_start, tails)
 
     def _checkpoint_if_dirty(self) -> int:
         return self._state.checkpoint(clean=True) if self._state.dirty else self._last_wal_end
@@ -627,6 +668,12 @@ def _require_keys(batch: memoryview, header: BatchHeader) -> None:
             "one or more records have been rejected: a compacted topic needs keys",
             record_errors=[(index, why) for index in bad[:_MAX_RECORD_ERRORS]],
         )
+
+
+def _from(offset: int, records: list[StreamRecord]) -> list[StreamRecord]:
+    """The records from `offset` on, or none if one of them is missing."""
+    kept = [record for record in records if record.base_offset >= offset]
+    return kept if kept and kept[0].base_offset == offset else []
 
 
 def _end(found: list[StreamRecord]) -> int:

@@ -50,13 +50,14 @@ class Stream:
             )
         return cls(storage, manager, opened.stream_id, opened.epoch, opened.start_offset, next_offset)
 
-    def append(self, count: int, payload: Sequence[Buffer]) -> tuple[int, int]:
+    def append(self, count: int, payload: Sequence[Buffer], batch_crc: int | None = None) -> tuple[int, int]:
         """Append `count` (≥ 1) offsets in one record; `(base offset, WAL end to wait for)`.
 
-        The buffers must never change again. Raises `WalFull`, `Overloaded` (nothing was appended), `WalFailed`.
+        The buffers must never change again; `batch_crc` is as in `Storage.append`. Raises `WalFull`, `Overloaded`
+        (nothing was appended), `WalFailed`.
         """
         base = self.next_offset
-        wal_end = self._storage.append(self.stream_id, self.epoch, base, count, payload)
+        wal_end = self._storage.append(self.stream_id, self.epoch, base, count, payload, batch_crc)
         self.next_offset = base + count
         return base, wal_end
 
@@ -70,6 +71,10 @@ class Stream:
         Raises `CorruptData`, `Unavailable`, `OffsetTrimmed`.
         """
         return await self._storage.read(self.stream_id, start_offset, end_offset, max_bytes)
+
+    def tail(self, max_bytes: int) -> list[StreamRecord]:
+        """The newest records in memory that fit into `max_bytes`, in order; perhaps not confirmed yet."""
+        return self._storage.tail(self.stream_id, max_bytes)
 
     async def trim(self, start_offset: int) -> None:
         """Give up what lies before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`."""

@@ -31,7 +31,11 @@ COMMANDS = {
     "object": ("tidelog.commands.object:object_", "List, inspect, verify, compact and clean up objects in the bucket."),
     "cost": ("tidelog.commands.cost:cost", "Show what the bucket costs, by purpose and topic."),
     "broker": ("tidelog.commands.broker:broker", "List, add, drain and remove brokers."),
+    "balancer": ("tidelog.commands.balancer:balancer", "Show how evenly brokers are loaded, and even it out."),
     "controller": ("tidelog.commands.controller:controller", "Show and change the quorum of controllers."),
+    "simulate": ("tidelog.commands.simulate:simulate", "Simulate clusters under faults, from a seed."),
+    "check": ("tidelog.commands.check:check", "Check a recorded history of what clients saw."),
+    "chaos": ("tidelog.commands.chaos:chaos", "Run real processes under faults and check every promise."),
     "status": ("tidelog.commands.status:status", "Show the cluster's nodes and what is wrong, if anything."),
 }
 """Command → (module:function, one line of help)."""

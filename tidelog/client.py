@@ -11,6 +11,7 @@ Entry: `Cluster`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import http.client
 import importlib
@@ -42,6 +43,8 @@ CONNECT_TIMEOUT_S = 3.0
 """How long a broker may take to accept a connection."""
 ANSWER_TIMEOUT_S = 5.0
 """How long the first answer may take; what accepts connections and stays silent longer is no broker."""
+ADMIN_URL_TIMEOUT_S = 3.0
+"""How long a broker may take to tell its admin URL while there is another one to ask."""
 REQUEST_TIMEOUT_S = 30.0
 """How long one administrative request may take."""
 ADMIN_URL_CONFIG = "tidelog.admin.url"
@@ -159,11 +162,27 @@ class Cluster:
     @cached_property
     def admin_url(self) -> str:
         """`http://host:port` of a broker's admin HTTP. Raises `Unavailable`, or `NotFound` if this is no Tidelog."""
+        brokers = self._nearest_first()
+        for broker in brokers[:-1]:
+            with contextlib.suppress(Unavailable):  # it may be paused, or dead and not declared so yet
+                return self._admin_url_of(broker, ADMIN_URL_TIMEOUT_S)
+        return self._admin_url_of(brokers[-1], REQUEST_TIMEOUT_S)
+
+    def _nearest_first(self) -> list[int]:
+        """The ids of the brokers: those that were named, then who answered (any that is connected), then the others."""
         metadata = self.metadata()
-        broker = metadata.orig_broker_id if metadata.orig_broker_id >= 0 else min(metadata.brokers, default=-1)
+        named = {"{}:{}".format(*address) for address in self._addresses}
+
+        def rank(broker: int) -> tuple[bool, bool, int]:
+            found = metadata.brokers[broker]
+            return f"{found.host}:{found.port}" not in named, broker != metadata.orig_broker_id, broker
+
+        return sorted(metadata.brokers, key=rank) or [-1]
+
+    def _admin_url_of(self, broker: int, timeout_s: float) -> str:
         api = kafka_admin()
         resource = api.ConfigResource(api.ConfigResource.Type.BROKER, str(broker))
-        futures = self.admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+        futures = self.admin.describe_configs([resource], request_timeout=timeout_s)
         configs = self.wait(futures[resource], f"configuration of broker {broker}")
         entry = configs.get(ADMIN_URL_CONFIG)
         if entry is None or not entry.value:
@@ -172,6 +191,15 @@ class Cluster:
                 hint="topic, produce, consume and group work with any Kafka; this command needs Tidelog",
             )
         return str(entry.value)
+
+    def broker_config(self, name: str) -> str | None:
+        """A configuration value of one broker of the cluster. Raises `Unavailable`."""
+        api = importlib.import_module("confluent_kafka.admin")
+        broker = next(iter(self.metadata().brokers))
+        resource = api.ConfigResource(api.ConfigResource.Type.BROKER, str(broker))
+        futures = self.admin.describe_configs([resource], request_timeout=ADMIN_URL_TIMEOUT_S)
+        entry = self.wait(futures[resource], f"configuration of broker {broker}").get(name)
+        return None if entry is None else entry.value
 
     def get(self, path: str) -> Any:
         """GET of the admin HTTP of the broker that was asked, as parsed JSON. See `http_json`."""

@@ -2,6 +2,7 @@
 
     DIR/cluster.json     {"format": 1, "controllers": {"1": port, …}, "kafka_ports": {"1": port, …}}
                          "brokers": [1, …], "last_id": n, as `tidelog broker add` and `remove` left them
+                         "racks": ["a", …], what --racks said last
     DIR/up.sock          reaches the `tidelog up` that runs (`tidelog.up_control`)
     DIR/cluster.secret   what they authenticate each other with
     DIR/bucket/          the embedded store, shared
@@ -18,13 +19,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from controller.handshake import write_secret
 from runtime.errors import ConfigError, CorruptData, InvalidInput
+from runtime.ports import choose_port
 from storage.open_store import EMBEDDED_BUCKET
 from tidelog.config import Config, Loaded
 
@@ -45,14 +47,21 @@ class Layout(msgspec.Struct):
     """The brokers once they were changed while they ran; empty: 1 to what --brokers says."""
     last_id: int = 0
     """The largest id that was given out."""
+    racks: list[str] = []
+    """Given to the brokers in turn, by id; empty: all are where `kafka.rack` says."""
 
 
-def plan(loaded: Loaded, brokers: int, controllers: int | None = None) -> list[Loaded]:
-    """The configuration of each process. Creates what they share. Raises `ConfigError`, `CorruptData`."""
+def plan(loaded: Loaded, brokers: int, controllers: int | None = None, racks: Sequence[str] = ()) -> list[Loaded]:
+    """The configuration of each process. Creates what they share. `racks` go to the brokers in turn; none: as the last
+    time. Raises `ConfigError`, `CorruptData`."""
     directory = Path(loaded.config.node.data_dir)
     layout = _read(directory / LAYOUT_FILE)
     if brokers == 1 and layout is None:
+        if racks:
+            loaded.config.kafka.rack = racks[0]
         return [loaded]
+    if layout is not None and racks:
+        layout.racks = list(racks)
     if not 1 <= brokers <= MAX_BROKERS:
         raise ConfigError(f"--brokers {brokers}: `tidelog up` runs 1 to {MAX_BROKERS} brokers on one machine")
     ids = list(range(1, brokers + 1))
@@ -72,7 +81,7 @@ def plan(loaded: Loaded, brokers: int, controllers: int | None = None) -> list[L
         wanted = controllers or (3 if brokers >= 3 else 1)
         if wanted > brokers:
             raise ConfigError(f"--controllers {wanted} needs as many brokers; there are {brokers}")
-        layout = Layout(FORMAT, dict.fromkeys(map(str, range(1, wanted + 1)), 0), {})
+        layout = Layout(FORMAT, dict.fromkeys(map(str, range(1, wanted + 1)), 0), {}, racks=list(racks))
     elif controllers not in (None, len(layout.controllers)):
         raise _fixed_controllers(directory, layout)
     needed = max(map(int, layout.controllers))
@@ -154,33 +163,31 @@ def _changeable(directory: Path, running: list[int]) -> Layout:
 
 
 def _choose_ports(layout: Layout, config: Config, ids: list[int]) -> None:
-    """Free ports for those that have none, all different."""
-    held: list[socket.socket] = []
+    """Ports for those that have none, all different: as configured, else free ones. Raises `AddressInUse`."""
+    if config.kafka.port:
+        layout.kafka_ports.update({str(number): config.kafka.port + number - 1 for number in ids})
+    taken = {*layout.controllers.values(), *layout.kafka_ports.values()}
 
     def free(host: str) -> int:
-        probe = socket.socket()
-        held.append(probe)
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        port = choose_port(host, taken)
+        taken.add(port)
+        return port
 
-    try:
-        for name, port in layout.controllers.items():
-            layout.controllers[name] = port or free(config.controller.host)
-        for number in ids:
-            if config.kafka.port:
-                layout.kafka_ports[str(number)] = config.kafka.port + number - 1
-            elif str(number) not in layout.kafka_ports:
-                layout.kafka_ports[str(number)] = free(config.kafka.host)
-    finally:
-        for probe in held:
-            probe.close()
+    for name, port in layout.controllers.items():
+        configured = config.controller.port and config.controller.port + int(name) - 1
+        layout.controllers[name] = port or configured or free(config.controller.host)
+    for number in ids:
+        if str(number) not in layout.kafka_ports:
+            layout.kafka_ports[str(number)] = free(config.kafka.host)
 
 
 def _node(loaded: Loaded, layout: Layout, node_id: int) -> Loaded:
     config = msgspec.convert(msgspec.to_builtins(loaded.config), Config)  # a copy that shares nothing
     directory = Path(config.node.data_dir)
     config.node.id = node_id
-    config.node.data_dir = str(directory / f"node-{node_id}")
+    config.node.data_dir = str((directory / f"node-{node_id}").absolute())
+    if layout.racks:
+        config.kafka.rack = layout.racks[(node_id - 1) % len(layout.racks)]
     is_controller = str(node_id) in layout.controllers
     is_broker = not layout.brokers or node_id in layout.brokers
     config.node.roles = []
@@ -195,6 +202,8 @@ def _node(loaded: Loaded, layout: Layout, node_id: int) -> Loaded:
     config.kafka.port = layout.kafka_ports.get(str(node_id), 0)
     if config.admin.port:
         config.admin.port += node_id - 1
+    if config.kafka.peer_port:
+        config.kafka.peer_port += node_id - 1
     if not config.s3.endpoint and not config.s3.bucket:
         _share_bucket(directory, Path(config.node.data_dir))
     return Loaded(config, loaded.sources)

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
-from controller.settings import ControllerSettings
+from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from runtime.errors import ConfigError
 from storage.settings import CacheSettings, CleanSettings, CompactionSettings, S3Settings, UploadSettings, WalSettings
 
@@ -33,8 +33,10 @@ SECRETS = frozenset({"s3.secret_access_key"})
 class NodeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[node]`: who this process is."""
 
-    id: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 1
-    """Broker id (int32); kept in the data directory's identity file once used."""
+    id: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] = -1
+    """Broker id (int32), kept in the data directory's identity file once used. -1: the one kept there; in a new
+    directory 1 for a process that is its own single controller, else one that the controllers hand out, never twice.
+    Controllers of a quorum need theirs."""
     roles: list[Literal["controller", "broker"]] = msgspec.field(default_factory=lambda: ["controller", "broker"])
     """What this process runs: a controller, a broker, or both."""
     data_dir: str = "tidelog-data"
@@ -56,6 +58,8 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kafka: KafkaSettings = msgspec.field(default_factory=KafkaSettings)
     admin: AdminSettings = msgspec.field(default_factory=AdminSettings)
     controller: ControllerSettings = msgspec.field(default_factory=ControllerSettings)
+    balancer: BalancerSettings = msgspec.field(default_factory=BalancerSettings)
+    scale: ScaleSettings = msgspec.field(default_factory=ScaleSettings)
     wal: WalSettings = msgspec.field(default_factory=WalSettings)
     s3: S3Settings = msgspec.field(default_factory=S3Settings)
     upload: UploadSettings = msgspec.field(default_factory=UploadSettings)

@@ -50,6 +50,8 @@ def _type(kind: Any) -> str:
         low = "" if info.ge is None else f"{info.ge}"
         high = "" if info.le is None else f"{info.le}"
         return f"int {low}…{high}" if low or high else "int"
+    if isinstance(info, msgspec.inspect.FloatType):
+        return "float" if info.ge is None or info.le is None else f"float {info.ge:g}…{info.le:g}"
     if isinstance(info, msgspec.inspect.LiteralType):
         return " \\| ".join(str(value) for value in info.values)
     if isinstance(info, msgspec.inspect.ListType):

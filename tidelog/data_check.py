@@ -23,7 +23,7 @@ from storage.open_store import EMBEDDED_BUCKET, open_store
 from storage.wal_s3_tool import BucketWalInfo
 from storage.wal_tool import Finding, OnRecord, Progress, WalInfo
 from tidelog.config import Config
-from tidelog.data_dir import IDENTITY_FILE, read_identity
+from tidelog.data_dir import IDENTITY_FILE, LONE_NODE_ID, read_identity
 
 WAL_FOLDER = "wal"
 CONTROLLER_FOLDER = "controller"
@@ -84,6 +84,14 @@ def nothing_there(data_dir: Path) -> NotFound:
     )
 
 
+def _node_id(config: Config) -> int:
+    """Whose log it is: as configured, else as the directory says."""
+    if config.node.id >= 0:
+        return config.node.id
+    identity = read_identity(Path(config.node.data_dir) / IDENTITY_FILE)
+    return int(identity["broker_id"]) if identity is not None and identity["broker_id"] >= 0 else LONE_NODE_ID
+
+
 async def inspect_bucket_wal(
     config: Config, cluster_id: str, progress: Progress | None = None, on_record: OnRecord | None = None
 ) -> BucketWalInfo:
@@ -93,7 +101,7 @@ async def inspect_bucket_wal(
     store = _open(config)
     try:
         return await wal_s3_tool.inspect_bucket(
-            store, cluster_id, config.node.id, on_record=on_record, progress=progress
+            store, cluster_id, _node_id(config), on_record=on_record, progress=progress
         )
     finally:
         await store.close()
@@ -129,7 +137,7 @@ def _cluster_of(identity: dict[str, Any] | None) -> str:
 async def _check_bucket(config: Config, cluster_id: str, progress: Progress | None) -> wal_s3_tool.BucketWalReport:
     store = _open(config)
     try:
-        return await wal_s3_tool.verify_bucket(store, cluster_id, config.node.id, progress=progress)
+        return await wal_s3_tool.verify_bucket(store, cluster_id, _node_id(config), progress=progress)
     finally:
         await store.close()
 

@@ -2,9 +2,10 @@
 
 `identity.json` says which cluster and broker the directory belongs to. It is written in two steps, each durable: a
 `check_code` is drawn and stored before the broker registers, the cluster id is added after the controller has accepted
-it (hot-tier.md C2), so a crash between them is finished by the next start. `lock` is held for the life of the process.
+it (hot-tier.md C2), so a crash between them is finished by the next start. Without a configured id the broker id is
+missing (-1) until one is assigned. `lock` is held for the life of the process.
 
-    DIR/identity.json   {"format": 1, "broker_id", "check_code", "cluster_id" or "", "crc32c"}
+    DIR/identity.json   {"format": 1, "broker_id" or -1, "check_code", "cluster_id" or "", "crc32c"}
     DIR/lock            flock(2), holds the pid
     DIR/wal/  DIR/bucket/  DIR/controller/
 
@@ -14,8 +15,10 @@ Entry: `DataDirectory.open`; `read_identity` to look only.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ from runtime.errors import DamagedFile, TidelogError
 
 FORMAT = 1
 IDENTITY_FILE = "identity.json"
+LONE_NODE_ID = 1
+"""Of a process that is its own single controller and was given no other."""
 
 
 class WrongDataDirectory(TidelogError):
@@ -59,6 +64,14 @@ def read_identity(file: Path) -> dict[str, Any] | None:
     return body
 
 
+def _machine() -> str:
+    """The machine's own id, where there is one."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 class DataDirectory:
     """An opened, locked data directory."""
 
@@ -66,6 +79,7 @@ class DataDirectory:
         self.path = path
         self._lock_fd = lock_fd
         self.broker_id = broker_id
+        """-1 until one is assigned."""
         self.check_code = check_code
         self.cluster_id = cluster_id
         """Empty until the broker has registered once."""
@@ -74,7 +88,8 @@ class DataDirectory:
     def open(cls, path: Path, broker_id: int, new_check_code: str) -> DataDirectory:
         """Create or open `path`, lock it and read its identity.
 
-        `new_check_code` is stored if the directory has no identity yet. Raises `WrongDataDirectory`, `CorruptData`.
+        A `broker_id` of -1 is whatever the directory has. `new_check_code` is stored if it has no identity yet. Raises
+        `WrongDataDirectory`, `CorruptData`.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -107,6 +122,10 @@ class DataDirectory:
         if identity is None:
             self._write()
             return
+        if self.broker_id < 0:
+            self.broker_id = identity["broker_id"]
+        if identity["broker_id"] < 0:  # a crash came between two steps of a first start
+            identity["broker_id"] = self.broker_id
         if identity["broker_id"] != self.broker_id:
             raise WrongDataDirectory(
                 f"data directory {self.path} belongs to broker {identity['broker_id']}, "
@@ -115,6 +134,19 @@ class DataDirectory:
             )
         self.check_code = identity["check_code"]
         self.cluster_id = identity["cluster_id"]
+
+    def assign(self, broker_id: int) -> None:
+        """Give the directory the id that it lacks, durably."""
+        assert self.broker_id < 0 <= broker_id, (self.broker_id, broker_id)
+        self.broker_id = broker_id
+        self._write()
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this directory from copies of it, here and on other machines: it is nothing that a copy contains."""
+        found = os.fstat(self._lock_fd)
+        text = f"{_machine()}|{socket.gethostname()}|{found.st_dev}|{found.st_ino}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _write(self) -> None:
         body = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
 from broker.settings import KafkaSettings
+from controller.client import ControllerClient
 from controller.handshake import Credentials, read_secret
 from controller.node import ControllerNode
 from controller.quorum_file import parse_members
@@ -26,6 +26,7 @@ from runtime.disk import FileDisk
 from runtime.errors import ConfigError, StorageFailed
 from runtime.network import AddressInUse, TcpNetwork
 from runtime.open_files import connections_that_fit, raise_open_files
+from runtime.ports import check_free, choose_port
 from storage.object_cleaner import ObjectCleaner
 from storage.object_store import ObjectStore
 from storage.open_store import open_store
@@ -37,7 +38,7 @@ from storage.wal_disk import DiskWal
 from storage.wal_memory import MemoryWal
 from storage.wal_s3 import S3Wal
 from tidelog.config import Config, Loaded
-from tidelog.data_dir import DataDirectory
+from tidelog.data_dir import LONE_NODE_ID, DataDirectory
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class NodeProcess:
         self._cleaner: ObjectCleaner | None = None
         self._orphans: OrphanCleaner | None = None
         self._broker_stopped = False
+        self._drained = False
         self._stopping_broker = asyncio.Lock()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -81,14 +83,21 @@ class NodeProcess:
             kafka.port = reserve_port(kafka.host, kafka.port)
         path = Path(config.node.data_dir)
         directory = self._directory = DataDirectory.open(path, config.node.id, str(uuid.uuid4()))
-        store = self._store = WatchedObjectStore(open_store(config.s3, path, self._clock, self._rng), self._clock)
         members = parse_members(config.controller.members)
         explicit = [split_address(text) for text in config.controller.endpoints]
         endpoints = explicit or [split_address(address) for address in members.values()]
+        if directory.broker_id < 0:
+            directory.assign(await self._find_id(directory.check_code, endpoints, credentials))
+        config.node.id = directory.broker_id
+        credentials = _credentials(config)
+        store = self._store = WatchedObjectStore(open_store(config.s3, path, self._clock, self._rng), self._clock)
+        local = not members and not explicit and "broker" in config.node.roles
         if "controller" in config.node.roles:
             self._controller = ControllerNode(
                 node_id=config.node.id,
                 settings=config.controller,
+                balancer=config.balancer,
+                scale=config.scale,
                 directory=path / "controller",
                 network=self._network,
                 clock=self._clock,
@@ -97,6 +106,7 @@ class NodeProcess:
                 delete_objects=self._delete_objects,
                 on_failed=self._controller_failed,
                 credentials=credentials,
+                serves_broker=local,
             )
             await self._controller.start()
             if not members:
@@ -113,13 +123,19 @@ class NodeProcess:
                 )
             broker = self._broker = BrokerNode(
                 identity=BrokerIdentity(
-                    directory.broker_id, directory.check_code, not directory.cluster_id, directory.belongs_to
+                    directory.broker_id,
+                    directory.check_code,
+                    not directory.cluster_id,
+                    directory.belongs_to,
+                    directory.fingerprint,
+                    config.controller.session_timeout_ms / 1000 + 2 * config.controller.heartbeat_interval_ms / 1000,
                 ),
                 settings=_broker_settings(config),
                 heartbeat_interval_s=config.controller.heartbeat_interval_ms / 1000,
                 controllers=endpoints,
                 credentials=credentials,
                 follows_controllers=not explicit,
+                local_controller=self._controller.feed if local and self._controller is not None else None,
                 open_wal=self._wal_opener(path, store, directory.broker_id),
                 open_bucket_wal=lambda cluster_id, of: self._bucket_wal(store, cluster_id, of),
                 wal_kind=config.wal.kind,
@@ -131,6 +147,21 @@ class NodeProcess:
                 searches_orphans=lambda: self._controller is not None and self._controller.is_active,
             )
             await broker.start()
+
+    async def _find_id(self, check_code: str, endpoints: list[tuple[str, int]], credentials: Credentials | None) -> int:
+        """The id of a process whose configuration and directory have none. Waits for the controllers."""
+        if not endpoints:
+            return LONE_NODE_ID
+        if "controller" in self._config.node.roles:
+            raise ConfigError("a controller of a quorum needs its id", hint="set node.id as in controller.members")
+        client = ControllerClient(endpoints, self._network, self._clock, self._rng, credentials=credentials)
+        try:
+            await client.start()
+            found = await client.apply_for_id(check_code)
+        finally:
+            await client.close()
+        log.info("the controllers handed out a broker id", extra={"broker": found})
+        return found
 
     def _search_orphans(self, controller: ControllerNode, store: ObjectStore) -> OrphanCleaner:
         """The search of a process without a broker; it rests while this controller is not the active one."""
@@ -200,6 +231,7 @@ class NodeProcess:
     async def drain(self) -> None:
         """Let the broker give its partitions to others, at most for `node.drain_timeout_ms`. Can be cancelled."""
         if self._broker is not None and not self._broker_stopped:
+            self._drained = True
             await self._broker.drain(self._config.node.drain_timeout_ms / 1000)
 
     async def stop_broker(self) -> None:
@@ -207,7 +239,7 @@ class NodeProcess:
         async with self._stopping_broker:
             if self._broker is not None and not self._broker_stopped:
                 self._broker_stopped = True
-                await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000)
+                await self._broker.stop(self._config.node.shutdown_timeout_ms / 1000, returns=not self._drained)
             if self._disk is not None:
                 await self._disk.close()
                 self._disk = None
@@ -239,16 +271,16 @@ def _fit_connections(kafka: KafkaSettings) -> None:
 
 def reserve_port(host: str, port: int) -> int:
     """The port itself if it is free (0: one that is), found out before anything is touched. Raises `AddressInUse`."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise AddressInUse(
-                f"cannot listen on {host}:{port}: {error.strerror}",
-                hint=f"`ss -ltnp 'sport = :{port}'` shows who does; choose another with --kafka-port",
-            ) from error
-        return int(probe.getsockname()[1])
+    if port == 0:
+        return choose_port(host)
+    try:
+        check_free(host, port, lingering=True)
+    except OSError as error:
+        raise AddressInUse(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint=f"`ss -tanp 'sport = :{port}'` shows who does; choose another with --kafka-port",
+        ) from error
+    return port
 
 
 def _credentials(config: Config) -> Credentials | None:

@@ -5,6 +5,9 @@ wrong data directory, corrupt data) ends the whole: the supervisor leaves with t
 by a new start after a growing, jittered delay that is reset once the child has been ready for a while. When the
 supervisor itself is killed, the kernel sends its children SIGINT, so that nothing is left behind.
 
+A child gets its configuration in a file that has no name: what may hold credentials is on no disk, and nothing is left
+however the supervisor ends.
+
 Several processes stop in two steps: all brokers first (SIGUSR1), for they need the controllers to upload what is left,
 then the processes (SIGTERM).
 
@@ -21,11 +24,10 @@ import ctypes
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -66,7 +68,6 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._children = {one.config.node.id: _Child(one, self, len(nodes) > 1) for one in nodes}
         self._runs: dict[_Child, asyncio.Task[int]] = {}
-        self._scratch = Path()
         self._announced = False
         self._stop: asyncio.Task[None] | None = None
         self._exit_code = 0
@@ -85,12 +86,10 @@ class Supervisor:
         if cluster_layout.is_cluster(self._loaded):
             await control.start()
         try:
-            with tempfile.TemporaryDirectory(prefix="tidelog-up-") as scratch:
-                self._scratch = Path(scratch)
-                for child in self._children.values():
-                    self._start(child)
-                await self._stopping.wait()
-                codes = await asyncio.gather(*self._runs.values())
+            for child in self._children.values():
+                self._start(child)
+            await self._stopping.wait()
+            codes = await asyncio.gather(*self._runs.values())
             if self._stop is not None:
                 await self._stop
         finally:
@@ -98,7 +97,7 @@ class Supervisor:
         return self._exit_code or max(codes, default=0)
 
     def _start(self, child: _Child) -> None:
-        self._runs[child] = asyncio.create_task(child.keep_running(self._scratch))
+        self._runs[child] = asyncio.create_task(child.keep_running())
 
     def stop(self) -> None:
         """End all children."""
@@ -169,8 +168,17 @@ class Supervisor:
         if left is not None and not self._stopping.is_set():
             controller = self._children[node_id] = _Child(left, self, True)
             self._start(controller)
+            await self._wait_back(controller)
         click.echo(f"broker {node_id} was stopped to be removed", err=True)
         return {"id": node_id, "controller": left is not None}
+
+    async def _wait_back(self, controller: _Child) -> None:
+        """Who removes several brokers, one after the other, shall not stop a majority of the controllers with them."""
+        try:
+            async with asyncio.timeout(ADD_TIMEOUT_S):
+                await controller.ready.wait()
+        except TimeoutError:
+            click.echo(f"the controller of the removed broker is not ready after {ADD_TIMEOUT_S:g} s", err=True)
 
     def child_ready(self) -> None:
         """Tell when all are ready for the first time."""
@@ -225,16 +233,13 @@ class _Child:
         gone.cancel()
         stopped.cancel()
 
-    async def keep_running(self, scratch: Path) -> int:
+    async def keep_running(self) -> int:
         """Run the process, again and again, until `stopping`; returns the exit code of the last."""
         stopping = self.stopping
-        settings = scratch / f"node-{self._loaded.config.node.id}.toml"
-        settings.touch(0o600)
-        settings.write_text(to_toml(self._loaded.config), encoding="utf-8")
         backoff = Backoff(base_s=0.2, cap_s=10.0)
         while not stopping.is_set():
             started = time.monotonic()
-            code, was_ready = await self._run(settings, stopping)
+            code, was_ready = await self._run(stopping)
             if stopping.is_set():
                 return 0 if code in (0, -signal.SIGTERM, -signal.SIGINT) else max(code, 1)
             if not was_ready and not self._supervisor.is_announced and code in FATAL_EXIT_CODES:
@@ -251,29 +256,40 @@ class _Child:
                 continue
         return 0
 
-    def _keep_port(self, bootstrap: str, settings: Path) -> None:
+    def _keep_port(self, bootstrap: str) -> None:
         """A port that the system chose stays the broker's for as long as this supervisor lives."""
         kafka = self._loaded.config.kafka
         if kafka.port == 0:
             kafka.port = int(bootstrap.rpartition(":")[2])
-            settings.write_text(to_toml(self._loaded.config), encoding="utf-8")
 
-    async def _run(self, settings: Path, stopping: asyncio.Event) -> tuple[int, bool]:
+    def _settings(self) -> BinaryIO:
+        """A file in memory; the child opens it by the descriptor that it inherits."""
+        settings = os.fdopen(os.memfd_create(f"node-{self._loaded.config.node.id}.toml"), "wb")
+        settings.write(to_toml(self._loaded.config).encode())
+        settings.flush()
+        return settings
+
+    async def _launch(self) -> asyncio.subprocess.Process:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
+        with self._settings() as settings:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tidelog",
+                "serve",
+                "--config",
+                f"/proc/self/fd/{settings.fileno()}",
+                pass_fds=[settings.fileno()],
+                env=environment,
+                stdout=asyncio.subprocess.PIPE,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then asks the child to end
+                preexec_fn=_die_with_parent,
+            )
+
+    async def _run(self, stopping: asyncio.Event) -> tuple[int, bool]:
         self._broker_stopped.clear()
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tidelog",
-            "serve",
-            "--config",
-            str(settings),
-            env=environment,
-            stdout=asyncio.subprocess.PIPE,
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then asks the child to end
-            preexec_fn=_die_with_parent,
-        )
+        self._process = process = await self._launch()
         if stopping.is_set():
             process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -284,17 +300,17 @@ class _Child:
                 self._broker_stopped.set()
             elif line.startswith((READY_PREFIX, READY_CONTROLLER_PREFIX)):
                 ready = True
-                self._became_ready(line, settings)
+                self._became_ready(line)
             else:
                 click.echo(line)
         return await process.wait(), ready
 
-    def _became_ready(self, line: str, settings: Path) -> None:
+    def _became_ready(self, line: str) -> None:
         if self.ready.is_set():
             click.echo(f"{self._name} is ready again", err=True)
             return
         self.ready.set()
         if self.is_broker:
             self.bootstrap = line.removeprefix(READY_PREFIX)
-            self._keep_port(self.bootstrap, settings)
+            self._keep_port(self.bootstrap)
         self._supervisor.child_ready()

@@ -6,7 +6,7 @@ One request for a connection, a line of JSON: `{"do": "add" | "stop" | "forget" 
 line, `{"done": …}` or `{"error": …, "hint": …}`. The path of a socket has a narrow limit, so that both ends reach it
 through the open directory, however long its name is.
 
-Entry: `ControlServer`, `ask`.
+Entry: `ControlServer`, `ask`, `listens`.
 """
 
 from __future__ import annotations
@@ -119,6 +119,15 @@ def _connect(directory: Path) -> socket.socket:
             hint="name its directory with --data-dir; with `tidelog serve`, start one more process yourself",
         ) from error
     return connection
+
+
+def listens(directory: Path) -> bool:
+    """Whether a `tidelog up` runs over this directory."""
+    try:
+        _connect(directory).close()
+    except (Unavailable, OSError):
+        return False
+    return True
 
 
 def ask(directory: Path, request: Document) -> Document:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
 """Bound on ids a client chooses; a member id is such an id and a UUID, and must fit in a record."""
 LOAD_WAIT_S = 3.0
-"""How long FindCoordinator waits for a partition that is just being opened here; then the client waits itself."""
+"""How long requests wait for a partition that is being opened or handed over here; then the client waits itself."""
 
 
 class GroupDescription(NamedTuple):
@@ -112,15 +112,29 @@ class GroupCoordinator:
     async def find(self, group_id: str) -> BrokerRecord:
         """The broker that coordinates a group; creates the offsets topic at first. Raises `CoordinatorNotAvailable`."""
         broker = await self._topic.find(group_id)
+        if await self.arrival(group_id):
+            broker = await self._topic.find(group_id)  # perhaps it has moved meanwhile
+        return broker
+
+    async def arrival(self, group_id: str) -> bool:
+        """Wait shortly while the group's partition comes here or leaves; False if it does neither.
+
+        A move takes some ten milliseconds. A client that was told to look for the coordinator before there is a new
+        one, or that it is loading, would back off for longer, or give up a commit after a few attempts.
+        """
+        index = self._topic.partition_of(group_id)
+        if not self._shards.is_coming(index):
+            return False
         with contextlib.suppress(TimeoutError):  # the client will be told that it is loading
             async with asyncio.timeout(LOAD_WAIT_S):
-                await self._shards.wait_until_loaded(self._topic.partition_of(group_id))
-        return broker
+                await self._shards.wait_until_loaded(index)
+        return True
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
         """JoinGroup; returns when the round is over. Raises `InvalidGroupId`, `InvalidGroupRequest`."""
         _check_id(group_id)
         _check_request(request)
+        await self.arrival(group_id)
         shard = self._shard(group_id)
         low, high = self.settings.min_session_timeout_ms, self.settings.max_session_timeout_ms
         if not low <= request.session_timeout_ms <= high:
@@ -129,17 +143,20 @@ class GroupCoordinator:
         now = self._shards.now()
         result = await self._shards.wait_for(shard, group, lambda waiter: group.join(waiter, request, now))
         assert isinstance(result, JoinResult)
+        await self._known(group_id, result.error)
         return result
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
         """SyncGroup; returns when the leader's assignment is durable. Raises `InvalidGroupId`."""
         _check_id(group_id)
+        await self.arrival(group_id)
         shard = self._shard(group_id)
         group = shard.store.groups.get(group_id)
         if group is None:
             return SyncResult(GroupError.UNKNOWN_MEMBER_ID)
         result = await self._shards.wait_for(shard, group, lambda waiter: group.sync(waiter, request))
         assert isinstance(result, SyncResult)
+        await self._known(group_id, result.error)
         return result
 
     def heartbeat(self, group_id: str, identity: MemberIdentity, generation: int) -> GroupError:
@@ -178,6 +195,7 @@ class GroupCoordinator:
         The caller bounds the metadata strings. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
         """
         _check_id(group_id, may_be_empty=True)
+        await self.arrival(group_id)
         shard = self._shard(group_id)
         group = shard.store.groups.get(group_id)
         if group is None:
@@ -190,7 +208,9 @@ class GroupCoordinator:
         if shard.writer.is_full:
             raise CoordinatorNotAvailable(f"too many commits wait for offsets partition {shard.index}")
         records = [(encode_offset_key(key), encode_offset_value(value)) for key, value in offsets]
-        return await self._shards.write(shard, records, lambda: shard.store.put_offsets(offsets))
+        error = await self._shards.write(shard, records, lambda: shard.store.put_offsets(offsets))
+        await self._known(group_id, error)
+        return error
 
     def committed(
         self, group_id: str, topics: Mapping[str, Collection[int]] | None
@@ -250,6 +270,11 @@ class GroupCoordinator:
 
         error = await self._shards.remove(shard, plan)
         return refused if error is GroupError.NONE else error
+
+    async def _known(self, group_id: str, error: GroupError) -> None:
+        """Who is sent away because the partition leaves goes when it is known where it is."""
+        if error is GroupError.NOT_COORDINATOR:
+            await self.arrival(group_id)
 
     def _shard(self, group_id: str) -> Shard:
         return self._shards.get(self._topic.partition_of(group_id))

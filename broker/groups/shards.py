@@ -147,6 +147,7 @@ class ShardTable:
             self._unsubscribe()
         for index in list(self._shards):
             self.unload(index)
+        self._phase_changed.set()
         if self._alarm is not None:
             self._alarm.cancel()
         await self._tasks.close()
@@ -271,15 +272,16 @@ class ShardTable:
         shard = self._shards.get(index) if index is not None else None
         if shard is not None and shard.phase is Phase.ACTIVE:
             return shard
-        if self._is_coming(index):
+        if self.is_coming(index):
             raise CoordinatorLoading(f"offsets partition {index} is being loaded")
         if shard is None:
             raise NotCoordinator(f"this broker does not lead offsets partition {index}")
         raise CoordinatorNotAvailable(f"offsets partition {index} is corrupt", hint="see `tidelog status`")
 
     async def wait_until_loaded(self, index: int | None) -> None:
-        """If the partition is on its way to this broker, until it is there. Bound it with a timeout."""
-        while self._is_coming(index):
+        """While the partition is on its way to this broker, or closed here and on its way to another one: until it is
+        there. Bound it with a timeout."""
+        while self.is_coming(index):
             self._phase_changed.clear()
             await self._phase_changed.wait()
 
@@ -287,7 +289,8 @@ class ShardTable:
         """How many requests wait for an answer."""
         return len(self._waiting)
 
-    def _is_coming(self, index: int | None) -> bool:
+    def is_coming(self, index: int | None) -> bool:
+        """Whether the partition is this broker's and not served: it opens, it loads, or it leaves."""
         if index is None or self._closed:
             return False
         shard = self._shards.get(index)
@@ -439,7 +442,9 @@ class ShardTable:
     # --- deleted topics ------------------------------------------------------------------------------------------
 
     def _image_changed(self, delta: Delta) -> None:
-        """A topic that is no more takes its offsets along: one of the same name must not begin in the middle."""
+        """A topic that is no more takes its offsets along: one of the same name must not begin in the middle. And who
+        waits for a partition that has left is told where it is."""
+        self._phase_changed.set()
         deleted = set()
         for _, topic_id, record in delta.of("topics"):
             if record is not None:

@@ -4,27 +4,31 @@
   data sends at least one batch, whatever the limits; later ones keep to them.
 - The request waits until `min_bytes` are there, `max_wait` is over, or any partition has an error or a diverging epoch.
 - Hot partitions are answered at once; cold ones are read side by side, each inside its share of the response.
+- Of a partition that has just come from another broker (`JUST_CAME_S`) any data is enough.
+- Its wait ends early when its client has another request on the connection (`RequestContext.hurry`).
+- A partition that is being handed over has no data until its new leader is known, which its reader is then told.
 - Leader epochs are checked (KIP-320). Consumers are told of a diverging epoch from v12, of an unknown topic id from
   v13, and of the new leader from v16 (KIP-951).
-- Fetch sessions (KIP-227) are declined: the session id is always 0 and every response is whole.
+- In a fetch session (KIP-227, `broker.fetch_sessions`) only the partitions that are due are looked at, and only those
+  with something new are answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import (
     FENCED_LEADER_EPOCH,
-    FETCH_SESSION_ID_NOT_FOUND,
-    INVALID_FETCH_SESSION_EPOCH,
     NOT_LEADER_OR_FOLLOWER,
     fetch_code,
 )
+from broker.fetch_sessions import FetchSession, FetchSessions, SessionError, SessionPartition
 from broker.handlers.epochs import check_leader_epoch
 from broker.handlers.leaders import current_leader, endpoints
+from broker.partitions import LeaderNotAvailable
 from broker.services import Answer, ApiHandler, RequestContext
 from broker.wire.fetch import (
     API_KEY,
@@ -46,8 +50,6 @@ if TYPE_CHECKING:
 
 _FIRST_WITH_LEADERS = 16
 _READ_COMMITTED = 1
-_FULL_FETCH_EPOCHS = (0, -1)
-"""Session epochs of a request that names all its partitions (KIP-227)."""
 MAX_COLD_READS = 16
 """Cold partitions read for one request at a time; the others come with the next request."""
 MAX_COLD_ROUNDS = 4
@@ -57,6 +59,8 @@ COLD_READ_TIMEOUT_S = 15.0
 """A response must leave before clients give up (30 s and more); what was read meanwhile stays in the cache."""
 _REREAD_PAUSE_S = 0.005
 """Between two looks at a partition that grows in small steps towards a large `min_bytes`."""
+JUST_CAME_S = 0.1
+"""So long a partition that came from another broker makes no reader wait for `min_bytes`: they have waited enough."""
 _BASE_OFFSET = Struct(">q")
 _LAST_OFFSET_DELTA = Struct(">i")
 _LAST_OFFSET_DELTA_AT = 23
@@ -69,9 +73,11 @@ class _Repeated(InvalidInput):
 class _Slot:
     """One partition of the request, and what is known of it so far."""
 
-    __slots__ = ("data", "log", "size", "spec", "topic")
+    __slots__ = ("data", "log", "member", "size", "spec", "topic")
 
-    def __init__(self, topic: FetchTopic, spec: FetchPartition) -> None:
+    def __init__(self, topic: FetchTopic, spec: FetchPartition, member: SessionPartition | None = None) -> None:
+        self.member = member
+        """What the session knows of it; None without a session."""
         self.topic = topic
         self.spec = spec
         self.data = PartitionData(spec.partition)
@@ -80,22 +86,33 @@ class _Slot:
 
 
 class _Fetch:
-    """One Fetch request on its way."""
+    """One Fetch request on its way. `session`: the one it belongs to, which this takes the due partitions of."""
 
-    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
+    def __init__(self, context: RequestContext, request: FetchRequest, session: FetchSession | None = None) -> None:
         self._context = context
         self._services = context.services
         self._request = request
         self._committed = request.isolation_level == _READ_COMMITTED
         self._by_id = context.api_version >= FIRST_WITH_TOPIC_ID
-        self._slots = [_Slot(topic, spec) for topic in request.topics for spec in topic.partitions]
+        self._session = session
+        if session is None:
+            self._slots = [_Slot(topic, spec) for topic in request.topics for spec in topic.partitions]
+        else:
+            self._slots = self._take_due(session)
         self._seen: dict[PartitionLog, _Slot] = {}
         self._limit = min(request.max_bytes, context.services.kafka.fetch_max_bytes)
         self._size = 0
-        self._urgent = not self._slots
+        self._urgent = not (self._slots if session is None else len(session))
         self._cold: list[tuple[_Slot, asyncio.Task[FetchResult]]] = []
         self._skipped: list[_Slot] = []
         self._looked = self._memory_only = self._missed = False
+        self._wake = asyncio.Event()
+        self._hurried = False
+
+    def hurry(self) -> None:
+        """Answer with what there is as soon as that is read."""
+        self._hurried = True
+        self._wake.set()
 
     def at_once(self) -> FetchResponse | None:
         """The response if there is enough of it in memory now. None: `run`."""
@@ -122,33 +139,64 @@ class _Fetch:
         clock = self._services.clock
         deadline = clock.monotonic() + min(request.max_wait_ms, MAX_WAIT_MS) / 1000
         changed: dict[_Slot, None] = {}
-        wake = asyncio.Event()
-        removers = [self._listen(slot, changed, wake) for slot in self._slots if slot.log is not None]
+        wake = self._wake
+        removers = self._listen_to(self._slots, changed, wake)
+        session = self._session
+        if session is not None:
+            session.heard = wake.set
         try:
             # A cold read may have let time pass in which a watermark moved unheard.
-            again: Iterable[_Slot] = [slot for slot in self._slots if self._may_have_more(slot)]
+            again = [slot for slot in self._slots if self._may_have_more(slot)]
+            if session is not None:
+                again += await self._join_due(session, removers, changed, wake)
             while True:
                 await self._collect(again)
                 remaining = deadline - clock.monotonic()
-                if self._urgent or self._size >= request.min_bytes or remaining <= 0:
+                if self._urgent or self._size >= request.min_bytes or remaining <= 0 or self._hurried:
                     return self._response()
                 await _wait(wake, remaining)
-                if self._size:
+                if self._size and not self._urgent:
                     await asyncio.sleep(_REREAD_PAUSE_S)
                 wake.clear()
                 again = list(changed)
                 changed.clear()
+                if session is not None:
+                    again += await self._join_due(session, removers, changed, wake)
         finally:
             for remove in removers:
                 remove()
 
+    def _take_due(self, session: FetchSession) -> list[_Slot]:
+        return [_Slot(member.topic, member.spec, member) for member in session.take()]
+
+    async def _join_due(
+        self, session: FetchSession, removers: list[Callable[[], None]], changed: dict[_Slot, None], wake: asyncio.Event
+    ) -> list[_Slot]:
+        """Partitions of the session that became due while this request waits are part of it from now on."""
+        joined = self._take_due(session)
+        self._slots += joined
+        await self._collect(joined)
+        removers += self._listen_to(joined, changed, wake)
+        return [slot for slot in joined if not slot.size and self._may_have_more(slot)]
+
+    def _listen_to(
+        self, slots: Iterable[_Slot], changed: dict[_Slot, None], wake: asyncio.Event
+    ) -> list[Callable[[], None]]:
+        return [self._listen(slot, changed, wake) for slot in slots if slot.log is not None]
+
     def _listen(self, slot: _Slot, changed: dict[_Slot, None], wake: asyncio.Event) -> Callable[[], None]:
+        log = slot.log
+        assert log is not None
+
         def moved() -> None:
             changed[slot] = None
+            self._urgent = self._urgent or self._has_just_come(log)
             wake.set()
 
-        assert slot.log is not None
-        return slot.log.add_watermark_listener(moved)
+        return log.add_watermark_listener(moved)
+
+    def _has_just_come(self, log: PartitionLog) -> bool:
+        return self._services.clock.monotonic() < log.came_at + JUST_CAME_S
 
     def _may_have_more(self, slot: _Slot) -> bool:
         log = slot.log
@@ -185,16 +233,16 @@ class _Fetch:
             self._fail(slot, error)
 
     def _look_at(self, slot: _Slot) -> None:
-        topic, spec = slot.topic, slot.spec
-        partitions = self._services.partitions
-        if self._by_id:
-            log = partitions.get_by_id(topic.topic_id, spec.partition)
-        else:
-            log = partitions.get(topic.name, spec.partition)
+        spec, log = slot.spec, self._find(slot)
         if self._seen.setdefault(log, slot) is not slot:
             raise _Repeated(f"{log.topic}-{log.partition} is asked for twice")
+        if slot.log is not None and slot.log is not log:
+            self._urgent = True  # opened anew, and nobody listens to this one: the client asks again
         slot.log = log
         check_leader_epoch(log, spec.current_leader_epoch)
+        if log.closed:
+            self._fill(slot, log)
+            return
         if spec.last_fetched_epoch >= 0 and self._diverges(slot, log):
             return
         room = self._limit - self._size - sum(reserved.size for reserved, _ in self._cold)
@@ -220,6 +268,22 @@ class _Fetch:
         self._fill(slot, log)
         if found.size_bytes <= limit or first:
             self._take(slot, found)
+
+    def _find(self, slot: _Slot) -> PartitionLog:
+        """The open log; or the closed one of a partition that is being handed over: it has no news but the name of the
+        new leader, which comes in some milliseconds. An error without it would make the client back off for longer."""
+        topic, index = slot.topic, slot.spec.partition
+        partitions = self._services.partitions
+        try:
+            if self._by_id:
+                return partitions.get_by_id(topic.topic_id, index)
+            return partitions.get(topic.name, index)
+        except LeaderNotAvailable:
+            found = self._services.controller.image.topic(topic.name) if not self._by_id else None
+            leaving = partitions.leaving(found.id if found is not None else topic.topic_id, index)
+            if leaving is None:
+                raise
+            return leaving
 
     def _diverges(self, slot: _Slot, log: PartitionLog) -> bool:
         """KIP-595/320: whether the log has another history than the one this reader has read."""
@@ -247,6 +311,8 @@ class _Fetch:
             slot.data.records = found.records
             slot.size = found.size_bytes
             self._size += found.size_bytes
+            if slot.log is not None and self._has_just_come(slot.log):
+                self._urgent = True
             if self._committed:
                 slot.data.aborted_transactions = found.aborted
 
@@ -285,23 +351,47 @@ class _Fetch:
     # --- answering -------------------------------------------------------------------------------------------------
 
     def _response(self) -> FetchResponse:
-        topics: list[FetchTopicResponse] = []
-        slots = iter(self._slots)
+        session = self._session
+        answered: Sequence[_Slot] = self._slots if session is None else self._give_back(session)
+        response = FetchResponse(session_id=0 if session is None else session.id)
+        topics: dict[str | bytes, FetchTopicResponse] = {}
         leaders = []
-        for topic in self._request.topics:
-            answers = []
-            for _ in topic.partitions:
-                slot = next(slots)
-                answers.append(slot.data)
-                if slot.size and slot.log is not None:
-                    self._services.metrics.fetched(slot.log.topic, _count_records(slot.data), slot.size)
-                if slot.data.current_leader is not None:
-                    leaders.append(slot.data.current_leader.leader_id)
-            topics.append(FetchTopicResponse(topic.name, topic.topic_id, answers))
-        response = FetchResponse(topics)
+        for slot in answered:
+            name = slot.topic.topic_id if self._by_id else slot.topic.name
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = FetchTopicResponse(slot.topic.name, slot.topic.topic_id, [])
+                response.topics.append(topic)
+            topic.partitions.append(slot.data)
+            if slot.size and slot.log is not None:
+                self._services.metrics.fetched(slot.log.topic, _count_records(slot.data), slot.size)
+                self._services.metrics.load.fetched(slot.log.first_stream, slot.size)
+            if slot.data.current_leader is not None:
+                leaders.append(slot.data.current_leader.leader_id)
         if leaders:
             response.node_endpoints = endpoints(self._services.controller.image, leaders)
         return response
+
+    def _give_back(self, session: FetchSession) -> list[_Slot]:
+        """Return the partitions to the session; the slots that have something to tell, in the order of the request."""
+        answered, served = [], []
+        for slot in self._slots:
+            member, data = slot.member, slot.data
+            assert member is not None
+            told = (data.high_watermark, data.last_stable_offset, data.log_start_offset)
+            troubled = data.error_code != 0 or data.diverging_epoch is not None
+            if slot.size or troubled or told != member.told or not session.incremental:
+                member.told = told
+                answered.append(slot)
+            if slot.size:
+                served.append(member)
+            elif troubled or slot.log is None or self._may_have_more(slot):
+                session.due_again(member)
+            else:
+                session.rest(member, slot.log)
+        for member in served:
+            session.due_again(member)
+        return answered
 
 
 def _count_records(data: PartitionData) -> int:
@@ -323,17 +413,37 @@ async def _wait(wake: asyncio.Event, seconds: float) -> None:
 
 def handle(context: RequestContext, request: FetchRequest) -> Awaitable[Any]:
     """Answer one Fetch request: at once from memory, without a task and turns of the loop, or when there is enough."""
+    sessions, clock = context.services.fetch_sessions, context.services.clock
     answer = Answer()
-    if request.session_epoch not in _FULL_FETCH_EPOCHS:  # an incremental fetch in a session that we never gave out
-        code = FETCH_SESSION_ID_NOT_FOUND if request.session_id else INVALID_FETCH_SESSION_EPOCH
-        answer.give(FetchResponse(error_code=code))
+    try:
+        session = sessions.begin(request, clock.monotonic(), by_id=context.api_version >= FIRST_WITH_TOPIC_ID)
+    except SessionError as error:
+        answer.give(FetchResponse(error_code=error.code))
         return answer
-    fetch = _Fetch(context, request)
-    response = fetch.at_once()
+    try:
+        fetch = _Fetch(context, request, session)
+        response = fetch.at_once()
+    except BaseException:
+        if session is not None:
+            sessions.end(session, answered=False)
+        raise
     if response is None:
-        return fetch.run()
+        context.hurry = fetch.hurry
+        return fetch.run() if session is None else _run_in(sessions, session, fetch)
+    if session is not None:
+        sessions.end(session, answered=True)
     answer.give(response)
     return answer
+
+
+async def _run_in(sessions: FetchSessions, session: FetchSession, fetch: _Fetch) -> FetchResponse:
+    answered = False
+    try:
+        response = await fetch.run()
+        answered = True
+        return response
+    finally:
+        sessions.end(session, answered=answered)
 
 
 APIS = [ApiHandler(API_KEY, MIN_VERSION, MAX_VERSION, handle, sequential=True)]

@@ -96,6 +96,7 @@ async def sync_group(context: RequestContext, request: Any) -> Any:
 async def heartbeat(context: RequestContext, request: Any) -> Any:
     """Heartbeat v0–v4."""
     identity = MemberIdentity(request.member_id, getattr(request, "group_instance_id", None))
+    await context.services.groups.arrival(request.group_id)
     try:
         error = int(context.services.groups.heartbeat(request.group_id, identity, request.generation_id))
     except TidelogError as failure:
@@ -110,6 +111,7 @@ async def leave_group(context: RequestContext, request: Any) -> Any:
     named = request.members if many else [request]
     identities = [MemberIdentity(one.member_id, getattr(one, "group_instance_id", None)) for one in named]
     s = schema.response(context.api_key, context.api_version)
+    await context.services.groups.arrival(request.group_id)
     try:
         errors = context.services.groups.leave(request.group_id, identities)
     except TidelogError as error:

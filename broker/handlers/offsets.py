@@ -78,15 +78,15 @@ async def offset_fetch(context: RequestContext, request: Any) -> Any:
     """OffsetFetch v1–v9: one group, from v8 on many. Null topics (v2+) are all topics with offsets."""
     s = schema.response(context.api_key, context.api_version)
     if context.api_version >= 8:
-        groups = [_fetched_group(context, s, group) for group in request.groups]
+        groups = [await _fetched_group(context, s, group) for group in request.groups]
         return s.make("OffsetFetchResponse", throttle_time=0, groups=groups)
-    error, topics = _fetch(context, request.group_id, request.topics)
+    error, topics = await _fetch(context, request.group_id, request.topics)
     named = "OffsetFetchResponseTopic", "OffsetFetchResponsePartition"
     return s.make("OffsetFetchResponse", throttle_time=0, topics=_fetched(s, named, topics, error), error_code=error)
 
 
-def _fetched_group(context: RequestContext, s: schema.Schema, group: Any) -> Any:
-    error, topics = _fetch(context, group.group_id, group.topics)
+async def _fetched_group(context: RequestContext, s: schema.Schema, group: Any) -> Any:
+    error, topics = await _fetch(context, group.group_id, group.topics)
     named = "OffsetFetchResponseTopics", "OffsetFetchResponsePartitions"
     answers = [] if error else _fetched(s, named, topics, 0)
     return s.make("OffsetFetchResponseGroup", group_id=group.group_id, topics=answers, error_code=error)
@@ -95,11 +95,12 @@ def _fetched_group(context: RequestContext, s: schema.Schema, group: Any) -> Any
 _Offsets = dict[str, dict[int, OffsetValue | None]]
 
 
-def _fetch(context: RequestContext, group_id: str, topics: Any) -> tuple[int, _Offsets]:
+async def _fetch(context: RequestContext, group_id: str, topics: Any) -> tuple[int, _Offsets]:
     wanted: dict[str, list[int]] | None = None if topics is None else {}
     for topic in topics or ():
         assert wanted is not None
         wanted.setdefault(topic.name, []).extend(topic.partition_indexes)  # a topic may be named twice
+    await context.services.groups.arrival(group_id)
     try:
         return 0, context.services.groups.committed(group_id, wanted)
     except TidelogError as error:

@@ -46,6 +46,7 @@ from broker.wire.produce import (
 )
 from runtime.errors import Overloaded, TidelogError
 from storage.record_batch import HEADER_BYTES, Compression, InvalidRecord
+from stream.partition_log import PartitionLog
 
 FIRST_SERVED = 3
 _FIRST_WITH_ZSTD = 7
@@ -64,6 +65,7 @@ class _Produce:
 
     __slots__ = (
         "_answer",
+        "_appended",
         "_deadline",
         "_failed",
         "_next",
@@ -85,6 +87,7 @@ class _Produce:
         self._failed = False
         self._deadline = -1.0
         self._answer = Answer()
+        self._appended: list[tuple[PartitionLog, int, int, bool]] = []
         self._slot: int | None = None
         for topic in request.topics:
             outcomes = []
@@ -119,8 +122,8 @@ class _Produce:
     def _append_one(
         self, topic: TopicProduceData, data: PartitionProduceData, outcome: PartitionProduceResponse
     ) -> None:
-        services, version = self.context.services, self.context.api_version
-        partitions = services.partitions
+        version = self.context.api_version
+        partitions = self.context.services.partitions
         if version >= _FIRST_WITH_TOPIC_ID:
             log = partitions.get_by_id(topic.topic_id, data.index)
         else:
@@ -144,8 +147,8 @@ class _Produce:
         outcome.log_start_offset = result.log_start_offset
         if result.wal_end > self._wal_end:
             self._wal_end = result.wal_end
-        if not result.duplicate:
-            services.metrics.produced(log.topic, result.last_offset - result.base_offset + 1, len(records))
+        count = result.last_offset - result.base_offset + 1
+        self._appended.append((log, count, len(records), result.duplicate))
 
     def _refuse(self, outcome: PartitionProduceResponse, code: int, message: str) -> None:
         outcome.error_code = code
@@ -189,6 +192,7 @@ class _Produce:
                 answer.fail(CloseConnection(f"Produce with acks=0 failed: {self._first_error()}"))
             else:
                 answer.give(None)
+            self._count()
             return answer
         self.context.services.partitions.storage.confirm.add_listener(self._wal_end, self._confirmed)
         if not answer.done:
@@ -200,8 +204,19 @@ class _Produce:
             self.context.services.deadlines.discard(self._slot, self._timed_out)
         if not self._answer.done:
             self._answer.give(self._response())
+        self._count()
+
+    def _count(self) -> None:
+        """For the metrics, once: after the answer, which need not wait for it."""
+        appended, self._appended = self._appended, []
+        metrics = self.context.services.metrics
+        for log, count, size_bytes, duplicate in appended:
+            metrics.load.produced(log.first_stream, size_bytes)
+            if not duplicate:
+                metrics.produced(log.topic, count, size_bytes)
 
     def _timed_out(self) -> None:
+        self._count()
         if self._answer.done:
             return
         for topic in self.topics:

@@ -116,6 +116,9 @@ class _ProduceCodec:
         return client_id, produce.decode_request(self._version, frame, at)
 
     def encode(self, correlation_id: int, response: Any) -> list[Buffer]:
+        one = produce.encode_one(self._version, correlation_id, response)
+        if one is not None:
+            return [one]
         head = _response_head(correlation_id, self._flexible)
         produce.encode_response(self._version, response, head)
         return _frame([head])

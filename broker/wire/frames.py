@@ -43,7 +43,7 @@ class FrameReader:
         self._shared = memoryview(shared)
         self._max_bytes = max_bytes
         self._grant = grant
-        self._carry = b""
+        self._carry: bytes | memoryview = b""
         self._frame: bytearray | None = None
         self._filled = 0
         self._wanted = 0
@@ -109,10 +109,11 @@ class FrameReader:
             stop = at + SIZE_BYTES + size
             if stop > end:
                 if size > SMALL_FRAME_BYTES:
-                    self._carry = bytes(shared[at + SIZE_BYTES : end])
+                    self._carry = shared[at + SIZE_BYTES : end]
                     self._filled = len(self._carry)
                     self._wanted = size
-                    self.unblock()
+                    if not self.unblock():
+                        self._carry = bytes(self._carry)  # the buffer is others' from now on
                     return frames
                 break
             frames.append(bytearray(shared[at + SIZE_BYTES : stop]))

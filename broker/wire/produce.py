@@ -28,6 +28,7 @@ from broker.wire.primitives import (
     read_compact_string,
     read_legacy_count,
     read_legacy_string,
+    read_uvarint,
     required,
     skip_tags,
     too_many_elements,
@@ -48,6 +49,17 @@ _V5_PARTITION = Struct(">ihqqq")
 _V8_SUCCESS = Struct(">ihqqqih")
 _V9_SUCCESS = Struct(">ihqqqBBB")
 _LEADER = Struct(">ii")
+_ONE_START = Struct(">BhiBB")
+"""No transactional id, acks, timeout, one topic, the length of its name (or the first byte of its id)."""
+_ONE_PARTITION = Struct(">BiB")
+"""One partition, its index, the first byte of the records' length."""
+_ONE_END = bytes(3)
+"""No tags of the partition, the topic and the request."""
+_ONE_LEAST_BYTES = _ONE_START.size + _ONE_PARTITION.size
+_ONE_ANSWER = Struct(">iibBB")
+"""Size, correlation id, no tags; one topic and the length of its name."""
+_ONE_OUTCOME = Struct(">BihqqqBBBBiB")
+"""One partition without an error, no tags of the topic, the throttle time, no tags."""
 _NO_TAGS = 0
 _NO_ERRORS = 1
 """The compact length of an empty array."""
@@ -118,9 +130,47 @@ class ProduceResponse:
 def decode_request(version: int, frame: bytearray, at: int) -> ProduceRequest:
     """Decode the body that starts at `at`. Raises `MalformedRequest`, and nothing else, for garbage."""
     try:
-        return _decode_flexible(version, frame, at) if version >= FIRST_FLEXIBLE else _decode_legacy(version, frame, at)
+        if version < FIRST_FLEXIBLE:
+            return _decode_legacy(version, frame, at)
+        return _decode_one(version, frame, at) or _decode_flexible(version, frame, at)
     except (struct.error, *DECODE_ERRORS) as error:
         raise MalformedRequest(f"cannot decode Produce v{version}: {error}") from error
+
+
+def _decode_one(version: int, frame: bytearray, at: int) -> ProduceRequest | None:
+    """The request of one batch for one partition, as most are; None for any other, `_decode_flexible` tells which.
+
+    A broker that gets a request every few milliseconds meets it with cold caches: a call costs ten times what it costs
+    in a loop, and this takes twenty less.
+    """
+    if len(frame) < at + _ONE_LEAST_BYTES:
+        return None
+    null, acks, timeout_ms, topics, name_bytes = _ONE_START.unpack_from(frame, at)
+    if null or topics != 2:
+        return None
+    at += _ONE_START.size
+    name, topic_id = "", b""
+    if version >= 13:
+        end = at + 15
+        topic_id = bytes(frame[at - 1 : end])
+    elif 1 < name_bytes < 0x80:
+        end = at + name_bytes - 1
+        name = str(frame[at:end], "utf-8")
+    else:
+        return None
+    start = end + _ONE_PARTITION.size
+    if start > len(frame):
+        return None
+    partitions, index, size = _ONE_PARTITION.unpack_from(frame, end)
+    if partitions != 2 or size == 0:
+        return None
+    if size >= 0x80:
+        size, start = read_uvarint(frame, start - 1)
+    stop = start + size - 1
+    if frame[stop : stop + 3] != _ONE_END:
+        return None
+    data = PartitionProduceData(index, memoryview(frame)[start:stop])
+    return ProduceRequest(None, acks, timeout_ms, [TopicProduceData(name, topic_id, [data])])
 
 
 def _decode_legacy(version: int, frame: bytearray, at: int) -> ProduceRequest:
@@ -185,6 +235,35 @@ def _decode_flexible(version: int, frame: bytearray, at: int) -> ProduceRequest:
         topics.append(TopicProduceData(required(name, "topic name"), topic_id, partitions))
     skip_tags(frame, at)
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def encode_one(version: int, correlation_id: int, response: ProduceResponse) -> bytes | None:
+    """The whole frame for one partition that took its batch, in flexible versions with names; None for any other."""
+    topic = response.topics[0] if len(response.topics) == 1 else None
+    if topic is None or len(topic.partitions) != 1 or not FIRST_FLEXIBLE <= version < 13 or response.node_endpoints:
+        return None
+    name, p = topic.name.encode(), topic.partitions[0]
+    if p.error_code or p.record_errors or p.error_message is not None or p.current_leader or len(name) >= 0x7F:
+        return None
+    size = _ONE_ANSWER.size - 4 + len(name) + _ONE_OUTCOME.size
+    return (
+        _ONE_ANSWER.pack(size, correlation_id, 0, 2, len(name) + 1)
+        + name
+        + _ONE_OUTCOME.pack(
+            2,
+            p.index,
+            0,
+            p.base_offset,
+            p.log_append_time_ms,
+            p.log_start_offset,
+            _NO_ERRORS,
+            0,
+            _NO_TAGS,
+            _NO_TAGS,
+            response.throttle_time_ms,
+            _NO_TAGS,
+        )
+    )
 
 
 def encode_response(version: int, response: ProduceResponse, out: bytearray) -> None:

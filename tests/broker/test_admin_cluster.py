@@ -13,6 +13,7 @@ from broker.handlers import (
     delete_records,
     describe_cluster,
     describe_producers,
+    describe_quorum,
     describe_topics,
     elections,
     log_dirs,
@@ -62,6 +63,57 @@ def test_authorized_operations_are_all_without_an_authorizer() -> None:
 def test_endpoints_that_are_not_brokers_are_refused(endpoint: int, code: int) -> None:
     answer = cluster(AdminWorld(), 2, endpoint_type=endpoint)
     assert (int(answer.error_code), answer.brokers) == (code, ())
+
+
+# --- DescribeQuorum ----------------------------------------------------------------------------------------------
+
+PEERS = [
+    {"id": 2, "match_index": 41, "lag": 0, "silent_s": 0.5},
+    {"id": 3, "match_index": 30, "lag": 11, "silent_s": 2.0},
+]
+LEADER = {"id": 1, "address": "c1:9001", "state": "active", "term": 7, "last_index": 41, "applied_index": 40}
+FOLLOWERS = [{"id": number, "address": f"c{number}:900{number}", "state": "follower"} for number in (2, 3)]
+
+
+def quorum(version: int, members: list[dict[str, Any]], topic: str = "__cluster_metadata") -> Any:
+    world = AdminWorld()
+
+    async def report() -> dict[str, Any]:
+        return {"members": members, "problems": []}
+
+    world.services.quorum = report
+    asked = part(
+        55, version, "TopicData", topic_name=topic, partitions=(part(55, version, "PartitionData", partition_index=0),)
+    )
+    return world.call(describe_quorum.APIS, 55, version, topics=(asked,))
+
+
+@pytest.mark.parametrize("version", versions(describe_quorum.APIS, 55))
+def test_every_version_of_describe_quorum_tells_leader_epoch_and_what_each_voter_has(version: int) -> None:
+    answer = quorum(version, [{**LEADER, "peers": PEERS}, *FOLLOWERS])
+    [topic] = answer.topics
+    [found] = topic.partitions
+    assert (int(answer.error_code), topic.topic_name, int(found.error_code)) == (0, "__cluster_metadata", 0)
+    assert (found.leader_id, found.leader_epoch, found.high_watermark) == (1, 7, 41)
+    assert [(each.replica_id, each.log_end_offset) for each in found.current_voters] == [(1, 42), (2, 42), (3, 31)]
+    assert found.observers == ()
+    if version >= 1:
+        leader, second, third = found.current_voters
+        assert leader.last_caught_up_timestamp - second.last_fetch_timestamp == 500
+        assert leader.last_fetch_timestamp == -1 and second.last_caught_up_timestamp == second.last_fetch_timestamp
+        assert leader.last_caught_up_timestamp - third.last_fetch_timestamp == 2_000
+        assert third.last_caught_up_timestamp == -1
+    if version >= 2:
+        assert [(node.node_id, node.listeners[0].host, node.listeners[0].port) for node in answer.nodes] == [
+            (1, "c1", 9001),
+            (2, "c2", 9002),
+            (3, "c3", 9003),
+        ]
+
+
+def test_a_quorum_without_a_leader_and_other_topics_are_answered_with_errors() -> None:
+    assert quorum(2, FOLLOWERS).topics[0].partitions[0].error_code == 5
+    assert quorum(2, [{**LEADER, "peers": PEERS}], topic="orders").topics[0].partitions[0].error_code == 3
 
 
 # --- DescribeTopicPartitions -------------------------------------------------------------------------------------

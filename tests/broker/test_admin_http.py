@@ -423,3 +423,14 @@ def test_closing_ends_what_is_in_flight() -> None:
                     await request
 
     asyncio.run(run())
+
+
+def test_clients_are_told_the_advertised_host() -> None:
+    async def check(place: Place, _session: aiohttp.ClientSession) -> None:
+        port = place.server.url.rpartition(":")[2]
+        place.settings.advertised_host = "broker-1.example"
+        assert place.server.url == f"http://broker-1.example:{port}"
+        place.settings.advertised_host = "::1"
+        assert place.server.url == f"http://[::1]:{port}"
+
+    serve(check)

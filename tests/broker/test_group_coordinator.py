@@ -588,6 +588,59 @@ async def test_while_a_partition_loads_clients_are_told_so() -> None:
 
 
 @virtual
+async def test_requests_wait_while_a_partition_loads() -> None:
+    async with World() as world:
+        await commit(world, "g", 1)
+        log = world.log
+        world.partitions.close(0)
+        log.read_errors = [Unavailable("bucket"), Unavailable("bucket")]
+        world.partitions.open(log)
+        await commit(world, "g", 2)  # two pauses later
+        assert committed(world, "g") == 2
+        consumer = Consumer(world)
+        world.partitions.close(0)
+        world.partitions.opening.add(0)
+        joining = asyncio.create_task(consumer.join())
+        await asyncio.sleep(0.5)
+        assert not joining.done()
+        world.partitions.open(log)
+        assert (await joining).error is GroupError.NONE
+
+
+@virtual
+async def test_a_partition_that_does_not_come_in_time_is_told_as_loading() -> None:
+    async with World() as world:
+        log = world.log
+        world.partitions.close(0)
+        world.partitions.opening.add(0)
+        with pytest.raises(CoordinatorLoading):
+            await commit(world, "g", 1)
+        world.partitions.open(log)
+
+
+@virtual
+async def test_who_waits_while_a_partition_leaves_is_sent_away_when_its_new_owner_is_known() -> None:
+    async with World() as world:
+        await commit(world, "g", 1)
+        world.storage.auto_confirm = False
+        under_way = asyncio.create_task(commit(world, "g", 2))
+        await asyncio.sleep(0.1)
+        world.partitions.close(0)
+        world.partitions.opening.add(0)  # it is still this broker's by the image
+        asked_now = asyncio.create_task(commit(world, "g", 3))
+        looking = asyncio.create_task(world.coordinator.find("g"))
+        await asyncio.sleep(0.2)
+        assert not under_way.done() and not asked_now.done() and not looking.done()
+        world.partitions.opening.discard(0)
+        world.controller.give_all_to(2)
+        assert await under_way is GroupError.NOT_COORDINATOR
+        with pytest.raises(NotCoordinator):
+            await asked_now
+        assert (await looking).id == 2
+        assert (await world.coordinator.find("g")).id == 2
+
+
+@virtual
 async def test_loading_waits_for_what_is_not_confirmed_yet() -> None:
     async with World() as world:
         await commit(world, "g", 1)

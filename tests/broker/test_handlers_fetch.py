@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
+from broker.handlers.fetch import JUST_CAME_S
 from broker.settings import KafkaSettings
 from broker.wire import schema
+from runtime.clock import SystemClock
 from storage.record_batch import iter_batches, iter_records
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
@@ -66,6 +69,10 @@ def fetch_request(
         topics=asked,
         **fields,
     )
+
+
+def metadata_request() -> Any:
+    return request_entity(3, 4, topics=None, allow_auto_topic_creation=False)
 
 
 async def fetch(client: KafkaClient, version: int, topics: dict[Any, dict[int, Any]], **fields: Any) -> Any:
@@ -211,6 +218,76 @@ def test_min_bytes_is_waited_for() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_partition_that_has_just_come_makes_nobody_wait_for_min_bytes(under_way: bool) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", partitions=2)
+            log = world.log("t", 1)
+            log.came_at = math.inf
+            if not under_way:
+                await appended(world, "t", b"a", partition=1)
+            client.post(fetch_request(11, {"t": {0: 0, 1: 0}}, max_wait=60_000, min_bytes=1000))
+            if under_way:
+                await until(lambda: bool(log._watchers), "the poll waits")
+                await appended(world, "t", b"a", partition=1)
+            assert values(part(await client.receive(), partition=1).records) == [(0, b"a")]
+
+    run(work())
+
+
+def test_a_partition_that_came_a_while_ago_is_like_any_other() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            world.log("t").came_at = SystemClock().monotonic() - JUST_CAME_S
+            await appended(world, "t", b"a")
+            client.post(fetch_request(11, {"t": {0: 0}}, max_wait=60_000, min_bytes=1000))
+            waiting = asyncio.ensure_future(client.receive())
+            await until(lambda: bool(world.log("t")._watchers), "the poll waits")
+            assert not waiting.done()
+            client.post(metadata_request())
+            assert values(part(await waiting).records) == [(0, b"a")]
+            await client.receive()
+
+    run(work())
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_long_poll_ends_early_when_its_client_asks_something_else(under_way: bool) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            await appended(world, "t", b"a")
+            client.post(fetch_request(11, {"t": {0: 0}}, max_wait=60_000, min_bytes=1000))
+            if under_way:
+                await until(lambda: bool(world.log("t")._watchers), "the poll waits")
+            client.post(metadata_request())
+            assert values(part(await client.receive()).records) == [(0, b"a")]
+            assert [topic.name for topic in (await client.receive()).topics] == ["t"]
+
+    run(work())
+
+
+def test_a_long_poll_is_not_ended_by_the_next_one() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t")
+            client.post(fetch_request(11, {"t": {0: 0}}, max_wait=60_000))
+            client.post(fetch_request(11, {"t": {0: 0}}, max_wait=60_000))
+            client.post(metadata_request())
+            waiting = asyncio.ensure_future(client.receive())
+            await until(lambda: bool(world.log("t")._watchers), "the poll waits")
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await appended(world, "t", b"a")
+            assert values(part(await waiting).records) == [(0, b"a")]
+            assert values(part(await client.receive()).records) == [(0, b"a")]
+            assert [topic.name for topic in (await client.receive()).topics] == ["t"]
+
+    run(work())
+
+
 def test_the_listeners_of_a_long_poll_are_removed() -> None:
     async def work() -> None:
         async with KafkaWorld() as world, world.client() as client:
@@ -313,20 +390,6 @@ def test_an_unknown_topic_id_is_told() -> None:
     async def work() -> None:
         async with KafkaWorld() as world, world.client() as client:
             assert part(await fetch(client, 13, {uuid.UUID(int=99): {0: 0}}, max_wait=60_000)).error_code == 100
-
-    run(work())
-
-
-def test_sessions_are_declined() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            await appended(world, "t", b"a")
-            wants_one = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
-            assert (wants_one.error_code, wants_one.session_id) == (0, 0) and part(wants_one).records
-            assert (await fetch(client, 11, {}, session_id=5, session_epoch=3)).error_code == 70
-            assert (await fetch(client, 11, {}, session_id=0, session_epoch=3)).error_code == 71
-            assert (await fetch(client, 11, {}, max_wait=60_000)).responses == ()
 
     run(work())
 

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker import metrics as module
 from broker.metrics import Metrics, MetricSources, api_name
+from controller.load import HeartbeatReply
 from runtime.clock import SystemClock
 from storage.managers import CommitObjects, ObjectSlice
 from storage.object_store_memory import MemoryObjectStore
@@ -161,6 +162,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         rng=random.Random(1),
     )
     metrics.sources.storage = storage.stats
+    metrics.sources.balance = lambda: HeartbeatReply(4, 3, 2, 1)
     metrics.sources.orphans = cleaner(CompactionWorld()).figures
     metrics.sources.compaction = CompactionWorld().compactor().figures
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in metrics.collect()}

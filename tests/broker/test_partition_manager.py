@@ -161,6 +161,28 @@ def test_what_is_open_is_what_is_placed_here_whatever_happens(steps: list[tuple[
     asyncio.run(run())
 
 
+def test_a_start_is_not_held_up_by_a_partition_that_leaves() -> None:
+    """Uploads are held back until the start is settled, and a partition that leaves waits for one."""
+
+    async def run() -> None:
+        made = World(1)
+        topic = await made.create("t", [NODE_ID, NODE_ID])
+        made.controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 1, OTHER),)))
+        held = asyncio.Event()
+        made.storage.upload_now = held.wait  # type: ignore[method-assign,assignment]
+        await made.start()
+        try:
+            async with asyncio.timeout(10):
+                await made.partitions.wait_settled()
+            assert made.partitions.counts()["open"] == 2
+            assert made.partitions.unsettled() == []
+        finally:
+            held.set()
+            await made.close()
+
+    asyncio.run(run())
+
+
 async def append_everywhere(here: World) -> None:
     for one in here.partitions.all():
         one.append_internal(batch(b"x"))
@@ -218,5 +240,8 @@ def test_a_partition_whose_data_is_damaged_is_told_from_one_that_is_opening() ->
                 here.partitions.get("t", 0)
             assert (produce_code(caught.value), fetch_code(caught.value)) == (56, 2)
             assert "quarantined: a gap" in here.partitions.problems()[0]
+            here.controller.apply(c.ReleaseStream(stream))
+            await until(lambda: here.partitions.counts()["open"] == 1, "it opens when it was released")
+            assert here.partitions.get("t", 0).append(memoryview(batch(b"v"))).base_offset == 0
 
     asyncio.run(run())

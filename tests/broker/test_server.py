@@ -523,3 +523,20 @@ def test_close_cuts_what_is_not_done_at_the_deadline(run: Run) -> None:
             assert world.server.connections == 0 and scripted.waiting["s1"].cancelled()
 
     run(work())
+
+
+def test_a_cut_ends_every_connection_at_once_and_takes_no_new_one(run: Run) -> None:
+    async def work() -> None:
+        scripted = Scripted()
+        async with KafkaWorld(apis=scripted.apis) as world, world.client() as busy, world.client() as idle:
+            busy.post(produce_entity())
+            await until(lambda: len(scripted.started) == 1, "start")
+            world.server.cut()
+            scripted.answers["p1"].give(ProduceResponse([], throttle_time_ms=1))  # too late: it must not be heard
+            assert await busy.closed_by_broker()
+            assert await idle.closed_by_broker()
+            assert world.server.connections == 0 and world.server.in_flight_bytes == 0
+            async with world.client() as late:
+                assert await late.closed_by_broker()
+
+    run(work())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import io
 import struct
 import uuid
@@ -18,6 +19,7 @@ from broker.errors import MalformedRequest
 from broker.wire import fetch, produce, schema
 from broker.wire.codec import message_codec
 from broker.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint
+from broker.wire.primitives import DECODE_ERRORS
 from tests.support.kafka_client import encode_request
 from tests.support.kio_strategies import entities
 
@@ -67,6 +69,15 @@ def test_a_produce_request_is_read_as_kio_wrote_it(entity: Any) -> None:
     ]
 
 
+def test_the_response_of_one_partition_is_the_same_both_ways() -> None:
+    outcome = produce.PartitionProduceResponse(3, base_offset=1 << 40, log_append_time_ms=9, log_start_offset=7)
+    for version in (9, 12):
+        response = produce.ProduceResponse([produce.TopicProduceResponse("tä", b"", [outcome])], 5)
+        body = bytearray(struct.pack(">ib", 77, 0))
+        produce.encode_response(version, response, body)
+        assert produce.encode_one(version, 77, response) == struct.pack(">i", len(body)) + body
+
+
 def test_records_are_writable_views_of_the_frame() -> None:
     make = schema.request(0, 9).make
     partition = make("PartitionProduceData", index=0, records=b"abcdef")
@@ -77,6 +88,40 @@ def test_records_are_writable_views_of_the_frame() -> None:
     _, request = message_codec(0, 9).decode(frame)
     request.topics[0].partitions[0].records[:3] = b"xyz"
     assert b"xyzdef" in frame and b"abc" not in frame
+
+
+def _outcome(decode: Any, version: int, body: bytearray) -> Any:
+    try:
+        return decode(version, body, 0)
+    except MalformedRequest:
+        return MalformedRequest
+    except (struct.error, *DECODE_ERRORS):
+        return MalformedRequest
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from([9, 12, 13]), text, int16, st.binary(max_size=300), st.data())
+def test_a_request_for_one_partition_reads_the_same_both_ways(
+    version: int, name: str, index: int, records: bytes, data: st.DataObject
+) -> None:
+    """The short way takes what is usual and leaves the rest, broken frames above all, to the long one."""
+    make = schema.request(0, version).make
+    partition = make("PartitionProduceData", index=index, records=records)
+    topic = {"topic_id": uuid.UUID(int=7)} if version >= 13 else {"name": name}
+    topics = [make("TopicProduceData", **topic, partition_data=[partition])]
+    entity = make("ProduceRequest", acks=-1, timeout=dt.timedelta(seconds=5), transactional_id=None, topic_data=topics)
+    body = bytearray(_encode(entity))
+    one = produce._decode_one(version, body, 0)
+    if version >= 13 or 0 < len(name.encode()) < 0x7F:
+        assert one == produce._decode_flexible(version, body, 0)
+    else:
+        assert one is None
+    for _ in range(data.draw(st.integers(0, 3))):
+        body[data.draw(st.integers(0, min(len(body) - 1, 40)))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        body = body[: data.draw(st.integers(0, len(body)))]
+    found = _outcome(produce.decode_request, version, body)
+    assert found == _outcome(produce._decode_flexible, version, body)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

@@ -19,7 +19,7 @@ from controller.settings import ControllerSettings
 from controller.state import ControllerState
 from runtime.clock import SystemClock
 from runtime.network import TcpNetwork
-from storage.managers import CommitObjects, NewObject, StreamRange
+from storage.managers import CommitObjects, NewObject, pack_ranges
 
 TOPIC = bytes(range(16))
 DELAY_MS = 1_000
@@ -31,6 +31,9 @@ class Driver:
     def __init__(self) -> None:
         self.state = ControllerState()
         self.image = Image()
+        """Kept by deltas as they are sent: it finds the streams' committed ends itself."""
+        self.local_image = Image()
+        """Kept by deltas of this process, which have those rows ready."""
         self.index = 0
         self.now_ms = 1_000
         self.term = 1
@@ -47,6 +50,7 @@ class Driver:
         applied = self.state.apply(envelope, self.index)
         if applied.mutations:
             self.image.apply(Delta(self.index, applied.mutations))
+            self.local_image.apply(Delta(self.index, applied.mutations, applied.ends))
         return c.decode_result(applied.result)
 
     def run(self, command: c.AnyCommand, kind: Any = Any) -> Any:
@@ -74,7 +78,7 @@ class Driver:
 
 
 def new_object(object_id: int, *ranges: tuple[int, int, int]) -> NewObject:
-    return NewObject(object_id, 1, 100, tuple(StreamRange(*each) for each in ranges))
+    return NewObject(object_id, 1, 100, pack_ranges(ranges))
 
 
 def make_node(directory: Path, **kwargs: Any) -> ControllerNode:

@@ -18,7 +18,7 @@ import pysyncobj.serializer
 
 from controller.client import ControllerClient
 from controller.settings import ControllerSettings
-from storage.managers import CommitObjects, NewObject, StreamRange
+from storage.managers import CommitObjects, NewObject, pack_ranges
 from tests.controller.controller_helpers import make_client, make_node
 
 WRITERS = 4
@@ -50,7 +50,7 @@ async def commits(client: ControllerClient, epoch: int, stream_id: int) -> None:
     while True:
         object_id = await client.prepare_objects(1, 60_000)
         end, wal = client.image.streams[stream_id].end_offset, client.committed_wal_offset(0)
-        ranges = (StreamRange(stream_id, end, end + 1),)
+        ranges = pack_ranges([(stream_id, end, end + 1)])
         await client.commit_objects(CommitObjects(0, epoch, wal, wal + 1, (NewObject(object_id, 1, 10, ranges),)))
         say(f"ack {end + 1}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,16 @@ from controller.errors import (
 )
 from controller.image import Delta
 from controller.node import ControllerNode
-from controller.rpc import CommandParams, PollParams, RpcConnection
+from controller.rpc import DELTA_VERSION, CommandParams, PollParams, RpcConnection
 from controller.settings import ControllerSettings
+from controller.tables import Mutation
 from runtime.clock import SystemClock
 from runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
 from runtime.network import TcpNetwork
-from storage.managers import CommitGap, CommitObjects, NewObject, StreamRange
+from storage.managers import CommitGap, CommitObjects, NewObject, pack_ranges
 from tests.controller.controller_helpers import make_client, make_node, until
+
+MakeWorld = Callable[[Path], Awaitable[tuple[ControllerNode, ControllerClient]]]
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -63,13 +66,72 @@ async def register(client: ControllerClient, broker_id: int = 0, check_code: str
 async def commit(client: ControllerClient, epoch: int, stream_id: int, start: int, end: int) -> None:
     object_id = await client.prepare_objects(1, 60_000)
     wal = client.committed_wal_offset(0)
-    new = NewObject(object_id, 1, 10, (StreamRange(stream_id, start, end),))
+    new = NewObject(object_id, 1, 10, pack_ranges([(stream_id, start, end)]))
     await client.commit_objects(CommitObjects(0, epoch, wal, wal + 1, (new,)))
 
 
-def test_a_call_returns_when_the_local_image_has_its_effect(tmp_path: Path) -> None:
+async def local_world(directory: Path, **kwargs: Any) -> tuple[ControllerNode, ControllerClient]:
+    """As `world`, with the client of a broker in the controller's own process."""
+    node = make_node(directory, serves_broker=True, **kwargs)
+    await node.start()
+    await node.wait_active(10)
+    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=10, local=node.feed)
+    await client.start()
+    return node, client
+
+
+def test_a_client_in_the_process_of_the_controller_uses_its_image_before_and_after_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
-        node, client = await world(tmp_path)
+        settings = ControllerSettings(snapshot_entries=20)
+        node, client = await local_world(tmp_path, settings=settings)
+        deltas: list[Delta] = []
+        client.subscribe(deltas.append)
+        await register(client)
+        epoch = (await client.elect(0, 0)).master_epoch
+        topic = await client.create_topic("t", 1, {})
+        stream_id = client.image.partitions(topic.id)[0].first_stream
+        await client.open_streams(0, epoch, [(stream_id, epoch)])
+        for at in range(20):
+            await commit(client, epoch, stream_id, at, at + 1)
+        assert client.image is node.image
+        assert client.image.streams[stream_id].end_offset == 20
+        assert [each.start_offset for each in client.find_objects(stream_id, 5, 8, 9)] == [5, 6, 7]
+        versions = [delta.version for delta in deltas]
+        assert versions == sorted(set(versions)) and versions[-1] == client.image.version
+        await until(lambda: (tmp_path / "snapshot").exists())
+        rows = {name: dict(table) for name, table in client.image.rows()}
+        await client.close()
+        await node.close()
+        heard = len(deltas)
+        node, client = await local_world(tmp_path, settings=settings)
+        assert len(deltas) == heard
+        for name, table in client.image.rows():
+            assert name == "cluster" or name == "brokers" or table == rows[name], name
+        assert [each.start_offset for each in client.find_objects(stream_id, 5, 8, 9)] == [5, 6, 7]
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
+def test_a_listener_of_a_feed_hears_what_a_snapshot_changed() -> None:
+    feed = feed_module.DeltaFeed(finds_objects=True)
+    heard: list[Delta] = []
+    remove = feed.listen(heard.append)
+    feed.append(Delta(1, [Mutation("kv", "a", b"1"), Mutation("kv", "b", b"1")]))
+    newer = feed.new_image()
+    newer.apply(Delta(5, [Mutation("kv", "b", b"2"), Mutation("kv", "c", b"3")]))
+    feed.reset(newer)
+    assert heard[1] == Delta(5, [Mutation("kv", "a", None), Mutation("kv", "b", b"2"), Mutation("kv", "c", b"3")])
+    remove()
+    feed.append(Delta(6, [Mutation("kv", "c", None)]))
+    assert len(heard) == 2 and feed.image.kv == {"b": b"2"}
+
+
+@pytest.mark.parametrize("make_world", [world, local_world])
+def test_a_call_returns_when_the_local_image_has_its_effect(tmp_path: Path, make_world: MakeWorld) -> None:
+    async def scenario() -> None:
+        node, client = await make_world(tmp_path)
         assert len(client.image.cluster_id) == 22
         await register(client)
         assert client.image.brokers[0].alive
@@ -185,7 +247,9 @@ def test_clients_may_not_act_as_the_controller(tmp_path: Path) -> None:
         with pytest.raises(TidelogError):
             await client._commands.call("command", ["garbage"], 5)
         with pytest.raises(Fenced):
-            await client._commands.call("poll", PollParams(0, 0, "another-cluster"), 5)
+            await client._commands.call("poll", PollParams(0, 0, "another-cluster", DELTA_VERSION), 5)
+        with pytest.raises(InvalidInput, match="upgrade"):
+            await client._commands.call("poll", [0, 0, client.image.cluster_id], 5)  # as older processes ask
         assert (await client.status())["active"] is True
         await client.close()
         await node.close()
@@ -338,6 +402,29 @@ def test_the_lifecycle_expires_deletes_and_then_forgets(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_bucket_that_does_not_answer_delays_no_look_at_who_lives(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        async def delete(_object_ids: Any) -> None:
+            asked.set()
+            await asyncio.Event().wait()  # the bucket never answers
+
+        node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=10)
+        await client.prepare_objects(1, 10)
+        await asked.wait()
+        other = make_client(node.address, heartbeat_interval_s=0.05)
+        await other.start()
+        await register(other, broker_id=7)
+        await until(lambda: 7 in node._sessions._sessions)  # its first heartbeat
+        await other.close()
+        await until(lambda: not client.image.brokers[7].alive)
+        await client.close()
+        await node.close()
+
+    run(scenario())
+
+
 def test_without_a_controller_calls_fail_within_their_budget_and_start_waits(tmp_path: Path) -> None:
     async def scenario() -> None:
         node, client = await world(tmp_path)
@@ -418,5 +505,44 @@ def test_a_command_that_waits_long_for_its_answer_is_not_forgotten_for_its_succe
         assert sorted([await slow, *await asyncio.gather(*others)]) == list(range(1, 302))
         await client.close()
         await node.close()
+
+    run(scenario())
+
+
+def test_commands_leave_a_silent_controller_when_the_image_names_another_active_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, client = await world(tmp_path)
+        ends: list[asyncio.Event] = []
+
+        class Silent(asyncio.Protocol):
+            def __init__(self) -> None:
+                self.ended = asyncio.Event()
+                ends.append(self.ended)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                self.ended.set()
+
+        silent = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
+        paused = silent.sockets[0].getsockname()[:2]
+        client._budget_s = 60
+        for channel in (client._commands, client._polls):
+            channel.set_endpoints([node.address, paused])
+            channel.prefer(paused)
+        asking = asyncio.create_task(client._commands.call("command", None, 60))
+        await until(lambda: client._commands._connection is not None)
+        cluster = node.image.cluster
+        assert cluster is not None
+        members = ((0, "{}:{}".format(*node.address)), (7, "{}:{}".format(*paused)))
+        named = msgspec.structs.replace(cluster, controllers=members, active_term=cluster.active_term + 1)
+        client._follower._take(Delta(client.image.version + 1, [Mutation("cluster", "", named)]))
+        with pytest.raises(Unavailable):  # at once: it is asked again, of the active one
+            await asking
+        assert client._commands.endpoint == client._polls.endpoint == node.address
+        await client.put_kv("k", b"v")
+        await client.close()
+        silent.close()
+        await silent.wait_closed()
+        await node.close()
+        await asyncio.gather(*(ended.wait() for ended in ends))
 
     run(scenario())

@@ -12,7 +12,7 @@ from controller.image import Delta, Image
 from controller.model import ObjectState
 from runtime.errors import InvalidInput
 from storage.compaction_check import check_conserved
-from storage.managers import CommitRefused, CompactionRefused, CompactObjects, NewObject, StreamRange
+from storage.managers import CommitRefused, CompactionRefused, CompactObjects, NewObject, StreamRange, pack_ranges
 
 
 class World:
@@ -33,7 +33,7 @@ class World:
             self.inputs.append(object_id)
 
     def output(self, *ranges: tuple[int, int, int], kind: int = 1) -> NewObject:
-        return NewObject(self.driver.prepare(), kind, 50, tuple(StreamRange(*one) for one in ranges))
+        return NewObject(self.driver.prepare(), kind, 50, pack_ranges(ranges))
 
     def request(self, *outputs: NewObject, inputs: list[int] | None = None, epoch: int | None = None) -> c.Compact:
         chosen = self.inputs if inputs is None else inputs

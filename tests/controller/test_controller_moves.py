@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -152,6 +153,43 @@ def test_a_hand_over_closes_the_streams_and_elects_the_target_in_one_step(driver
     assert [each.owner_since_epoch for each in opened] == [epoch] * 4
     with pytest.raises(Fenced):
         open_on(driver, 0)
+
+
+def ready(driver: Driver, broker: int, later: int = 0) -> dict[str, int]:
+    """What a broker says of itself; `later`: its master epoch has moved on since."""
+    epoch = driver.image.replica_sets[broker].master_epoch
+    return {"ready_replica_set": broker, "ready_master_epoch": epoch - later}
+
+
+def states(driver: Driver) -> set[tuple[int, int, int]]:
+    first = record(driver).first_stream
+    streams = [driver.image.streams[first + n] for n in range(4)]
+    return {(one.state, one.replica_set, one.epoch) for one in streams}
+
+
+def test_a_target_that_is_ready_has_its_streams_opened_by_the_hand_over(driver: Driver) -> None:
+    move(driver, 1)
+    assert hand_over(driver, **ready(driver, 1)) is None
+    leader, epoch = driver.image.leader(record(driver))
+    assert leader == 1
+    assert states(driver) == {(StreamState.OPENED, 1, epoch)}
+    first = record(driver).first_stream
+    told = [driver.image.streams[first + n] for n in range(4)]
+    facts = [(one.id, one.epoch, one.start_offset, one.end_offset, one.owner_since_epoch) for one in told]
+    assert [tuple(msgspec.structs.astuple(one)) for one in open_on(driver, 1)] == facts, "asking would change nothing"
+    assert {one.owner_since_epoch for one in told} == {epoch}
+    with pytest.raises(Fenced):
+        open_on(driver, 0)
+
+
+@pytest.mark.parametrize(("said", "later"), [(1, 1), (2, 0)])
+def test_what_an_earlier_life_or_another_target_said_opens_nothing(driver: Driver, said: int, later: int) -> None:
+    move(driver, 1)
+    _, before = driver.image.leader(record(driver))
+    assert hand_over(driver, **ready(driver, said, later)) is None
+    assert driver.image.leader(record(driver))[0] == 1
+    assert states(driver) == {(StreamState.CLOSED, 0, before)}
+    open_on(driver, 1)
 
 
 def test_a_hand_over_is_refused_while_something_is_not_in_the_bucket(driver: Driver) -> None:
@@ -383,14 +421,17 @@ class MoveMachine(RuleBasedStateMachine):
         self.opens(*data.draw(st.sampled_from(self.can_open())), twice=data.draw(st.booleans()))
 
     def opens(self, process: Process, key: Key, *, twice: bool) -> None:
-        """Open the log; `twice`: the request arrives a second time, later."""
+        """Open the log; `twice`: the request arrives a second time, later. What a hand-over opened needs no request."""
         partition = record(self.driver, key[1])
         epoch = partition.epoch_base + process.master_epoch
         pairs = tuple((partition.first_stream + step, epoch) for step in range(4))
         command = c.OpenStreams(process.broker, process.master_epoch, pairs)
-        if twice:
-            self.in_flight.append(command)
-        self.driver.run(command)
+        streams = [self.driver.image.streams[one] for one, _ in pairs]
+        ours = (StreamState.OPENED, process.broker, epoch)
+        if twice or any((one.state, one.replica_set, one.epoch) != ours for one in streams):
+            if twice:
+                self.in_flight.append(command)
+            self.driver.run(command)
         process.closing.pop(key, None)
         process.open[key] = epoch
         end = self.tail(process, partition.first_stream + 1)
@@ -432,14 +473,19 @@ class MoveMachine(RuleBasedStateMachine):
         process.closing[key] = process.open.pop(key)
 
     @precondition(lambda self: self.can_hand_over())
-    @rule(data=st.data(), arrives=st.booleans(), answered=st.booleans())
-    def hand_over_log(self, data: st.DataObject, arrives: bool, answered: bool) -> None:
-        self.hands_over(*data.draw(st.sampled_from(self.can_hand_over())), arrives=arrives, answered=answered)
+    @rule(data=st.data(), arrives=st.booleans(), answered=st.booleans(), ready=st.integers(-1, 2))
+    def hand_over_log(self, data: st.DataObject, arrives: bool, answered: bool, ready: int) -> None:
+        found = data.draw(st.sampled_from(self.can_hand_over()))
+        self.hands_over(*found, arrives=arrives, answered=answered, ready=ready)
 
-    def hands_over(self, process: Process, key: Key, *, arrives: bool, answered: bool) -> None:
+    def hands_over(self, process: Process, key: Key, *, arrives: bool, answered: bool, ready: int) -> None:
+        """`ready`: the broker that has said, in the life it has now or had last, that it would serve at once."""
         ends = [self.driver.image.streams[record(self.driver, key[1]).first_stream + n].end_offset for n in range(4)]
         ends[1] = self.acked[key]
         item = c.ClosedPartition(*key, process.closing[key], (ends[0], ends[1], ends[2], ends[3]))
+        if ready >= 0:
+            said = self.processes[ready]
+            item = msgspec.structs.replace(item, ready_replica_set=said.broker, ready_master_epoch=said.master_epoch)
         command = c.HandOver(process.broker, process.master_epoch, (item,))
         if arrives:
             error = self.attempt(command)
@@ -474,7 +520,7 @@ class MoveMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             self.uploads(process)
         process.closing[key] = process.open.pop(key)
-        self.hands_over(process, key, arrives=arrives, answered=False)
+        self.hands_over(process, key, arrives=arrives, answered=False, ready=data.draw(st.integers(-1, 2)))
         lost, opened = self.in_flight[-1], self.openings_under_way(key)
         if data.draw(st.booleans()):
             self.reclaims(process, key)

@@ -17,10 +17,19 @@ from controller import commands as c
 from controller.image import Delta, Image
 from controller.index import Index
 from controller.model import ObjectState, StreamRecord, StreamState
+from controller.slices import unpack
 from controller.state import ControllerState
 from controller.tables import KEY_TYPES, Mutation
 from runtime.errors import TidelogError
-from storage.managers import CommitGap, CommitObjects, CommitRefused, CompactObjects, NewObject, StreamRange
+from storage.managers import (
+    CommitGap,
+    CommitObjects,
+    CommitRefused,
+    CompactObjects,
+    NewObject,
+    StreamRange,
+    pack_ranges,
+)
 from tests.controller.controller_helpers import DELAY_MS, Driver
 
 BROKERS = st.integers(0, 1)
@@ -39,7 +48,7 @@ def replay(log: list[c.Envelope], cut: int | None = None) -> bytes:
 
 
 def index_facts(index: Index) -> dict[str, Any]:
-    slices = {key: [each[at] for at in range(len(each))] for key, each in index.slices.items()}
+    slices = {key: unpack(each) for key, each in index.slices.items()}
     live = {key: value for key, value in index.live_slices.items() if value}
     counts = {key: value for key, value in index.partition_counts.items() if value}
     return {**vars(index), "slices": slices, "live_slices": live, "partition_counts": counts}
@@ -185,7 +194,9 @@ class ControllerMachine(RuleBasedStateMachine):
         half = data.draw(st.integers(0, len(pieces)))
         first = self.driver.prepare(2)
         objects = tuple(
-            NewObject(first + at, 1, 10, tuple(part)) for at, part in enumerate((pieces[:half], pieces[half:])) if part
+            NewObject(first + at, 1, 10, pack_ranges(part))
+            for at, part in enumerate((pieces[:half], pieces[half:]))
+            if part
         )
         wal = replica_set.committed_wal_offset
         request = CommitObjects(broker, replica_set.master_epoch - stale, wal, wal + 5, objects)
@@ -234,7 +245,7 @@ class ControllerMachine(RuleBasedStateMachine):
         if not runs:
             return
         first = self.driver.prepare(len(runs))
-        outputs = tuple(NewObject(first + at, 2, 10, (piece,)) for at, piece in enumerate(runs))
+        outputs = tuple(NewObject(first + at, 2, 10, pack_ranges((piece,))) for at, piece in enumerate(runs))
         epoch = image.replica_sets[broker].master_epoch - (fault == "stale")
         command = c.Compact(CompactObjects(broker, epoch, tuple(inputs), outputs))
         before = {each: image.objects[each] for each in inputs}
@@ -315,9 +326,11 @@ class ControllerMachine(RuleBasedStateMachine):
     @invariant()
     def the_image_is_the_state(self) -> None:
         tables = self.driver.state.tables
-        for name in KEY_TYPES:
-            assert self.driver.image.table(name) == getattr(tables, name).rows
-        assert self.driver.image.version == self.driver.state.version
+        for image in (self.driver.image, self.driver.local_image):
+            for name in KEY_TYPES:
+                assert image.table(name) == getattr(tables, name).rows
+            assert image.version == self.driver.state.version
+            assert image.index.live_slices == tables.index.live_slices
 
     def teardown(self) -> None:
         dump = self.driver.state.dump()

@@ -128,6 +128,79 @@ def test_a_partition_on_its_way_elsewhere_arrives_there(driver: Driver) -> None:
     assert not driver.image.moving()
 
 
+def abandon(driver: Driver, epoch: int, *, of: int = 0, force: bool = False) -> list[int]:
+    return list(driver.run(c.Abandon(of, epoch, keys_of(driver, of), force)))
+
+
+def test_what_a_broker_with_its_wal_on_disk_leaves_is_placed_only_if_it_is_dead_and_somebody_says_so() -> None:
+    driver = Driver()
+    for broker in range(3):
+        epoch = register(driver, broker, wal_kind="disk")
+    driver.run(c.CreateTopic(TOPIC, "t", PARTITIONS, {}, False, False, (0,) * PARTITIONS))
+    open_all(driver, 0)
+    epochs = {index: driver.image.leader(partition(driver, index))[1] for index in range(PARTITIONS)}
+    epoch = driver.image.replica_sets[0].master_epoch
+    first = partition(driver, 0).first_stream
+    driver.commit(epoch, (0, 10), new_object(driver.prepare(), (first + 1, 0, 5)))
+    with pytest.raises(NotEligible, match="is alive"):
+        abandon(driver, epoch)
+    session(driver, 0, alive=False)
+    with pytest.raises(Fenced):
+        abandon(driver, epoch - 1)
+    assert abandon(driver, epoch) == [0, epoch + 1]
+    assert sorted(partition(driver, index).replica_set for index in range(PARTITIONS)) == [1, 1, 2, 2]
+    assert all(driver.image.leader(partition(driver, index))[1] > epochs[index] for index in range(PARTITIONS))
+    assert driver.image.streams[first + 1].end_offset == 5, "what is in the bucket stays"
+    assert not lost_replica_sets(driver.image)
+    with pytest.raises(Fenced):  # it wakes up: nothing that it says counts
+        driver.commit(epoch, (10, 20), new_object(driver.prepare(), (first + 1, 5, 9)))
+    open_all(driver, 1)
+    open_all(driver, 2)
+    register(driver, 0, "b", wal_kind="disk")
+    assert driver.image.replica_sets[0].master_epoch == epoch + 2
+
+
+def test_a_wal_in_the_bucket_is_given_up_only_by_force(driver: Driver) -> None:
+    session(driver, 0, alive=False)
+    epoch = salvage(driver, 1)
+    with pytest.raises(NotEligible, match="in the bucket"):
+        abandon(driver, epoch)
+    assert abandon(driver, epoch, force=True) == [0, epoch + 1]
+    with pytest.raises(Fenced):  # whoever was at it is too late
+        place(driver, epoch)
+
+
+def test_giving_up_goes_in_pieces_and_ends_when_the_broker_comes_back() -> None:
+    driver = Driver()
+    for broker in range(2):
+        register(driver, broker, wal_kind="disk")
+    driver.run(c.CreateTopic(TOPIC, "t", PARTITIONS, {}, False, False, (0,) * PARTITIONS))
+    open_all(driver, 0)
+    epoch = driver.image.replica_sets[0].master_epoch
+    session(driver, 0, alive=False)
+    left, epoch = driver.run(c.Abandon(0, epoch, keys_of(driver, 0)[:1]))
+    assert left == PARTITIONS - 1
+    (lost,) = lost_replica_sets(driver.image)
+    assert (lost.state, lost.broker, lost.partitions) == (Salvaging.WAITING, 0, left)
+    register(driver, 0, "b", wal_kind="disk")
+    with pytest.raises(Fenced):
+        abandon(driver, epoch)
+    assert driver.image.leader(partition(driver, 1))[0] == 0
+
+
+def test_a_released_stream_is_opened_anew_by_its_owner(driver: Driver) -> None:
+    one = partition(driver, 0)
+    epoch = driver.image.replica_sets[0].master_epoch
+    driver.run(c.QuarantineStream(0, epoch, one.first_stream + 1, "a gap"))
+    before = driver.image.leader(one)
+    driver.run(c.ReleaseStream(one.first_stream + 1))
+    assert driver.image.streams[one.first_stream + 1].quarantined == ""
+    assert driver.image.leader(partition(driver, 0)) == (before[0], before[1] + 1)
+    driver.run(c.ReleaseStream(one.first_stream + 1))  # the same again changes nothing
+    assert driver.image.leader(partition(driver, 0)) == (before[0], before[1] + 1)
+    open_all(driver, 0)
+
+
 def test_nothing_is_placed_before_the_whole_wal_is_committed(driver: Driver) -> None:
     session(driver, 0, alive=False)
     epoch = salvage(driver, 1)
@@ -228,9 +301,13 @@ def active(driver: Driver, clock: TestClock, sessions: BrokerSessions) -> tuple[
     return lifecycle, proposed
 
 
-def beat(driver: Driver, clock: TestClock, sessions: BrokerSessions, *brokers: int) -> None:
+def beat(
+    driver: Driver, clock: TestClock, sessions: BrokerSessions, *brokers: int, born_s: float | None = None
+) -> None:
+    """`born_s`: when their processes registered for the first time; None: now."""
+    age_s = 0.0 if born_s is None else clock.now_s - born_s
     for broker in brokers:
-        sessions.heartbeat(broker, driver.image.brokers[broker].registration_epoch, broker, clock.now_s)
+        sessions.heartbeat(broker, driver.image.brokers[broker].registration_epoch, broker, clock.now_s, age_s)
 
 
 def test_a_broker_whose_connection_closes_is_salvaged_in_the_same_round(driver: Driver) -> None:
@@ -249,17 +326,121 @@ def test_a_broker_whose_connection_closes_is_salvaged_in_the_same_round(driver: 
     assert driver.image.replica_sets[0].salvager == 2
 
 
+def pass_time(
+    driver: Driver,
+    clock: TestClock,
+    sessions: BrokerSessions,
+    lifecycle: Lifecycle,
+    seconds: float,
+    *alive: int,
+    born_s: float | None = None,
+) -> None:
+    """Rounds and heartbeats of `alive` go on meanwhile."""
+    until = clock.now_s + seconds
+    while clock.now_s < until:
+        clock.now_s = min(until, clock.now_s + 1)
+        beat(driver, clock, sessions, *alive, born_s=born_s)
+        asyncio.run(lifecycle.round())
+
+
+def salvages(proposed: list[c.AnyCommand]) -> list[int]:
+    return [each.replica_set_id for each in proposed if isinstance(each, c.Salvage)]
+
+
 def test_who_was_dead_before_this_controller_became_active_gets_a_session_time_out(driver: Driver) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    beat(driver, clock, sessions, 0, 1, 2)  # a follower hears them, too
+    clock.now_s += 5
+    beat(driver, clock, sessions, 1, 2)
+    sessions.connection_closed(0)
     session(driver, 0, alive=False)
+    lifecycle, proposed = active(driver, clock, sessions)
+    pass_time(driver, clock, sessions, lifecycle, 9.5, 1, 2)
+    assert not proposed
+    pass_time(driver, clock, sessions, lifecycle, 0.5, 1, 2)
+    assert salvages(proposed) == [0]
+
+
+def test_a_cluster_that_starts_as_a_whole_waits_for_who_is_slow_and_not_for_who_dies_meanwhile(driver: Driver) -> None:
+    driver.run(c.CreateTopic(b"u" * 16, "u", 2, {}, False, False, (1, 2)))
+    for broker in range(3):
+        session(driver, broker, alive=False)
     clock, sessions = TestClock(), BrokerSessions(10.0)
     lifecycle, proposed = active(driver, clock, sessions)
-    beat(driver, clock, sessions, 1, 2)
-    asyncio.run(lifecycle.round())
+    pass_time(driver, clock, sessions, lifecycle, 60)
+    pass_time(driver, clock, sessions, lifecycle, 15, 1)
+    pass_time(driver, clock, sessions, lifecycle, 10, 1, 2)
+    assert salvages(proposed) == []
+    sessions.connection_closed(2)
+    pass_time(driver, clock, sessions, lifecycle, 1, 1)
+    assert salvages(proposed) == [2]
+    pass_time(driver, clock, sessions, lifecycle, 3, 1)
+    assert salvages(proposed) == [2]
+    pass_time(driver, clock, sessions, lifecycle, 3, 1)
+    assert salvages(proposed) == [2, 0], "three session time-outs after the first one came back"
+
+
+def test_a_controller_that_comes_back_into_a_running_cluster_waits_for_no_start(driver: Driver) -> None:
+    """Restarted a moment before it became active, it has not heard of a broker that dies with the active controller."""
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    long_ago_s = clock.now_s - 1000
+    beat(driver, clock, sessions, 2)  # which came back itself a moment ago
+    beat(driver, clock, sessions, 1, born_s=long_ago_s)
+    lifecycle, proposed = active(driver, clock, sessions)
+    pass_time(driver, clock, sessions, lifecycle, 9, 1, 2, born_s=long_ago_s)
     assert not proposed
-    clock.now_s += 10
-    beat(driver, clock, sessions, 1, 2)
+    pass_time(driver, clock, sessions, lifecycle, 2, 1, 2, born_s=long_ago_s)
+    assert salvages(proposed) == [0], "after the one session time-out of a broker never heard"
+
+
+def test_the_start_of_a_cluster_is_the_same_for_a_controller_that_becomes_active_later(driver: Driver) -> None:
+    clock, first, second = TestClock(), BrokerSessions(10.0, 40.0), BrokerSessions(10.0, 40.0)
+    began_s = clock.now_s
+    lifecycle, proposed = active(driver, clock, first)
+    pass_time(driver, clock, first, lifecycle, 12, 1, born_s=began_s)
+    beat(driver, clock, second, 1, born_s=began_s)  # it comes later than the broker
+    lifecycle, later = active(driver, clock, second)
+    pass_time(driver, clock, second, lifecycle, 27, 1, 2, born_s=began_s)
+    assert salvages(proposed) == salvages(later) == []
+    pass_time(driver, clock, second, lifecycle, 2, 1, 2, born_s=began_s)
+    assert salvages(later) == [0], "40 s after the first one came back"
+
+
+def test_a_cluster_that_was_killed_as_a_whole_waits_as_long_for_who_is_slow(driver: Driver) -> None:
+    """Nobody has said that its brokers are dead: the metadata have them alive when it starts again."""
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    lifecycle, proposed = active(driver, clock, sessions)
     asyncio.run(lifecycle.round())
-    assert [type(each) for each in proposed] == [c.Salvage]
+    began_s = clock.now_s
+    pass_time(driver, clock, sessions, lifecycle, 29, 1, 2, born_s=began_s)
+    assert salvages(proposed) == []
+    assert not driver.image.brokers[0].alive
+    pass_time(driver, clock, sessions, lifecycle, 2, 1, 2, born_s=began_s)
+    assert salvages(proposed) == [0]
+
+
+def test_ages_do_not_count_for_who_saw_all_brokers_go_and_one_come_back(driver: Driver) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    lifecycle, proposed = active(driver, clock, sessions)
+    long_ago_s = clock.now_s - 1000
+    pass_time(driver, clock, sessions, lifecycle, 5, 0, 1, 2, born_s=long_ago_s)
+    pass_time(driver, clock, sessions, lifecycle, 60)  # the network between lost everything
+    pass_time(driver, clock, sessions, lifecycle, 29, 1, 2, born_s=long_ago_s)
+    assert salvages(proposed) == []
+    pass_time(driver, clock, sessions, lifecycle, 3, 1, 2, born_s=long_ago_s)
+    assert salvages(proposed) == [0]
+
+
+def test_who_stops_in_good_order_is_not_taken_over_from_at_once(driver: Driver) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+    lifecycle, proposed = active(driver, clock, sessions)
+    pass_time(driver, clock, sessions, lifecycle, 40, 0, 1, 2)
+    sessions.leaving(0, clock.now_s)
+    sessions.connection_closed(0)
+    pass_time(driver, clock, sessions, lifecycle, 9, 1, 2)
+    assert [type(each) for each in proposed] == [c.SetBrokerAlive] and not driver.image.brokers[0].alive
+    pass_time(driver, clock, sessions, lifecycle, 2, 1, 2)
+    assert salvages(proposed) == [0]
 
 
 @dataclass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from controller import commands as c
 from controller.errors import (
     BrokerIdInUse,
     CommandFailed,
+    DirectoryInUse,
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
@@ -20,10 +22,11 @@ from controller.errors import (
     TopicIdTaken,
     UnknownTopicId,
 )
+from controller.image import Delta
 from controller.model import ObjectState, StreamState
 from controller.state import ControllerState
 from runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
-from storage.managers import CommitGap, CommitRefused
+from storage.managers import CommitGap, CommitObjects, CommitRefused, CompactObjects, NewObject
 from stream.managers import OpenedStream
 from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver, new_object
 
@@ -63,6 +66,34 @@ def test_a_second_live_broker_with_the_same_id_is_refused_until_the_first_is_dea
     assert refused.value.kafka_code == 101
     driver.run(c.SetBrokerAlive(1, 1, False))
     assert driver.run(c.RegisterBroker(1, "theirs", "b", "h", 2, "", ""), int) == 2
+
+
+def test_a_copy_of_a_directory_is_refused_until_the_broker_over_the_other_one_is_dead(driver: Driver) -> None:
+    def register(incarnation: str, directory: str) -> int:
+        return int(driver.run(c.RegisterBroker(1, "mine", incarnation, "h", 1, "", "", "disk", "", directory), int))
+
+    assert register("a", "here") == 1
+    with pytest.raises(DirectoryInUse, match="another copy"):
+        register("b", "there")
+    assert register("c", "here") == 2, "a new process over the same directory: the lock says that the old one has ended"
+    driver.run(c.SetBrokerAlive(1, 2, False))
+    assert register("b", "there") == 3
+    with pytest.raises(DirectoryInUse):
+        register("d", "here")
+
+
+def test_a_broker_id_that_is_handed_out_was_never_anybodys(driver: Driver) -> None:
+    driver.run(c.RegisterBroker(7, "seven", "a", "h", 1, "", ""), int)
+    driver.run(c.SetControllers(((9, "h:1"), (3, "h:2"))))
+    assert [driver.run(c.ApplyBrokerId(code), int) for code in ("x", "y", "x")] == [10, 11, 10]
+    assert driver.run(c.ApplyBrokerId("seven"), int) == 7, "who has registered keeps its own"
+    driver.run(c.RegisterBroker(11, "y", "a", "h", 1, "", ""), int)
+    assert list(driver.image.kv) == ["broker-id/x"], "nothing is kept of who has registered"
+    driver.run(c.SetBrokerAlive(11, 1, False))
+    driver.run(c.RemoveBroker(11))
+    assert driver.run(c.ApplyBrokerId("z"), int) == 12
+    driver.run(c.RegisterBroker(40, "forty", "a", "h", 1, "", ""), int)
+    assert driver.run(c.ApplyBrokerId("w"), int) == 41
 
 
 def test_registration_is_idempotent_for_a_process_and_grows_with_a_new_one(driver: Driver) -> None:
@@ -341,7 +372,14 @@ def test_ranges_of_deleted_streams_are_dropped_and_the_wal_still_commits(driver:
 
 
 @pytest.mark.parametrize(
-    ("wal", "ranges"), [((10, 5), [(4, 0, 1)]), ((0, 5), [(4, 3, 3)]), ((0, 5), [(4, 5, 3)]), ((0, 5), [(4, -1, 3)])]
+    ("wal", "ranges"),
+    [
+        ((10, 5), [(4, 0, 1)]),
+        ((0, 5), [(4, 3, 3)]),
+        ((0, 5), [(4, 5, 3)]),
+        ((0, 5), [(4, -1, 3)]),
+        ((0, 5), [(4, 0, 1 << 63)]),
+    ],
 )
 def test_malformed_commits_are_refused(
     driver: Driver, wal: tuple[int, int], ranges: list[tuple[int, int, int]]
@@ -349,6 +387,43 @@ def test_malformed_commits_are_refused(
     epoch, _ = opened(driver)
     with pytest.raises(InvalidInput):
         driver.commit(epoch, wal, new_object(driver.prepare(), *ranges))
+
+
+@pytest.mark.parametrize("packed", [7, "ranges", [1, 2, 3], [[4, 0]], [[4, 0, 1.5]], [[4, 0, None]], {"4": 1}])
+def test_ranges_that_are_none_are_refused(driver: Driver, packed: object) -> None:
+    epoch, (first,) = opened(driver)
+    object_id = driver.prepare()
+    garbage = NewObject(object_id, 1, 10, msgspec.Raw(msgspec.msgpack.encode(packed)))
+    with pytest.raises(InvalidInput):
+        driver.commit(epoch, (0, 5), garbage)
+    with pytest.raises(InvalidInput):
+        driver.run(c.Compact(CompactObjects(0, epoch, (object_id,), (garbage,))))
+    driver.commit(epoch, (0, 5), new_object(object_id, (first, 0, 1)))
+
+
+def test_a_commit_tells_of_its_objects_and_the_image_finds_the_ends_of_the_streams(driver: Driver) -> None:
+    epoch, (one, two) = opened(driver, 2)
+    object_id = driver.prepare(2)
+    request = CommitObjects(
+        0, epoch, 0, 10, (new_object(object_id, (one, 0, 5), (two, 0, 7)), new_object(object_id + 1, (one, 5, 9)))
+    )
+    applied = driver.state.apply(c.decode_envelope(c.encode(driver.envelope(c.Commit(request)))), driver.index + 1)
+    assert [each.table for each in applied.mutations] == ["objects", "objects", "replica_sets"]
+    assert {each: row.end_offset for each, row in applied.ends.items()} == {one: 9, two: 7}
+    driver.image.apply(Delta(driver.index + 1, applied.mutations))
+    assert driver.image.streams == driver.state.tables.streams.rows
+
+
+def test_an_old_snapshot_with_ranges_as_arrays_loads_to_the_same_bytes(driver: Driver) -> None:
+    epoch, (first,) = opened(driver)
+    driver.commit(epoch, (0, 5), new_object(driver.prepare(), (first, 0, 5)))
+    dump = driver.state.dump()
+    fields = msgspec.msgpack.decode(dump)
+    [(_, record)] = dict(fields[4])["objects"]
+    assert record[4] == [[first, 0, 5]]
+    restored = ControllerState()
+    restored.load(msgspec.msgpack.encode(fields))
+    assert restored.dump() == dump
 
 
 def test_trim_never_goes_back_and_destroys_only_what_is_wholly_below(driver: Driver) -> None:

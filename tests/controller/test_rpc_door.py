@@ -98,3 +98,21 @@ def test_frames_that_are_still_arriving_are_bounded_together(tmp_path: Path, mon
             writer.transport.abort()
 
     serve(tmp_path, work)
+
+
+def test_a_request_in_work_ends_with_the_node_when_its_connection_is_lost_while_the_node_stops(tmp_path: Path) -> None:
+    async def run() -> None:
+        node = make_node(tmp_path)
+        await node.start()
+        await node.wait_active(20)
+        client = make_client(node.address)
+        await client.start()  # follows: a long poll is in work at the node from here on
+        await until(lambda: any(task.get_name() == "rpc.request" for task in asyncio.all_tasks()), "a poll in work")
+        for connection in list(node._connections):
+            connection.abort()  # told to the node on a later turn of the loop, when it is closing
+        await node.close()
+        left = [task for task in asyncio.all_tasks() if task.get_name() == "rpc.request"]
+        await client.close()
+        assert not left
+
+    asyncio.run(run())

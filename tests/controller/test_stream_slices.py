@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.index import StreamSlices
+from controller.slices import added, find, object_ids, removed, trimmed, unpack
 
 OFFSETS = st.integers(0, 60)
 STEPS = st.lists(
@@ -23,30 +23,29 @@ STEPS = st.lists(
 def test_slices_are_found_trimmed_and_replaced_as_in_a_plain_list(
     steps: list[tuple[str, int]], questions: list[tuple[int, int, int]]
 ) -> None:
-    slices, model = StreamSlices(), list[tuple[int, int, int]]()
+    slices, model = b"", list[tuple[int, int, int]]()
     end = 0
     for number, (what, value) in enumerate(steps):
         if what == "append":
-            slices.add(end, end + value, number)
+            slices = added(slices, end, end + value, number)
             model.append((end, end + value, number))
             end += value
         elif what == "take out" and value < len(model):
             start, _, object_id = model.pop(value)
-            assert not slices.remove(start, object_id + 1)
-            assert slices.remove(start, object_id)
-            assert not slices.remove(start, object_id)
+            assert removed(slices, start, object_id + 1) == slices
+            slices = removed(slices, start, object_id)
+            assert removed(slices, start, object_id) == slices
         elif what == "merge" and value + 1 < len(model):
             first, second = model[value : value + 2]
-            assert slices.remove(first[0], first[2])
-            assert slices.remove(second[0], second[2])
+            slices = removed(removed(slices, first[0], first[2]), second[0], second[2])
             model[value : value + 2] = [(first[0], second[1], number)]
-            slices.add(*model[value])
+            slices = added(slices, *model[value])
         elif what == "trim":
-            gone = [row[2] for row in model if row[1] <= value]
-            assert slices.trim(value) == gone
+            slices, gone = trimmed(slices, value)
+            assert gone == [row[2] for row in model if row[1] <= value]
             model = [row for row in model if row[1] > value]
-        assert [slices[at] for at in range(len(slices))] == model
-        assert slices.object_ids() == [row[2] for row in model]
+        assert unpack(slices) == model
+        assert object_ids(slices) == [row[2] for row in model]
     for start, stop, limit in questions:
         wanted = [row for row in model if row[1] > start and row[0] < stop][:limit]
-        assert [slices[at] for at in slices.find(start, stop, limit)] == wanted
+        assert find(slices, start, stop, limit) == wanted

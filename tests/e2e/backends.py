@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from simulation.faulty_s3 import FaultyS3
 from tests.support.clients import wait_until
-from tests.support.faulty_s3 import FaultyS3
 from tests.support.s3_servers import S3Server, new_bucket
 
 QUIET = {"log_level": 0}

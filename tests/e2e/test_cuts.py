@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from simulation.cut_cluster import SESSION_MS, CutCluster, cut_cluster
+from simulation.tcp_proxy import Path as Cut
 from tests.harness.controller_kills import Controllers
 from tests.support.cluster_process import eventually, tidelog_json
-from tests.support.cut_cluster import SESSION_MS, CutCluster, cut_cluster
 from tests.support.partition_load import PartitionLoad
-from tests.support.s3_servers import S3Server
-from tests.support.tcp_proxy import Path as Cut
+from tests.support.s3_servers import S3Server, section
 
 TOPIC = "orders"
 PARTITIONS = 6
@@ -124,13 +124,18 @@ def _agree(cluster: CutCluster) -> bool:
     return len(leaders) == 1 and None not in leaders and sum(bool(each and each["active"]) for each in found) == 1
 
 
-@pytest.mark.parametrize("wal", ["disk", "s3"])
-def test_a_broker_cut_from_the_bucket_loses_nothing(tmp_path: Path, minio_server: S3Server, wal: str) -> None:
-    with cut_cluster(tmp_path, server=minio_server, wal=wal) as cluster:
+WAYS: dict[str, dict[str, bool]] = {"both": {}, "answers": {"requests": False}, "requests": {"answers": False}}
+
+
+@pytest.mark.parametrize(("wal", "ways"), [("disk", "both"), ("s3", "both"), ("s3", "answers"), ("disk", "requests")])
+def test_a_broker_cut_from_the_bucket_loses_nothing(
+    tmp_path: Path, minio_server: S3Server, wal: str, ways: str
+) -> None:
+    with cut_cluster(tmp_path, s3=section(minio_server), wal=wal) as cluster:
 
         def scenario(load: PartitionLoad) -> None:
             path = cluster.bucket_paths[101]
-            path.cut()
+            path.cut(**WAYS[ways])
             cut_until = time.monotonic() + 4
             if wal == "disk":
                 while time.monotonic() < cut_until:
@@ -139,6 +144,28 @@ def test_a_broker_cut_from_the_bucket_loses_nothing(tmp_path: Path, minio_server
                 eventually(lambda: time.monotonic() > cut_until)
             path.heal()
             load.wait_grown()
+
+        under_load(cluster, scenario)
+
+
+def test_partitions_move_between_brokers_that_are_cut_from_each_other(tmp_path: Path) -> None:
+    with cut_cluster(tmp_path) as cluster:
+
+        def rows() -> dict[int, int]:
+            described = tidelog_json(cluster.bootstrap, "topic", "describe", TOPIC)
+            return {each["partition"]: each["leader"] for each in described[0]["partitions"]}
+
+        def scenario(load: PartitionLoad) -> None:
+            for ways in WAYS.values():
+                cut_all(cluster.peer_paths.values(), **ways)
+                for partition, leader in rows().items():
+                    target = next(each for each in cluster.kafka_ports if each != leader)
+                    moved = tidelog_json(
+                        cluster.bootstrap, "partition", "move", f"{TOPIC}:{partition}", "--to", str(target)
+                    )
+                    assert moved and rows()[partition] == target
+                load.wait_grown(10)
+                heal_all(cluster.peer_paths.values())
 
         under_load(cluster, scenario)
 

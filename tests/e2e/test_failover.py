@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from runtime.errors import TidelogError
-from tests.e2e.backends import create_topic, s3_flags
-from tests.support.cluster_process import UpCluster, eventually, tidelog_json, up_cluster
+from tests.e2e.backends import create_topic, read_topic, s3_flags
+from tests.harness.failover import Nodes
+from tests.support.cluster_process import UpCluster, eventually, serve_cluster, tidelog_json, up_cluster
 from tests.support.load import Load
 from tests.support.s3_servers import S3Server
 from tidelog.client import Cluster
@@ -48,10 +50,18 @@ def leaders(bootstrap: str, spare: str = "") -> dict[int, int | None]:
     return {row["partition"]: row["leader"] for row in found["partitions"]}
 
 
+def active_controller(bootstrap: str) -> int:
+    """The id of the controller that is active, once one is."""
+
+    def find(answer: Any) -> list[int]:
+        return [row["id"] for row in answer["members"] if row["state"] == "active"]
+
+    return find(asked(bootstrap, "/controllers", find))[0]
+
+
 def victim_of(up: UpCluster) -> tuple[int, int, str]:
     """A broker that leads something and is not the active controller: its id, pid and address."""
-    members = tidelog_json(up.bootstrap, "controller", "status")["members"]
-    active = next(row["id"] for row in members if row["state"] == "active")
+    active = active_controller(up.bootstrap)
     victim = next(broker for broker in (3, 2, 1) if broker != active)
     nodes = Cluster(up.bootstrap).get("/status")["nodes"]
     row = next(node for node in nodes if node["id"] == victim)
@@ -97,6 +107,9 @@ def test_a_paused_broker_is_replaced_and_acknowledges_nothing_when_it_wakes_up(t
             os.kill(pid, signal.SIGSTOP)
             try:
                 asked(up.bootstrap, "/status", lambda answer: salvaged(answer, victim), spare=address)
+                for other in up.bootstrap.split(","):
+                    if other != address:  # the paused one is not waited for, whichever id it has
+                        assert {row["state"] for row in tidelog_json(other, "status")["nodes"]} >= {"dead"}
             finally:
                 os.kill(pid, signal.SIGCONT)
             eventually(lambda: pid not in up.node_pids())
@@ -127,3 +140,71 @@ def test_a_dead_broker_with_its_wal_on_disk_is_waited_for_and_the_others_go_on(t
             eventually(lambda: leaders(up.bootstrap) == before)
             load.more()
         load.check(up.bootstrap)
+
+
+def test_a_broker_that_is_dead_for_good_is_removed_with_what_only_its_disk_had(tmp_path: Path) -> None:
+    with serve_cluster(tmp_path, controllers=1, brokers=3) as nodes:
+        create_topic(nodes.bootstrap, TOPIC, PARTITIONS)
+        others = ",".join(f"127.0.0.1:{nodes.kafka_ports[each]}" for each in (101, 102))
+        producer = Producer({"bootstrap.servers": nodes.bootstrap})
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, b"kept", partition=partition)
+        assert producer.flush(60) == 0
+        Cluster(f"127.0.0.1:{nodes.kafka_ports[103]}").post("/upload")
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, b"not in the bucket yet", partition=partition)
+        assert producer.flush(60) == 0
+        mine = [at for at, leader in leaders(nodes.bootstrap).items() if leader == 103]
+        assert mine
+        eventually(lambda: Cluster(others).get("/controllers")["members"][0]["unsaved"].get("103", [0])[0] > 0)
+        nodes.nodes[103].kill()
+        eventually(lambda: _state(others, 103) == "dead")
+        assert tidelog_json(others, "broker", "remove", "103", ok=[2]) is None
+        losses = tidelog_json(others, "broker", "remove", "103", "--accept-loss", "--dry-run")
+        assert losses["wal"] == "disk" and losses["wal_bytes"] > 0, losses
+        found = [(row["partition"], row["end_offset"]) for row in losses["partitions"] if row["topic"] == TOPIC]
+        assert found == [(partition, 1) for partition in mine]
+        assert tidelog_json(others, "broker", "remove", "103", "--accept-loss")["id"] == 103
+        assert set(leaders(others).values()) == {101, 102}
+        for partition in mine:  # where the bucket ends the log goes on
+            producer.produce(TOPIC, b"after it", partition=partition)
+        assert producer.flush(60) == 0
+        values = [row[4] for row in read_topic(others, TOPIC, PARTITIONS) if row[0] in mine]
+        assert sorted(values) == sorted([b"kept", b"after it"] * len(mine))
+        nodes.nodes[103].start()  # it was not dead for good: it has nothing to say any more
+        nodes.nodes[103].wait_ready()
+        values = [row[4] for row in read_topic(nodes.bootstrap, TOPIC, PARTITIONS) if row[0] in mine]
+        assert sorted(values) == sorted([b"kept", b"after it"] * len(mine))
+
+
+def test_a_cluster_that_stops_and_starts_as_a_whole_keeps_its_placement_though_one_broker_is_slow(
+    tmp_path: Path,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        limits = {"session_timeout_ms": 12_000, "startup_timeout_ms": 300_000}
+        nodes = Nodes(tmp_path, {"wal": {"kind": "s3"}, "controller": limits})
+        stack.callback(nodes.close)
+        nodes.start()
+        create_topic(nodes.bootstrap, TOPIC, PARTITIONS)
+        before = leaders(nodes.bootstrap)
+        assert set(before.values()) == {1, 2, 3}
+        nodes.nodes[3].signal(signal.SIGUSR1)  # long before the others hear of it
+        eventually(lambda: "broker stopped" in nodes.nodes[3].output)
+        for broker in (1, 2):
+            nodes.nodes[broker].signal(signal.SIGUSR1)
+        for node in nodes.nodes.values():
+            eventually(lambda node=node: "broker stopped" in node.output)
+            node.stop()
+        for broker in (1, 2):
+            nodes.nodes[broker].start()
+        for broker in (1, 2):
+            nodes.nodes[broker].wait_ready()
+        others = nodes.others(3)
+        first = active_controller(others)
+        Cluster(others).post("/controllers/transfer")  # the next one knows of the start, too
+        eventually(lambda: active_controller(others) != first)
+        began_ms = Cluster(others).get("/status")["time_ms"]  # then wait: longer than a session, not as long as a start
+        eventually(lambda: Cluster(others).get("/status")["time_ms"] > began_ms + limits["session_timeout_ms"] + 1000)
+        nodes.nodes[3].start()
+        nodes.nodes[3].wait_ready()
+        assert leaders(nodes.bootstrap) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Message, Producer
 
+from simulation.faulty_s3 import Fault
 from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3_flags
 from tests.support.clients import wait_until
-from tests.support.faulty_s3 import Fault
+from tests.support.ports import free_port
 from tests.support.s3_servers import S3Server, new_bucket
-from tests.support.tidelog_process import TidelogProcess, free_port, running
+from tests.support.tidelog_process import TidelogProcess, running
 
 OUTAGE_S = 60.0
 
@@ -264,6 +266,21 @@ def test_a_data_directory_in_use_is_refused(tmp_path: Path) -> None:
             assert second.wait() == 9, second.tail()
         finally:
             second.kill()
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_up_leaves_nothing_outside_of_its_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    with running(tmp_path / "data", port=0) as process:
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        process.wait_for_line("is ready again")  # a second start reads the configuration, too
+        process.kill()
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.timeout(60)

@@ -22,7 +22,8 @@ from tests.e2e.backends import QUIET, create_topic, read_topic
 from tests.fuzz import samples
 from tests.fuzz.base import flip
 from tests.support.clients import wait_until
-from tests.support.tidelog_process import TidelogProcess, free_port, running
+from tests.support.ports import free_port
+from tests.support.tidelog_process import TidelogProcess, running
 
 CONNECTIONS = 3_000
 WAVE = 150

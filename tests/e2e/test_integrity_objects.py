@@ -15,7 +15,8 @@ from tests.e2e.backends import QUIET, create_topic, read_topic
 from tests.support.bit_flips import bit_flip
 from tests.support.cli import Cli, until
 from tests.support.clients import wait_until
-from tests.support.tidelog_process import free_port, running
+from tests.support.ports import free_port
+from tests.support.tidelog_process import running
 from tidelog.client import Cluster
 
 PARTITIONS = 2

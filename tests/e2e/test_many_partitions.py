@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
+import kafka
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -95,4 +97,36 @@ def test_hundreds_of_partitions_keep_what_they_were_given_through_a_stop_and_a_k
         wait_until(lambda: counts(process) == nothing_more, "deleted partitions are closed")
         left = {place: values for place, values in kept.items() if place[0] == TOPICS[0]}
         assert read(process.bootstrap, left) == left
+        assert process.stop() == 0, process.tail()
+
+
+def metric(process: TidelogProcess, name: str) -> float:
+    with urllib.request.urlopen(Cluster(process.bootstrap).admin_url + "/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    [value] = [line.split()[1] for line in lines if line.split()[0] == name]
+    return float(value)
+
+
+def test_a_client_with_fetch_sessions_reads_hundreds_of_partitions_in_one(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as process:
+        create(process.bootstrap)
+        consumer = kafka.KafkaConsumer(bootstrap_servers=process.bootstrap, auto_offset_reset="earliest")
+        kept: dict[Place, list[bytes]] = {}
+        found: dict[Place, list[bytes]] = {place: [] for place in PLACES}
+        try:
+            consumer.assign([kafka.TopicPartition(*place) for place in PLACES])
+            for round_number in (1, 2, 3):
+                write(process.bootstrap, kept, round_number)
+
+                def more() -> bool:
+                    for place, messages in consumer.poll(500).items():
+                        found[place.topic, place.partition] += [message.value for message in messages]
+                    return sum(map(len, found.values())) >= sum(map(len, kept.values()))
+
+                wait_until(more, "everything is read")
+                assert found == kept
+            wait_until(lambda: not consumer.poll(100) and metric(process, "tidelog_fetch_sessions") == 1, "a session")
+            assert metric(process, "tidelog_fetch_session_partitions") == len(PLACES)
+        finally:
+            consumer.close()
         assert process.stop() == 0, process.tail()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from simulation.faulty_s3 import Fault
 from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3_flags
 from tests.support.clients import wait_until
-from tests.support.faulty_s3 import Fault
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import running
 from tidelog.client import Cluster

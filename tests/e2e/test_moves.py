@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from crc32c import crc32c
 
+from broker.hints import HintBox, HintParams, Told
+from broker.moves import PartitionMoves
+from broker.peers import HintSender
 from broker.settings import LogSettings
 from broker.wire import schema
 from controller.client import ControllerClient
-from controller.commands import ClosedPartition
-from controller.errors import OutcomeUnknown
+from controller.commands import ClosedPartition, PartitionMove
+from controller.errors import NoReassignmentInProgress, OutcomeUnknown
 from controller.model import NO_REPLICA_SET
 from runtime.errors import TidelogError
+from storage.storage import Storage
 from stream.managers import OpenedStream
 from stream.partition_log import ClosedLog, PartitionLog
 from tests.e2e.backends import QUIET, create_topic
@@ -31,6 +39,7 @@ from tests.support.load import Load
 
 PARTITIONS = 3
 TOPIC = "moved"
+MANY = 24
 
 
 @pytest.fixture
@@ -130,6 +139,93 @@ def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_c
     committed = reader.committed([TopicPartition(TOPIC, each) for each in range(PARTITIONS)], timeout=30)
     reader.close()
     assert [each.offset for each in committed] == [load.sent] * PARTITIONS
+
+
+@pytest.mark.parametrize("hinted", [True, False])
+def test_a_partition_is_after_a_move_what_it_was_before(cluster: Cluster, hinted: bool) -> None:
+    """Offsets, timestamps, leader epochs, producers' sequences, and what retention goes by; also over two moves."""
+    create_topic(cluster.bootstrap, "kept", 1, **{"segment.bytes": "4000", "retention.ms": "-1"})
+    if not hinted:
+        for node in cluster.nodes.values():
+            assert node._hints is not None
+            node._hints.take = lambda params: None  # type: ignore[method-assign]
+    first_ms = 1_700_000_000_000
+    producer = 77
+
+    def numbered(sequence: int) -> bytes:
+        return batch(
+            b"%04d" % sequence + bytes(400),
+            timestamp=first_ms + sequence,
+            producer_id=producer,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
+
+    async def produce(client: KafkaClient, sequence: int) -> tuple[int, int]:
+        make = schema.request(0, 10).make
+        data = make("PartitionProduceData", index=0, records=numbered(sequence))
+        topics = [make("TopicProduceData", name="kept", partition_data=[data])]
+        answer = await client.send(0, 10, transactional_id=None, acks=-1, timeout=10_000, topic_data=topics)
+        found = answer.responses[0].partition_responses[0]
+        return int(found.error_code), int(found.base_offset)
+
+    async def facts(client: KafkaClient, epochs: Sequence[int]) -> list[Any]:
+        found: list[Any] = []
+        make = schema.request(2, 7).make
+        for stamp in (-2, -1, -3, first_ms + 13):
+            one = make("ListOffsetsPartition", partition_index=0, current_leader_epoch=-1, timestamp=stamp)
+            topics = [make("ListOffsetsTopic", name="kept", partitions=[one])]
+            answer = await client.send(2, 7, replica_id=-1, isolation_level=0, topics=topics)
+            row = answer.topics[0].partitions[0]
+            assert row.error_code == 0
+            epoch = row.leader_epoch if stamp != -1 else None  # of the end it is the new leader's, as in Kafka
+            found.append((stamp, row.offset, row.timestamp, epoch))
+        make = schema.request(23, 4).make
+        for each in epochs:
+            asked = make("OffsetForLeaderPartition", partition=0, current_leader_epoch=-1, leader_epoch=each)
+            answer = await client.send(
+                23, 4, replica_id=-1, topics=[make("OffsetForLeaderTopic", topic="kept", partitions=[asked])]
+            )
+            row = answer.topics[0].partitions[0]
+            found.append((each, row.leader_epoch, row.end_offset))
+        return found
+
+    async def client_of(stack: contextlib.AsyncExitStack, broker: int) -> KafkaClient:
+        return await stack.enter_async_context(KafkaClient(*cluster.nodes[broker].bootstrap))
+
+    async def work() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            epochs: list[int] = []
+            sequence = 0
+            for number in range(3):
+                leader = cluster.leader("kept", 0)
+                client = await client_of(stack, leader)
+                for _ in range(20):
+                    assert await produce(client, sequence) == (0, sequence)
+                    sequence += 1
+                epochs.append(cluster.image.leader(cluster.partition("kept", 0))[1])
+                if number == 0:
+                    make = schema.request(21, 2).make
+                    one = make("DeleteRecordsPartition", partition_index=0, offset=5)
+                    topics = [make("DeleteRecordsTopic", name="kept", partitions=[one])]
+                    await client.send(21, 2, topics=topics, timeout=10_000)
+                before = await facts(client, epochs)
+                target = leader % 3 + 1
+                await asyncio.to_thread(cluster.move, "kept", 0, target)
+                client = await client_of(stack, target)
+                assert await facts(client, epochs) == before
+                assert before[0][1] == 5 and before[1][1] == sequence and before[3][1] == 13
+                assert await produce(client, sequence - 3) == (0, sequence - 3)  # sent again: known by its sequence
+                assert (await produce(client, sequence + 1))[0] == 45  # a gap: OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert epochs == sorted(set(epochs))
+
+    asyncio.run(work())
+    partitions = cluster.nodes[cluster.leader("kept", 0)]._partitions
+    assert partitions is not None
+    kept = partitions.get("kept", 0)
+    kept.config = msgspec.structs.replace(kept.config, retention_bytes=10_000)
+    start = cluster.run(kept.apply_retention())
+    assert 30 < start < 40 and cluster.run(kept.apply_retention()) == start  # segments of all three owners are known
 
 
 def phases(cluster: Cluster, broker: int) -> list[tuple[str, str]]:
@@ -246,6 +342,79 @@ def test_a_hand_over_without_an_answer_is_cleared_up(
     load.check(cluster.bootstrap)
     now = cluster.image.leader(cluster.partition(TOPIC, 0))[1]
     assert now == epoch + 1 if arrives else now > epoch + 1, "a reclaim costs an epoch"
+
+
+def place_all(cluster: Cluster, topic: str, to: dict[int, int]) -> None:
+    """Commit placements of many partitions by one command."""
+    topic_id = cluster.image.topic_ids[topic]
+    moves = [PartitionMove(topic_id, index, broker) for index, broker in to.items()]
+    client = next(iter(cluster.nodes.values())).controller
+    assert cluster.run(client.move_partitions(moves)) == [None] * len(moves)
+
+
+def arrived(cluster: Cluster, topic: str, to: dict[int, int]) -> bool:
+    """Whether every partition is served where it was sent."""
+    return all(cluster.serves(broker, topic, index) for index, broker in to.items())
+
+
+def test_partitions_that_leave_together_ask_together_and_each_arrives(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[int] = []
+    hand_over = ControllerClient.hand_over
+
+    async def counted(
+        self: ControllerClient, replica_set_id: int, master_epoch: int, partitions: Sequence[ClosedPartition]
+    ) -> list[TidelogError | None]:
+        commands.append(len(partitions))
+        return await hand_over(self, replica_set_id, master_epoch, partitions)
+
+    monkeypatch.setattr(ControllerClient, "hand_over", counted)
+    create_topic(cluster.bootstrap, "many", MANY)
+    with Load(cluster.bootstrap, "many", MANY) as load:
+        load.more()
+        for turn in (1, 2):  # all to one broker, then evenly over the others
+            source = cluster.leader("many", 0)
+            to = {each: source if turn == 1 else (source + each % 2) % 3 + 1 for each in range(MANY)}
+            to = {each: broker for each, broker in to.items() if cluster.leader("many", each) != broker}
+            place_all(cluster, "many", to)
+            wait_until(partial(arrived, cluster, "many", to), "all have moved")
+            load.more()
+    load.check(cluster.bootstrap)
+    done = sum(move["phase"] == "done" for broker in cluster.nodes for move in cluster.moves(broker))
+    assert done >= MANY, "most of the first turn, all of the second"
+    assert len(commands) <= done // 2, commands
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_hand_over_of_many_without_an_answer_leaves_each_with_one_owner(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    lost: list[int] = []
+    hand_over = ControllerClient.hand_over
+
+    async def unanswered(
+        self: ControllerClient, replica_set_id: int, master_epoch: int, partitions: Sequence[ClosedPartition]
+    ) -> list[TidelogError | None]:
+        if len(lost) >= 3 or len(partitions) == 1:
+            return await hand_over(self, replica_set_id, master_epoch, partitions)
+        lost.append(len(partitions))
+        if arrives:
+            await hand_over(self, replica_set_id, master_epoch, partitions)
+        raise OutcomeUnknown("no answer, on purpose")
+
+    monkeypatch.setattr(ControllerClient, "hand_over", unanswered)
+    create_topic(cluster.bootstrap, "many", MANY)
+    with Load(cluster.bootstrap, "many", MANY) as load:
+        load.more()
+        to = {each: cluster.leader("many", each) % 3 + 1 for each in range(MANY)}
+        place_all(cluster, "many", to)
+        wait_until(partial(arrived, cluster, "many", to), "all have moved")
+        load.more()
+        assert {each: cluster.leader("many", each) for each in to} == to
+        assert not cluster.image.moving()
+    assert lost, "some left together"
+    load.check(cluster.bootstrap)
 
 
 def test_a_cancel_after_the_close_leaves_the_partition_with_its_source(
@@ -387,3 +556,263 @@ def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_once(clu
                 assert accepted.responses[0].partition_responses[0].error_code == 0
 
     asyncio.run(work())
+
+
+def hints(cluster: Cluster, outcome: str) -> int:
+    return sum(node._hints.counts[outcome] for node in cluster.nodes.values())
+
+
+def test_a_target_that_was_hinted_reads_nothing_to_open_and_to_serve_the_tail(cluster: Cluster) -> None:
+    _, target = elsewhere(cluster)
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        before = cluster.bucket.reads
+        cluster.move(TOPIC, 0, target)
+        assert hints(cluster, "used") == 1
+        load.more()
+        partitions = cluster.nodes[target]._partitions
+        assert partitions is not None and partitions.get(TOPIC, 0).came_at > 0
+        assert cluster.bucket.reads == before
+    load.check(cluster.bootstrap)
+    assert not hints(cluster, "stale")
+
+
+def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Told] = []
+    asked: list[int] = []
+    hint, send, open_streams = PartitionMoves._hint, Storage.send_now, ControllerClient.open_streams
+
+    def tell(self: PartitionMoves, *args: Any) -> Told:
+        told.append(hint(self, *args))
+        return told[-1]
+
+    async def send_when_answered(self: Storage) -> None:
+        while told[-1].ready is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await send(self)
+
+    async def count(self: ControllerClient, replica_set_id: int, *args: Any) -> list[OpenedStream]:
+        asked.append(replica_set_id)
+        return await open_streams(self, replica_set_id, *args)
+
+    monkeypatch.setattr(PartitionMoves, "_hint", tell)
+    monkeypatch.setattr(Storage, "send_now", send_when_answered)
+    monkeypatch.setattr(ControllerClient, "open_streams", count)
+    with Cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+        with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+            load.more(10)
+            asked.clear()  # all partitions are open
+            for number in range(4):
+                load.more(10)
+                to = cluster.leader(TOPIC, 0) % 3 + 1
+                cluster.move(TOPIC, 0, to)
+                ready = told[-1].ready
+                assert len(told) == number + 1 and ready is not None and ready.replica_set == to
+            load.more(10)
+            assert not asked
+        load.check(cluster.bootstrap)
+        assert hints(cluster, "used") == 4
+
+
+Send = Callable[[HintSender, int, str, HintParams], Coroutine[Any, Any, Any]]
+send_hint: Send = HintSender._send
+
+
+def faults() -> dict[str, Send]:
+    """What may become of a hint on its way. Each is a fault of `HintSender._send`."""
+    last: list[HintParams] = []
+
+    async def lost(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        return
+
+    async def doubled(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        await send_hint(self, broker, address, hint)
+        await send_hint(self, broker, address, hint)
+
+    async def stale(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        last.append(hint)
+        await send_hint(self, broker, address, last[-2] if len(last) > 1 else hint)
+
+    async def corrupted(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        broken = hint.body[:-1] + bytes([hint.body[-1] ^ 1])
+        await send_hint(self, broker, address, HintParams(hint.crc, broken))
+
+    async def of_a_fenced_epoch(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        """The ends are right, the epoch is not, and what it holds is something else."""
+        body = msgspec.msgpack.decode(hint.body)
+        body[3] -= 1
+        body[6] = [[one, [[base, count, b"x" * len(data)] for base, count, data in rows]] for one, rows in body[6]]
+        encoded = msgspec.msgpack.encode(body)
+        await send_hint(self, broker, address, HintParams(crc32c(encoded), encoded))
+
+    return {one.__name__: one for one in (lost, doubled, stale, corrupted, of_a_fenced_epoch)}
+
+
+def test_a_hint_that_is_not_right_costs_a_read_and_nothing_else(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: dict[str, Counter[str]] = {}
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        for name, fault in faults().items():
+            monkeypatch.setattr(HintSender, "_send", fault)
+            before = Counter({outcome: hints(cluster, outcome) for outcome in HintBox(float).counts})
+            for node in cluster.nodes.values():
+                node._hint_sender._paused_until.clear()
+            for _ in range(3):
+                cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
+                load.more(10)
+            spent[name] = Counter({one: hints(cluster, one) - count for one, count in before.items()})
+    load.check(cluster.bootstrap)
+    assert spent["lost"]["taken"] == 0
+    assert spent["doubled"]["used"] == 3
+    assert spent["stale"]["used"] == 1, "the first was the right one"
+    assert (spent["corrupted"]["taken"], spent["corrupted"]["used"]) == (0, 0)
+    assert spent["corrupted"]["refused"] > 0
+    assert (spent["of_a_fenced_epoch"]["used"], spent["of_a_fenced_epoch"]["stale"]) == (0, 3)
+
+
+def test_a_fetch_that_waits_is_not_answered_before_it_can_be_told_the_new_leader(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = elsewhere(cluster)
+    close = PartitionLog.close_for_move
+    closed, go_on = threading.Event(), threading.Event()
+
+    async def close_and_wait(self: PartitionLog) -> ClosedLog:
+        found = await close(self)
+        closed.set()
+        while not go_on.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return found
+
+    def listened_to(broker: int) -> bool:
+        partitions = cluster.nodes[broker]._partitions
+        assert partitions is not None
+        return bool(partitions.get(TOPIC, 0)._watchers)
+
+    async def fetch(client: KafkaClient) -> Any:
+        make = schema.request(1, 16).make
+        partition = make("FetchPartition", partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+        topic_id = uuid.UUID(bytes=cluster.image.topic_ids[TOPIC])
+        topics = [make("FetchTopic", topic_id=topic_id, partitions=[partition])]
+        return await client.send(
+            1, 16, max_wait=15_000, min_bytes=1, session_epoch=-1, topics=topics, forgotten_topics_data=[]
+        )
+
+    async def work() -> None:
+        async with KafkaClient(*cluster.nodes[source].bootstrap) as client:
+            waiting = asyncio.create_task(fetch(client))
+            await asyncio.to_thread(wait_until, partial(listened_to, source), "the fetch waits")
+            cluster.place(TOPIC, 0, target)
+            await asyncio.to_thread(wait_until, closed.is_set, "the source has closed the partition")
+            assert not waiting.done()
+            go_on.set()
+            (partition,) = (await waiting).responses[0].partitions
+            assert partition.error_code == 6
+            told = (partition.current_leader.leader_id, partition.current_leader.leader_epoch)
+            assert told == cluster.image.leader(cluster.partition(TOPIC, 0))
+            assert told[0] == target
+
+    monkeypatch.setattr(PartitionLog, "close_for_move", close_and_wait)
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("step", ["uploading", "draining", "handing over", "done"])
+def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    source, target = elsewhere(cluster)
+    reached, cancelled = threading.Event(), threading.Event()
+    send_now, hand_over = Storage.send_now, ControllerClient.hand_over
+
+    async def until_cancelled() -> None:
+        reached.set()
+        while not cancelled.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async def late_send(self: Storage) -> None:
+        await until_cancelled()
+        await send_now(self)
+
+    async def late_hand_over(
+        self: ControllerClient, replica_set_id: int, master_epoch: int, partitions: Sequence[ClosedPartition]
+    ) -> list[TidelogError | None]:
+        await until_cancelled()
+        return await hand_over(self, replica_set_id, master_epoch, partitions)
+
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        if step == "uploading":
+            cluster.bucket.failing = True
+        elif step == "draining":
+            monkeypatch.setattr(Storage, "send_now", late_send)
+        elif step == "handing over":
+            monkeypatch.setattr(ControllerClient, "hand_over", late_hand_over)
+        cluster.place(TOPIC, 0, target)
+        if step == "done":
+            wait_until(lambda: cluster.serves(target, TOPIC, 0), "it has moved")
+            with pytest.raises(NoReassignmentInProgress):
+                cluster.place(TOPIC, 0, NO_REPLICA_SET)
+            load.more()
+        else:
+            wait_until(lambda: reached.is_set() or (step, "") in phases(cluster, source), "the step is reached")
+            cluster.place(TOPIC, 0, NO_REPLICA_SET)
+            cancelled.set()
+            cluster.bucket.failing = False
+            wait_until(lambda: ("cancelled", "") in phases(cluster, source), "the move ended")
+            wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves")
+            load.more()
+            assert not cluster.serves(target, TOPIC, 0)
+    load.check(cluster.bootstrap)
+    assert not cluster.image.moving()
+
+
+def test_a_bucket_that_takes_seconds_for_a_put_gives_the_partition_back_and_says_why(cluster: Cluster) -> None:
+    source, target = elsewhere(cluster)
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        cluster.bucket.delay_s = 1.5  # longer than `move_drain_timeout_ms`
+        cluster.place(TOPIC, 0, target)
+        wait_until(lambda: any("after the close" in error for _, error in phases(cluster, source)), "it is shown", 60)
+        wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves again")
+        load.more()
+        cluster.bucket.delay_s = 0.4  # slow, but within it
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "the move ends", 60)
+        cluster.bucket.delay_s = 0.0
+        load.more()
+    load.check(cluster.bootstrap)
+
+
+def test_a_target_that_dies_between_the_opening_of_the_streams_and_its_first_append(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = elsewhere(cluster)
+    opened, open_streams = threading.Event(), ControllerClient.open_streams
+
+    async def open_and_hang(
+        self: ControllerClient, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
+    ) -> list[OpenedStream]:
+        answer = await open_streams(self, replica_set_id, master_epoch, streams)
+        opened.set()
+        await asyncio.Event().wait()
+        return answer
+
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        for index in (1, 2):  # what the target leads would stop with it
+            cluster.move(TOPIC, index, source)
+        monkeypatch.setattr(ControllerClient, "open_streams", open_and_hang)
+        cluster.place(TOPIC, 0, target)
+        wait_until(opened.is_set, "the controller has opened the streams for the target")
+        cluster.run(cluster.stop_broker(target))
+        monkeypatch.undo()
+        assert cluster.partition(TOPIC, 0).replica_set == target
+        assert not cluster.serves(source, TOPIC, 0), "one owner, and it is not the source any more"
+        cluster.run(cluster.start_broker(target))
+        wait_until(lambda: cluster.serves(target, TOPIC, 0), "the target serves when it is back")
+        load.more()
+    load.check(cluster.bootstrap)

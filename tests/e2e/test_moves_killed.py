@@ -15,7 +15,7 @@ import pytest
 
 from runtime.errors import TidelogError
 from tests.e2e.backends import create_topic
-from tests.support.cluster_process import UpCluster, eventually, up_cluster
+from tests.support.cluster_process import UpCluster, eventually, serve_cluster, up_cluster
 from tests.support.load import Load
 from tidelog.client import Cluster
 
@@ -80,6 +80,30 @@ def test_a_broker_killed_in_the_middle_of_its_moves_loses_nothing_and_they_end(u
             eventually(lambda: _answers(up.bootstrap, dies))  # noqa: B023
             load.more(20)
     load.check(up.bootstrap)
+
+
+def test_an_active_controller_killed_in_the_middle_of_moves_loses_nothing_and_they_end(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with serve_cluster(tmp_path, controllers=3, brokers=2) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+        with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+            load.more()
+            for _ in range(ROUNDS):
+                rows = placed(cluster.bootstrap)
+                source = rows[rng.randrange(PARTITIONS)]["broker"]
+                target = 101 + 102 - source
+                mine = [index for index, row in rows.items() if row["broker"] == source]
+                active = cluster.active()
+                moves = {"moves": [{"topic": TOPIC, "partition": one, "to": target} for one in mine]}
+                asked = Cluster(cluster.bootstrap).post("/moves", moves)
+                assert [one["error"] for one in asked["results"]] == [None] * len(mine)
+                time.sleep(rng.uniform(0.0, 0.1))
+                cluster.nodes[active].kill()
+                eventually(lambda: _all_on(cluster.bootstrap, mine, target), 30)  # noqa: B023
+                load.more(20)
+                cluster.nodes[active].start()
+                cluster.nodes[active].wait_ready()
+        load.check(cluster.bootstrap)
 
 
 def _all_on(bootstrap: str, partitions: list[int], broker: int) -> bool:

@@ -137,26 +137,26 @@ class Group:
 @pytest.mark.parametrize("wal", ["disk", "s3"])
 def test_a_running_cluster_gains_a_broker_and_loses_another_without_a_trace(tmp_path: Path, wal: str) -> None:
     data = ("--data-dir", str(tmp_path))
-    with up_cluster(tmp_path, flags=["--wal", wal]) as cluster:
+    with up_cluster(tmp_path, flags=["--wal", wal, "--racks", "a,b,c"]) as cluster:
         bootstrap = cluster.bootstrap
+        assert [row["rack"] for row in brokers(bootstrap).values()] == ["a", "b", "c"]
+        urls = {node["bucket"]["url"] for node in tidelog_json(bootstrap, "status")["nodes"]}
+        assert urls == {(tmp_path / "bucket").as_uri()}  # not the link of each node
         done(bootstrap, "topic", "create", TOPIC, "--partitions", str(PARTITIONS))
         with Group(bootstrap) as group:
             with Load(bootstrap, TOPIC, PARTITIONS) as load:
                 load.more(20)
-                added = subprocess.run(
-                    [sys.executable, "-m", "tidelog", "broker", "add", *data],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
+                added = tidelog(bootstrap, "broker", "add")  # the broker at hand says which `tidelog up` runs it
                 assert added.returncode == 0 and "added broker 4 at" in added.stdout, added
-                assert brokers(bootstrap)[4]["roles"] == ["broker"]
+                assert (brokers(bootstrap)[4]["roles"], brokers(bootstrap)[4]["rack"]) == (["broker"], "a")
                 done(bootstrap, "partition", "move", f"{TOPIC}:0", f"{TOPIC}:1", f"{TOPIC}:2", "--to", "4")
                 load.more(20)
                 early = tidelog(bootstrap, "broker", "remove", "2", *data)
                 assert early.returncode == 2 and "owns" in early.stderr, early
                 done(bootstrap, "broker", "drain", "2")
-                done(bootstrap, "broker", "remove", "2", *data)
+                done(bootstrap, "broker", "remove", "2")
+                members = tidelog_json(bootstrap, "controller", "status")["members"]
+                assert [row["error"] for row in members] == [None] * 3  # its controller is back already
                 load.more(20)
                 done(bootstrap, "broker", "drain", "4")
                 done(bootstrap, "broker", "drain", "4", "--cancel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -40,8 +41,9 @@ def fuzz(target: str, place: Path, *, seconds: int = 0, runs: int = 0, seed: int
     command = [sys.executable, "-m", "tests.fuzz.worker", target, str(place), *flags]
     place.mkdir(parents=True, exist_ok=True)
     log = place / "log"
-    with log.open("wb") as output:
-        code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+    with log.open("wb") as output, tempfile.TemporaryDirectory(dir=place) as scratch:  # libFuzzer ends without clean-up
+        env = {**os.environ, "TMPDIR": scratch}
+        code = subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output, check=False).returncode
     text = log.read_text(errors="replace")
     last = _LAST.findall(text)
     done = _DONE.findall(text)

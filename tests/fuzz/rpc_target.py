@@ -53,7 +53,9 @@ class Rpc:
             body = msgspec.Raw(samples.command(rng.choice(kinds), rng))
             params: Any = CommandParams(rng.choice(("a", "b", "")), rng.randint(0, 9), rng.randint(0, 9), body)
         elif method == "poll":
-            params = PollParams(rng.randint(-1, 30), rng.choice((0, 5, -1, 1 << 40)), rng.choice(("", "x")))
+            params = PollParams(
+                rng.randint(-1, 30), rng.choice((0, 5, -1, 1 << 40)), rng.choice(("", "x")), rng.randint(1, 3)
+            )
         elif method == "heartbeat":
             params = HeartbeatParams(rng.randint(-1, 3), rng.randint(-1, 9))
         else:

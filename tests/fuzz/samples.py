@@ -167,6 +167,8 @@ def of_type(kind: inspect.Type, rng: random.Random) -> Any:
             return [of_type(item, rng) for item in items]
         case inspect.DictType(key_type=key, value_type=value):
             return {of_type(key, rng): of_type(value, rng) for _ in range(rng.choice((0, 1, 2)))}
+        case inspect.RawType():  # the stream ranges of an object
+            return of_type(inspect.type_info(list[tuple[int, int, int]]), rng)
         case inspect.StructType():
             values = [of_type(field.type, rng) for field in kind.fields]
             tag = [] if kind.tag is None else [kind.tag]

@@ -44,6 +44,7 @@ from controller.rpc import RpcChannel
 from runtime.clock import SystemClock
 from runtime.errors import TidelogError
 from runtime.network import TcpNetwork
+from simulation.chaos_report import quantile
 from tests.support.cluster_process import ServeCluster, UpCluster, serve_cluster, up_cluster
 from tests.support.partition_load import PartitionLoad
 
@@ -163,7 +164,7 @@ class Report:
         )
         lines = [f"{self.rounds} rounds, {self.mode}", "", f"{'seconds':<42}{'p50':>7}{'p99':>7}{'max':>7}"]
         for label, values in rows:
-            lines.append(f"{label:<42}" + "".join(f"{quantile(values, q):>7.2f}" for q in (0.5, 0.99, 1.0)))
+            lines.append(f"{label:<42}" + "".join(f"{quantile(values, q) or 0.0:>7.2f}" for q in (0.5, 0.99, 1.0)))
         lines += [
             "",
             f"records acknowledged                      {self.acknowledged}",
@@ -172,12 +173,6 @@ class Report:
             f"produce errors, lost, doubled, disordered {len(self.problems)}",
         ]
         return "\n".join([*lines, *(f"  {problem}" for problem in self.problems[:10])])
-
-
-def quantile(values: list[float], q: float) -> float:
-    """The value below which a part `q` of `values` lies."""
-    ordered = sorted(values) or [float("nan")]
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 @contextlib.contextmanager

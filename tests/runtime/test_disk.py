@@ -8,8 +8,11 @@ import os
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime import disk as disk_module
 from runtime.disk import FileDisk
@@ -98,6 +101,209 @@ def test_groups_that_end_in_one_turn_of_the_loop_are_reported_in_order(tmp_path,
         assert reported == [0, 1, 2, 3, 4]
 
     run(tmp_path, work)
+
+
+class Meter:
+    """Stands in for the clock and the sync of the module: each sync takes `sync_s`; nothing else takes time."""
+
+    def __init__(self, monkeypatch, sync_s=0.0002):
+        self.now = 100.0
+        self.sync_s = sync_s
+        self.threads = []
+        self._real = os.fdatasync
+        monkeypatch.setattr(disk_module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(disk_module.os, "fdatasync", self._sync)
+
+    def _sync(self, fd):
+        self.threads.append(threading.get_ident())
+        self.now += self.sync_s
+        self._real(fd)
+
+    def rest(self):
+        self.now += disk_module.REST * max(self.sync_s, disk_module.QUICK_S * 2)
+
+
+async def metered(disk, monkeypatch):
+    """A file, and a meter after one sync by the writer thread that shows the disk to be quick."""
+    file = await spare(disk, size=1 << 18)
+    meter = Meter(monkeypatch)
+    assert await lent(file, 0, [b"first"]) is None
+    assert disk.groups_here == 0, "nothing is known of the disk before the first group"
+    meter.threads.clear()
+    return file, meter
+
+
+def lent(file, offset, buffers, *, sync=True):
+    done = asyncio.get_running_loop().create_future()
+    file.write(offset, buffers, sync=sync, done=done.set_result, may_block=True)
+    return done
+
+
+def test_a_lone_small_write_to_a_quick_disk_is_durable_when_it_was_submitted(tmp_path, monkeypatch):
+    async def work(disk):
+        file, meter = await metered(disk, monkeypatch)
+        for number in range(3):
+            meter.rest()
+            done = lent(file, 100 * number, [b"ab", b"c%d" % number])
+            assert done.done() and done.result() is None
+            assert meter.threads == [threading.get_ident()] * (number + 1)
+        assert (disk.groups_here, disk.groups) == (3, 4)
+        assert await file.read(200, 4) == b"abc2"
+        await file.close()
+
+    run(tmp_path, work)
+
+
+def test_what_the_loop_should_not_wait_for_goes_to_the_writer_thread(tmp_path, monkeypatch):
+    async def work(disk):
+        file, meter = await metered(disk, monkeypatch)
+        meter.rest()
+        unasked = written(file, 0, [b"x"])
+        assert not unasked.done()
+        await unasked
+        meter.rest()
+        large = lent(file, 0, [bytes(disk_module.INLINE_BYTES), b"x"])
+        assert not large.done()
+        await large
+        soon = lent(file, 0, [b"x"])  # the lane has not rested since the one before
+        assert not soon.done()
+        behind = lent(file, 1, [b"y"])
+        meter.rest()
+        assert not behind.done()  # the one before is under way: the order is kept
+        await behind
+        assert soon.done() and disk.groups_here == 0
+        meter.rest()
+        assert lent(file, 2, [b"z"]).done()
+        await file.close()
+
+    run(tmp_path, work)
+
+
+def test_after_a_slow_sync_the_writer_thread_finds_out_whether_the_disk_is_quick_again(tmp_path, monkeypatch):
+    async def work(disk):
+        file, meter = await metered(disk, monkeypatch)
+        meter.rest()
+        meter.sync_s = disk_module.QUICK_S * 2
+        assert lent(file, 0, [b"slow, once"]).done()
+        for _ in range(3):
+            meter.rest()
+            done = lent(file, 0, [b"slow still"])
+            assert not done.done()
+            await done
+        meter.sync_s = disk_module.QUICK_S / 2
+        meter.rest()
+        assert not lent(file, 0, [b"quick"]).done()
+        await written(file, 0, [b"x"])
+        meter.rest()
+        assert lent(file, 0, [b"quick"]).done()
+        await file.close()
+
+    run(tmp_path, work)
+
+
+def test_the_loop_gives_at_most_a_fifth_of_its_time_to_syncs(tmp_path, monkeypatch):
+    async def work(disk):
+        file, meter = await metered(disk, monkeypatch)
+        began, here_s = meter.now, 0.0
+        for number in range(1000):
+            meter.now += 0.001 * (number % 7)
+            meter.sync_s = 0.0001 * (1 + number % 9 + 50 * (number % 17 == 0))
+            done = lent(file, 0, [b"x"])
+            here_s += meter.sync_s * done.done()
+            await done
+        meter.rest()
+        assert disk.groups_here > 20
+        assert here_s <= (meter.now - began) / 5
+        await file.close()
+
+    run(tmp_path, work)
+
+
+def test_a_sync_that_fails_on_the_loops_thread_fails_everything_after_it(tmp_path, monkeypatch):
+    async def work(disk):
+        file, meter = await metered(disk, monkeypatch)
+        other = await spare(disk, "other")
+        syncs = []
+
+        def broken(fd):
+            syncs.append(fd)
+            raise OSError(errno.EIO, "broken")
+
+        meter.rest()
+        monkeypatch.setattr(disk_module.os, "fdatasync", broken)
+        failed = lent(file, 0, [b"x"])
+        assert failed.done() and failed.result().errno == errno.EIO
+        monkeypatch.undo()
+        assert (await lent(file, 0, [b"x"])) is failed.result()
+        assert (await written(other, 0, [b"x"])) is failed.result()
+        assert len(syncs) == 1 and await other.read(0, 1) == b"\0"
+        await file.close()
+        await other.close()
+
+    before = open_descriptors()
+    run(tmp_path, work)
+    assert open_descriptors() == before
+
+
+def test_a_callback_that_raises_in_the_midst_of_a_write_is_not_the_writers_to_hear(tmp_path, monkeypatch):
+    async def work(disk):
+        file, meter = await metered(disk, monkeypatch)
+        meter.rest()
+        file.write(0, [b"kept"], sync=True, done=lambda _error: 1 / 0, may_block=True)
+        assert disk.groups_here == 1
+        meter.rest()
+        assert lent(file, 4, [b"too"]).done()
+        assert await file.read(0, 7) == b"kepttoo"
+        await file.close()
+
+    run(tmp_path, work)
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["write", "lent", "unsynced", "sync", "publish"]), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS)
+def test_whichever_thread_commits_the_order_of_submission_is_kept(tmp_path_factory, operations):
+    async def work(disk):
+        files = [await spare(disk, "a"), await spare(disk, "b")]
+        order, expected, ends = [], [], [bytearray(1 << 16), bytearray(1 << 16)]
+        for number, (kind, second, turn) in enumerate(operations):
+            file = files[second]
+
+            def done(error, number=number):
+                assert error is None
+                order.append(number)
+
+            expected.append(number)
+            if kind == "sync":
+                file.sync(done)
+            elif kind == "publish":
+                file.publish(f"{file.name[0]}{number}", done)
+            else:
+                data = bytes([1 + number]) * 3  # over part of what the one before it wrote
+                ends[second][number * 2 : number * 2 + 3] = data
+                file.write(number * 2, [data], sync=kind != "unsynced", done=done, may_block=kind == "lent")
+            if turn:
+                deadline = time.monotonic() + 20
+                while len(order) < len(expected):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0)
+        for file, data in zip(files, ends, strict=True):
+            await file.close()
+            reader = await disk.open(file.name)
+            assert await reader.read(0, 100) == data[:100]
+            await reader.close()
+        assert order == expected
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_module, "QUICK_S", 60.0)
+        patch.setattr(disk_module, "REST", 0)
+        run(tmp_path_factory.mktemp("disk"), work)
 
 
 def test_more_buffers_than_one_vectored_write_takes(tmp_path):
@@ -237,13 +443,22 @@ def test_a_directory_that_is_not_there_is_empty(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_cancelled_open_leaves_no_descriptor(tmp_path):
+def test_a_cancelled_open_leaves_no_descriptor(tmp_path, monkeypatch):
     async def work(disk):
+        gate, really = threading.Event(), disk._open
+
+        def gated(*args):
+            assert gate.wait(20)
+            return really(*args)
+
+        monkeypatch.setattr(disk, "_open", gated)
         for turns in range(6):
+            gate.clear()
             task = asyncio.create_task(disk.open(f"file{turns}", create=True))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
+            asyncio.get_running_loop().call_soon(gate.set)
             with pytest.raises(asyncio.CancelledError):
                 await task
 

@@ -69,11 +69,13 @@ class FaultyFile:
         self.inode = inode
         self.size = len(inode.seen)
 
-    def write(self, offset: int, buffers: list[Buffer], *, sync: bool, done: Done) -> None:
+    def write(self, offset: int, buffers: list[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
         length = sum(map(len, buffers))
         assert offset >= 0 and offset + length <= self.size, "writes stay inside the allocated file"
         buffers = list(buffers)
         self.disk.submit("write", self, lambda: self.inode.write(offset, b"".join(buffers)), done, sync=sync)
+        if may_block and self.disk.blocks and len(self.disk._queue) == 1:
+            self.disk._step()
 
     def sync(self, done: Done) -> None:
         self.disk.submit("sync", self, lambda: None, done, sync=True)
@@ -125,6 +127,7 @@ class FaultyDisk:
         self.fail_at: dict[str, tuple[int, int]] = {}
         self.crash_after = -1  # operations until the power goes; -1: never
         self.crashed = False
+        self.blocks = False  # writes that may block, with nothing queued before them, end before they return
         self.stalled = False  # the ordered lane does nothing while this is set
         self.operations = 0
         self._queue: deque = deque()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.clock import SystemClock
+from simulation.faulty_s3 import Fault, FaultyS3
 from storage import bucket_accounts as module
 from storage.bucket_accounts import OTHER_TOPIC, Account, BucketAccounts, Receipt
 from storage.object_store import ObjectNotFound
@@ -20,7 +21,6 @@ from storage.object_store_s3 import S3ObjectStore
 from storage.priority_gate import GatedObjectStore, PriorityGate
 from storage.purpose import Purpose, for_purpose, with_receipt
 from storage.settings import S3Settings
-from tests.support.faulty_s3 import Fault, FaultyS3
 from tests.support.s3_servers import S3Server, new_bucket
 
 

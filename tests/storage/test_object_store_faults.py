@@ -17,12 +17,12 @@ import pytest
 
 from runtime.clock import SystemClock
 from runtime.errors import ConfigError, InvalidInput, Unavailable
+from simulation.faulty_s3 import Fault, FaultyS3, Seen
 from storage.object_store import ObjectExists, ObjectNotFound
 from storage.object_store_common import StoreAccessDenied
 from storage.object_store_s3 import S3ObjectStore
 from storage.object_store_s3_errors import BucketMissing
 from storage.settings import S3Settings
-from tests.support.faulty_s3 import Fault, FaultyS3, Seen
 from tests.support.s3_servers import S3Server, new_bucket
 
 MIB = 1 << 20

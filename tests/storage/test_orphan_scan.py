@@ -14,6 +14,7 @@ from broker.compaction import waiting_object
 from controller import commands as c
 from runtime.clock import SystemClock
 from runtime.errors import Unavailable
+from simulation.faulty_s3 import Fault, FaultyS3
 from storage.object_key import object_key, quarantine_key
 from storage.object_store import ObjectInfo
 from storage.object_store_s3 import S3ObjectStore
@@ -23,7 +24,6 @@ from storage.orphan_scan import OrphanMetadata, OrphanReport, clean_orphans, fin
 from storage.priority_gate import GatedObjectStore, PriorityGate
 from storage.settings import S3Settings
 from tests.support.compaction_world import CLUSTER, TTL_MS, CompactionWorld
-from tests.support.faulty_s3 import Fault, FaultyS3
 from tests.support.orphan_world import cleaner, metadata
 from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.storage_world import FastClock, FaultyStore, run

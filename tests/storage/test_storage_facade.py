@@ -373,6 +373,13 @@ def test_a_gap_or_overlap_between_bucket_and_wal_is_never_skipped(committed: int
         await settle(world)
         await world.storage.upload_now()
         assert world.objects.ends == {1: committed, 2: 2}
+        assert world.storage.is_quarantined(1)
+        del world.objects.quarantines[1]  # an operator has decided
+        assert world.open(1) == committed and not world.storage.is_quarantined(1)
+        world.append(1, b"goes on, too")
+        await settle(world)
+        await world.storage.upload_now()
+        assert world.objects.ends == {1: committed + 1, 2: 2}
         await world.storage.close(upload=False)
 
     run(scenario)
@@ -488,5 +495,38 @@ def test_any_sequence_of_appends_uploads_faults_and_crashes_loses_nothing(seed: 
         assert world.objects.committed_wal_offset(1) == world.media.end
         assert world.fenced == []
         assert world.quarantined == []
+
+    run(scenario)
+
+
+def test_records_told_of_a_stream_that_was_just_opened_are_taken_only_at_its_committed_end() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.boot([1])
+        storage = world.storage
+        right = [StreamRecord(4, 3, b"four"), StreamRecord(7, 3, b"seven")]
+        assert storage.open_stream(9, 1, 2, 10, 0) == 10
+        for wrong in (
+            [],
+            right[:1],
+            right[1:] + right[:1],
+            [StreamRecord(0, 4, b"trimmed"), *right],
+            [StreamRecord(3, 0, b"nothing"), *right],
+            [*right, StreamRecord(10, 1, b"more than is committed")],
+        ):
+            assert not storage.warm(9, wrong)
+        assert not storage.warm(8, right), "not open"
+        before = storage.stats()["log_cache_bytes"]
+        assert storage.warm(9, right)
+        assert not storage.warm(9, right), "it is there"
+        assert storage.read_hot(9, 5, 10, 100) == right
+        assert storage.read_hot(9, 2, 10, 100) is None, "what is older is in the bucket"
+        stats = storage.stats()
+        assert stats["log_cache_bytes"] > before
+        assert stats["log_cache_pending_bytes"] == 0, "it may be evicted: it is in the bucket"
+        storage.append(9, 1, 10, 1, [b"next"])
+        assert [one.base_offset for one in storage.tail(9, 100)] == [4, 7, 10]
+        assert [one.base_offset for one in storage.tail(9, 9)] == [7, 10]
+        await storage.close(upload=False)
 
     run(scenario)

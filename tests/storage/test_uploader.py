@@ -8,7 +8,7 @@ import random
 import pytest
 
 from runtime.errors import CorruptData, Fenced, Overloaded
-from storage.managers import CommitGap, ObjectKind
+from storage.managers import CommitGap, CommitObjects, ObjectKind
 from storage.object_key import quarantine_key
 from storage.object_tool import inspect_object, verify_object
 from storage.records import StreamQuarantined
@@ -351,5 +351,60 @@ def test_a_wal_and_metadata_that_do_not_meet_are_refused() -> None:
         world.media.start = world.media.end = 500
         with pytest.raises(CorruptData, match="starts at 500"):
             await world.boot()
+
+    run(scenario)
+
+
+def test_ids_at_hand_spare_the_next_upload_the_asking_and_are_used_once_and_not_when_old() -> None:
+    async def scenario() -> None:
+        world = World(prepare_ttl_ms=10_000)
+        await world.boot([1])
+        asked: list[int] = []
+        prepare = world.objects.prepare_objects
+
+        async def counted(count: int, ttl_ms: int) -> int:
+            asked.append(count)
+            return await prepare(count, ttl_ms)
+
+        world.objects.prepare_objects = counted  # type: ignore[method-assign]
+        await world.storage.reserve_upload()
+        await world.storage.reserve_upload()
+        assert asked == [2], "two at hand are enough"
+        for number in range(4):
+            if number == 3:
+                await world.storage.reserve_upload()
+                world.clock.now_s += 6.0  # over half of the TTL
+            world.append(1, b"x")
+            await settle(world)
+            await world.storage.upload_now()
+        assert asked == [2, 1, 2, 1], "two of those at hand, one asked for, two too old, one asked for"
+        ids = [one.object_id for commit in world.objects.commits for one in commit.objects]
+        assert len(set(ids)) == 4
+        await world.check()
+        await world.storage.close(upload=False)
+
+    run(scenario)
+
+
+def test_send_now_returns_when_the_commit_is_on_its_way() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.boot([1])
+        world.append(1, b"x")
+        await settle(world)
+        answer, commit = asyncio.Event(), world.objects.commit_objects
+
+        async def late(one: CommitObjects) -> None:
+            await answer.wait()
+            await commit(one)
+
+        world.objects.commit_objects = late  # type: ignore[method-assign]
+        await world.storage.send_now()
+        assert world.storage.committed_offset < world.storage.confirm.value
+        answer.set()
+        await world.storage.upload_now()
+        assert world.storage.committed_offset == world.storage.confirm.value
+        await world.check()
+        await world.storage.close(upload=False)
 
     run(scenario)

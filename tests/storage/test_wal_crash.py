@@ -43,6 +43,7 @@ class WalMachine(RuleBasedStateMachine):
         self.trimmed = 0
         self.epoch = 0
         self.next_base = 0
+        self.quick = False
         self.failed = []
 
     def run(self, work):
@@ -61,6 +62,7 @@ class WalMachine(RuleBasedStateMachine):
 
     def start(self):
         async def begin():
+            self.disk.blocks = self.quick
             self.wal = make_wal(self.disk, flush=self.flush, flush_interval_ms=20, max_record_bytes=10_000)
             self.wal.set_on_durable(self.on_durable)
             self.wal.set_on_failed(self.failed.append)
@@ -131,6 +133,10 @@ class WalMachine(RuleBasedStateMachine):
 
     async def resume(self):
         self.disk.run()
+
+    @rule(quick=st.booleans())
+    def write_on_the_loops_thread(self, quick):
+        self.quick = self.disk.blocks = quick
 
     @rule(part=st.floats(0, 1))
     def trim(self, part):

@@ -135,6 +135,26 @@ def test_a_full_wal_says_so_and_goes_on_after_a_trim(tmp_path):
     asyncio.run(main())
 
 
+def test_files_that_a_trim_frees_together_are_enough_for_the_next_ones(tmp_path):
+    """What uploads free in one go is not removed while other files are filled with zeros."""
+
+    async def main():
+        async with Life(tmp_path, max_bytes=20 * SEGMENT) as life:
+            wal, kept = life.wal, []
+            for turn in range(3):
+                for i in range(10):
+                    await append(wal, turn * 10 + i, bytes(3000))
+                await durable(wal)
+                await until(lambda: wal.stats()["spares"] >= 1)
+                await wal.trim(wal.durable_offset)
+                kept.append({path.stat().st_ino for path in tmp_path.glob("*.*") if path.suffix in (".wal", ".spare")})
+            assert len(kept[0]) >= 5
+            assert kept[0] <= kept[1] <= kept[2], "a file was removed"
+            assert len(kept[2]) <= len(kept[0]) + 1, "a turn begins at any place in a file, and may touch one more"
+
+    asyncio.run(main())
+
+
 def test_trimmed_files_are_reused_and_their_stale_records_never_read(tmp_path):
     async def main():
         async with Life(tmp_path) as life:

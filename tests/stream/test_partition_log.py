@@ -520,6 +520,28 @@ async def test_delete_records_never_passes_the_high_watermark() -> None:
 
 
 @sync
+async def test_a_log_start_is_told_only_when_it_is_confirmed() -> None:
+    """Until then a failover takes it back, and a client must not have seen it (found by simulation, seed 1386)."""
+    bench = Bench(auto_confirm=False)
+    log = await bench.open()
+    log.append(batch(b"a"))
+    log.append(batch(b"b"))
+    bench.process.storage.confirm_all()
+    first, second = (asyncio.ensure_future(log.delete_records(offset)) for offset in (2, 1))
+    await asyncio.sleep(0)
+    assert log.log_start_offset == 0
+    assert log.append(batch(b"c")).log_start_offset == 0
+    assert await values(log, 0) == [b"a", b"b"]
+    await asyncio.sleep(0)
+    assert not second.done(), "a later request for less is told of nothing that is not durable, either"
+    bench.process.storage.confirm_all()
+    assert (await first, await second) == (2, 2)
+    assert log.log_start_offset == 2
+    with pytest.raises(OffsetOutOfRange):
+        await log.read(1, 1000, committed=False)
+
+
+@sync
 async def test_a_trim_that_the_controller_misses_is_made_up_for() -> None:
     bench = Bench(LogConfig(retention_ms=-1))
     log = await bench.open()

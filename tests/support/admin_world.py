@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import random
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import msgspec
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from broker.fetch_sessions import FetchSessions
 from broker.metrics import Metrics
 from broker.services import ApiHandler, RequestContext, Services
 from broker.settings import GroupSettings, KafkaSettings, LogSettings
@@ -215,6 +217,7 @@ class AdminWorld:
             groups=parts,
             producer_ids=parts,
             metrics=Metrics(process=False),
+            fetch_sessions=FetchSessions(0, random.Random(3)),
             broker_configs=lambda: configs,
         )
 

@@ -30,14 +30,15 @@ from runtime.clock import SystemClock
 from runtime.disk import FileDisk
 from runtime.errors import Unavailable
 from runtime.network import TcpNetwork
+from simulation.ports import free_port
 from storage.object_store import Buffer, ObjectInfo
 from storage.object_store_memory import MemoryObjectStore
 from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
 from storage.storage import Storage
+from storage.wal import Wal
 from storage.wal_disk import DiskWal
 from storage.wal_s3 import S3Wal
 from tests.support.clients import wait_until
-from tests.support.tidelog_process import free_port
 
 T = TypeVar("T")
 
@@ -76,10 +77,21 @@ class Bucket(MemoryObjectStore):
 class Cluster:
     """See the module. Methods are for the test's thread."""
 
-    def __init__(self, directory: Path, *, brokers: int = 3, log: LogSettings | None = None, **upload: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        brokers: int = 3,
+        log: LogSettings | None = None,
+        wal: str = "disk",
+        session_timeout_ms: int = 10_000,
+        **upload: int,
+    ) -> None:
         self._directory = directory
         self.log = log or LogSettings()
         self._upload = UploadSettings(**upload)
+        self._wal_kind = wal
+        self._session_timeout_ms = session_timeout_ms
         self._ids = range(1, brokers + 1)
         self.bucket = Bucket()
         self.nodes: dict[int, BrokerNode] = {}
@@ -113,7 +125,7 @@ class Cluster:
         self._loop.close()
 
     async def _start(self) -> None:
-        settings = ControllerSettings(host="127.0.0.1", port=0)
+        settings = ControllerSettings(host="127.0.0.1", port=0, session_timeout_ms=self._session_timeout_ms)
         self.controller = ControllerNode(
             node_id=0,
             directory=self._directory / "controller",
@@ -133,6 +145,22 @@ class Cluster:
         disk = self._disks[broker] = FileDisk(path / "wal")
         port = self._ports.setdefault(broker, free_port())
         store = WatchedObjectStore(self.bucket, SystemClock())
+
+        def bucket_wal(cluster_id: str, of: int) -> Wal:
+            return S3Wal(
+                store,
+                WalSettings(),
+                cluster_id=cluster_id,
+                replica_set_id=of,
+                clock=SystemClock(),
+                rng=random.Random(),
+            )
+
+        def own_wal(cluster_id: str) -> Wal:
+            if self._wal_kind == "s3":
+                return bucket_wal(cluster_id, broker)
+            return DiskWal(disk, WalSettings(), rng=random.Random())
+
         node = BrokerNode(
             identity=BrokerIdentity(broker, f"check-{broker}", True, lambda _cluster_id: None),
             settings=BrokerSettings(
@@ -149,16 +177,9 @@ class Cluster:
             ),
             controllers=[self.controller.address],
             heartbeat_interval_s=0.2,
-            open_wal=lambda _cluster_id: DiskWal(disk, WalSettings(), rng=random.Random()),
-            open_bucket_wal=lambda cluster_id, of: S3Wal(
-                store,
-                WalSettings(),
-                cluster_id=cluster_id,
-                replica_set_id=of,
-                clock=SystemClock(),
-                rng=random.Random(),
-            ),
-            wal_kind="disk",
+            open_wal=own_wal,
+            open_bucket_wal=bucket_wal,
+            wal_kind=self._wal_kind,
             store=store,
             network=TcpNetwork(),
             clock=SystemClock(),

@@ -86,7 +86,15 @@ class FakeStorage:
     def drop_stream(self, stream_id: int) -> None:
         self.dropped.add(stream_id)
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         assert stream_id in self._open
         if self.refusals:
             raise self.refusals.pop(0)

@@ -69,7 +69,15 @@ class FakeWal:
         self._add(WalRecordType.EPOCH_START, 0, 0, 0, 0, b"")
         self.sync()
 
-    def append(self, stream_id: int, stream_epoch: int, base_offset: int, count: int, payload: Sequence[Buffer]) -> int:
+    def append(
+        self,
+        stream_id: int,
+        stream_epoch: int,
+        base_offset: int,
+        count: int,
+        payload: Sequence[Buffer],
+        batch_crc: int | None = None,
+    ) -> int:
         if self._failed or self.closed:
             raise WalFailed("failed on purpose")
         body = b"".join(payload)

@@ -11,6 +11,8 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.errors import GroupError
 from broker.groups.members import MemberIdentity
@@ -273,6 +275,14 @@ class FakeController:
         self.apply(
             *(Mutation("partitions", (topic.id, index), None) for index in range(topic.partitions)),
             Mutation("topics", topic.id, None),
+        )
+
+    def give_all_to(self, broker: int) -> None:
+        """Another broker has become the master of the replica set."""
+        record = replace(self.image.replica_sets[NODE], members=(broker,), master=broker, sync_state_set=(broker,))
+        self.apply(
+            Mutation("brokers", broker, BrokerRecord(broker, "c", "127.0.0.1", 9093, "", "", "i", 1, True)),
+            Mutation("replica_sets", NODE, record),
         )
 
     async def create_topic(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
+from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
 from broker.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
 from broker.metrics import Metrics
@@ -208,6 +209,7 @@ class KafkaWorld:
             groups=parts,
             producer_ids=ProducerIds(controller, NODE_ID, lambda: epoch),
             metrics=Metrics(process=False),
+            fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
         )
         self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)
         await self.server.start()

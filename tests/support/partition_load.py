@@ -6,34 +6,65 @@
         gap_s = max(load.gaps_s().values())
     load.verify(bootstrap)
 
-Each record carries its number within its partition. `verify` reads everything and holds it against what was
-acknowledged: every record at its offset, none twice, in order, offsets contiguous.
+Each record carries its number within its partition (`number_of`). What was sent, acknowledged and read is noted in a
+history; `verify` reads everything, and holds the history against the checkers (docs/checkers.md). Besides, the offsets
+of every partition must be contiguous from 0: one producer without transactions, and nothing is deleted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 
+from simulation.checkers import check
+from simulation.history import History, Op
+from tests.support.gaps import Gaps
+
 DEADLINE_S = 120.0
+_WRITER, _READER = 1, 2
+_NOT_OURS = -2
+"""Stands in the history for a record without a number: nobody sent it."""
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def number_of(value: bytes | None) -> int:
+    """The number in a record's value; -1: it has none."""
+    return int((value or b"-1").split(b" ", 1)[0])
 
 
 class PartitionLoad:
-    """See the module. `pause_s` lies between two records of a partition. Methods are for the thread that made it."""
+    """See the module. `pause_s` lies between two records of a partition, `settings` are librdkafka's.
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, pause_s: float = 0.01) -> None:
+    Each record has `value_bytes`, if need be more. `pause_s` may be changed at any time.
+    Methods are for the thread that made it.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        pause_s: float = 0.01,
+        settings: Mapping[str, str] | None = None,
+        value_bytes: int = 0,
+    ) -> None:
         self.topic = topic
         self.partitions = partitions
         self.errors: list[str] = []
-        self._acknowledged: list[dict[int, int]] = [{} for _ in range(partitions)]  # number → offset
-        self._last = [0.0] * partitions
-        self._longest = [0.0] * partitions
-        self._pause_s = pause_s
+        self.history = History(about={"topic": topic, "partitions": partitions})
+        self._counts = [0] * partitions
+        self._ends = [0] * partitions
+        self._gaps = Gaps(partitions)
+        self.pause_s = pause_s
+        self._value_bytes = value_bytes
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -46,6 +77,7 @@ class PartitionLoad:
                 "retry.backoff.ms": 10,
                 "reconnect.backoff.ms": 10,
                 "reconnect.backoff.max.ms": 100,
+                **(settings or {}),
             }
         )
 
@@ -64,7 +96,7 @@ class PartitionLoad:
     def _run(self) -> None:
         number = 0
         while not self._stopping.is_set():
-            due = time.monotonic() + self._pause_s
+            due = time.monotonic() + self.pause_s
             for partition in range(self.partitions):
                 self._send(partition, number)
             number += 1
@@ -74,62 +106,77 @@ class PartitionLoad:
         self._producer.flush(DEADLINE_S - 10)
 
     def _send(self, partition: int, number: int) -> None:
+        op = self.history.begin(
+            "send",
+            _WRITER,
+            _now_us(),
+            topic=self.topic,
+            partition=partition,
+            values=[self._value(partition, number)],
+            idempotent=True,
+        )
+        value = b"%d" % number
+        if self._value_bytes:
+            value = value.ljust(self._value_bytes)
         while True:
             try:
-                self._producer.produce(
-                    self.topic, b"%d" % number, partition=partition, on_delivery=self._noting(partition, number)
-                )
+                self._producer.produce(self.topic, value, partition=partition, on_delivery=self._noting(op))
                 return
             except BufferError:
                 self._producer.poll(0.05)
 
-    def _noting(self, partition: int, number: int) -> Callable[[KafkaError | None, Message], None]:
+    def _value(self, partition: int, number: int) -> int:
+        """What identifies the record in the history."""
+        return number * self.partitions + partition if number >= 0 else _NOT_OURS
+
+    def _noting(self, op: Op) -> Callable[[KafkaError | None, Message], None]:
         def done(error: KafkaError | None, message: Message) -> None:
+            partition = op.partition
             if error is not None:
-                self.errors.append(f"partition {partition}, record {number}: {error}")
+                self.history.end(op, "info", _now_us(), error=str(error))
+                self.errors.append(f"partition {partition}, record {op.values[0] // self.partitions}: {error}")
                 return
-            now = time.monotonic()
+            offset = message.offset()
+            self._gaps.note(partition)
+            known = [offset] if offset is not None and offset >= 0 else []  # a retry's place may not be told
+            self.history.end(op, "ok", _now_us(), offsets=known)
             with self._lock:
-                self._longest[partition] = max(self._longest[partition], now - self._last[partition])
-                self._last[partition] = now
-                self._acknowledged[partition][number] = message.offset()
+                self._counts[partition] += 1
+                self._ends[partition] = max(self._ends[partition], *(each + 1 for each in known), 0)
 
         return done
 
     def begin_round(self) -> None:
         """Measure gaps from now on."""
-        now = time.monotonic()
-        with self._lock:
-            self._longest = [0.0] * self.partitions
-            self._last = [now] * self.partitions
+        self._gaps.begin_round()
 
     def gaps_s(self) -> dict[int, float]:
         """The longest time between two acknowledgements of each partition since the round began, until now."""
-        now = time.monotonic()
-        with self._lock:
-            return {
-                partition: max(longest, now - last)
-                for partition, (longest, last) in enumerate(zip(self._longest, self._last, strict=True))
-            }
+        return self._gaps.longest_s()
 
     def count(self) -> int:
         """Acknowledged records."""
         with self._lock:
-            return sum(map(len, self._acknowledged))
+            return sum(self._counts)
+
+    def ends(self) -> dict[int, int]:
+        """By partition: the offset behind the last acknowledged record."""
+        with self._lock:
+            return dict(enumerate(self._ends))
 
     def fewest(self) -> int:
         """Acknowledged records of the partition that has fewest."""
         with self._lock:
-            return min(map(len, self._acknowledged))
+            return min(self._counts)
 
     def wait_grown(self, by: int = 20, timeout_s: float = 60.0) -> None:
         """Until every partition has so many more acknowledgements. Raises `AssertionError`."""
         with self._lock:
-            targets = [len(each) + by for each in self._acknowledged]
+            targets = [count + by for count in self._counts]
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
-                missing = [at for at, each in enumerate(self._acknowledged) if len(each) < targets[at]]
+                missing = [at for at, count in enumerate(self._counts) if count < targets[at]]
             if not missing:
                 return
             assert time.monotonic() < deadline, f"partitions {missing} get no acknowledgements"
@@ -139,36 +186,41 @@ class PartitionLoad:
         """What is wrong, if anything. Call it after the load has ended."""
         assert not self._thread.is_alive()
         problems = list(self.errors[:20])
+        self.history.note("heal", _READER, _now_us())
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "verify", "enable.auto.commit": False, "check.crcs": True}
         )
         try:
             for partition in range(self.partitions):
-                problems += self._verify_partition(consumer, partition)
+                problems += self._read_partition(consumer, partition)
         finally:
             consumer.close()
-        return problems
+        return problems + [finding.text() for finding in check(self.history)[:20]]
 
-    def _verify_partition(self, consumer: Consumer, partition: int) -> list[str]:
-        where = f"{self.topic}-{partition}"
+    def _read_partition(self, consumer: Consumer, partition: int) -> list[str]:
+        where, place = f"{self.topic}-{partition}", {"topic": self.topic, "partition": partition}
+        op = self.history.begin("list_offsets", _READER, _now_us(), **place)
         low, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=60)
+        self.history.end(op, "ok", _now_us(), log_start=low, high_watermark=end)
+        self.history.note("assign", _READER, _now_us(), **place, offset=0)
         consumer.assign([TopicPartition(self.topic, partition, OFFSET_BEGINNING)])
-        numbers: list[int] = []
+        due = 0
         deadline = time.monotonic() + DEADLINE_S
-        while len(numbers) < end:
+        while due < end:
             if time.monotonic() > deadline:
-                return [f"{where} is readable up to {len(numbers)} only, its end is {end}"]
+                return [f"{where} is readable up to {due} only, its end is {end}"]
+            op = self.history.begin("poll", _READER, _now_us(), **place, offset=due)
+            offsets, values = [], []
             for message in consumer.consume(5000, 0.5):
-                if message.error() is not None:
+                offset = message.offset()
+                if message.error() is not None or offset is None:
                     return [f"{where}: {message.error()}"]
-                if message.offset() != len(numbers):
-                    return [f"{where}: offset {message.offset()} where {len(numbers)} was due"]
-                numbers.append(int(message.value() or b"-1"))
-        acknowledged = self._acknowledged[partition]
-        problems = [f"{where} begins at {low}"] if low else []
-        if numbers != list(range(len(numbers))):
-            problems.append(f"{where}: its {len(numbers)} records are not the numbers from 0 on, in order, once each")
-        lost = [number for number, offset in acknowledged.items() if offset >= end or numbers[offset] != number]
-        if lost:
-            problems.append(f"{where}: {len(lost)} acknowledged records are not where they were, e.g. {lost[:5]}")
-        return problems
+                offsets.append(offset)
+                values.append(self._value(partition, number_of(message.value())))
+            self.history.end(op, "ok", _now_us(), offsets=offsets, values=values)
+            if offsets != list(range(due, due + len(offsets))):
+                return [
+                    f"{where}: offsets from {offsets[0]} to {offsets[-1]} where {due} was due, not one after another"
+                ]
+            due += len(offsets)
+        return [f"{where} begins at {low}"] if low else []

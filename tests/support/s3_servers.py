@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from simulation.ports import free_port
 from storage.settings import S3Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,16 @@ class S3Server:
 def new_bucket() -> str:
     """A bucket name that no other test uses."""
     return f"test-{uuid.uuid4().hex[:16]}"
+
+
+def section(server: S3Server) -> dict[str, Any]:
+    """The `[s3]` section of a configuration for a new bucket on it."""
+    return {
+        "endpoint": server.endpoint,
+        "bucket": new_bucket(),
+        "access_key_id": server.access_key_id,
+        "secret_access_key": server.secret_access_key,
+    }
 
 
 def install(kind: str) -> str:
@@ -125,6 +136,7 @@ class ServerPool:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         environment |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
         script = [sys.executable, str(ROOT / "localstack" / "serve.py"), kind, "--dir", str(directory / "data")]
+        script += ["--port", str(free_port())]
         try:
             # Not subprocess: the server may outlive this worker, and nobody here waits for it then.
             pid = os.posix_spawn(

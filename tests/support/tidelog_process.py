@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,14 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 READY_PREFIX = "ready bootstrap="
-
-
-def free_port() -> int:
-    """A port that was free a moment ago; used where a restarted cluster must come back under the same address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class TidelogProcess:
@@ -29,7 +23,7 @@ class TidelogProcess:
 
     def __init__(self, data_dir: Path, flags: Sequence[str] = (), port: int | None = None) -> None:
         self.data_dir = data_dir
-        self.port = port if port is not None else free_port()
+        self.port = free_port() if port is None else port
         self.flags = list(flags)
         self.output: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ from tests.support.cli import Cli
 from tidelog import output
 from tidelog.cli import COMMANDS
 from tidelog.client import Cluster, unknown
-from tidelog.commands.status import gather
+from tidelog.commands.status import _render_failovers, _render_moves, gather
 
 SERVER_PARTS = ("confluent_kafka", "rich", "aiohttp", "aiobotocore", "uvloop", "kio", "pysyncobj")
 
@@ -170,6 +170,10 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 # --- status of several nodes -------------------------------------------------------------------------------------
 
 
+LOST = {"broker": 3, "wal": "s3", "partitions": 7, "state": "recovering", "by": 2, "since_ms": 5}
+SALVAGING = {"broker": 3, "since_ms": 5, "step": "uploading", "wal_bytes": 2048, "partitions_placed": 0, "error": None}
+
+
 def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[str, Any]:
     nodes = [
         {
@@ -190,6 +194,8 @@ def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[s
         "image_version": 1,
         "topics": 0,
         "nodes": nodes,
+        "failover": {"lost": [LOST], "salvaging": [SALVAGING] if node_id == 2 else []},
+        "moves": {"total": 3, "first": [{"topic": "t", "partition": 0, "from": 1, "to": 2, "since_ms": 1}]},
         "problems": problems,
         **own,
     }
@@ -212,3 +218,11 @@ def test_status_asks_every_live_node_and_collects_the_problems() -> None:
         "broker 3 at h3:9092 is dead",
         "broker 4: no answer",
     ]
+    told = {name: SALVAGING[name] for name in ("step", "wal_bytes", "partitions_placed", "error")}
+    assert document["failovers"] == [{**LOST, **told}]
+    assert _render_failovers(document["failovers"]).splitlines()[1].split()[:7] == [
+        *("3", "s3", "recovering", "2", "uploading"),
+        *("2.0", "KiB"),
+    ]
+    moving = _render_moves(document["moves"])
+    assert moving.startswith("moving:") and moving.endswith("and 2 more: `tidelog partition list`")

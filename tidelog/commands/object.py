@@ -18,6 +18,7 @@ from runtime.errors import CorruptData, NotFound, Unavailable
 from tidelog import output
 from tidelog.client import Cluster
 from tidelog.commands import object_jobs
+from tidelog.commands.quarantine import quarantine
 from tidelog.options import bootstrap_option, format_option, watch_option
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ def object_() -> None:
 
 object_.add_command(object_jobs.compact)
 object_.add_command(object_jobs.clean)
+object_.add_command(quarantine)
 
 
 # --- list and inspect --------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
     """
     nodes = []
     problems = list(asked["problems"])
+    salvaging = list(asked["failover"].get("salvaging", []))
     for row in asked["nodes"]:
         if row["id"] == asked["node_id"]:
             nodes.append({**row, **_own(asked)})
@@ -69,9 +70,28 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
         own = next((one for one in answer["nodes"] if one["id"] == row["id"]), row)
         own = {**own, **({"controller": row["controller"]} if "controller" in row else {})}
         nodes.append({**own, **_own(answer)})
+        salvaging += answer["failover"].get("salvaging", [])
         problems += [one for one in answer["problems"] if one not in problems]
     common = ("cluster_id", "node_id", "time_ms", "image_version", "topics")
-    return {**{key: asked[key] for key in common}, "nodes": nodes, "problems": problems}
+    failovers = _failovers(asked["failover"].get("lost", []), salvaging)
+    return {
+        **{key: asked[key] for key in common},
+        "nodes": nodes,
+        "failovers": failovers,
+        "moves": asked["moves"],
+        "problems": problems,
+    }
+
+
+def _failovers(lost: list[Document], salvaging: list[Document]) -> list[Document]:
+    """What dead brokers left, each with how far the one is that recovers it."""
+    work = {(one["broker"], one["since_ms"]): one for one in salvaging}
+    rows = []
+    for one in lost:
+        doing = work.get((one["broker"], one["since_ms"]), {})
+        told = {name: doing.get(name) for name in ("step", "wal_bytes", "partitions_placed", "error")}
+        rows.append({**one, **told})
+    return rows
 
 
 def _own(answer: Document) -> Document:
@@ -96,12 +116,45 @@ def _render(document: Document) -> str:
     ]
     rows = [_row(node) for node in document["nodes"]]
     text = [output.pairs(about), output.table(headers, rows, right=_RIGHT)]
+    if document["failovers"]:
+        text.append("failovers:\n" + _render_failovers(document["failovers"]))
+    if document["moves"]["total"]:
+        text.append(_render_moves(document["moves"]))
     problems = document["problems"]
     if problems:
         text.append("problems:\n" + "\n".join(f"  - {problem}" for problem in problems))
     else:
         text.append("no problems")
     return "\n\n".join(text)
+
+
+def _render_failovers(rows: list[Document]) -> str:
+    headers = ["DEAD-BROKER", "WAL", "STATE", "BY", "STEP", "RECOVERED", "PARTITIONS-LEFT", "SINCE", "ERROR"]
+    cells = [
+        [
+            row["broker"],
+            row["wal"],
+            row["state"],
+            row["by"],
+            row["step"],
+            output.size(row["wal_bytes"]),
+            row["partitions"],
+            output.moment(row["since_ms"]),
+            row["error"],
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["DEAD-BROKER", "BY", "RECOVERED", "PARTITIONS-LEFT"])
+
+
+def _render_moves(moves: Document) -> str:
+    rows = [
+        [one["topic"], one["partition"], one["from"], one["to"], output.moment(one["since_ms"])]
+        for one in moves["first"]
+    ]
+    table = output.table(["TOPIC", "PARTITION", "FROM", "TO", "SINCE"], rows, right=["PARTITION", "FROM", "TO"])
+    more = moves["total"] - len(rows)
+    return f"moving:\n{table}" + (f"\nand {more} more: `tidelog partition list`" if more else "")
 
 
 def _row(node: Document) -> list[Any]:

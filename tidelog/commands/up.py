@@ -37,6 +37,9 @@ HOW_TO_CONNECT = """
 @click.option("--s3-endpoint", metavar="URL", help="An S3 server; without it the embedded store is used.")
 @click.option("--bucket", metavar="NAME", help="The bucket on it.")
 @click.option("--wal", type=click.Choice(["disk", "s3", "memory"]), help="Where the write-ahead log lives.")
+@click.option(
+    "--racks", metavar="A,B,...", help="Racks of the brokers, given to them in turn; kept with the directory."
+)
 @click.option("--quiet", is_flag=True, help="Print the ready line only.")
 @config_options
 def up(
@@ -47,6 +50,7 @@ def up(
     s3_endpoint: str | None,
     bucket: str | None,
     wal: str | None,
+    racks: str | None,
     quiet: bool,
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -62,9 +66,17 @@ def up(
         wal__kind=wal,
     )
     check_bucket(loaded)
-    nodes = cluster_layout.plan(loaded, brokers, int(controllers) if controllers else None)
+    nodes = cluster_layout.plan(loaded, brokers, int(controllers) if controllers else None, parse_racks(racks))
     exit_code = asyncio.run(_run(nodes, quiet, loaded))
     raise click.exceptions.Exit(exit_code)
+
+
+def parse_racks(text: str | None) -> list[str]:
+    """The names in `--racks`. Raises `ConfigError`."""
+    names = [name.strip() for name in text.split(",")] if text is not None else []
+    if not all(names):
+        raise ConfigError(f"--racks {text!r} has an empty name", hint="for example --racks a,b,c")
+    return names
 
 
 def check_bucket(loaded: Loaded) -> None:

@@ -10,11 +10,10 @@ import asyncio
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from aiohttp import ClientSession, TCPConnector, web
+from aiohttp import ClientConnectionResetError, ClientSession, TCPConnector, web
 from yarl import URL
-
-from tests.support.s3_servers import S3Server
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,32 @@ class Seen:
     query: dict[str, str]
 
 
-class FaultyS3:
-    """The proxy; an async context manager. `server` is the address to give to clients."""
+class _Server(Protocol):
+    """A dataclass that says where a server is."""
 
-    def __init__(self, upstream: S3Server) -> None:
+    @property
+    def endpoint(self) -> str: ...
+
+
+ServerT = TypeVar("ServerT", bound=_Server)
+
+
+class FaultyS3(Generic[ServerT]):
+    """The proxy; an async context manager. `server` is the address to give to clients.
+
+    Unless it `remembers`, which takes memory without bound, it does not know what it was asked.
+    """
+
+    def __init__(self, upstream: ServerT, *, remembers: bool = True) -> None:
         self._upstream = upstream
+        self._remembers = remembers
         self.fault: Callable[[Seen], Fault | None] = lambda seen: None
         self.requests: list[Seen] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self.server = upstream
 
-    async def __aenter__(self) -> FaultyS3:
+    async def __aenter__(self) -> FaultyS3[ServerT]:
         self._session = ClientSession(connector=TCPConnector(limit=0), auto_decompress=False)
         runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=1)
         await runner.setup()
@@ -65,7 +78,7 @@ class FaultyS3:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         host, port = runner.addresses[0][:2]
-        self.server = replace(self._upstream, endpoint=f"http://{host}:{port}")
+        self.server = cast(ServerT, replace(cast(Any, self._upstream), endpoint=f"http://{host}:{port}"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,11 +104,14 @@ class FaultyS3:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         seen = Seen(request.method, request.path, dict(request.query))
-        self.requests.append(seen)
+        if self._remembers:
+            self.requests.append(seen)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             return await self._answer(request, self.fault(seen) or Fault())
+        except ClientConnectionResetError:  # whoever asked has gone, a killed process for example
+            return self._cut(request)
         finally:
             self.in_flight -= 1
 

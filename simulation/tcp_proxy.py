@@ -1,4 +1,4 @@
-"""TCP paths that a test cuts, both ways or one way, as a network does: bytes stop, connections stay.
+"""TCP paths that a test cuts, both ways or one way, or slows, as a network does: bytes stop, connections stay.
 
 What was sent during a cut arrives when it heals (TCP sends it again), unless an end has given up by then. A new
 connection during a cut of the requests gets no further than this proxy. `reset` closes what is open instead.
@@ -36,16 +36,20 @@ class Path:
         self._answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._delay_s = 0.0
+        self.host = ""
         self.port = 0
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, host: str, port: int) -> None:
+        """On the loop: listen."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        self.host = host
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     @property
     def address(self) -> str:
         """`host:port` for clients."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -76,6 +80,8 @@ class Path:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
                 await gate.wait()
                 writer.write(data)
                 await writer.drain()
@@ -92,10 +98,19 @@ class Path:
 
         self._proxies.run(apply())
 
-    def heal(self) -> None:
-        """All gets through again."""
+    def slow(self, delay_s: float) -> None:
+        """From now on every piece (at most 64 KiB) takes so much longer, in each direction."""
 
         async def apply() -> None:
+            self._delay_s = delay_s
+
+        self._proxies.run(apply())
+
+    def heal(self) -> None:
+        """All gets through again, as fast as it can."""
+
+        async def apply() -> None:
+            self._delay_s = 0.0
             self._requests.set()
             self._answers.set()
 
@@ -148,9 +163,9 @@ class Proxies:
         """Run `work` on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
-    def path(self, host: str, port: int) -> Path:
-        """A new path to a target, which need not listen yet."""
+    def path(self, host: str, port: int, *, at: tuple[str, int] = ("127.0.0.1", 0)) -> Path:
+        """A new path to a target, which need not listen yet; clients find it at `at` (port 0: any)."""
         made = Path(self, (host, port))
-        self.run(made.start())
+        self.run(made.start(*at))
         self._paths.append(made)
         return made

@@ -1,0 +1,43 @@
+"""Who takes part in a simulation: topics and actors, drawn from the seed.
+
+Entry: `start`.
+"""
+
+from __future__ import annotations
+
+from simulation.groups import Member
+from simulation.operator import Operator
+from simulation.workload import Consumer, Deleter, Producer, Topic, TopicKeeper, Workload
+from simulation.zombie import Zombie
+
+GROUP = "g"
+
+
+def _retention(workload: Workload) -> dict[str, str]:
+    """By size, in half of the clusters: segments of 8 KiB roll and go within seconds."""
+    if workload.rng.random() < 0.5:
+        return {}
+    return {"retention.bytes": str(workload.rng.choice((10_000, 40_000)))}
+
+
+def start(workload: Workload) -> None:
+    """Draw the actors and start them."""
+    rng, partitions = workload.rng, workload.cluster.shape.partitions
+    workload.topics = [Topic("t1", partitions, False), Topic("t2", rng.randint(1, 2), True, _retention(workload))]
+    for topic in workload.topics:
+        workload.spawn(workload.create(topic), f"create-{topic.name}")
+    for number in range(rng.randint(1, 3)):
+        workload.spawn(Producer(workload, idempotent=True).run(), f"producer-{number}")
+    if rng.random() < 0.5:
+        workload.spawn(Producer(workload, idempotent=False).run(), "plain-producer")
+    for number in range(rng.randint(1, 2)):
+        workload.spawn(Consumer(workload).run(), f"consumer-{number}")
+    for number in range(rng.randint(0, 3)):
+        workload.spawn(Member(workload, GROUP).run(), f"member-{number}")
+    workload.spawn(Deleter(workload).run(), "deleter")
+    if rng.random() < 0.5:
+        workload.spawn(TopicKeeper(workload).run(), "topics")
+    if rng.random() < 0.6:
+        workload.spawn(Operator(workload).run(), "operator")
+    if rng.random() < 0.4:
+        workload.spawn(Zombie(workload).run(), "zombie")

@@ -1,0 +1,88 @@
+"""The look from inside at a running cluster of the chaos harness: the controllers' image and the bucket.
+
+After each round the image is held against itself and against the one before, and at the end against every byte in the
+bucket (`simulation.checkers.cluster_state`).
+
+Entry: `Inside`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from controller.client import ControllerClient
+from controller.handshake import NO_NODE, Credentials, read_secret
+from controller.raft_links import split_address
+from runtime.clock import SystemClock
+from runtime.network import TcpNetwork
+from simulation.checkers import Finding
+from simulation.checkers.cluster_state import Snapshot, check_bucket, check_image, check_progress, snapshot
+from storage.open_store import open_store
+from storage.orphan_scan import OrphanMetadata
+from storage.settings import S3Settings
+
+BUDGET_S = 60.0
+
+
+class Inside:
+    """`members` are the controllers' own addresses; `s3` is the `[s3]` section, empty for the embedded store."""
+
+    def __init__(self, members: dict[int, str], secret_file: Path, directory: Path, s3: dict[str, Any]) -> None:
+        self._endpoints = [split_address(address) for address in members.values()]
+        self._secret_file = secret_file
+        self._directory = directory
+        self._s3 = s3
+        self._before: Snapshot | None = None
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[tuple[ControllerClient, int]]:
+        """A client with an image as new as now, and an object id newer than all in use."""
+        client = ControllerClient(
+            self._endpoints,
+            TcpNetwork(),
+            SystemClock(),
+            random.Random(),
+            budget_s=BUDGET_S,
+            credentials=Credentials(read_secret(self._secret_file), NO_NODE),
+        )
+        try:
+            async with asyncio.timeout(BUDGET_S):
+                await client.start()
+                yield client, await client.prepare_objects(1, 1)
+        finally:
+            await client.close()
+
+    def look(self) -> list[Finding]:
+        """What is wrong with the image, by itself and since the last look. Raises `TimeoutError`, `Unavailable`."""
+        return asyncio.run(self._look())
+
+    async def _look(self) -> list[Finding]:
+        async with self._client() as (client, _):
+            found = check_image(client.image)
+            if self._before is not None:
+                found += check_progress(self._before, client.image)
+            self._before = snapshot(client.image)
+            return found
+
+    def look_at_bucket(self) -> list[Finding]:
+        """Every committed object, and what nobody names, after clean-up. Raises as `look`."""
+        return asyncio.run(self._look_at_bucket())
+
+    async def _look_at_bucket(self) -> list[Finding]:
+        clock = SystemClock()
+        store = open_store(S3Settings(**self._s3), self._directory, clock, random.Random())
+        try:
+            async with self._client() as (client, newest):
+
+                async def fence() -> int:
+                    return newest
+
+                metadata = OrphanMetadata(fence, lambda object_id: object_id in client.image.objects)
+                return await check_bucket(client.image, store, orphans=metadata, now_ms=clock.time_ms())
+        finally:
+            await store.close()

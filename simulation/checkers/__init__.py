@@ -1,0 +1,69 @@
+"""The checkers: a history goes in, findings come out, each with the operations that prove it.
+
+After Jepsen's workload for Kafka; docs/checkers.md defines each rule in words. They are as lenient as honesty asks:
+an uncertain operation may have happened or not, a deleted range may be gone, and only real time and the order of one
+process order things. So a finding is a broken promise, never a suspicion. The time they take grows with n log n.
+
+Entry: `check` for a history.
+"""
+
+from __future__ import annotations
+
+from simulation.checkers.finding import CheckOptions, Finding, Findings
+from simulation.checkers.index import build
+from simulation.checkers.marks import check_marks
+from simulation.checkers.polls import check_polls
+from simulation.checkers.rest import Lag, check_rest, worst_lag
+from simulation.checkers.sends import check_sends
+from simulation.checkers.writes import check_reads, check_writes
+from simulation.history import History
+
+RULES = (
+    "lost-write",
+    "unseen",
+    "duplicate",
+    "inconsistent-offsets",
+    "phantom-read",
+    "G1a",
+    "precommitted-read",
+    "int-nonmonotonic-poll",
+    "nonmonotonic-poll",
+    "int-poll-skip",
+    "poll-skip",
+    "int-nonmonotonic-send",
+    "int-send-skip",
+    "nonmonotonic-send",
+    "send-skip",
+    "high-watermark-back",
+    "log-start-back",
+    "committed-offset-back",
+    "epoch-back",
+    "lag",
+    "failed-after-heal",
+)
+"""Every rule that a history is held against, in the order of docs/checkers.md."""
+
+__all__ = ["RULES", "CheckOptions", "Finding", "Lag", "check", "lag_of"]
+
+
+def check(history: History, options: CheckOptions | None = None) -> list[Finding]:
+    """Everything that is wrong with a history, by rule in the order of `RULES`, then by the operation that shows it."""
+    options = options or CheckOptions()
+    found = Findings()
+    index = build(history, found)
+    end_us = max((op.ended_us for op in history.ops), default=0)
+    for partition in index.partitions.values():
+        gaps = check_polls(partition, options, found)
+        check_writes(index, partition, gaps, end_us, options, found)
+        check_reads(index, partition, found)
+        check_sends(partition, found)
+        check_marks(partition, found)
+        check_rest(index, partition, options, found)
+    order = {rule: number for number, rule in enumerate(RULES)}
+    return sorted(found.found, key=lambda one: (order[one.rule], one.ops[-1].index))
+
+
+def lag_of(history: History) -> Lag | None:
+    """The worst real-time lag of all partitions; None if no poll was ever behind."""
+    partitions = build(history, Findings()).partitions.values()
+    return max((lag for each in partitions if (lag := worst_lag(each))), key=lambda lag: lag.lag_us, default=None)

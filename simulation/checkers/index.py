@@ -1,0 +1,211 @@
+"""A history by partition: which value is where, who saw it, what may be gone. Built in one pass; findings on the way.
+
+What is known of an offset comes from acknowledgements and from reads; the first to tell is kept as the proof. The pass
+itself finds what contradicts it: another value at the offset (`inconsistent-offsets`), the value at another offset
+(`duplicate`).
+
+Entry: `build`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from simulation.checkers.finding import Findings
+from simulation.history import UNKNOWN, History, Op
+
+FOREVER = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Partition:
+    """What a history says of one partition."""
+
+    topic: str
+    number: int
+    sends: list[Op] = field(default_factory=list)
+    polls: list[Op] = field(default_factory=list)
+    """`poll` and `assign`, in the order of their beginnings."""
+    marks: list[Op] = field(default_factory=list)
+    """Everything that tells a high watermark, a log start, or deletes."""
+    commits: dict[str, list[Op]] = field(default_factory=lambda: defaultdict(list))
+    """By group: `commit` and `committed`."""
+    value_at: dict[int, int] = field(default_factory=dict)
+    """offset → value."""
+    told_by: dict[int, Op] = field(default_factory=dict)
+    """offset → who said so first."""
+    offset_of: dict[int, int] = field(default_factory=dict)
+    """value → its first known offset."""
+    seen: dict[int, Op] = field(default_factory=dict)
+    """offset → who read it first."""
+    acknowledged: dict[int, Op] = field(default_factory=dict)
+    """offset → the `send` with acks=all that was told so."""
+    displaced: list[tuple[int, Op]] = field(default_factory=list)
+    """(offset, `send`): acknowledged where another one had been acknowledged before."""
+    read_instead: dict[int, int] = field(default_factory=dict)
+    """offset → value, where the first reader got another one than `value_at` has."""
+    believes_log_start: bool = False
+    """Retention may delete."""
+    gone_from_us: int = FOREVER
+    """When its topic's deletion began."""
+    _known: list[int] | None = None
+    _deletions: list[tuple[int, int]] | None = None
+
+    @property
+    def name(self) -> str:
+        """As Kafka writes it."""
+        return f"{self.topic}-{self.number}"
+
+    def read_at(self, offset: int) -> int:
+        """The value that the first reader of an offset got. Raises `KeyError`: nobody did."""
+        return self.read_instead.get(offset, self.value_at[offset])
+
+    def known(self) -> list[int]:
+        """The offsets that hold something, ascending. For after the pass."""
+        if self._known is None:
+            self._known = sorted(self.value_at)
+        return self._known
+
+    def known_between(self, low: int, high: int) -> list[int]:
+        """Known offsets, both bounds excluded."""
+        known = self.known()
+        return known[bisect_left(known, low + 1) : bisect_left(known, high)]
+
+    def deleted_before(self, time_us: int) -> int:
+        """What may be gone by then: the offset below which nothing need be readable."""
+        if self.gone_from_us <= time_us:
+            return FOREVER
+        if self._deletions is None:
+            self._deletions = self._all_deletions()
+        at = bisect_left(self._deletions, (time_us + 1, -1))
+        return self._deletions[at - 1][1] if at else 0
+
+    def _all_deletions(self) -> list[tuple[int, int]]:
+        """(from when on, offset), both growing."""
+        found = []
+        for op in self.marks:
+            if op.kind == "delete_records" and op.outcome != "fail":
+                everything = op.log_start if op.log_start >= 0 else FOREVER
+                found.append((op.began_us, op.offset if op.offset >= 0 else everything))
+            elif self.believes_log_start and op.ok and op.log_start > 0:
+                found.append((0, op.log_start))  # when retention deleted it nobody knows
+        found.sort()
+        highest, grown = 0, []
+        for time_us, offset in found:
+            if offset > highest:
+                highest = offset
+                grown.append((time_us, offset))
+        return grown
+
+
+@dataclass(slots=True)
+class Index:
+    """A whole history."""
+
+    partitions: dict[tuple[str, int], Partition]
+    sent: dict[int, Op]
+    """value → its `send`."""
+    ends: dict[int, Op]
+    """Transaction → its `end_txn`."""
+    healed: Op | None
+    """The last `heal`."""
+
+
+def build(history: History, found: Findings) -> Index:
+    """Read the history once."""
+    index = Index({}, {}, {}, None)
+    partitions = index.partitions
+    deleting: set[str] = set()
+    gone: dict[str, int] = {}
+    for op in history.ops:
+        kind = op.kind
+        if kind == "end_txn":
+            index.ends[op.txn] = op
+        elif kind == "heal":
+            index.healed = op
+        elif kind == "create_topic" and op.deletes:
+            deleting.add(op.topic)
+        elif kind == "delete_topic" and op.outcome != "fail":
+            gone.setdefault(op.topic, op.began_us)
+        if op.partition < 0:
+            continue
+        key = (op.topic, op.partition)
+        partition = partitions.get(key)
+        if partition is None:
+            partition = partitions[key] = Partition(op.topic, op.partition)
+        if kind == "send":
+            partition.sends.append(op)
+            for value in op.values:
+                index.sent[value] = op
+            if op.outcome == "ok" and op.acks == -1:
+                _acknowledge(partition, op, found)
+        elif kind == "poll":
+            partition.polls.append(op)
+            if op.high_watermark >= 0 or op.log_start >= 0 or op.values:
+                partition.marks.append(op)
+        elif kind == "assign":
+            partition.polls.append(op)
+        elif kind in ("commit", "committed"):
+            partition.commits[op.group].append(op)
+        else:
+            partition.marks.append(op)
+    for partition in partitions.values():
+        partition.believes_log_start = partition.topic in deleting
+        partition.gone_from_us = gone.get(partition.topic, FOREVER)
+        partition.sends.sort(key=lambda op: op.began_us)  # threads may have begun in another order than they were noted
+        _read(partition, index, found)
+    return index
+
+
+def _acknowledge(partition: Partition, op: Op, found: Findings) -> None:
+    for value, offset in zip(op.values, op.offsets, strict=False):
+        if offset < 0:
+            continue  # the broker did not tell where, e.g. for a duplicate that it recognised
+        if partition.acknowledged.setdefault(offset, op) is not op:
+            partition.displaced.append((offset, op))
+        _note(partition, op, value, offset, op.idempotent, found)
+
+
+def _read(partition: Partition, index: Index, found: Findings) -> None:
+    value_at, seen, sent = partition.value_at, partition.seen, index.sent
+    for op in partition.polls:
+        if not op.values or op.kind != "poll":
+            continue
+        for value, offset in zip(op.values, op.offsets, strict=True):
+            if value_at.get(offset) != value:
+                source = sent.get(value)
+                _note(partition, op, value, offset, source is not None and source.idempotent, found)
+                if offset not in seen and value_at[offset] != value:
+                    partition.read_instead[offset] = value
+            if offset not in seen:
+                seen[offset] = op
+
+
+def _note(partition: Partition, op: Op, value: int, offset: int, once: bool, found: Findings) -> None:
+    """Someone says that `value` is at `offset`; `once`: it may be at no other."""
+    before = partition.value_at.get(offset)
+    if before is None:
+        partition.value_at[offset] = value
+        partition.told_by[offset] = op
+    elif before != value:
+        other = partition.told_by[offset]
+        found.add(
+            "inconsistent-offsets",
+            f"{partition.name}, offset {offset} holds value {before} and value {value}",
+            other,
+            op,
+            at=(partition.topic, partition.number, offset),
+        )
+    if value == UNKNOWN:
+        return
+    first = partition.offset_of.setdefault(value, offset)
+    if first != offset and once:
+        found.add(
+            "duplicate",
+            f"{partition.name}: value {value} of an idempotent producer is at offset {first} and at offset {offset}",
+            partition.told_by[first],
+            op,
+            at=(partition.topic, partition.number, value),
+        )

@@ -1,0 +1,143 @@
+"""What must only grow: high-watermark-back, log-start-back, committed-offset-back, epoch-back.
+
+A mark was told in an answer; it holds against every question that was asked after that answer. An acknowledged
+or a read record is such a mark, too: the high watermark is behind it from then on. Only real time orders marks: two
+answers whose questions overlapped may come in any order.
+
+Committed offsets are a register: a group may commit backwards, if it says so. What is asked must be explained by some
+commit that was not overwritten by another one (wholly after it) before the question, and that began before the answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+
+from simulation.checkers.finding import Findings
+from simulation.checkers.index import FOREVER, Partition
+from simulation.history import UNKNOWN, Op
+
+Told = Iterator[tuple[int, Op]]
+
+
+def check_marks(partition: Partition, found: Findings) -> None:
+    """High watermark, log start and leader epochs of one partition."""
+    _only_grows(
+        partition, "high-watermark-back", "high watermark", _high_told(partition), _high_asked(partition), found
+    )
+    _only_grows(partition, "log-start-back", "log start", _start_told(partition), _start_asked(partition), found)
+    _check_epochs(partition, found)
+    for group, ops in partition.commits.items():
+        _check_commits(partition, group, ops, found)
+
+
+def _high_told(partition: Partition) -> Told:
+    for op in partition.sends:
+        if op.outcome == "ok" and op.acks == -1 and op.offsets:
+            yield max(op.offsets) + 1, op
+    for op in partition.marks:
+        if op.outcome == "ok":
+            highest = max(op.high_watermark, op.offsets[-1] + 1 if op.offsets else UNKNOWN)
+            if highest >= 0:
+                yield highest, op
+
+
+def _high_asked(partition: Partition) -> Told:
+    return ((op.high_watermark, op) for op in partition.marks if op.ok and op.high_watermark >= 0)
+
+
+def _start_told(partition: Partition) -> Told:
+    return ((op.log_start, op) for op in partition.marks if op.ok and op.log_start >= 0)
+
+
+def _start_asked(partition: Partition) -> Told:
+    return _start_told(partition)
+
+
+def _only_grows(partition: Partition, rule: str, what: str, told: Told, asked: Told, found: Findings) -> None:
+    """Each asked mark against the highest one that was told before the question."""
+    questions = sorted(asked, key=lambda each: each[1].began_us)
+    if not questions:
+        return
+    answers = sorted(told, key=lambda each: each[1].ended_us)
+    highest, proof, at = UNKNOWN, questions[0][1], 0
+    for mark, op in questions:
+        while at < len(answers) and answers[at][1].ended_us < op.began_us:
+            if answers[at][0] > highest:
+                highest, proof = answers[at]
+            at += 1
+        if mark < highest:
+            found.add(
+                rule,
+                f"{partition.name}: the {what} was {highest} at least, and {mark} later",
+                proof,
+                op,
+                at=(partition.topic, partition.number, mark),
+            )
+
+
+def _check_epochs(partition: Partition, found: Findings) -> None:
+    """Leader epochs grow with the offset, and a record keeps the one it was written under."""
+    epoch_at: dict[int, tuple[int, Op]] = {}
+    for op in partition.polls:
+        for offset, epoch in zip(op.offsets, op.epochs, strict=False):
+            known = epoch_at.setdefault(offset, (epoch, op))
+            if known[0] != epoch:
+                said = f"{partition.name}, offset {offset} has leader epoch {known[0]} and leader epoch {epoch}"
+                found.add("epoch-back", said, known[1], op, at=(partition.topic, partition.number, offset))
+    for op in partition.sends:
+        if op.outcome == "ok" and op.epoch >= 0:
+            for offset in op.offsets:
+                known = epoch_at.setdefault(offset, (op.epoch, op))
+                if known[0] != op.epoch:
+                    said = (
+                        f"{partition.name}, offset {offset}: acknowledged under epoch {op.epoch}, read with {known[0]}"
+                    )
+                    found.add("epoch-back", said, op, known[1], at=(partition.topic, partition.number, offset))
+    highest = UNKNOWN
+    proof: Op | None = None
+    for offset in sorted(epoch_at):
+        epoch, op = epoch_at[offset]
+        if epoch < highest and proof is not None:
+            said = f"{partition.name}, offset {offset} has leader epoch {epoch}, an earlier one has {highest}"
+            found.add("epoch-back", said, proof, op, at=(partition.topic, partition.number, offset))
+        elif epoch > highest:
+            highest, proof = epoch, op
+
+
+def _check_commits(partition: Partition, group: str, ops: list[Op], found: Findings) -> None:
+    writes = [op for op in ops if op.kind == "commit" and op.outcome != "fail"]
+    done = sorted((op for op in writes if op.ok), key=lambda op: op.ended_us)
+    ends = [op.ended_us for op in done]
+    latest: list[Op] = []  # of the first n commits that ended, the one that began last
+    for op in done:
+        latest.append(op if not latest or op.began_us > latest[-1].began_us else latest[-1])
+    by_offset: dict[int, list[Op]] = defaultdict(list)
+    for op in writes:
+        by_offset[op.offset].append(op)
+    for op in ops:
+        if op.kind != "committed" or not op.ok:
+            continue
+        count = bisect_left(ends, op.began_us)
+        overwriting = latest[count - 1] if count else None
+        since_us = overwriting.began_us if overwriting is not None else -1
+        if op.offset == UNKNOWN:
+            explained = overwriting is None or partition.gone_from_us <= op.ended_us  # they go with the topic
+        else:
+            explained = any(_may_stand(write, since_us, op) for write in by_offset[op.offset])
+        if not explained:
+            _say_commit(partition, group, op, overwriting, found)
+
+
+def _may_stand(write: Op, since_us: int, asked: Op) -> bool:
+    ended_us = write.ended_us if write.ok else FOREVER
+    return ended_us >= since_us and write.began_us <= asked.ended_us
+
+
+def _say_commit(partition: Partition, group: str, op: Op, overwriting: Op | None, found: Findings) -> None:
+    had = "none" if op.offset == UNKNOWN else f"{op.offset}"
+    said = f"{partition.name}: the committed offset of group {group} is {had}, "
+    said += "which nobody committed" if overwriting is None else f"after {overwriting.offset} was acknowledged"
+    proof = (op,) if overwriting is None else (overwriting, op)
+    found.add("committed-offset-back", said, *proof, at=(partition.topic, partition.number, op.index))

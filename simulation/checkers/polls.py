@@ -1,0 +1,101 @@
+"""Do consumers get what is there, in order? int-nonmonotonic-poll, nonmonotonic-poll, int-poll-skip, poll-skip.
+
+`int-` is inside one poll, without it between two polls of one process that follow each other; `assign` begins anew.
+Only a poll over something that is *known* to be there, and may not have been deleted, is a skip: control records,
+aborted transactions and compacted records leave holes that are none. If nobody at all saw it, it is a lost write
+(`writes`), no skip.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from simulation.checkers.finding import CheckOptions, Findings
+from simulation.checkers.index import Partition
+from simulation.history import UNKNOWN, Op
+
+
+class Gap(NamedTuple):
+    """A consumer had everything up to `low` and went on at `high`; between them it got nothing."""
+
+    low: int
+    high: int
+    ops: tuple[Op, ...]
+
+
+def check_polls(partition: Partition, options: CheckOptions, found: Findings) -> list[Gap]:
+    """Check each process's polls; returns what was passed over, for the check of lost writes."""
+    gaps: list[Gap] = []
+    last: dict[int, tuple[int, Op | None]] = {}  # process → the last offset that it is past, and by which poll
+    for op in partition.polls:
+        if op.kind == "assign":
+            last[op.process] = (op.offset - 1, None) if op.offset >= 0 else (UNKNOWN - 1, None)
+            continue
+        if op.outcome != "ok":
+            continue
+        before, previous = last.get(op.process, (UNKNOWN - 1, None))
+        _inside(partition, op, gaps, found)
+        began = before if before >= UNKNOWN else op.offset - 1 if op.offset >= 0 else None
+        if op.offsets:
+            if began is not None:
+                _between(partition, began, previous, op, gaps, found)
+            if op.next_offset > op.offsets[-1] + 1:
+                gaps.append(Gap(op.offsets[-1], op.next_offset, (op,)))
+        elif began is not None and op.next_offset > began + 1:
+            gaps.append(Gap(began, op.next_offset, (op,)))
+        if op.offsets or op.position - 1 > before:
+            last[op.process] = (op.position - 1, op)
+    if partition.topic not in options.gaps_allowed:
+        for gap in gaps:
+            _skipped(partition, gap, found)
+    return gaps
+
+
+def _inside(partition: Partition, op: Op, gaps: list[Gap], found: Findings) -> None:
+    offsets = op.offsets
+    count = len(offsets)
+    if count < 2 or offsets == list(range(offsets[0], offsets[0] + count)):
+        return
+    for earlier, later in pairwise(offsets):
+        if later <= earlier:
+            found.add(
+                "int-nonmonotonic-poll",
+                f"{partition.name}: one poll got offset {earlier} and then offset {later}",
+                op,
+                at=(partition.topic, partition.number, later),
+            )
+        elif later > earlier + 1:
+            gaps.append(Gap(earlier, later, (op,)))
+
+
+def _between(partition: Partition, before: int, previous: Op | None, op: Op, gaps: list[Gap], found: Findings) -> None:
+    first = op.offsets[0]
+    ops = (op,) if previous is None else (previous, op)
+    if first <= before:
+        found.add(
+            "nonmonotonic-poll",
+            f"{partition.name}: process {op.process} was past offset {before} and then got offset {first}",
+            *ops,
+            at=(partition.topic, partition.number, first),
+        )
+    elif first > before + 1:
+        gaps.append(Gap(before, first, ops))
+
+
+def _skipped(partition: Partition, gap: Gap, found: Findings) -> None:
+    op = gap.ops[-1]
+    for offset in partition.known_between(gap.low, gap.high):
+        reader = partition.seen.get(offset)
+        if reader is None or offset < partition.deleted_before(op.ended_us):
+            continue
+        rule = "int-poll-skip" if len(gap.ops) == 1 and gap.low in op.offsets else "poll-skip"
+        who = "one poll" if rule == "int-poll-skip" else f"process {op.process}"
+        found.add(
+            rule,
+            f"{partition.name}: {who} went from offset {gap.low} to {gap.high}, past {offset}, which is there",
+            reader,
+            *gap.ops,
+            at=(partition.topic, partition.number, offset),
+        )
+        return  # one proof for a gap is enough

@@ -1,0 +1,399 @@
+"""A simulated cluster: real controllers and brokers over simulated doors, each a process that can crash and come back.
+
+`SimNode` is a machine with its disk and one process at a time; `_Process` ties the parts together as
+`tidelog.process.NodeProcess` does over the real doors. A process that ends by itself (its WAL failed, its broker was
+deposed) is started anew, as `tidelog up` and every service manager do; one that ends by anything but a `TidelogError`
+is a finding.
+
+Entry: `Cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from broker.bucket_health import WatchedObjectStore
+from broker.node import BrokerIdentity, BrokerNode
+from controller.node import ControllerNode
+from controller.raft_links import split_address
+from runtime.errors import ConfigError, TidelogError
+from simulation.bucket import SimBucket
+from simulation.clock import IdleCpu, SimClock
+from simulation.consensus import RaftMail, RaftRecord, SimConsensus
+from simulation.disk import Platters, SimDisk
+from simulation.loop import Life, VirtualLoop
+from simulation.network import SimNetwork
+from simulation.settings import FIRST_CONTROLLER, KAFKA_PORT, Shape
+from simulation.watch import Watch
+from storage.object_cleaner import ObjectCleaner
+from storage.orphan_cleaner import OrphanCleaner
+from storage.orphan_scan import OrphanMetadata
+from storage.priority_gate import GatedObjectStore, PriorityGate
+from storage.purpose import Purpose, for_purpose
+from storage.wal import Wal
+from storage.wal_disk import DiskWal
+from storage.wal_s3 import S3Wal
+
+log = logging.getLogger(__name__)
+
+BUCKET_CONNECTIONS = 32
+RESTART_S = 1.0
+"""What a service manager waits before it starts again a process that ended by itself."""
+STOP_GRACE_S = 5.0
+MAX_SKEW_MS = 500
+"""How wrong the wall clock of a node is by itself."""
+
+Note = Callable[[str, str], None]
+"""(node, what happened), for the trace."""
+
+
+class SimNode:
+    """One machine: its disk, its clock, and the process that runs on it, if one does."""
+
+    def __init__(self, cluster: Cluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.id = node_id
+        self.is_controller = node_id >= FIRST_CONTROLLER
+        self.host = f"c{node_id - FIRST_CONTROLLER + 1}" if self.is_controller else f"b{node_id}"
+        self.clock = SimClock(cluster.loop, cluster.rng.choice((0, 0, cluster.rng.randint(-MAX_SKEW_MS, MAX_SKEW_MS))))
+        self.platters = Platters()
+        self.record = RaftRecord()
+        self.cluster_id = ""
+        """What the data directory is bound to."""
+        self.starts = 0
+        self.life: Life | None = None
+        self.disk: SimDisk | None = None
+        self.broker: BrokerNode | None = None
+        self.controller: ControllerNode | None = None
+        self.consensus: SimConsensus | None = None
+        self.ready = False
+        self.belongs = self.is_controller
+        """Whether it is part of the cluster: not before it is added, nor after it was removed."""
+        self.wanted = False
+        """Whether a process that ends by itself is started again."""
+        self.stop_asked: asyncio.Event | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process is there, paused or not."""
+        return self.life is not None
+
+    def start(self) -> None:
+        """Start the process."""
+        assert self.life is None
+        self.starts += 1
+        self.wanted = True
+        self.ready = False
+        life = self.life = Life(f"{self.host}.{self.starts}")
+        self.cluster.note(self.host, "start")
+        rng = random.Random(self.cluster.rng.getrandbits(64))
+        life.spawn(self.cluster.loop, self._run(life, rng), "process")
+
+    def crash(self, *, power: bool) -> None:
+        """The process is gone, at whatever await its tasks are; with `power` the host, too, and what was not synced."""
+        life = self.life
+        if life is None:
+            return
+        self.cluster.note(self.host, "power loss" if power else "kill")
+        self.wanted = False
+        self._end(life)
+        self.cluster.network.crash(self.host, silent=power)
+        if power:
+            self.platters.lose_power(self.cluster.rng)
+
+    def _end(self, life: Life) -> None:
+        life.end(self.cluster.loop)
+        self.life = self.broker = self.controller = self.consensus = self.disk = self.stop_asked = None
+        self.ready = False
+        self.cluster.mail.members.pop(self.id, None)
+
+    def recover(self) -> None:
+        """Start again after a crash."""
+        if self.life is None and self.belongs:
+            self.cluster.network.revive(self.host)
+            self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self.life is not None and not self.life.paused:
+            self.cluster.note(self.host, "pause")
+            self.life.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.life is not None and self.life.paused:
+            self.cluster.note(self.host, "resume")
+            self.life.resume(self.cluster.loop)
+
+    def stop(self) -> None:
+        """Ask the process to end in good order (SIGTERM). It is not started again by itself."""
+        if self.stop_asked is not None:
+            self.cluster.note(self.host, "stop")
+            self.wanted = False
+            self.stop_asked.set()
+
+    async def _run(self, life: Life, rng: random.Random) -> None:
+        stopping = self.stop_asked = asyncio.Event()
+        process = _Process(self, rng)
+        told = "ended"
+        try:
+            await process.start()
+            self.ready = True
+            self.cluster.note(self.host, "ready")
+            told = await process.run(stopping)
+        except TidelogError as error:
+            told = f"ended: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
+            self.cluster.defect(f"{life.name} died of {error!r}", error)
+            told = f"died: {error!r}"
+        self.ready = False
+        try:
+            await process.stop()
+        except Exception as error:  # noqa: BLE001
+            self.cluster.defect(f"{life.name} could not stop: {error!r}", error)
+        self.cluster.note(self.host, told)
+        self._end(life)
+        self.cluster.network.crash(self.host, silent=False)
+        if self.wanted:
+            self.cluster.later(RESTART_S, self._start_again)
+
+    def _start_again(self) -> None:
+        if self.wanted and self.belongs and self.life is None:
+            self.start()
+
+    def bind(self, cluster_id: str) -> None:
+        """Bind the data directory. Raises `ConfigError` if it belongs to another cluster."""
+        if self.cluster_id and self.cluster_id != cluster_id:
+            raise ConfigError(f"the directory of {self.host} belongs to cluster {self.cluster_id}, not {cluster_id}")
+        self.cluster_id = cluster_id
+
+
+class _WatchedDiskWal(DiskWal):
+    """Tells of its trims."""
+
+    on_trim: Callable[[int], None]
+
+    async def trim(self, offset: int) -> None:
+        """See `Wal.trim`."""
+        self.on_trim(offset)
+        await super().trim(offset)
+
+
+class _WatchedS3Wal(S3Wal):
+    """The same in the bucket."""
+
+    on_trim: Callable[[int], None]
+
+    async def trim(self, offset: int) -> None:
+        """See `Wal.trim`."""
+        self.on_trim(offset)
+        await super().trim(offset)
+
+
+class _Process:
+    """What `tidelog serve` runs."""
+
+    def __init__(self, node: SimNode, rng: random.Random) -> None:
+        self._node = node
+        self._cluster = cluster = node.cluster
+        self._shape = cluster.shape
+        self._rng = rng
+        self._network = cluster.network.host(node.host)
+        door = cluster.bucket.door(node.host, node.clock, rng)
+        gate = PriorityGate(BUCKET_CONNECTIONS)
+        self._store = WatchedObjectStore(GatedObjectStore(door, gate), node.clock)
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._controller: ControllerNode | None = None
+        self._broker: BrokerNode | None = None
+        self._cleaner: ObjectCleaner | None = None
+        self._orphans: OrphanCleaner | None = None
+
+    async def start(self) -> None:
+        """Raises `TidelogError`."""
+        if self._node.is_controller:
+            await self._start_controller()
+        else:
+            await self._start_broker()
+
+    async def run(self, stopping: asyncio.Event) -> str:
+        """Serve until asked to stop, or until that cannot go on; returns which."""
+        failed = self._failed if self._broker is None else self._broker.failed
+        stop = asyncio.get_running_loop().create_task(stopping.wait())
+        waiting: set[asyncio.Future[Any]] = {stop, failed}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        if failed.done():
+            return f"failed: {failed.exception()}"
+        return "stopped"
+
+    async def stop(self) -> None:
+        """Stop whatever was started."""
+        if self._broker is not None:
+            await self._broker.stop(STOP_GRACE_S, returns=self._node.wanted)
+        if self._node.disk is not None:
+            await self._node.disk.close()
+        if self._orphans is not None:
+            await self._orphans.close()
+        if self._controller is not None:
+            await self._controller.close()
+        await self._store.close()
+
+    async def _start_controller(self) -> None:
+        node, shape = self._node, self._shape
+        consensus = node.consensus = SimConsensus(
+            node.id, shape.members, node.record, self._cluster.mail, self._rng, shape.controller.snapshot_entries
+        )
+        controller = self._controller = node.controller = ControllerNode(
+            node_id=node.id,
+            settings=shape.controller,
+            balancer=shape.balancer,
+            scale=shape.scale,
+            directory=None,
+            network=self._network,
+            clock=node.clock,
+            rng=self._rng,
+            delete_delay_ms=shape.upload.delete_delay_ms,
+            delete_objects=self._delete_objects,
+            on_failed=self._controller_failed,
+            consensus=consensus,
+        )
+        controller.feed.listen(self._cluster.watch.take)
+        await controller.start()
+        self._orphans = OrphanCleaner(
+            store=for_purpose(self._store, Purpose.CLEAN),
+            cluster_id=lambda: controller.image.cluster_id,
+            metadata=OrphanMetadata(controller.fence_objects, lambda object_id: object_id in controller.image.objects),
+            clock=node.clock,
+            rng=self._rng,
+            settings=shape.clean,
+            is_active=lambda: controller.is_active,
+        )
+        self._orphans.start()
+
+    def _controller_failed(self, error: Exception) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _delete_objects(self, object_ids: Sequence[int]) -> None:
+        assert self._controller is not None
+        if self._cleaner is None:
+            self._cleaner = ObjectCleaner(for_purpose(self._store, Purpose.CLEAN), self._controller.image.cluster_id)
+        await self._cleaner.delete(object_ids)
+
+    async def _start_broker(self) -> None:
+        node, shape = self._node, self._shape
+        broker = self._broker = node.broker = BrokerNode(
+            identity=BrokerIdentity(
+                node.id, f"check-{node.id}", not node.cluster_id, node.bind, f"directory-{node.id}", 4.0
+            ),
+            settings=shape.broker_settings(node.host),
+            heartbeat_interval_s=shape.controller.heartbeat_interval_ms / 1000,
+            controllers=[split_address(address) for address in shape.members.values()],
+            open_wal=self._open_wal,
+            open_bucket_wal=self._bucket_wal,
+            wal_kind=shape.wal,
+            needs_conditional_create=shape.wal == "s3",
+            store=self._store,
+            network=self._network,
+            clock=node.clock,
+            rng=self._rng,
+            cpu=IdleCpu(),
+        )
+        await broker.start()
+
+    def _open_wal(self, cluster_id: str) -> Wal:
+        node, settings = self._node, self._shape.wal_settings
+        if settings.kind == "disk":
+            disk = node.disk = SimDisk(node.platters, self._cluster.loop, self._rng)
+            wal = _WatchedDiskWal(disk, settings, rng=self._rng)
+            wal.on_trim = partial(self._cluster.watch.trims, node.id)
+            return wal
+        return self._bucket_wal(cluster_id, node.id)
+
+    def _bucket_wal(self, cluster_id: str, replica_set_id: int) -> Wal:
+        wal = _WatchedS3Wal(
+            self._store,
+            self._shape.wal_settings,
+            cluster_id=cluster_id,
+            replica_set_id=replica_set_id,
+            clock=self._node.clock,
+            rng=self._rng,
+        )
+        wal.on_trim = partial(self._cluster.watch.trims, replica_set_id)
+        return wal
+
+
+class Cluster:
+    """All nodes, and what they share."""
+
+    def __init__(
+        self, loop: VirtualLoop, shape: Shape, rng: random.Random, note: Note, defect: Callable[[str, Exception], None]
+    ) -> None:
+        self.loop = loop
+        self.shape = shape
+        self.rng = rng
+        self.note = note
+        self.defect = defect
+        self.network = SimNetwork(loop, random.Random(rng.getrandbits(64)))
+        self.clock = SimClock(loop)
+        """The right time: the bucket's."""
+        self.watch = Watch()
+        self.bucket = SimBucket(loop, self.network, self.clock, random.Random(rng.getrandbits(64)))
+        self.nodes: dict[int, SimNode] = {}
+        hosts = {node_id: split_address(address)[0] for node_id, address in shape.members.items()}
+        self.mail = RaftMail(loop, self.network, hosts)
+        for node_id in [*shape.members, *range(1, shape.brokers + shape.spares + 1)]:
+            self.nodes[node_id] = SimNode(self, node_id)
+        for node_id in range(1, shape.brokers + 1):
+            self.nodes[node_id].belongs = True
+
+    @property
+    def brokers(self) -> list[SimNode]:
+        """By id."""
+        return [node for node in self.nodes.values() if not node.is_controller]
+
+    @property
+    def controllers(self) -> list[SimNode]:
+        """By id."""
+        return [node for node in self.nodes.values() if node.is_controller]
+
+    @property
+    def bootstrap(self) -> list[tuple[str, int]]:
+        """Where clients begin."""
+        return [(node.host, KAFKA_PORT) for node in self.brokers if node.belongs]
+
+    @property
+    def active_node(self) -> SimNode | None:
+        """Where the active controller is, as far as one thinks so."""
+        for node in self.controllers:
+            if node.controller is not None and node.controller.is_active:
+                return node
+        return None
+
+    @property
+    def active(self) -> ControllerNode | None:
+        """The active controller, as far as one thinks so."""
+        node = self.active_node
+        return None if node is None else node.controller
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call `callback` as the world, whoever asks."""
+        self.loop.call_later(seconds, callback, context=self._world())
+
+    @staticmethod
+    def _world() -> contextvars.Context:
+        return contextvars.Context()
+
+    def start(self) -> None:
+        """Start all processes."""
+        for node in self.nodes.values():
+            if node.belongs:
+                node.start()

@@ -1,0 +1,116 @@
+"""What a simulated cluster is: drawn from the seed, small and quick, so that a minute sees what takes hours elsewhere.
+
+Entry: `Shape.draw`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from broker.node import BrokerSettings
+from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
+from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
+
+KIB = 1 << 10
+MIB = 1 << 20
+RPC_PORT = 9193
+KAFKA_PORT = 9092
+PEER_PORT = 9094
+FIRST_CONTROLLER = 101
+"""Node ids of controllers; brokers count from 1."""
+
+
+@dataclass(slots=True)
+class Shape:
+    """One cluster."""
+
+    controllers: int
+    brokers: int
+    wal: Literal["disk", "s3"]
+    partitions: int
+    spares: int = 0
+    """Brokers that are not started, for operators to add."""
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    balancer: BalancerSettings = field(default_factory=BalancerSettings)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    group: GroupSettings = field(default_factory=GroupSettings)
+    wal_settings: WalSettings = field(default_factory=WalSettings)
+    upload: UploadSettings = field(default_factory=UploadSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    clean: CleanSettings = field(default_factory=CleanSettings)
+
+    @property
+    def members(self) -> dict[int, str]:
+        """The quorum: `host:port` by node id."""
+        ids = range(FIRST_CONTROLLER, FIRST_CONTROLLER + self.controllers)
+        return {node_id: f"c{node_id - FIRST_CONTROLLER + 1}:{RPC_PORT}" for node_id in ids}
+
+    @classmethod
+    def draw(cls, rng: random.Random, *, brokers: int = 0, controllers: int = 0, wal: str = "") -> Shape:
+        """A cluster of this seed; what is given is not drawn."""
+        shape = cls(
+            controllers=controllers or rng.choice((1, 1, 3, 3, 3, 3, 5)),
+            brokers=brokers or rng.choice((1, 2, 3, 3)),
+            wal="disk" if (wal or rng.choice(("disk", "s3"))) == "disk" else "s3",
+            partitions=rng.randint(1, 4),
+            spares=rng.choice((0, 0, 1)),
+        )
+        shape.controller = ControllerSettings(
+            session_timeout_ms=rng.choice((1_500, 3_000)),
+            heartbeat_interval_ms=500,
+            reelect_timeout_ms=1_000,
+            command_timeout_ms=3_000,
+            snapshot_entries=rng.choice((50, 400, 10_000)),
+            members=[f"{node_id}@{address}" for node_id, address in shape.members.items()],
+        )
+        shape.balancer = BalancerSettings(
+            mode=rng.choice(("off", "advise", "on")), interval_ms=5_000, cooldown_ms=5_000, min_bytes_per_s=1
+        )
+        shape.log = LogSettings(
+            segment_bytes=rng.choice((8, 64, 1024)) * KIB,
+            retention_check_interval_ms=4_000,
+            move_drain_timeout_ms=3_000,
+        )
+        shape.group = GroupSettings(
+            min_session_timeout_ms=1_000, initial_rebalance_delay_ms=200, offsets_topic_partitions=rng.randint(1, 3)
+        )
+        shape.wal_settings = WalSettings(
+            kind=shape.wal, segment_bytes=MIB, max_bytes=rng.choice((4, 16)) * MIB, max_record_bytes=MIB
+        )
+        shape.upload = UploadSettings(
+            size_bytes=rng.choice((4, 32, 256)) * KIB,
+            age_ms=rng.choice((500, 2_000, 5_000)),
+            split_bytes=rng.choice((2, 16, 1024)) * KIB,
+            block_bytes=4 * KIB,
+            max_in_flight=rng.choice((1, 2, 4)),
+            prepare_ttl_ms=rng.choice((15_000, 60_000)),
+            delete_delay_ms=rng.choice((1_000, 5_000)),
+        )
+        shape.cache = CacheSettings(
+            log_bytes=rng.choice((4, 16)) * MIB, block_bytes=rng.choice((0, 64, 1024)) * KIB, cold_in_flight_bytes=MIB
+        )
+        shape.compaction = CompactionSettings(
+            interval_ms=rng.choice((1_000, 5_000)), min_objects=rng.choice((2, 4)), age_ms=10_000, target_bytes=64 * KIB
+        )
+        shape.clean = CleanSettings(interval_ms=12_000, orphan_age_ms=25_000)
+        return shape
+
+    def broker_settings(self, host: str) -> BrokerSettings:
+        """The sections that a broker on `host` reads."""
+        return BrokerSettings(
+            kafka=KafkaSettings(host=host, port=KAFKA_PORT, peer_port=PEER_PORT, auto_create_topics=False),
+            admin=AdminSettings(host=host),
+            log=self.log,
+            group=self.group,
+            upload=self.upload,
+            cache=self.cache,
+            compaction=self.compaction,
+            clean=self.clean,
+            roles=["broker"],
+            flat=dict,
+        )

@@ -1,0 +1,137 @@
+"""Looks at every change of the metadata, while a simulation runs, and holds it against what must only grow.
+
+The controllers apply the same commands in the same order; whoever applies one first is listened to. So nothing that a
+later command covers up stays unseen:
+
+- `only-grows`: epoch, start and committed end of a stream, master epoch and committed WAL offset of a replica set never
+  go back, and the leader epoch of a partition grows whenever it gets another owner (rules 3 and 4);
+- `contiguous-ranges`: a commit starts, for every stream, exactly at the committed end (rule 5);
+- `trimmed-early`: a WAL is trimmed no further than committed objects cover it (rule 3);
+- `one-owner`: a stream is opened by the replica set that its partition is placed on, and by nobody else (rule 4).
+
+Entry: `Watch.take`, which listens to a controller's `DeltaFeed`; `Watch.trims`, asked before each trim of a WAL.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.image import Delta
+from controller.model import STREAMS_PER_PARTITION, ObjectState, PartitionRecord, ReplicaSetRecord, StreamState
+from controller.model import StreamRecord as Row
+from simulation.checkers import Finding
+
+MAX_FINDINGS = 20
+
+
+class Watch:
+    """What the metadata was, and what was wrong with how it changed."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._version = 0
+        self._streams: dict[int, Row] = {}
+        self._sets: dict[int, ReplicaSetRecord] = {}
+        self._partitions: dict[tuple[bytes, int], PartitionRecord] = {}
+        self._placed: dict[int, PartitionRecord] = {}
+        """By stream id."""
+
+    def take(self, delta: Delta) -> None:
+        """A controller has applied this. What another one has applied before is not looked at again."""
+        if delta.version <= self._version:
+            return
+        self._version = delta.version
+        ends = delta.ends or {}
+        self._look_at_commit(delta, ends)
+        for stream_id, row in ends.items():
+            self._stream(stream_id, row)
+        later: list[tuple[int, Row]] = []
+        for table, key, record in delta.mutations:
+            if table == "replica_sets":
+                self._replica_set(key, record)
+            elif table == "partitions":
+                self._partition(key, record)
+            elif table == "streams" and record is not None:
+                later.append((key, record))
+        for stream_id, row in later:  # the placement is known by now
+            self._stream(stream_id, row)
+
+    def trims(self, set_id: int, wal_offset: int) -> None:
+        """The WAL of a replica set is about to be trimmed."""
+        row = self._sets.get(set_id)
+        if row is not None and wal_offset > row.committed_wal_offset:
+            said = f"the WAL of replica set {set_id} is trimmed to {wal_offset}, committed up to"
+            self._found("trimmed-early", f"{said} {row.committed_wal_offset}")
+
+    def _found(self, rule: str, message: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(rule=rule, message=f"at version {self._version}: {message}"))
+
+    def _grows(self, what: str, was: int, now: int) -> None:
+        if now < was:
+            self._found("only-grows", f"{what} was {was} and is {now}")
+
+    def _look_at_commit(self, delta: Delta, ends: dict[int, Row]) -> None:
+        at = {stream_id: self._streams[stream_id].end_offset for stream_id in ends if stream_id in self._streams}
+        if not at:
+            return
+        objects: list[Any] = [record for table, _, record in delta.mutations if table == "objects"]
+        pieces = [
+            (one.stream_id, one.start_offset, one.end_offset, record.id)
+            for record in objects
+            if record is not None and record.state == ObjectState.COMMITTED
+            for one in record.ranges
+        ]
+        for stream_id, start, end, object_id in sorted(pieces):
+            if stream_id in at:
+                if start != at[stream_id]:
+                    said = (
+                        f"object {object_id} has {start}..{end} of stream {stream_id}, committed up to {at[stream_id]}"
+                    )
+                    self._found("contiguous-ranges", said)
+                at[stream_id] = end
+
+    def _stream(self, stream_id: int, now: Row) -> None:
+        old = self._streams.get(stream_id)
+        self._streams[stream_id] = now
+        if old is not None:
+            self._grows(f"the epoch of stream {stream_id}", old.epoch, now.epoch)
+            self._grows(f"the start of stream {stream_id}", old.start_offset, now.start_offset)
+            self._grows(f"the end of stream {stream_id}", old.end_offset, now.end_offset)
+        opens = now.state == StreamState.OPENED and (old is None or (old.epoch, old.state) != (now.epoch, now.state))
+        placed = self._placed.get(stream_id)
+        if opens and placed is not None and placed.replica_set != now.replica_set:
+            self._found(
+                "one-owner",
+                f"stream {stream_id} was opened by replica set {now.replica_set}, not {placed.replica_set}",
+            )
+
+    def _replica_set(self, set_id: int, now: ReplicaSetRecord | None) -> None:
+        old = self._sets.pop(set_id, None)
+        if now is None:
+            return
+        self._sets[set_id] = now
+        if old is not None:
+            self._grows(f"the master epoch of replica set {set_id}", old.master_epoch, now.master_epoch)
+            what = f"what is committed of the WAL of replica set {set_id}"
+            self._grows(what, old.committed_wal_offset, now.committed_wal_offset)
+
+    def _partition(self, key: tuple[bytes, int], now: PartitionRecord | None) -> None:
+        old = self._partitions.pop(key, None)
+        if now is None:
+            return
+        self._partitions[key] = now
+        for step in range(STREAMS_PER_PARTITION):
+            self._placed[now.first_stream + step] = now
+        if old is None or old.replica_set == now.replica_set:
+            return
+        before, after = self._sets.get(old.replica_set), self._sets.get(now.replica_set)
+        if before is None or after is None:
+            return
+        was, epoch = old.epoch_base + before.master_epoch, now.epoch_base + after.master_epoch
+        if epoch <= was:
+            self._found(
+                "only-grows",
+                f"partition {key[1]} went from replica set {old.replica_set} with leader epoch {was} to"
+                f" {now.replica_set} with {epoch}",
+            )

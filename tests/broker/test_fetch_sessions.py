@@ -1,0 +1,339 @@
+"""Fetch sessions over a real socket: what their client knows is what one without a session would be told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.errors import FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
+from broker.fetch_sessions import EVICTABLE_AFTER_S, MAX_EPOCH, FetchSession, FetchSessions, SessionError
+from broker.settings import KafkaSettings
+from broker.wire import schema
+from broker.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from tests.broker.test_handlers_fetch import append, appended, fetch, fetch_request, part, values
+from tests.support.kafka_client import KafkaClient
+from tests.support.kafka_world import KafkaWorld, until
+
+FETCH = 1
+VERSION = 12
+PARTITIONS = 4
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+class Reader:
+    """A client with a session: names what changed, believes what it is not told of to be as before."""
+
+    def __init__(self, client: KafkaClient) -> None:
+        self._client = client
+        self.id = 0
+        self.epoch = 0
+        self.offsets: dict[int, int] = {}
+        self.told: dict[int, tuple[int, int]] = {}
+        """High watermark and log start offset."""
+        self.records: dict[int, list[tuple[int, bytes]]] = {}
+        self._changed: dict[int, None] = {}
+        self._forgotten: list[int] = []
+
+    def add(self, partition: int, offset: int = 0) -> None:
+        self.offsets[partition] = offset
+        self._changed[partition] = None
+        self.records.setdefault(partition, [])
+        if partition in self._forgotten:
+            self._forgotten.remove(partition)
+
+    def forget(self, partition: int) -> None:
+        if self.offsets.pop(partition, None) is not None:
+            self._changed.pop(partition, None)
+            self._forgotten.append(partition)
+
+    def post(self, **fields: Any) -> None:
+        named = self.offsets if self.epoch == 0 else {one: self.offsets[one] for one in self._changed}
+        forget = schema.request(FETCH, VERSION).make
+        gone = (forget("ForgottenTopic", topic="t", partitions=tuple(self._forgotten)),) if self._forgotten else ()
+        for partition in self._forgotten:
+            self.told.pop(partition, None)
+        if self.epoch == 0:
+            gone = ()
+        self._client.post(
+            fetch_request(
+                VERSION,
+                {"t": dict(named)} if named else {},
+                session_id=self.id,
+                session_epoch=self.epoch,
+                forgotten_topics_data=gone,
+                **fields,
+            )
+        )
+        self._changed, self._forgotten = {}, []
+
+    async def receive(self) -> list[int]:
+        """The partitions that the response holds."""
+        response = await self._client.receive()
+        assert response.error_code == 0
+        if self.epoch == 0:
+            self.id = response.session_id
+        assert response.session_id == self.id
+        self.epoch += 1
+        named = []
+        for topic in response.responses:
+            assert topic.topic == "t"
+            for found in topic.partitions:
+                index = found.partition_index
+                named.append(index)
+                assert found.error_code == 0 and index in self.offsets, "an answer for what was not asked"
+                self.told[index] = found.high_watermark, found.log_start_offset
+                news = [record for record in values(found.records) if record[0] >= self.offsets[index]]
+                if news:
+                    self.records[index] += news
+                    self.offsets[index] = news[-1][0] + 1
+                    self._changed[index] = None
+        assert len(named) == len(set(named))
+        return named
+
+    async def poll(self, **fields: Any) -> list[int]:
+        self.post(**fields)
+        return await self.receive()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, PARTITIONS - 1), st.integers(1, 3)),
+        st.tuples(st.just("poll"), st.sampled_from([1, 100, 1 << 20]), st.booleans()),
+        st.tuples(st.just("forget"), st.integers(0, PARTITIONS - 1), st.just(0)),
+        st.tuples(st.just("add"), st.integers(0, PARTITIONS - 1), st.just(0)),
+        st.tuples(st.just("delete"), st.integers(0, PARTITIONS - 1), st.just(0)),
+        st.tuples(st.just("chill"), st.just(0), st.just(0)),
+        st.tuples(st.just("reopen"), st.integers(0, PARTITIONS - 1), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+async def do(world: KafkaWorld, reader: Reader, step: tuple[str, int, Any], number: int) -> None:
+    what, index, more = step
+    log = world.log("t", index) if what != "poll" else None
+    if what == "append":
+        assert log is not None
+        append(world, "t", *[b"%d.%d" % (number, n) for n in range(more)], partition=index)
+        if number % 2:
+            await until(lambda: log.high_watermark == log.log_end_offset, "confirmation")
+    elif what == "poll":
+        await reader.poll(max_bytes=index, max_wait=20 if more else 0)
+    elif what == "forget":
+        reader.forget(index)
+    elif what == "add" and index not in reader.offsets:
+        assert log is not None
+        known = reader.records.get(index)
+        reader.add(index, max(log.log_start_offset, known[-1][0] + 1 if known else 0))
+    elif what == "delete" and reader.records.get(index):
+        assert log is not None
+        await log.delete_records(reader.records[index][-1][0])
+    elif what == "chill":
+        await world.chill()
+    elif what == "reopen":
+        assert log is not None
+        await until(lambda: log.high_watermark == log.log_end_offset, "confirmation")
+        await log.close()
+        await world.open(world.controller.image.topics[world.controller.image.topic_ids["t"]], index)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_a_reader_in_a_session_knows_what_one_without_knows(steps: list[tuple[str, int, Any]]) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", PARTITIONS)
+            reader = Reader(client)
+            for index in range(PARTITIONS):
+                reader.add(index)
+            await reader.poll()
+            assert reader.id > 0
+            for number, step in enumerate(steps):
+                await do(world, reader, step, number)
+            logs = {index: world.log("t", index) for index in reader.offsets}
+            for log in logs.values():
+                await until(lambda log=log: log.high_watermark == log.log_end_offset, "confirmation")  # type: ignore[misc]
+            for _ in range(100):
+                if not await reader.poll() and all(reader.offsets[n] == log.log_end_offset for n, log in logs.items()):
+                    break
+            for index, log in logs.items():
+                assert reader.told[index] == (log.high_watermark, log.log_start_offset)
+                offsets = [offset for offset, _ in reader.records[index]]
+                assert offsets == sorted(set(offsets)), "twice or out of order"
+                whole = part(await fetch(client, VERSION, {"t": {index: log.log_start_offset}}))
+                known = dict(reader.records[index])
+                assert all(known[offset] == value for offset, value in values(whole.records))
+
+    run(work())
+
+
+def test_idle_partitions_are_not_answered_and_wake_a_waiting_poll() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", 3)
+            reader = Reader(client)
+            for index in range(3):
+                reader.add(index)
+            assert await reader.poll() == [0, 1, 2]
+            assert await reader.poll() == []
+            reader.post(max_wait=60_000)
+            await until(lambda: world.services.fetch_sessions.figures() == (1, 3, 0), "the session is there")
+            await appended(world, "t", b"a", partition=1)
+            assert await reader.receive() == [1]
+            assert reader.records[1] == [(0, b"a")]
+            assert await reader.poll() == []  # the client named its new offset, there is nothing behind it
+
+    run(work())
+
+
+def test_the_first_partition_cannot_keep_the_others_out() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            await world.topic("t", 3)
+            reader = Reader(client)
+            for index in range(3):
+                reader.add(index)
+                await appended(world, "t", *[b"%d" % n + bytes(200) for n in range(5)], partition=index)
+            assert await reader.poll(max_bytes=1) == [0, 1, 2]
+            served = []
+            while sum(len(records) for records in reader.records.values()) < 15:
+                served += await reader.poll(max_bytes=1)
+            assert served[:5] == [1, 2, 0, 1, 2]
+
+    run(work())
+
+
+def test_what_does_not_fit_the_session_is_told() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("t")
+            first = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
+            session = first.session_id
+            assert session > 0
+            assert (await fetch(client, 11, {}, session_id=session, session_epoch=1)).error_code == 0
+            assert (await fetch(client, 11, {}, session_id=session, session_epoch=1)).error_code == 71
+            assert (await fetch(client, 11, {}, session_id=session + 1, session_epoch=2)).error_code == 70
+            assert (await fetch(client, 11, {}, session_id=0, session_epoch=3)).error_code == 71
+            by_id = {uuid.UUID(bytes=topic.id): {0: 0}}
+            assert (await fetch(client, 13, by_id, session_id=session, session_epoch=2)).error_code == 106
+            assert (await fetch(client, 11, {}, session_id=session, session_epoch=2)).error_code == 0
+            last = await fetch(client, 11, {"t": {0: 0}}, session_id=session, session_epoch=-1)
+            assert (last.error_code, last.session_id) == (0, 0)
+            assert (await fetch(client, 11, {}, session_id=session, session_epoch=3)).error_code == 70
+            assert world.services.fetch_sessions.figures() == (0, 0, 0)
+            twice = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
+            again = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0, session_id=twice.session_id)
+            assert again.session_id not in (0, twice.session_id)
+            assert world.services.fetch_sessions.figures() == (1, 1, 0)
+
+    run(work())
+
+
+def test_a_partition_that_leaves_tells_its_error_until_it_is_forgotten() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world, world.client() as client:
+            topic = await world.topic("t", 2)
+            first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+            named = {"session_id": first.session_id, "max_wait": 60_000}
+            log = world.partitions.logs[topic.id, 1]
+            client.post(fetch_request(11, {}, session_epoch=1, **named))
+            await until(lambda: bool(log._watchers), "the poll waits")
+            del world.partitions.logs[topic.id, 1]
+            await log.close()
+            for epoch in (1, 2):
+                response = await (client.receive() if epoch == 1 else fetch(client, 11, {}, session_epoch=2, **named))
+                assert [(one.partition_index, one.error_code) for one in response.responses[0].partitions] == [(1, 6)]
+            await world.open(topic, 1)
+            await appended(world, "t", b"back", partition=1)
+            response = await fetch(client, 11, {}, session_epoch=3, **named)
+            assert values(part(response).records) == [(0, b"back")]
+
+    run(work())
+
+
+def test_a_client_that_hangs_up_in_a_poll_leaves_nothing() -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world:
+            await world.topic("t", 2)
+            logs = [world.log("t", index) for index in range(2)]
+            async with world.client() as client:
+                first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+                assert all(len(log._watchers or ()) == 1 for log in logs)
+                client.post(fetch_request(11, {}, session_id=first.session_id, session_epoch=1, max_wait=60_000))
+                await until(lambda: world.server.in_flight_bytes > 0, "the poll waits")
+            await until(lambda: world.services.fetch_sessions.figures() == (0, 0, 0), "the session is gone")
+            assert not any(log._watchers for log in logs)
+
+    run(work())
+
+
+def test_without_room_a_session_is_declined_and_everything_answered() -> None:
+    async def work() -> None:
+        async with (
+            KafkaWorld(kafka=KafkaSettings(port=0, fetch_session_partitions=4)) as world,
+            world.client() as client,
+        ):
+            await world.topic("t", 4)
+            await appended(world, "t", b"a")
+            first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+            assert first.session_id
+            declined = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+            assert declined.session_id == 0 and values(part(declined).records) == [(0, b"a")]
+            grown = await fetch(client, 11, {"t": {2: 0, 3: 0}}, session_id=first.session_id, session_epoch=1)
+            assert grown.error_code == 70
+            assert world.services.fetch_sessions.figures() == (0, 0, 0)
+
+    run(work())
+
+
+def request(partitions: int, session_id: int = 0, epoch: int = 0) -> FetchRequest:
+    topic = FetchTopic("t", b"", [FetchPartition(index, 0, 1 << 20) for index in range(partitions)])
+    return FetchRequest(-1, 0, 1, 1 << 20, 0, session_id, epoch, [topic] if partitions else [], [], "")
+
+
+def begun(sessions: FetchSessions, partitions: int, now: float) -> FetchSession:
+    session = sessions.begin(request(partitions), now, by_id=False)
+    assert session is not None
+    session.take()
+    sessions.end(session, answered=True)
+    return session
+
+
+def test_those_not_used_for_the_longest_time_make_room() -> None:
+    sessions = FetchSessions(20, random.Random(1))
+    first, second = begun(sessions, 9, 0.0), begun(sessions, 9, 1.0)
+    assert sessions.begin(request(9), EVICTABLE_AFTER_S - 1, by_id=False) is None
+    used = sessions.begin(request(0, first.id, 1), EVICTABLE_AFTER_S - 1, by_id=False)
+    assert used is first
+    sessions.end(first, answered=True)
+    third = begun(sessions, 9, EVICTABLE_AFTER_S + 1)
+    assert sessions.figures() == (2, 18, 1)
+    with pytest.raises(SessionError) as gone:
+        sessions.begin(request(0, second.id, 1), EVICTABLE_AFTER_S + 1, by_id=False)
+    assert gone.value.code == FETCH_SESSION_ID_NOT_FOUND
+    assert sessions.begin(request(25), 1e9, by_id=False) is None
+    assert sessions.figures() == (2, 18, 1) and third.id != first.id
+
+
+def test_two_requests_cannot_use_a_session_at_once_and_epochs_wrap() -> None:
+    sessions = FetchSessions(20, random.Random(1))
+    session = begun(sessions, 2, 0.0)
+    sessions.begin(request(0, session.id, 1), 0.0, by_id=False)
+    with pytest.raises(SessionError) as busy:
+        sessions.begin(request(0, session.id, 2), 0.0, by_id=False)
+    assert busy.value.code == INVALID_FETCH_SESSION_EPOCH
+    sessions.end(session, answered=True)
+    session.epoch = MAX_EPOCH
+    assert sessions.begin(request(0, session.id, 1), 0.0, by_id=False) is session
+    sessions.end(session, answered=False)
+    assert sessions.figures() == (0, 0, 0)

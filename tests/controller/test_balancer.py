@@ -1,0 +1,237 @@
+"""The balancer over a real state machine: when it plans, what it issues, and what makes it stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+from controller import commands as c
+from controller.balancer import MODE_KEY, STEADY_S, Balancer
+from controller.image import Delta
+from controller.load import BrokerLoad, PartitionLoad
+from controller.model import DrainMode
+from controller.settings import BalancerSettings, ScaleSettings
+from controller.tables import Mutation
+from tests.controller.controller_helpers import TOPIC, Driver
+
+
+class Clock:
+    """Time as a test sets it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_ms(self) -> int:
+        return int(self.now_s * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+class World:
+    """Brokers 1 to 3, a topic, and a balancer that commits to their state."""
+
+    def __init__(self, partitions: int = 12, brokers: int = 3, **settings: Any) -> None:
+        self.driver = Driver()
+        self.clock = Clock()
+        self.driver.now_ms = self.clock.time_ms()
+        for broker in range(1, brokers + 1):
+            self.driver.broker(broker)
+        self.driver.run(c.CreateTopic(TOPIC, "t", partitions, {}, False, False, (1,) * partitions))
+        self.commands: list[c.MovePartitions] = []
+        defaults = {"mode": "on", "min_bytes_per_s": 0, "min_requests_per_s": 1_000}
+        self.balancer = Balancer(
+            BalancerSettings(**{**defaults, **settings}),
+            ScaleSettings(),
+            image=lambda: self.driver.image,
+            propose=self.propose,
+            is_active=lambda: True,
+            clock=self.clock,
+        )
+        self.balancer.activated(self.clock.now_s)
+
+    async def propose(self, command: c.AnyCommand) -> None:
+        assert isinstance(command, c.MovePartitions)
+        self.commands.append(command)
+        assert self.driver.run(command) == [None] * len(command.moves)
+        moved = [(each.topic_id, each.index) for each in command.moves]
+        rows = [Mutation("partitions", key, self.driver.image.partition(*key)) for key in moved]
+        self.balancer.note(Delta(self.driver.index, rows))
+
+    def report(self, rate: int = 1_000_000) -> None:
+        """Every partition takes `rate` bytes a second."""
+        for broker in self.driver.image.brokers:
+            owned = [one for one in self.driver.image.all_partitions() if one.replica_set == broker]
+            rows = tuple(PartitionLoad(one.first_stream, rate, 0, 0) for one in owned)
+            self.balancer.loads.note(broker, 1, BrokerLoad(rate * len(rows), 0, 0, 0, rows), self.clock.now_s)
+
+    def look(self, seconds: float = 0.0) -> None:
+        self.clock.now_s += seconds
+        self.report()
+        run(self.balancer.look(self.clock.now_s))
+
+    def settle(self) -> None:
+        """From the first look to a plan."""
+        self.look()
+        self.look(STEADY_S)
+
+    def finish_moves(self) -> int:
+        moving = tuple((one.topic_id, one.index) for one in self.driver.image.moving())
+        if moving:
+            self.driver.run(c.ElectPartitions(moving))
+        return len(moving)
+
+    def owners(self) -> Counter[int]:
+        return Counter(one.replica_set for one in self.driver.image.all_partitions())
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def test_it_waits_for_quiet_and_then_evens_out() -> None:
+    world = World()
+    world.look()
+    world.look(STEADY_S / 2)
+    assert not world.commands
+    world.look(STEADY_S / 2)
+    assert len(world.commands) == 1  # one command for all
+    world.finish_moves()
+    assert world.owners() == {1: 4, 2: 4, 3: 4}
+    world.look(1_000.0)
+    assert len(world.commands) == 1
+
+
+def test_advising_moves_nothing_and_says_what_it_would_do() -> None:
+    world = World(mode="advise")
+    world.settle()
+    assert not world.commands
+    status = world.balancer.status()
+    assert (status["planned"], status["issued"]) == (8, 0)
+    plan = world.balancer.plan()
+    assert plan["total"] == 8 and {move["from"] for move in plan["moves"]} == {1}
+    assert all(move["why"].startswith("t-") for move in plan["moves"])
+    told = world.balancer.told()
+    assert told is not None and told.planned_moves == 8
+
+
+def test_off_plans_nothing_by_itself_but_does_when_asked() -> None:
+    world = World(mode="off")
+    world.settle()
+    assert world.balancer.status()["planned"] == 0
+    run(world.balancer.carry_out())
+    told = world.balancer.told()
+    assert told is not None and (told.planned_moves, told.balancer_moves) == (0, 8)
+    world.finish_moves()
+    assert world.owners() == {1: 4, 2: 4, 3: 4}
+
+
+def test_an_operators_mode_wins_over_the_configured_one_until_it_is_taken_back() -> None:
+    world = World(mode="off")
+    world.driver.run(c.PutKv(MODE_KEY, b"advise"))
+    world.settle()
+    assert world.balancer.status()["planned"] == 8 and not world.commands
+    world.driver.run(c.PutKv(MODE_KEY, b"on"))
+    world.look(60.0)
+    assert len(world.commands) == 1
+    status = world.balancer.status()
+    assert (status["mode"], status["configured_mode"]) == ("on", "off")
+    world.driver.run(c.PutKv(MODE_KEY, b"of a newer version"))
+    assert world.balancer.mode == "off"
+    world.driver.run(c.DeleteKv(MODE_KEY))
+    assert world.balancer.mode == "off"
+
+
+def test_switched_off_it_issues_nothing_more_of_its_own_plan() -> None:
+    world = World(partitions=60, max_moves_in_flight=8)
+    world.settle()
+    assert len(world.commands) == 1
+    world.driver.run(c.PutKv(MODE_KEY, b"advise"))
+    world.finish_moves()
+    world.look(1.0)
+    assert len(world.commands) == 1 and world.balancer.status()["left"] == 0
+    run(world.balancer.carry_out())  # somebody asks: that goes on
+    world.finish_moves()
+    world.look(1.0)
+    assert len(world.commands) == 3 and world.balancer.status()["left"] > 0
+
+
+def test_no_more_move_at_a_time_than_allowed() -> None:
+    world = World(partitions=60, max_moves_in_flight=8)
+    world.settle()
+    most = 0
+    for _ in range(20):
+        most = max(most, len(world.driver.image.moving()))
+        world.finish_moves()
+        world.look(1.0)
+    assert most == 8
+    assert all(18 <= count <= 22 for count in world.owners().values())
+    assert all(len(command.moves) <= 8 for command in world.commands)
+
+
+def test_moves_of_others_count_and_it_waits_until_they_are_over() -> None:
+    world = World()
+    world.look()
+    world.driver.run(c.MovePartitions((c.PartitionMove(TOPIC, 0, 2),)))
+    world.look(STEADY_S)
+    assert not world.commands
+    world.finish_moves()
+    world.look(1.0)
+    assert len(world.commands) == 1
+
+
+def test_what_has_moved_rests_unless_brokers_come_or_go() -> None:
+    world = World(cooldown_ms=100_000, interval_ms=1_000)
+    run(world.propose(c.MovePartitions(tuple(c.PartitionMove(TOPIC, index, 2) for index in range(12)))))
+    world.finish_moves()
+    world.balancer._notice_brokers(world.clock.now_s)  # the cool-down begins with known brokers
+    for index in range(12):
+        world.balancer._rested_s[TOPIC, index] = world.clock.now_s
+    world.settle()
+    assert len(world.commands) == 1, "an operator's move is not taken back"
+    world.driver.broker(9)
+    world.settle()
+    assert len(world.commands) == 2
+
+
+def test_brokers_that_go_void_the_plan() -> None:
+    world = World(partitions=60, max_moves_in_flight=8)
+    world.settle()
+    world.driver.run(c.DrainBroker(3, DrainMode.OPERATOR))
+    world.look(1.0)
+    assert world.balancer.status()["left"] == 0
+    for _ in range(30):
+        world.finish_moves()
+        world.look(1.0)
+    later = [move.replica_set for command in world.commands[1:] for move in command.moves]
+    assert 3 not in later and later
+
+
+def test_a_new_active_controller_plans_anew() -> None:
+    world = World(partitions=60, max_moves_in_flight=8)
+    world.settle()
+    world.finish_moves()
+    world.balancer.activated(world.clock.now_s)
+    assert world.balancer.status()["left"] == 0
+    world.settle()
+    for _ in range(20):
+        world.finish_moves()
+        world.look(1.0)
+    assert all(18 <= count <= 22 for count in world.owners().values())
+
+
+def test_a_partition_that_somebody_else_moved_meanwhile_is_passed_over() -> None:
+    world = World(partitions=60, max_moves_in_flight=8)
+    world.settle()
+    world.finish_moves()
+    queued = world.balancer._queue[0]
+    world.driver.run(c.MovePartitions((c.PartitionMove(*queued.key, 2 if queued.target == 3 else 3),)))
+    world.finish_moves()
+    world.look(1.0)
+    issued = [(move.topic_id, move.index) for command in world.commands for move in command.moves]
+    assert queued.key not in issued

@@ -1,0 +1,73 @@
+"""The real door to byte streams, on the loop of production and on the one of tests."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from runtime.errors import Unavailable
+from runtime.network import TcpNetwork
+
+
+class Accepted(asyncio.Protocol):
+    """Drops its connection as soon as it has it."""
+
+    def __init__(self, made: list[Accepted]) -> None:
+        self._made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._made.append(self)
+        transport.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(6))
+def test_every_connection_that_was_accepted_has_come_to_its_protocol_when_the_listener_is_closed(
+    turns: int, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        begun: list[Accepted] = []
+        made: list[Accepted] = []
+
+        def accept() -> Accepted:
+            begun.append(Accepted(made))
+            return begun[-1]
+
+        listener = await TcpNetwork().listen(accept, "127.0.0.1", 0)
+        with socket.create_connection(listener.address, timeout=10) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await listener.close()
+            assert made == begun
+            client.setblocking(False)
+            try:
+                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 10) == b""
+            except ConnectionResetError:
+                assert not begun  # it had not been accepted
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario())
+
+
+class Hasty(asyncio.Protocol):
+    """Loses its connection as soon as it has it, as by a peer that resets it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+def test_a_connection_that_is_lost_while_it_is_made_is_unavailable() -> None:
+    async def scenario() -> None:
+        listener = await TcpNetwork().listen(asyncio.Protocol, "127.0.0.1", 0)
+        try:
+            with pytest.raises(Unavailable, match="cannot connect to"):
+                await TcpNetwork().connect(Hasty, *listener.address, timeout_s=10)
+        finally:
+            await listener.close()
+
+    asyncio.run(scenario())

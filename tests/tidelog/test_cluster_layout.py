@@ -1,0 +1,73 @@
+"""The ports of the processes of `tidelog up --brokers N`: all different, none that a connection may take, and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.quorum_file import parse_members
+from runtime.errors import ConfigError
+from runtime.ports import ephemeral_ports
+from simulation.ports import port_block
+from tidelog import cluster_layout
+from tidelog.commands.up import parse_racks
+from tidelog.config import Loaded
+from tidelog.options import load_config
+
+
+def loaded(directory: Path, *assignments: str, port: int = 0) -> Loaded:
+    return load_config(None, assignments, node__data_dir=str(directory), kafka__port=port)
+
+
+def ports(nodes: list[Loaded]) -> tuple[list[int], list[int]]:
+    """Of the brokers, and of the controllers, by id."""
+    members = parse_members(nodes[0].config.controller.members)
+    return [node.config.kafka.port for node in nodes], [int(members[each].rpartition(":")[2]) for each in members]
+
+
+def test_ports_are_chosen_outside_of_the_ephemeral_ones_and_kept(tmp_path: Path) -> None:
+    brokers, controllers = ports(cluster_layout.plan(loaded(tmp_path), 3))
+    assert len({*brokers, *controllers}) == 6
+    assert not set(ephemeral_ports()).intersection([*brokers, *controllers])
+    assert ports(cluster_layout.plan(loaded(tmp_path), 3)) == (brokers, controllers)
+    fourth = cluster_layout.add_broker(loaded(tmp_path), [1, 2, 3]).config.kafka.port
+    assert fourth not in {*brokers, *controllers, *ephemeral_ports()}
+    assert ports(cluster_layout.plan(loaded(tmp_path), 3)) == ([*brokers, fourth], controllers)
+
+
+def test_racks_are_given_in_turn_and_kept(tmp_path: Path) -> None:
+    def racks(nodes: list[Loaded]) -> list[str]:
+        return [node.config.kafka.rack for node in nodes]
+
+    assert racks(cluster_layout.plan(loaded(tmp_path), 3, racks=["a", "b"])) == ["a", "b", "a"]
+    assert racks(cluster_layout.plan(loaded(tmp_path), 3)) == ["a", "b", "a"]
+    assert cluster_layout.add_broker(loaded(tmp_path), [1, 2, 3]).config.kafka.rack == "b"
+    assert racks(cluster_layout.plan(loaded(tmp_path), 3, racks=["x"])) == ["x"] * 4
+    alone = loaded(tmp_path / "alone", "kafka.rack=configured")
+    assert racks(cluster_layout.plan(alone, 1)) == ["configured"]
+    assert racks(cluster_layout.plan(alone, 1, racks=["a", "b"])) == ["a"]
+    assert racks(cluster_layout.plan(loaded(tmp_path / "more", "kafka.rack=all"), 2)) == ["all", "all"]
+
+
+def test_an_empty_rack_is_wrong_usage() -> None:
+    assert parse_racks(None) == [] and parse_racks("a, b") == ["a", "b"]
+    for text in ("", "a,", ",b"):
+        with pytest.raises(ConfigError, match="empty name"):
+            parse_racks(text)
+
+
+def test_configured_ports_are_counted_from(tmp_path: Path) -> None:
+    nodes = cluster_layout.plan(loaded(tmp_path, "controller.port=9193", port=9092), 3)
+    assert ports(nodes) == ([9092, 9093, 9094], [9193, 9194, 9195])
+    moved = cluster_layout.plan(loaded(tmp_path, "controller.port=7000", port=19092), 3)
+    assert ports(moved) == ([19092, 19093, 19094], [9193, 9194, 9195])  # the quorum knows its members by theirs
+
+
+def test_a_chosen_port_is_none_that_another_process_is_configured_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = port_block()
+    monkeypatch.setattr("runtime.ports.lasting_ports", lambda: block[:6])
+    brokers, controllers = ports(cluster_layout.plan(loaded(tmp_path, port=block.start), 3))
+    assert set(brokers).isdisjoint(controllers)

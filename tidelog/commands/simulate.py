@@ -1,0 +1,197 @@
+"""`tidelog simulate`: whole clusters in virtual time under drawn faults, judged by what their clients saw.
+
+Prints a line for each seed that fails, with the command that replays it, and at the end what was simulated. With
+`--mutations` protections of the product are switched off one by one, and a table tells how many seeds it took to see.
+Exit codes: 0 nothing is wrong (every mutation was found), 1 there are findings (one was not), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.options import DurationType
+from tidelog.output import emit, table
+
+if TYPE_CHECKING:
+    from simulation.mutant import Mutation
+    from simulation.mutation_search import Found
+    from simulation.run import Outcome
+
+MAX_SHOWN = 5
+"""Findings shown of one seed."""
+
+
+@click.command()
+@click.option("--seed", type=int, default=1, show_default=True, help="The seed, or the first of --seeds.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="How many seeds, one by one.")
+@click.option("--steps", type=click.IntRange(min=0), default=12, show_default=True, help="Periods of faults, 5 s each.")
+@click.option("--faults", default="all", show_default=True, help="Names with commas, `all` or `none`.")
+@click.option("--mutate", metavar="NAME", help="Switch this protection off (under its own faults, unless --faults).")
+@click.option("--mutations", metavar="NAMES", help="Look for these mutations, or `all`: seeds from --seed on for each.")
+@click.option("--within", type=click.IntRange(min=1), default=500, show_default=True, help="Seeds for each mutation.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write the trace here (of one seed).")
+@click.option("--history", type=click.Path(path_type=Path), help="Write the history for `tidelog check` (of one seed).")
+@click.option("--skip", default="", metavar="N,N…", help="Leave out these faults, by number; `--shrink` tells which.")
+@click.option("--shrink", is_flag=True, help="Leave out of a seed that fails the faults that it can fail without.")
+@click.option(
+    "--for", "for_ms", type=DurationType(), metavar="TIME", help="End after that (`870s`), and say what was left out."
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes at once [the cores].")
+@click.option("--verbose", is_flag=True, help="Let the cluster's own log lines through.")
+def simulate(
+    seed: int,
+    seeds: int,
+    steps: int,
+    faults: str,
+    mutate: str | None,
+    mutations: str | None,
+    within: int,
+    trace: Path | None,
+    history: Path | None,
+    skip: str,
+    shrink: bool,
+    for_ms: int | None,
+    jobs: int | None,
+    verbose: bool,
+) -> None:
+    """Simulate clusters under faults, and check what their clients saw."""
+    from simulation.seeds import Seeds
+
+    if seeds > 1 and (trace or history or skip):
+        raise click.UsageError("--trace, --history and --skip are of one seed")
+    left_out = _numbers(skip)
+    if not verbose:
+        logging.disable(logging.CRITICAL)
+    if mutations is not None:
+        _search(_mutations(mutations), seed, within, steps, jobs or os.cpu_count() or 1)
+        return
+    mutation = _mutations(mutate)[0] if mutate is not None else None
+    if mutation is not None and faults == "all":
+        faults = ",".join(mutation.faults) or "all"
+    chosen = _faults(faults)
+    if seeds > 1:
+        click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}", err=True)
+    began = time.monotonic()
+    done = 0
+    simulated = cpu = 0.0
+    shortest = float("inf")
+    failed: list[int] = []
+    acknowledged = 0
+    full = bool(trace or history)
+    with Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1) as running:
+        for outcome in running.run(range(seed, seed + seeds), skip=left_out, full=full, mutation=mutation):
+            done += 1
+            simulated += outcome.simulated_s
+            shortest = min(shortest, outcome.simulated_s)
+            cpu += outcome.cpu_s
+            acknowledged += outcome.acknowledged
+            shown, without = outcome, left_out
+            if not outcome.ok:
+                failed.append(outcome.seed)
+                if shrink:
+                    shown, without = running.shrink(outcome, left_out, mutation=mutation)
+                click.echo(_report(shown, steps, faults, without, mutate))
+            if trace:
+                trace.write_text("\n".join(shown.trace) + "\n")
+            if history:
+                shown.history.save(history)
+            if for_ms is not None and (time.monotonic() - began) * 1000 > for_ms:
+                break
+    wall_s = time.monotonic() - began
+    verdict = f"{len(failed)} failed: {failed}" if failed else "nothing is wrong"
+    click.echo(
+        f"{done} seed{'s' if done > 1 else ''}, {simulated:.0f} simulated seconds ({shortest:.0f} at least each)"
+        f" in {wall_s:.1f} s ({simulated / wall_s:.0f} for each real second, {cpu / done:.2f} s of CPU a seed),"
+        f" {acknowledged} records acknowledged: {verdict}"
+    )
+    if done < seeds:
+        click.echo(
+            f"TIME WAS UP after {wall_s:.0f} s: ONLY {done} OF {seeds} SEEDS WERE RUN, up to {seed + done - 1}",
+            err=True,
+        )
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _numbers(text: str) -> frozenset[int]:
+    try:
+        return frozenset(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise click.UsageError(f"--skip takes numbers with commas, not {text!r}") from None
+
+
+def _faults(text: str) -> tuple[str, ...]:
+    from simulation.faults import FAULTS
+
+    if text == "all":
+        return tuple(FAULTS)
+    names = tuple(name.strip() for name in text.split(",") if name.strip()) if text != "none" else ()
+    for name in names:
+        if name not in FAULTS:
+            raise click.UsageError(f"there is no fault {name!r}; there are {', '.join(FAULTS)}, all and none")
+    return names
+
+
+def _mutations(text: str) -> list[Mutation]:
+    from simulation.mutations import MUTATIONS
+
+    names = list(MUTATIONS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in MUTATIONS:
+            raise click.UsageError(f"there is no mutation {name!r}; there are {', '.join(MUTATIONS)}, and all")
+    if not names:
+        raise click.UsageError("no mutation is named")
+    return [MUTATIONS[name] for name in names]
+
+
+def _search(mutations: Sequence[Mutation], first: int, within: int, steps: int, jobs: int) -> None:
+    from simulation.faults import FAULTS
+    from simulation.mutant import MutationVoid, check
+    from simulation.mutation_search import search
+    from simulation.seeds import Seeds
+
+    try:
+        for mutation in mutations:
+            check(mutation)
+    except MutationVoid as error:
+        raise click.ClickException(str(error)) from error
+    began = time.monotonic()
+    found: list[Found] = []
+    with Seeds(steps=steps, faults=tuple(FAULTS), jobs=jobs) as running:
+        for mutation in mutations:
+            found.append(search(running, mutation, first, within))
+            if found[-1].problem:
+                emit(f"{mutation.name}: {found[-1].problem}")
+    columns = ("MUTATION", "RULE", "SEEDS", "REACHED", "FOUND-AS", "FIRST-SEED")
+    rows = [
+        (one.mutation.name, one.mutation.rule, one.seeds, one.reached, ",".join(one.rules) or "-", one.seed or "-")
+        for one in found
+    ]
+    emit(table(columns, rows))
+    missing = [one.mutation.name for one in found if not one.rules]
+    verdict = f"not found: {', '.join(missing)}" if missing else "all were found"
+    seeds = sum(one.seeds for one in found)
+    emit(f"{len(found)} mutations, {seeds} seeds in {time.monotonic() - began:.0f} s: {verdict}")
+    if missing:
+        raise click.exceptions.Exit(1)
+
+
+def _report(outcome: Outcome, steps: int, faults: str, skip: frozenset[int], mutate: str | None) -> str:
+    rules = sorted({finding.rule for finding in outcome.findings})
+    lines = [f"seed {outcome.seed} failed: {', '.join(rules)}"]
+    lines += [finding.text() for finding in outcome.findings[:MAX_SHOWN]]
+    if len(outcome.findings) > MAX_SHOWN:
+        lines.append(f"… and {len(outcome.findings) - MAX_SHOWN} findings more")
+    lines.append(f"{len(outcome.faults_done)} faults, {len(outcome.history)} operations")
+    leaving = f" --skip {','.join(map(str, sorted(skip)))}" if skip else ""
+    mutant = f" --mutate {mutate}" if mutate else ""
+    command = f"tidelog simulate --seed {outcome.seed} --steps {steps} --faults {faults}{mutant}{leaving}"
+    lines.append(f"replay: {command} --trace trace.txt")
+    return "\n".join(lines)
