@@ -166,6 +166,8 @@ def _decode_one(version: int, frame: bytearray, at: int) -> ProduceRequest | Non
         return None
     if size >= 0x80:
         size, start = read_uvarint(frame, start - 1)
+        if size == 0:  # null, in more bytes than it needs
+            return None
     stop = start + size - 1
     if frame[stop : stop + 3] != _ONE_END:
         return None

@@ -42,7 +42,7 @@ def fuzz(target: str, place: Path, *, seconds: int = 0, runs: int = 0, seed: int
     place.mkdir(parents=True, exist_ok=True)
     log = place / "log"
     with log.open("wb") as output, tempfile.TemporaryDirectory(dir=place) as scratch:  # libFuzzer ends without clean-up
-        env = {**os.environ, "TMPDIR": scratch}
+        env = {**os.environ, "TMPDIR": scratch, "PYTHONHASHSEED": "0"}
         code = subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output, check=False).returncode
     text = log.read_text(errors="replace")
     last = _LAST.findall(text)
