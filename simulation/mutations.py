@@ -15,8 +15,16 @@ GONE = ("lost-write", "unseen", "high-watermark-back", "inconsistent-offsets", "
 TWICE = ("duplicate", "nonmonotonic-send", "int-nonmonotonic-send")
 LOUD = ("liveness",)
 """The product noticed by itself, and stopped or quarantined: the cluster does not come to rest."""
-CRASHES = ("kill", "power", "kill-all", "pause", "stop")
 MOVES = ("kill", "pause", "stop", "slow", "isolate", "reset")
+
+_COMMITS_IN_ANY_ORDER = Edit(
+    "storage.uploader:Uploader._carry", "if previous is not None:", "if previous is not None and mutated():"
+)
+_ANY_WAL_START = Edit(
+    "controller.state_objects:commit_objects",
+    "if request.wal_start != replica_set.committed_wal_offset:",
+    "if request.wal_start != replica_set.committed_wal_offset and mutated():",
+)
 
 _LIST = [
     Mutation(
@@ -235,14 +243,8 @@ _LIST = [
         "5",
         "uploads commit in the order in which they end, and the controller does not look where they start",
         (
-            Edit(
-                "storage.uploader:Uploader._carry", "if previous is not None:", "if previous is not None and mutated():"
-            ),
-            Edit(
-                "controller.state_objects:commit_objects",
-                "if request.wal_start != replica_set.committed_wal_offset:",
-                "if request.wal_start != replica_set.committed_wal_offset and mutated():",
-            ),
+            _COMMITS_IN_ANY_ORDER,
+            _ANY_WAL_START,
             Edit(
                 "controller.state_objects:_move_ends",
                 "stream.end_offset != start\n",
@@ -257,14 +259,8 @@ _LIST = [
         "5",
         "uploads commit in the order in which they end, and the controller does not look where the WAL range starts",
         (
-            Edit(
-                "storage.uploader:Uploader._carry", "if previous is not None:", "if previous is not None and mutated():"
-            ),
-            Edit(
-                "controller.state_objects:commit_objects",
-                "if request.wal_start != replica_set.committed_wal_offset:",
-                "if request.wal_start != replica_set.committed_wal_offset and mutated():",
-            ),
+            _COMMITS_IN_ANY_ORDER,
+            _ANY_WAL_START,
         ),
         ("contiguous-ranges", "only-grows", *GONE, *LOUD),
         ("bucket", "kill", "slow"),

@@ -4,7 +4,7 @@ Load: the clients of `tidelog chaos` (`simulation.chaos_clients`): an idempotent
 consumers by assignment and in a group, some that commit, ask for watermarks and committed offsets, and delete old
 records. Each round lets them work for a random time and kills the broker process; its supervisor starts it again.
 Small upload thresholds keep uploads, commits and WAL trims in flight when the kill comes. At the end the whole log is
-read, and the history is held against the checkers (docs/checkers.md).
+read, and the history is held against the checkers (docs/checkers.md). Besides, offsets must be contiguous (`holes`).
 
     python -m tests.harness.kill9 --rounds 200 [--seed N] [--wal disk|s3] [--history FILE]
         [--s3-endpoint URL --bucket NAME]
@@ -18,10 +18,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simulation.chaos_clients import TOPIC, Clients, Journal
+from simulation.chaos_clients import FINAL_PROCESS, TOPIC, Clients, Journal
 from simulation.checkers import Finding, check
 from simulation.history import History
 from tests.e2e.backends import create_topic
@@ -42,7 +43,7 @@ class Report:
     downtime_s: list[float] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What did not come to its end."""
+    """What did not come to its end, and holes in the offsets."""
 
     @property
     def clean(self) -> bool:
@@ -74,6 +75,26 @@ class Report:
         return "\n".join(lines + [finding.text() for finding in self.findings[:10]] + self.problems)
 
 
+def holes(history: History) -> list[str]:
+    """Where the last reader found no record: a line for the first hole of each partition.
+
+    Without transactions every offset holds a record. A partition with a DeleteRecords, whatever came of it, may begin
+    anywhere and is left out.
+    """
+    deleted = {op.partition for op in history.ops if op.kind == "delete_records"}
+    read: dict[int, list[int]] = defaultdict(list)
+    for op in history.ops:
+        if op.kind == "poll" and op.process == FINAL_PROCESS and op.partition not in deleted:
+            read[op.partition] += op.offsets
+    found = []
+    for partition, offsets in sorted(read.items()):
+        for due, offset in enumerate(offsets):
+            if offset != due:
+                found.append(f"{TOPIC}-{partition}: offset {offset} was read where {due} was due")
+                break
+    return found
+
+
 def run(rounds: int, seed: int, data_dir: Path, flags: tuple[str, ...] = ()) -> Report:
     """The whole exercise; raises only when the broker does not come back."""
     rng = random.Random(seed)
@@ -97,6 +118,7 @@ def run(rounds: int, seed: int, data_dir: Path, flags: tuple[str, ...] = ()) -> 
             report.problems += clients.finish()
         journal.history.ops.sort(key=lambda op: op.index)
         report.findings += check(journal.history)
+        report.problems += holes(journal.history)
         code = process.stop()
         assert code == 0, process.tail()
     finally:

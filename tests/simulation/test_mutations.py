@@ -109,3 +109,11 @@ def test_an_unknown_mutation_is_named() -> None:
     done = run("--mutations", "flood")
     assert done.returncode == 2
     assert "flood" in done.stderr
+
+
+@pytest.mark.parametrize("names", ["all", "ack-before-fsync,deltas-skipped"])
+def test_one_run_takes_one_mutation(names: str) -> None:
+    done = run("--mutate", names)
+    assert done.returncode == 2
+    assert "--mutate takes one name" in done.stderr
+    assert "--mutations takes several" in done.stderr

@@ -72,29 +72,19 @@ def simulate(
     if mutations is not None:
         _search(_mutations(mutations), seed, within, steps, jobs or os.cpu_count() or 1)
         return
-    mutation = _mutations(mutate)[0] if mutate is not None else None
+    mutation = _mutation(mutate) if mutate is not None else None
     if mutation is not None and faults == "all":
         faults = ",".join(mutation.faults) or "all"
     chosen = _faults(faults)
     if seeds > 1:
         click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}", err=True)
-    began = time.monotonic()
-    done = 0
-    simulated = cpu = 0.0
-    shortest = float("inf")
-    failed: list[int] = []
-    acknowledged = 0
+    totals = _Totals()
     full = bool(trace or history)
     with Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1) as running:
         for outcome in running.run(range(seed, seed + seeds), skip=left_out, full=full, mutation=mutation):
-            done += 1
-            simulated += outcome.simulated_s
-            shortest = min(shortest, outcome.simulated_s)
-            cpu += outcome.cpu_s
-            acknowledged += outcome.acknowledged
+            totals.add(outcome)
             shown, without = outcome, left_out
             if not outcome.ok:
-                failed.append(outcome.seed)
                 if shrink:
                     shown, without = running.shrink(outcome, left_out, mutation=mutation)
                 click.echo(_report(shown, steps, faults, without, mutate))
@@ -102,22 +92,51 @@ def simulate(
                 trace.write_text("\n".join(shown.trace) + "\n")
             if history:
                 shown.history.save(history)
-            if for_ms is not None and (time.monotonic() - began) * 1000 > for_ms:
+            if for_ms is not None and totals.wall_s() * 1000 > for_ms:
                 break
-    wall_s = time.monotonic() - began
-    verdict = f"{len(failed)} failed: {failed}" if failed else "nothing is wrong"
-    click.echo(
-        f"{done} seed{'s' if done > 1 else ''}, {simulated:.0f} simulated seconds ({shortest:.0f} at least each)"
-        f" in {wall_s:.1f} s ({simulated / wall_s:.0f} for each real second, {cpu / done:.2f} s of CPU a seed),"
-        f" {acknowledged} records acknowledged: {verdict}"
-    )
-    if done < seeds:
+    click.echo(totals.text())
+    if totals.seeds < seeds:
         click.echo(
-            f"TIME WAS UP after {wall_s:.0f} s: ONLY {done} OF {seeds} SEEDS WERE RUN, up to {seed + done - 1}",
+            f"TIME WAS UP after {totals.wall_s():.0f} s: ONLY {totals.seeds} OF {seeds} SEEDS WERE RUN,"
+            f" up to {seed + totals.seeds - 1}",
             err=True,
         )
-    if failed:
+    if totals.failed:
         raise click.exceptions.Exit(1)
+
+
+class _Totals:
+    """What was simulated so far, since it was made."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self.seeds = 0
+        self.failed: list[int] = []
+        self._simulated_s = self._cpu_s = 0.0
+        self._shortest_s = float("inf")
+        self._acknowledged = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        if not outcome.ok:
+            self.failed.append(outcome.seed)
+        self._simulated_s += outcome.simulated_s
+        self._shortest_s = min(self._shortest_s, outcome.simulated_s)
+        self._cpu_s += outcome.cpu_s
+        self._acknowledged += outcome.acknowledged
+
+    def wall_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def text(self) -> str:
+        """The line at the end. Of at least one seed."""
+        wall_s, seeds, simulated_s = self.wall_s(), self.seeds, self._simulated_s
+        verdict = f"{len(self.failed)} failed: {self.failed}" if self.failed else "nothing is wrong"
+        return (
+            f"{seeds} seed{'s' if seeds > 1 else ''}, {simulated_s:.0f} simulated seconds ({self._shortest_s:.0f} at"
+            f" least each) in {wall_s:.1f} s ({simulated_s / wall_s:.0f} for each real second,"
+            f" {self._cpu_s / seeds:.2f} s of CPU a seed), {self._acknowledged} records acknowledged: {verdict}"
+        )
 
 
 def _numbers(text: str) -> frozenset[int]:
@@ -149,6 +168,13 @@ def _mutations(text: str) -> list[Mutation]:
     if not names:
         raise click.UsageError("no mutation is named")
     return [MUTATIONS[name] for name in names]
+
+
+def _mutation(text: str) -> Mutation:
+    named = _mutations(text)
+    if len(named) > 1:
+        raise click.UsageError(f"--mutate takes one name, not {len(named)}; --mutations takes several, or `all`")
+    return named[0]
 
 
 def _search(mutations: Sequence[Mutation], first: int, within: int, steps: int, jobs: int) -> None:
