@@ -22,12 +22,13 @@ from broker.hints import HintBox, HintParams, HintReply, Told
 from controller.client import ControllerClient
 from controller.handshake import Credentials
 from controller.raft_links import split_address
-from controller.rpc import RpcChannel, RpcConnection, RpcDoor
+from controller.rpc import RpcChannel, RpcConnection
+from controller.rpc_listener import RpcListener
 from runtime.clock import Clock
 from runtime.errors import InvalidInput, TidelogError
 from runtime.log_limit import LogLimiter
 from runtime.msgpack import DECODE_ERRORS
-from runtime.network import Listener, Network
+from runtime.network import Network
 from runtime.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -55,47 +56,17 @@ class PeerDoor:
         """`ready()`: what to answer to a hint; None while this broker does not open partitions."""
         self._hints = hints
         self._ready = ready
-        self._network = network
         self._credentials = credentials
-        self._door = RpcDoor(clock)
-        self._listener: Listener | None = None
-        self._connections: dict[RpcConnection, None] = {}
-        self._ending: dict[RpcConnection, None] = {}
-        self._tasks = TaskSet("peers")
-        self._closing = False
+        self._rpc = RpcListener(
+            self._handle, network=network, clock=clock, credentials=credentials, max_connections=MAX_CONNECTIONS
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port, or 0 if hints are not taken here. Raises `AddressInUse`."""
         if self._credentials is None and host not in LOOPBACK:
             return 0
-        self._listener = await self._network.listen(self._accept, host, port)
-        return self._listener.address[1]
-
-    def _accept(self) -> RpcConnection:
-        return RpcConnection(
-            handler=self._handle,
-            on_made=self._made,
-            on_lost=self._lost,
-            credentials=self._credentials,
-            door=self._door,
-        )
-
-    def _made(self, connection: RpcConnection) -> None:
-        self._connections[connection] = None
-        if len(self._connections) > MAX_CONNECTIONS:
-            extra = {"peer": connection.peer, "limit": MAX_CONNECTIONS}
-            self._door.logs.line("connections", logging.WARNING, "too many connections of brokers", extra)
-            connection.abort()
-
-    def _lost(self, connection: RpcConnection) -> None:
-        self._connections.pop(connection, None)
-        self._ending[connection] = None
-        if not self._closing:
-            self._tasks.spawn(self._end(connection), "closed-connection")
-
-    async def _end(self, connection: RpcConnection) -> None:
-        await connection.close()
-        self._ending.pop(connection, None)
+        await self._rpc.start(host, port)
+        return self._rpc.address[1]
 
     async def _handle(self, connection: RpcConnection, method: str, params: msgspec.Raw) -> bytes:
         if method != "hint":
@@ -105,15 +76,7 @@ class PeerDoor:
 
     async def close(self) -> None:
         """Stop listening and drop the connections."""
-        self._closing = True
-        if self._listener is not None:
-            await self._listener.close()
-        await self._tasks.close()
-        closed: set[RpcConnection] = set()
-        while left := [one for one in self._connections | self._ending if one not in closed]:
-            for connection in left:
-                await connection.close()
-            closed.update(left)
+        await self._rpc.close()
 
 
 class HintSender:

@@ -45,15 +45,15 @@ from controller.rpc import (
     PollReply,
     RpcChannel,
     RpcConnection,
-    RpcDoor,
     SessionReply,
     TransferParams,
 )
+from controller.rpc_listener import RpcListener
 from controller.sessions import BrokerSessions
 from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from runtime.clock import Clock
 from runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
-from runtime.network import Listener, Network
+from runtime.network import Network
 from runtime.tasks import Backoff, TaskSet
 
 log = logging.getLogger(__name__)
@@ -136,11 +136,15 @@ class ControllerNode:
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
         self._client_numbers = itertools.count(1)
-        self._connections: dict[RpcConnection, None] = {}
-        self._ending: dict[RpcConnection, None] = {}
-        """Lost, with requests that may still be in work: `close` must not leave them behind."""
-        self._door = RpcDoor(clock)
-        self._listener: Listener | None = None
+        self._rpc = RpcListener(
+            self._handle,
+            network=network,
+            clock=clock,
+            credentials=credentials,
+            max_connections=MAX_CONNECTIONS,
+            on_lost=self._lost,
+            adopt_peer=self._consensus.adopt_peer,
+        )
 
     def _raft(self) -> Consensus:
         assert self._directory is not None, "the Raft log needs a directory"
@@ -162,8 +166,7 @@ class ControllerNode:
     @property
     def address(self) -> tuple[str, int]:
         """Where the RPC server listens."""
-        assert self._listener is not None, "not started"
-        return self._listener.address
+        return self._rpc.address
 
     @property
     def is_active(self) -> bool:
@@ -173,13 +176,13 @@ class ControllerNode:
     async def start(self) -> None:
         """Load, listen, take part. Raises `CorruptData`, `StorageFailed`, `ConfigError`, `AddressInUse`."""
         loop = asyncio.get_running_loop()
-        self._listener = await self._network.listen(self._accept, *self._listen_address())
+        await self._rpc.start(*self._listen_address())
         try:
             replica = Replica(loop, self._take_deltas, self._take_image, self.feed.new_image)
             await self._consensus.start(replica)
             self._write_address()
         except (TidelogError, OSError):
-            await self._listener.close()
+            await self._rpc.close()
             await self._consensus.close()
             raise
         self._tasks.spawn(self._lifecycle.run(), "lifecycle")
@@ -227,14 +230,8 @@ class ControllerNode:
             with contextlib.suppress(TidelogError, TimeoutError):
                 await self._consensus.transfer(None)  # spare the others an election time-out
         self._deactivate()
-        if self._listener is not None:
-            await self._listener.close()
+        await self._rpc.close()
         await self._tasks.close()
-        closed: set[RpcConnection] = set()
-        while left := [one for one in self._connections | self._ending if one not in closed]:
-            for connection in left:
-                await connection.close()
-            closed.update(left)
         await self._consensus.close()
 
     def status(self) -> dict[str, Any]:
@@ -249,8 +246,8 @@ class ControllerNode:
             "active": self.is_active,
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,
-            "connections": len(self._connections),
-            "receiving_bytes": self._door.receiving_bytes,
+            "connections": len(self._rpc.connections),
+            "receiving_bytes": self._rpc.receiving_bytes,
             "unsaved": {str(each): told for each, told in self._unsaved.items() if each in self.image.brokers},
             **self._consensus.status(),
         }
@@ -335,35 +332,10 @@ class ControllerNode:
 
     # RPC
 
-    def _accept(self) -> RpcConnection:
-        return RpcConnection(
-            handler=self._handle,
-            on_made=self._made,
-            on_lost=self._lost,
-            credentials=self._credentials,
-            adopt_peer=self._consensus.adopt_peer,
-            door=self._door,
-        )
-
-    def _made(self, connection: RpcConnection) -> None:
-        self._connections[connection] = None
-        if len(self._connections) > MAX_CONNECTIONS:
-            extra = {"peer": connection.peer, "limit": MAX_CONNECTIONS}
-            self._door.logs.line("connections", logging.WARNING, "too many connections; one is refused", extra)
-            connection.abort()
-
     def _lost(self, connection: RpcConnection) -> None:
-        self._connections.pop(connection, None)
         self.feed.forget(connection)
         if self._sessions.connection_closed(connection):
             self._lifecycle.hurry()
-        self._ending[connection] = None
-        if not self._closing:
-            self._tasks.spawn(self._end(connection), "closed-connection")
-
-    async def _end(self, connection: RpcConnection) -> None:
-        await connection.close()
-        self._ending.pop(connection, None)
 
     async def _handle(self, connection: RpcConnection, method: str, params: msgspec.Raw) -> bytes:
         if method == "command":

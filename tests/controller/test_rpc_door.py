@@ -108,7 +108,7 @@ def test_a_request_in_work_ends_with_the_node_when_its_connection_is_lost_while_
         client = make_client(node.address)
         await client.start()  # follows: a long poll is in work at the node from here on
         await until(lambda: any(task.get_name() == "rpc.request" for task in asyncio.all_tasks()), "a poll in work")
-        for connection in list(node._connections):
+        for connection in node._rpc.connections:
             connection.abort()  # told to the node on a later turn of the loop, when it is closing
         await node.close()
         left = [task for task in asyncio.all_tasks() if task.get_name() == "rpc.request"]
