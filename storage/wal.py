@@ -7,7 +7,7 @@ confirmed (the quorum rule met) up to the confirm offset that the owner tells it
 Invariants: start ≤ durable ≤ end; a record is never split over files; what `append` returned an offset for is either
 made durable in order or the WAL fails as a whole (`StorageFailed`), after which nothing more is acknowledged.
 
-Backends: `storage.wal_disk`, `storage.wal_memory`. (`s3` follows with the diskless WAL.)
+Backends: `storage.wal_disk`, `storage.wal_s3`, `storage.wal_memory`; what they have in common is `storage.wal_state`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from runtime.disk import Disk, DiskFile
-from runtime.errors import Closed, ConfigError, CorruptData, Fenced, InvalidInput, NotFound
+from runtime.errors import ConfigError, CorruptData, Fenced, InvalidInput, NotFound
 from storage.epoch_history import EPOCH_FILE, EpochHistory, encode_epoch_file
 from storage.object_store import Buffer
 from storage.settings import WalSettings
@@ -38,6 +38,7 @@ from storage.wal_format import HEADER_BYTES, MAX_PAYLOAD_BYTES, WalHeader, encod
 from storage.wal_recovery import recover
 from storage.wal_scan import ScanState, scan
 from storage.wal_segments import AT_BOUND, Segment, SegmentPool, is_passing, segment_name
+from storage.wal_state import WalState
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +64,11 @@ def check_settings(settings: WalSettings) -> None:
         raise ConfigError(f"wal.flush_interval_ms is {settings.flush_interval_ms}: 1 to 60,000")
 
 
-class DiskWal:
+class DiskWal(WalState):
     """See `storage.wal.Wal`. The disk is the caller's: close it after the WAL."""
 
     def __init__(self, disk: Disk, settings: WalSettings, *, rng: random.Random) -> None:
+        super().__init__()
         check_settings(settings)
         self._disk = disk
         self._settings = settings
@@ -85,46 +87,15 @@ class DiskWal:
         self._file: DiskFile | None = None
         self._file_start = 0
         self._limit = 0  # WAL offset after the current file's last byte
-        self._start = self._end = self._submitted = self._durable = self._synced = 0
+        self._submitted = self._synced = 0
         self._confirm = self._header_confirm = 0
-        self._epoch = -1
-        self._history = EpochHistory()
         self._pending: list[Buffer] = []
         self._flush_scheduled = False
         self._sync_timer: asyncio.TimerHandle | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-        self._recovered = self._switching = self._closed = False
-        self._failure: WalFailed | None = None
-        self._on_durable: Callable[[int], None] = lambda _offset: None
-        self._on_failed: Callable[[Exception], None] = lambda _error: None
+        self._recovered = self._switching = False
         self._appends = self._writes = 0
 
     # What the log knows
-
-    @property
-    def start_offset(self) -> int:
-        """See `Wal.start_offset`. After a restart: the start of the oldest file kept."""
-        return self._start
-
-    @property
-    def end_offset(self) -> int:
-        """See `Wal.end_offset`."""
-        return self._end
-
-    @property
-    def durable_offset(self) -> int:
-        """See `Wal.durable_offset`; invariant 1 above says what it means with `flush = "async"`."""
-        return self._durable
-
-    @property
-    def master_epoch(self) -> int:
-        """See `Wal.master_epoch`."""
-        return self._epoch
-
-    @property
-    def epoch_history(self) -> EpochHistory:
-        """The epochs of this log; do not change it."""
-        return self._history
 
     def stats(self) -> dict[str, int]:
         """Figures for metrics; bytes and counts."""
@@ -137,14 +108,6 @@ class DiskWal:
             "unsynced_bytes": self._end - self._synced,
             "record_bytes": self._end - self._start,
         }
-
-    def set_on_durable(self, callback: Callable[[int], None]) -> None:
-        """See `Wal.set_on_durable`."""
-        self._on_durable = callback
-
-    def set_on_failed(self, callback: Callable[[Exception], None]) -> None:
-        """See `Wal.set_on_failed`."""
-        self._on_failed = callback
 
     def note_confirmed(self, confirm_offset: int) -> None:
         """See `Wal.note_confirmed`."""
@@ -424,34 +387,12 @@ class DiskWal:
             self._fail(error)
 
     def _fail(self, error: OSError) -> WalFailed:
-        if self._failure is None:
-            self._failure = WalFailed(
-                f"the WAL's disk failed: {error}",
-                hint="check the disk (dmesg) and restart the broker: what was acknowledged is recovered",
-            )
-            self._failure.__cause__ = error
-            self._pending.clear()
-            self._wake()
-            self._on_failed(self._failure)
-        return self._failure
+        message = f"the WAL's disk failed: {error}"
+        hint = "check the disk (dmesg) and restart the broker: what was acknowledged is recovered"
+        return self._end_with(WalFailed(message, hint=hint), error)
 
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
-        if self._closed:
-            raise Closed("the WAL is closed")
-
-    async def _changed(self) -> None:
-        """Wait until something that a waiter may wait for has changed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _drop_pending(self) -> None:
+        self._pending.clear()
 
     async def _all_synced(self) -> None:
         """Sync everything appended so far. Raises `WalFailed`."""
@@ -460,8 +401,7 @@ class DiskWal:
         if self._synced < target and not self._sync_writes:
             self._sync_now()
         while self._synced < target:
-            if self._failure is not None:
-                raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
+            self._check_failure()
             await self._changed()
 
     async def _store_epochs(self, history: EpochHistory, durable_offset: int) -> None:

@@ -1,8 +1,8 @@
 """`MemoryWal`: a WAL that keeps offsets and no bytes, for tests and for replica sets that trust replication alone.
 
 What is appended is durable as soon as the loop has turned once, in the sense of this backend: as durable as the memory
-of this process. The records themselves live in the log cache. A restart recovers nothing; `reset` puts the empty log at
-the WAL offset that the bucket covers.
+of this process, which does not fail. The records themselves live in the log cache. A restart recovers nothing; `reset`
+puts the empty log at the WAL offset that the bucket covers.
 
 Entry: `MemoryWal`.
 """
@@ -12,52 +12,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from runtime.errors import Closed, Fenced, InvalidInput
-from storage.epoch_history import EpochHistory
+from runtime.errors import Fenced, InvalidInput
 from storage.object_store import Buffer
 from storage.settings import WalSettings
 from storage.wal import WalFull, WalRecord
 from storage.wal_format import HEADER_BYTES
+from storage.wal_state import WalState
 
 
-class MemoryWal:
+class MemoryWal(WalState):
     """See `storage.wal.Wal`. Offsets advance as those of `DiskWal` do, header included."""
 
     def __init__(self, settings: WalSettings, *, start_offset: int = 0) -> None:
+        super().__init__(start_offset)
         self._max_bytes = settings.max_bytes
         self._max_record_bytes = settings.max_record_bytes
-        self._start = self._end = self._durable = start_offset
-        self._epoch = -1
-        self._history = EpochHistory()
         self._report_scheduled = False
-        self._closed = False
-        self._room = asyncio.Event()
-        self._on_durable: Callable[[int], None] = lambda _offset: None
-
-    @property
-    def start_offset(self) -> int:
-        """See `Wal.start_offset`."""
-        return self._start
-
-    @property
-    def end_offset(self) -> int:
-        """See `Wal.end_offset`."""
-        return self._end
-
-    @property
-    def durable_offset(self) -> int:
-        """See `Wal.durable_offset`."""
-        return self._durable
-
-    @property
-    def master_epoch(self) -> int:
-        """See `Wal.master_epoch`."""
-        return self._epoch
-
-    @property
-    def epoch_history(self) -> EpochHistory:
-        """The epochs of this log; do not change it."""
-        return self._history
 
     def stats(self) -> dict[str, int]:
         """Figures for metrics; bytes."""
@@ -91,8 +61,7 @@ class MemoryWal:
         batch_crc: int | None = None,
     ) -> int:
         """See `Wal.append`."""
-        if self._closed:
-            raise Closed("the WAL is closed")
+        self._check_usable()
         assert self._epoch >= 0, "begin_epoch comes before append"
         length = sum(map(len, payload))
         if length > self._max_record_bytes:
@@ -104,18 +73,10 @@ class MemoryWal:
 
     async def writable(self, payload_bytes: int = 0) -> None:
         """Wait until an append of `payload_bytes` would not raise `WalFull`. Raises `Closed`."""
-        while not self._closed and not self._has_space(payload_bytes):
-            self._room.clear()
-            await self._room.wait()
-        if self._closed:
-            raise Closed("the WAL is closed")
-
-    def set_on_durable(self, callback: Callable[[int], None]) -> None:
-        """See `Wal.set_on_durable`."""
-        self._on_durable = callback
-
-    def set_on_failed(self, callback: Callable[[Exception], None]) -> None:
-        """See `Wal.set_on_failed`: memory does not fail."""
+        self._check_usable()
+        while not self._has_space(payload_bytes):
+            await self._changed()
+            self._check_usable()
 
     def note_confirmed(self, confirm_offset: int) -> None:
         """See `Wal.note_confirmed`: no header carries it."""
@@ -126,13 +87,13 @@ class MemoryWal:
         if offset > self._start:
             self._start = offset
             self._history.forget_before(offset)
-            self._room.set()
+            self._wake()
 
     async def close(self) -> None:
         """See `Wal.close`."""
         self._report()
         self._closed = True
-        self._room.set()
+        self._wake()
 
     def _has_space(self, length: int) -> bool:
         return self._end - self._start + HEADER_BYTES + length <= self._max_bytes

@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from runtime.clock import Clock
-from runtime.errors import Closed, ConfigError, Fenced, InvalidInput, TidelogError
+from runtime.errors import ConfigError, Fenced, InvalidInput, TidelogError
 from runtime.tasks import TaskSet
 from storage.epoch_history import EpochHistory
 from storage.object_store import Buffer, ObjectStore
@@ -35,6 +35,7 @@ from storage.wal_format import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode_header, r
 from storage.wal_s3_core import MAX_IN_FLIGHT, SPAN, Batch, BatchPacer, Chain, SendWindow
 from storage.wal_s3_format import WRITER_ID_BYTES, ObjectType, Origin, WalObject, encode_data, encode_fence, wal_prefix
 from storage.wal_s3_recovery import BucketLog, Created
+from storage.wal_state import WalState
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def check_settings(settings: WalSettings) -> None:
         raise ConfigError(f"wal.max_bytes is {settings.max_bytes}: the largest record must fit")
 
 
-class S3Wal:
+class S3Wal(WalState):
     """See `storage.wal.Wal`. The store is the caller's: close it after the WAL.
 
     `rng` must be seeded from the system's entropy outside of simulations: the writer id is drawn from it.
@@ -77,6 +78,7 @@ class S3Wal:
         clock: Clock,
         rng: random.Random,
     ) -> None:
+        super().__init__()
         check_settings(settings)
         self._settings = settings
         self._max_record_bytes = settings.max_record_bytes
@@ -91,45 +93,13 @@ class S3Wal:
         self._chain: Chain | None = None
         self._on_record: Callable[[WalRecord], None] = lambda _record: None
         self._reset_offset = -1
-        self._start = self._end = self._durable = 0
         self._confirm = self._header_confirm = 0
-        self._epoch = -1
-        self._history = EpochHistory()
         self._flush_scheduled = False
         self._timer: asyncio.Task[None] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-        self._switching = self._closed = self._released = self._sweeping = False
-        self._failure: WalFailed | None = None
-        self._on_durable: Callable[[int], None] = lambda _offset: None
-        self._on_failed: Callable[[Exception], None] = lambda _error: None
+        self._switching = self._released = self._sweeping = False
         self._appends = self._puts = self._put_bytes = 0
 
     # What the log knows
-
-    @property
-    def start_offset(self) -> int:
-        """See `Wal.start_offset`. After a restart: the start of the oldest object kept."""
-        return self._start
-
-    @property
-    def end_offset(self) -> int:
-        """See `Wal.end_offset`."""
-        return self._end
-
-    @property
-    def durable_offset(self) -> int:
-        """See `Wal.durable_offset`."""
-        return self._durable
-
-    @property
-    def master_epoch(self) -> int:
-        """See `Wal.master_epoch`."""
-        return self._epoch
-
-    @property
-    def epoch_history(self) -> EpochHistory:
-        """The epochs of this log; do not change it."""
-        return self._history
 
     def stats(self) -> dict[str, int]:
         """Figures for metrics; bytes, counts and microseconds."""
@@ -144,14 +114,6 @@ class S3Wal:
             "put_latency_us": round(self._pacer.latency_s * 1e6),
             "batch_interval_us": round(self._pacer.interval_s * 1e6),
         }
-
-    def set_on_durable(self, callback: Callable[[int], None]) -> None:
-        """See `Wal.set_on_durable`."""
-        self._on_durable = callback
-
-    def set_on_failed(self, callback: Callable[[Exception], None]) -> None:
-        """See `Wal.set_on_failed`."""
-        self._on_failed = callback
 
     def note_confirmed(self, confirm_offset: int) -> None:
         """See `Wal.note_confirmed`."""
@@ -427,42 +389,18 @@ class S3Wal:
         self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     def _fail(self, error: Exception) -> WalFailed:
-        if self._failure is None:
-            self._failure = WalFailed(
-                f"the WAL in the bucket failed: {error}",
-                hint="restart the broker: what was acknowledged is recovered",
-            )
-            self._failure.__cause__ = error
-            self._window.clear()
-            self._wake()
-            self._on_failed(self._failure)
-        return self._failure
+        message = f"the WAL in the bucket failed: {error}"
+        return self._end_with(WalFailed(message, hint="restart the broker: what was acknowledged is recovered"), error)
 
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
-        if self._closed:
-            raise Closed("the WAL is closed")
-
-    async def _changed(self) -> None:
-        """Wait until something that a waiter may wait for has changed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _drop_pending(self) -> None:
+        self._window.clear()
 
     async def _all_durable(self) -> None:
         """Wait until everything appended so far is in the bucket. Raises `WalFailed`."""
         target = self._end
         self._flush()
         while self._durable < target:
-            if self._failure is not None:
-                raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
+            self._check_failure()
             await self._changed()
 
     # The other end
