@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from simulation.groups import Member
 from simulation.operator import Operator
-from simulation.workload import Consumer, Deleter, Producer, Topic, TopicKeeper, Workload
+from simulation.pipelined import PipelinedProducer
+from simulation.topics import Deleter, TopicKeeper
+from simulation.workload import Consumer, Producer, Topic, Workload
 from simulation.zombie import Zombie
 
 GROUP = "g"
+PIPELINED = 0.4
+"""The share of idempotent producers that have several requests on their way."""
 
 
 def _retention(workload: Workload) -> dict[str, str]:
@@ -27,7 +31,9 @@ def start(workload: Workload) -> None:
     for topic in workload.topics:
         workload.spawn(workload.create(topic), f"create-{topic.name}")
     for number in range(rng.randint(1, 3)):
-        workload.spawn(Producer(workload, idempotent=True).run(), f"producer-{number}")
+        pipelined = rng.random() < PIPELINED
+        producer = PipelinedProducer(workload) if pipelined else Producer(workload, idempotent=True)
+        workload.spawn(producer.run(), f"producer-{number}")
     if rng.random() < 0.5:
         workload.spawn(Producer(workload, idempotent=False).run(), "plain-producer")
     for number in range(rng.randint(1, 2)):

@@ -1,6 +1,7 @@
 """Connections of the workloads' clients, and what they know of the cluster.
 
-Entry: `Client`: `ask` a broker, `leader` of a partition. All failures come out as `Lost`.
+Entry: `Client`: `ask` a broker, `leader` of a partition; `connection` for whoever has several requests on their way.
+All failures come out as `Lost`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Lost(Exception):
         self.unsent = unsent
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
+    """One connection to a broker. Requests may be sent before earlier ones are answered."""
+
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._waiting: dict[int, tuple[Request, asyncio.Future[Any]]] = {}
@@ -37,9 +40,11 @@ class _Connection(asyncio.Protocol):
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
         self._data += data
         while len(self._data) >= 4:
             (size,) = struct.unpack_from(">i", self._data)
@@ -53,17 +58,27 @@ class _Connection(asyncio.Protocol):
                 future.set_result(request.read(Reader(frame, 4)))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
         self.lost = True
         waiting, self._waiting = self._waiting, {}
         for _, future in waiting.values():
             if not future.done():
                 future.set_exception(Lost(f"connection lost: {exc or 'closed'}"))
 
-    async def ask(self, request: Request, timeout_s: float) -> Any:
+    def send(self, request: Request) -> asyncio.Future[Any]:
+        """Write a request behind those that are on their way; the future has what its answer says, or `Lost`."""
         self._next_id += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.lost:
+            future.set_exception(Lost("the connection is lost", unsent=True))
+            return future
         self._waiting[self._next_id] = request, future
         self.transport.write(request.frame(self._next_id, self._client_id))
+        return future
+
+    async def ask(self, request: Request, timeout_s: float) -> Any:
+        """Send a request and return what its answer says. Raises `Lost`."""
+        future = self.send(request)
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
@@ -79,7 +94,7 @@ class Client:
         self._network = network
         self.name = name
         self._bootstrap = bootstrap
-        self._connections: dict[Address, _Connection] = {}
+        self._connections: dict[Address, Connection] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[tuple[str, int], int] = {}
@@ -87,21 +102,26 @@ class Client:
 
     async def ask(self, address: Address, request: Request, timeout_s: float) -> Any:
         """Send a request and return what its answer says. Raises `Lost`."""
+        connection = await self.connection(address)
+        return await connection.ask(request, timeout_s)
+
+    async def connection(self, address: Address) -> Connection:
+        """The connection to a broker; made if there is none. Raises `Lost`."""
         lock = self._opening.setdefault(address, asyncio.Lock())
         async with lock:
             connection = self._connections.get(address)
             if connection is None or connection.lost or connection.transport.is_closing():
                 connection = await self._connect(address)
-        return await connection.ask(request, timeout_s)
+        return connection
 
-    async def _connect(self, address: Address) -> _Connection:
+    async def _connect(self, address: Address) -> Connection:
         try:
             _, protocol = await self._network.connect(
-                lambda: _Connection(self.name), address[0], address[1], timeout_s=CONNECT_S
+                lambda: Connection(self.name), address[0], address[1], timeout_s=CONNECT_S
             )
         except Unavailable as error:
             raise Lost(error.message, unsent=True) from None
-        assert isinstance(protocol, _Connection)
+        assert isinstance(protocol, Connection)
         self._connections[address] = protocol
         return protocol
 

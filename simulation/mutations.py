@@ -396,6 +396,20 @@ _LIST = [
         ("kill", "reset", "slow", "bucket"),
     ),
     Mutation(
+        "last-batch-only",
+        "producers",
+        "a batch that is sent again is compared with the last one of its producer alone, not with the last five",
+        (
+            Edit(
+                "stream.producer_state:ProducerStates.check",
+                "if entry[0] == first and entry[1] == last:",
+                "if entry[0] == first and entry[1] == last and (entry is state.batches[-1] or mutated()):",
+            ),
+        ),
+        ("sequence-refused",),
+        ("kill", "reset", "slow", "bucket"),
+    ),
+    Mutation(
         "producers-forgotten-on-move",
         "producers",
         "the checkpoint of a partition that moves away holds no producers",

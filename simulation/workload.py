@@ -20,7 +20,7 @@ from simulation.checkers import Finding
 from simulation.client import Address, Client, Lost
 from simulation.clock import EPOCH_MS
 from simulation.cluster import Cluster
-from simulation.history import UNKNOWN, History, Op
+from simulation.history import UNKNOWN, History
 from simulation.kafka import EARLIEST, LATEST, Fetched
 from simulation.loop import START_S, Life, VirtualLoop
 from storage.record_batch import CorruptRecord, Record, build_batch, check_crc, iter_batches, iter_records
@@ -35,9 +35,8 @@ MISSED_FOR_S = 3.0
 FETCH_WAIT_MS = 700
 FETCH_BYTES = 8 << 10
 
-MAX_EXTRA_TOPICS = 3
-MAX_CORRUPT = 5
-"""Findings of that kind: they are tried again and again."""
+MAX_FOUND = 5
+"""Findings of clients: what leads to them is tried again and again."""
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC = 3
@@ -105,10 +104,18 @@ class Workload:
         """Start an actor."""
         self.tasks.append(self.life.spawn(self.loop, work, name))
 
-    def corrupt(self, message: str) -> None:
-        """A consumer was given what is no record batch."""
-        if len(self.findings) < MAX_CORRUPT:
-            self.findings.append(Finding(rule="corrupt-read", message=message))
+    def found(self, rule: str, message: str) -> None:
+        """A client was told what it must never be told."""
+        if len(self.findings) < MAX_FOUND:
+            self.findings.append(Finding(rule=rule, message=message))
+
+    def refused(self, topic: Topic, partition: int, process: int, code: int) -> None:
+        """The batch that follows one that was acknowledged to the same idempotent producer is out of order."""
+        if not topic.gone:
+            said = (
+                f"{topic.name}-{partition}: process {process} sent the batch that follows what was acknowledged to it"
+            )
+            self.found("sequence-refused", f"{said}, and was told error {code}")
 
     def existing(self) -> list[Topic]:
         """Topics that can be used."""
@@ -220,7 +227,7 @@ class Producer(Actor):
         w, rng = self._w, self._rng
         values = w.values(rng.randint(1, 5))
         acks = -1 if self._idempotent or rng.random() < 0.7 else 1
-        batch = self._batch(values, topic.name, partition)
+        batch = self._batch(values, self._sequences.get((topic.name, partition), 0))
         op = w.history.begin(
             "send", self._process, w.now_us(), topic=topic.name, partition=partition, values=values,
             idempotent=self._idempotent, acks=acks,
@@ -245,6 +252,8 @@ class Producer(Actor):
                 w.history.end(op, "ok", w.now_us())
                 self._sequences[topic.name, partition] = self._sequences.get((topic.name, partition), 0) + len(values)
                 return
+            if code in SESSION_ENDED and self._sequences.get((topic.name, partition)):
+                w.refused(topic, partition, self._process, code)
             retry = self._idempotent or not sent
             if code in SESSION_ENDED or not retry or topic.gone or w.loop.time() >= deadline:
                 break
@@ -275,14 +284,13 @@ class Producer(Actor):
             raise Lost("the answer was missed")
         return found.error, found.offset, True
 
-    def _batch(self, values: list[int], topic: str, partition: int) -> bytes:
+    def _batch(self, values: list[int], sequence: int) -> bytes:
         now_ms = EPOCH_MS + self._w.now_us() // 1000
         padding = b"x" * self._rng.choice((0, 10, 100, 1000))
         records = [Record(0, now_ms, None, b"%d|%b" % (value, padding), ()) for value in values]
         if self._producer is None:
             return build_batch(records)
         producer_id, epoch = self._producer
-        sequence = self._sequences.get((topic, partition), 0)
         return build_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
 
 
@@ -379,7 +387,7 @@ class Fetcher:
         try:
             values, offsets, epochs, following = decode(found, position.offset)
         except CorruptRecord as error:
-            w.corrupt(f"{found.topic}-{found.partition} from offset {position.offset} on: {error}")
+            w.found("corrupt-read", f"{found.topic}-{found.partition} from offset {position.offset} on: {error}")
             return False
         told = found.high_watermark, found.log_start
         if values or told != position.told:
@@ -454,73 +462,3 @@ class Reader:
                 pass
             self._client.forget(topic, partition)
             await asyncio.sleep(0.1)
-
-
-class Deleter(Actor):
-    """DeleteRecords on the topics that allow it."""
-
-    async def run(self) -> None:
-        """Go on until the end."""
-        w, rng = self._w, self._rng
-        while not w.closing:
-            await asyncio.sleep(rng.uniform(1.0, 6.0))
-            topics = [topic for topic in w.existing() if topic.deletes]
-            if topics:
-                topic = rng.choice(topics)
-                await self._delete(topic.name, rng.randrange(topic.partitions))
-        self._client.close()
-
-    async def _delete(self, topic: str, partition: int) -> None:
-        w = self._w
-        op: Op | None = None
-        try:
-            address = await self._client.leader(topic, partition)
-            if address is None:
-                return
-            error, end = await self._client.ask(address, kafka.list_offsets(topic, partition, LATEST), ASK_S)
-            if error or end <= 0:
-                return
-            offset = self._rng.randint(0, end)
-            op = w.history.begin(
-                "delete_records", self._process, w.now_us(), topic=topic, partition=partition, offset=offset
-            )
-            error, start = await self._client.ask(address, kafka.delete_records(topic, partition, offset, 3_000), ASK_S)
-        except Lost as lost:
-            self._client.forget(topic, partition)
-            if op is not None:
-                w.history.end(op, "info", w.now_us(), error=str(lost))
-            return
-        if error:
-            self._client.forget(topic, partition)
-            w.history.end(op, "info", w.now_us(), error=f"error {error}")
-        else:
-            w.history.end(op, "ok", w.now_us(), log_start=start)
-
-
-class TopicKeeper(Actor):
-    """Creates topics, and deletes them again."""
-
-    async def run(self) -> None:
-        """Go on until the end."""
-        w, rng = self._w, self._rng
-        while not w.closing:
-            await asyncio.sleep(rng.uniform(2.0, 10.0))
-            extra = [topic for topic in w.existing() if topic.temporary]
-            if extra and rng.random() < 0.5:
-                await self._delete(rng.choice(extra))
-            elif len(extra) < MAX_EXTRA_TOPICS:
-                topic = Topic(f"t{len(w.topics) + 1}", rng.randint(1, 3), rng.random() < 0.3, temporary=True)
-                w.topics.append(topic)
-                await w.create(topic)
-        self._client.close()
-
-    async def _delete(self, topic: Topic) -> None:
-        w = self._w
-        topic.gone = True
-        op = w.history.begin("delete_topic", self._process, w.now_us(), topic=topic.name)
-        try:
-            error = await self._client.ask_any(kafka.delete_topic(topic.name, 3_000), ASK_S)
-        except Lost as lost:
-            w.history.end(op, "info", w.now_us(), error=str(lost))
-            return
-        w.history.end(op, "info" if error else "ok", w.now_us(), error=f"error {error}" if error else "")
