@@ -32,7 +32,7 @@ from simulation.chaos_clients import TOPIC, Clients, Journal
 from simulation.chaos_faults import BUCKET_FAULTS, FAULTS, USUAL, ChaosCluster, World
 from simulation.chaos_inside import Inside
 from simulation.chaos_report import Row, report
-from simulation.checkers import Finding, check, lag_of
+from simulation.checkers import Finding, Lag, check, lag_of
 from simulation.faulty_s3 import FaultyS3
 from simulation.s3_server import RunningS3, s3_server
 from simulation.serve_cluster import tidelog_json
@@ -83,6 +83,7 @@ class ChaosReport(msgspec.Struct, kw_only=True):
     operations: int
     moves: int
     worst_lag_s: float
+    worst_lag: Lag | None
     replayed_bytes: list[int]
     """Of each killed node's WAL on disk."""
     orphans: int
@@ -292,6 +293,7 @@ class _Run:
             operations=len(history),
             moves=self._moves,
             worst_lag_s=lag.lag_us / 1e6 if lag is not None else 0.0,
+            worst_lag=lag,
             replayed_bytes=self._world.replayed,
             orphans=orphans,
             orphans_left=self._clean(dry_run=True) if orphans else 0,

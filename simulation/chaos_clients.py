@@ -184,12 +184,14 @@ class Reader(_Worker):
             }
         )
         self._ends: dict[int, int] = {}
+        """How far it has read, of the partitions that it has."""
+        self._mine: set[int] = set()
 
     def work(self) -> None:
         """Read, and commit in a group, until told to stop."""
         try:
             if self._group:
-                self._consumer.subscribe([TOPIC], on_assign=self._assigned)
+                self._consumer.subscribe([TOPIC], on_assign=self._assigned, on_revoke=self._revoked)
             else:
                 self.assign_all()
             committed_s = time.monotonic()
@@ -209,15 +211,30 @@ class Reader(_Worker):
         """Read every partition from its beginning."""
         everywhere = range(self.journal.partitions)
         for partition in everywhere:
-            now_us = self.journal.now_us()
-            self.journal.history.note("assign", self.process, now_us, topic=TOPIC, partition=partition, offset=0)
+            self._note("assign", partition, offset=0)
+            self._ends[partition] = 0
         self._consumer.assign([TopicPartition(TOPIC, at, OFFSET_BEGINNING) for at in everywhere])
 
     def _assigned(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._ends.clear()
-        for each in partitions:
-            now_us = self.journal.now_us()
-            self.journal.history.note("assign", self.process, now_us, topic=TOPIC, partition=each.partition)
+        self._mine = {each.partition for each in partitions}
+        for partition in sorted(self._mine):
+            self._note("assign", partition)
+
+    def _revoked(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        """It goes on without them: a commit of what it does not have any more would cost it its new membership.
+
+        librdkafka sends such a commit behind the JoinGroup that it waits for, and when it is refused joins once more.
+        """
+        if not self.stopping.is_set():
+            for partition in sorted(self._mine):
+                self._note("revoke", partition, offset=self._ends.get(partition, UNKNOWN))
+        self._ends.clear()
+        self._mine.clear()
+
+    def _note(self, kind: Any, partition: int, offset: int = UNKNOWN) -> None:
+        fields = {"topic": TOPIC, "partition": partition, "offset": offset, "group": self._group}
+        self.journal.history.note(kind, self.process, self.journal.now_us(), **fields)
 
     def poll(self, timeout_s: float) -> int:
         """Read what is there; returns how many records that was."""
@@ -241,7 +258,8 @@ class Reader(_Worker):
                 values=[int(message.value() or b"-1") for message in messages],
                 epochs=[each for each in epochs if each is not None] if None not in epochs else [],
             )
-            self._ends[partition] = offsets[-1] + 1
+            if partition in self._mine or not self._group:
+                self._ends[partition] = offsets[-1] + 1
         return sum(map(len, found.values()))
 
     def _note_empty(self, began_us: int, found: Container[int]) -> None:

@@ -29,13 +29,14 @@ import msgspec
 
 from runtime.errors import CorruptData, NotFound, StorageFailed
 
-FORMAT = 1
+FORMAT = 2
 """Grows when a reader of the older one would misunderstand a file. New fields with defaults do not need that."""
 
 Kind = Literal[
     "send",  # one record batch to one partition: values; told: offsets
     "poll",  # one answer for one partition: offset (where it began), values, offsets, epochs
-    "assign",  # the process reads this partition anew, from `offset` (-1: wherever it is told to)
+    "assign",  # the process reads this partition anew, from `offset` (-1: wherever it is told to); group
+    "revoke",  # the process must give it up, having read up to `offset`, until it is assigned it again; group
     "commit",  # group, offset
     "committed",  # asks for a group's committed offset: offset (-1: none)
     "list_offsets",  # told: log_start, high_watermark

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from simulation.checkers.finding import CheckOptions, Finding, Findings
 from simulation.checkers.index import build
+from simulation.checkers.lag import Lag, explained, worst_lag
 from simulation.checkers.marks import check_marks
 from simulation.checkers.polls import check_polls
-from simulation.checkers.rest import Lag, check_rest, worst_lag
+from simulation.checkers.rest import check_rest
 from simulation.checkers.sends import check_sends
 from simulation.checkers.writes import check_reads, check_writes
 from simulation.history import History
@@ -51,19 +52,24 @@ def check(history: History, options: CheckOptions | None = None) -> list[Finding
     options = options or CheckOptions()
     found = Findings()
     index = build(history, found)
-    end_us = max((op.ended_us for op in history.ops), default=0)
+    end_us = _end_us(history)
     for partition in index.partitions.values():
         gaps = check_polls(partition, options, found)
         check_writes(index, partition, gaps, end_us, options, found)
         check_reads(index, partition, found)
         check_sends(partition, found)
         check_marks(partition, found)
-        check_rest(index, partition, options, found)
+        check_rest(index, partition, end_us, options, found)
     order = {rule: number for number, rule in enumerate(RULES)}
     return sorted(found.found, key=lambda one: (order[one.rule], one.ops[-1].index))
 
 
 def lag_of(history: History) -> Lag | None:
-    """The worst real-time lag of all partitions; None if no poll was ever behind."""
-    partitions = build(history, Findings()).partitions.values()
-    return max((lag for each in partitions if (lag := worst_lag(each))), key=lambda lag: lag.lag_us, default=None)
+    """The worst real-time lag of all partitions; None if no consumer was ever behind."""
+    partitions, end_us = build(history, Findings()).partitions.values(), _end_us(history)
+    found = [lag for each in partitions if (lag := worst_lag(each, end_us)) is not None]
+    return explained(max(found, key=lambda lag: lag.lag_us), history) if found else None
+
+
+def _end_us(history: History) -> int:
+    return max((op.ended_us for op in history.ops), default=0)

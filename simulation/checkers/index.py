@@ -27,7 +27,7 @@ class Partition:
     number: int
     sends: list[Op] = field(default_factory=list)
     polls: list[Op] = field(default_factory=list)
-    """`poll` and `assign`, in the order of their beginnings."""
+    """`poll`, `assign` and `revoke`, in the order of their beginnings."""
     marks: list[Op] = field(default_factory=list)
     """Everything that tells a high watermark, a log start, or deletes."""
     commits: dict[str, list[Op]] = field(default_factory=lambda: defaultdict(list))
@@ -145,7 +145,7 @@ def build(history: History, found: Findings) -> Index:
             partition.polls.append(op)
             if op.high_watermark >= 0 or op.log_start >= 0 or op.values:
                 partition.marks.append(op)
-        elif kind == "assign":
+        elif kind in ("assign", "revoke"):
             partition.polls.append(op)
         elif kind in ("commit", "committed"):
             partition.commits[op.group].append(op)

@@ -32,7 +32,7 @@ def check_polls(partition: Partition, options: CheckOptions, found: Findings) ->
         if op.kind == "assign":
             last[op.process] = (op.offset - 1, None) if op.offset >= 0 else (UNKNOWN - 1, None)
             continue
-        if op.outcome != "ok":
+        if op.outcome != "ok" or op.kind != "poll":
             continue
         before, previous = last.get(op.process, (UNKNOWN - 1, None))
         _inside(partition, op, gaps, found)

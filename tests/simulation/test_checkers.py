@@ -343,4 +343,74 @@ def test_the_worst_lag_is_measured() -> None:
     story.poll(2)
     lag = lag_of(story.history)
     assert lag is not None
-    assert (lag.send, lag.poll, lag.lag_us) == (send, worst, worst.began_us - send.ended_us)
+    assert (lag.send, lag.reader, lag.lag_us) == (send, worst, worst.began_us - send.ended_us)
+
+
+def test_who_reads_what_is_old_waits_since_it_began_or_got_something() -> None:
+    story = Story()
+    for value in range(40):
+        story.send(1, value, at=value)
+    story.op("assign", 2, offset=0)
+    story.poll(2, *((each, each) for each in range(10)))
+    read = story.poll(2, *((each, each) for each in range(10, 20)))
+    story.poll(2, offset=20)
+    empty = story.poll(2, offset=20)
+    story.poll(2, *((each, each) for each in range(20, 40)))
+    lag = lag_of(story.history)
+    assert lag is not None
+    assert (lag.reader, lag.lag_us) == (empty, empty.began_us - read.ended_us)
+
+
+def test_the_wait_for_the_first_record_after_an_assignment_is_a_lag() -> None:
+    story = Story()
+    story.send(1, 11, at=0)
+    assigned = story.op("assign", 2)
+    story.send(1, 12, partition=1, at=0)
+    first = story.poll(2, (0, 11))
+    lag = lag_of(story.history)
+    assert lag is not None
+    assert (lag.reader, lag.lag_us) == (first, first.began_us - assigned.began_us)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_group_that_gave_a_partition_up_waits_until_somebody_is_assigned_it(returns: bool) -> None:
+    story = Story()
+    story.op("assign", 2, group="g")
+    story.send(1, 11, at=0)
+    story.poll(2, (0, 11))
+    revoked = story.op("revoke", 2, group="g", offset=1)
+    send = story.send(1, 12, at=1)
+    fault = story.op("fault", 0, name="kill", target="node 1")
+    story.send(1, 13, at=2)
+    story.op("assign", 4, group="another")
+    last = story.op("assign", 3, group="g") if returns else story.send(1, 14, at=3)
+    lag = lag_of(story.history)
+    assert lag is not None
+    until_us = last.began_us if returns else last.ended_us
+    assert (lag.reader, lag.send, lag.lag_us) == (revoked, send, until_us - send.ended_us)
+    assert lag.faults == ["kill (node 1)"] and fault.ended_us > send.ended_us
+    assert "between two assignments" in lag.text() and "kill (node 1)" in lag.text()
+
+
+def test_a_group_that_gave_up_what_it_had_read_waits_for_nothing() -> None:
+    story = Story()
+    story.op("assign", 2, group="g")
+    story.send(1, 11, at=0)
+    first = story.poll(2, (0, 11))
+    story.op("revoke", 2, group="g", offset=1)
+    story.op("assign", 3, group="g")
+    lag = lag_of(story.history)
+    assert lag is not None and lag.reader is first
+
+
+def test_the_worst_lag_tells_what_its_consumer_read_meanwhile() -> None:
+    story = Story()
+    story.op("assign", 2, offset=0)
+    story.op("assign", 2, offset=0, partition=1)
+    story.send(1, 11, at=0)
+    story.send(1, 12, 13, at=0, partition=1)
+    story.poll(2, (0, 12), (1, 13), partition=1)
+    story.poll(2, offset=0)
+    lag = lag_of(story.history)
+    assert lag is not None and lag.read_meanwhile == 2
+    assert "process 2 had found nothing of orders-0" in lag.text() and "2 records of others" in lag.text()

@@ -124,6 +124,11 @@ def _replayed(sizes: list[int]) -> str | None:
     return f"{len(sizes)} times, median {output.size(sorted(sizes)[len(sizes) // 2])}, most {output.size(max(sizes))}"
 
 
+def _lag(found: ChaosReport) -> str:
+    what = f" ({found.worst_lag.text()})" if found.worst_lag is not None else ""
+    return f"{found.worst_lag_s:.2f} s{what}"
+
+
 def _render(found: ChaosReport) -> str:
     from simulation.chaos_report import quantile
 
@@ -152,7 +157,7 @@ def _render(found: ChaosReport) -> str:
         ("operations checked", f"{found.operations:,}"),
         ("findings", len(found.findings)),
         ("partitions moved", found.moves),
-        ("worst real-time lag", f"{found.worst_lag_s:.2f} s"),
+        ("worst real-time lag", _lag(found)),
         ("replayed by killed nodes", _replayed(found.replayed_bytes)),
         ("orphans, deleted at the end", f"{found.orphans}, {found.orphans_left} left"),
         ("nodes that ended by themselves", len(found.restarts)),

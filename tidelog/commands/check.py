@@ -51,7 +51,7 @@ def _document(history: History, options: CheckOptions) -> dict[str, Any]:
         "about": history.about,
         "operations": len(history),
         "worst_lag_ms": lag.lag_us / 1000 if lag is not None else 0.0,
-        "worst_lag": msgspec.to_builtins(lag) if lag is not None else None,
+        "worst_lag": {**msgspec.to_builtins(lag), "text": lag.text()} if lag is not None else None,
         "findings": [{**msgspec.to_builtins(one), "text": one.text()} for one in findings],
     }
 
@@ -60,5 +60,7 @@ def _render(document: dict[str, Any]) -> str:
     findings = document["findings"]
     verdict = f"{len(findings)} finding{'' if len(findings) == 1 else 's'}" if findings else "nothing is wrong"
     lines = [one["text"] for one in findings]
+    if document["worst_lag"] is not None:
+        lines.append(f"worst lag: {document['worst_lag']['text']}")
     lines.append(f"{document['operations']} operations, worst lag {document['worst_lag_ms']:.1f} ms: {verdict}")
     return "\n".join(lines)
