@@ -5,10 +5,12 @@ bodies are written before they get their name. Several processes may use one dir
 
 Invariants, which hold through a crash at any point (`tests/storage/test_object_store_local.py` kills at each):
 - A name appears only after the whole body is on disk: write, fsync, then link (create) or rename (replace).
-- What was acknowledged stays: the directory entry, and those of the directories above it, are fsynced before.
+- What was acknowledged stays: the directory entry, and those of the directories above it, are fsynced before
+  (`storage.open_directories`).
 - Of many conditional creators one wins: link(2) fails where the name exists.
 - A file in `.tidelog-tmp/` whose lock can be had has no writer any more; opening the store removes it.
 
+A put is few system calls: each gives up the interpreter's lock, and waits for it again beside a busy event loop.
 An error of fsync fails the put and throws the written file away: no byte that a failed fsync covered is ever served.
 What the kernel does not take as a name (a key that is also a "directory" of others: `a` and `a/b`) is `InvalidInput`.
 
@@ -54,6 +56,7 @@ from storage.object_store_common import (
     split_merged,
 )
 from storage.object_store_stats import StoreStats
+from storage.open_directories import OpenDirectories, OpenDirectory
 
 T = TypeVar("T")
 
@@ -62,6 +65,10 @@ MAX_THREADS: Final = 8
 """Calls under way at once: enough to keep a disk's queue filled; more would only take turns."""
 LIST_PAGE: Final = 1000
 """Entries fetched per hop to a thread, as many as a page of S3 has."""
+OPEN_DIRECTORIES: Final = 320
+"""Kept open for the next put: objects lie in 256 directories, one after another (`storage.object_key`)."""
+BUFFERS_A_WRITE: Final = 1024
+"""IOV_MAX of Linux."""
 NAME_ATTEMPTS: Final = 100
 """How often a put makes a directory again that concurrent deletes keep removing."""
 
@@ -79,9 +86,12 @@ class LocalObjectStore:
         self._closed = threading.Event()
         self.stats = StoreStats(clock or SystemClock())
         self._account: Account = self.stats.accounts.account("other")
+        self._tmp_prefix = secrets.token_hex(16)
+        self._tmp_numbers = itertools.count()
+        self._directories = OpenDirectories(self._root, OPEN_DIRECTORIES)
         try:
             self._tmp.mkdir(parents=True, exist_ok=True)
-            _fsync_directory(self._root)
+            OpenDirectory(self._root).sync()
             _remove_left_over(self._tmp)
         except OSError as error:
             raise ConfigError(
@@ -176,6 +186,7 @@ class LocalObjectStore:
         if not self._closed.is_set():
             self._closed.set()
             await asyncio.to_thread(self._executor.shutdown)
+            self._directories.close()
 
     # -- what runs in threads ------------------------------------------------------------------------------------------
 
@@ -216,48 +227,54 @@ class LocalObjectStore:
         if if_absent and path.is_file():  # spares the writing; link decides
             raise ObjectExists(f"object {key} exists in {self.url}")
         for _ in range(NAME_ATTEMPTS):
-            tmp = self._tmp / secrets.token_hex(16)
+            tmp = self._tmp / f"{self._tmp_prefix}-{next(self._tmp_numbers):x}"
             descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            is_renamed = False
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 _write_all(descriptor, body)
                 os.fsync(descriptor)
                 info = _info(key, os.fstat(descriptor))
                 self._name(key, path, tmp, if_absent)
+                is_renamed = not if_absent
                 return info
             except FileNotFoundError:
                 # The directory was removed as empty by a delete, or our file as left over by a process that
                 # opened the store between our open and flock.
-                continue
+                self._directories.forget(path.parent)
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    tmp.unlink()
+                if not is_renamed:
+                    with contextlib.suppress(FileNotFoundError):
+                        tmp.unlink()
                 os.close(descriptor)
         raise Unavailable(f"object {key} could not be named: its directory keeps being removed")
 
     def _name(self, key: str, path: Path, tmp: Path, if_absent: bool) -> None:
         """Give the finished file its name, and make the name durable."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            if not any(parent.is_file() for parent in path.parents):
-                raise FileNotFoundError(errno.ENOENT, "the directory came and went", str(path.parent)) from error
-            raise InvalidInput(f"part of object key {key!r} is itself a key; a file is no directory") from error
+        directory = self._directory_for(key, path)
         try:
             if if_absent:
-                os.link(tmp, path)
+                directory.link(tmp, path.name)
             else:
-                tmp.rename(path)
+                directory.take(tmp, path.name)
         except (FileExistsError, IsADirectoryError) as error:
             if path.is_dir():
                 raise InvalidInput(f"object key {key!r} is also a directory of other keys") from error
             raise ObjectExists(f"object {key} exists in {self.url}") from error
-        # Always the whole way up: another process may have made a directory and not have synced its entry yet. An fsync
-        # with nothing to write costs some 20 µs.
-        for directory in path.parents:
-            _fsync_directory(directory)
-            if directory == self._root:
-                break
+        directory.sync()
+
+    def _directory_for(self, key: str, path: Path) -> OpenDirectory:
+        """The directory of an object, made if need be."""
+        try:
+            try:
+                return self._directories.get(path.parent)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return self._directories.get(path.parent)
+        except (FileExistsError, NotADirectoryError) as error:
+            if not any(parent.is_file() for parent in path.parents):
+                raise FileNotFoundError(errno.ENOENT, "the directory came and went", str(path.parent)) from error
+            raise InvalidInput(f"part of object key {key!r} is itself a key; a file is no directory") from error
 
     def _get(self, key: str, path: Path) -> bytes:
         with self._open(key, path) as descriptor:
@@ -302,7 +319,7 @@ class LocalObjectStore:
                 touched.add(path.parent)
         for directory in touched:
             with contextlib.suppress(FileNotFoundError):
-                _fsync_directory(directory)
+                OpenDirectory(directory).sync()
             self._remove_if_empty(directory)
 
     def _remove_if_empty(self, directory: Path) -> None:
@@ -322,10 +339,15 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _write_all(descriptor: int, body: Sequence[Buffer]) -> None:
-    for buffer in body:
-        view = memoryview(buffer).cast("B")
-        while view:
-            view = view[os.write(descriptor, view) :]
+    left = [view for buffer in body if (view := memoryview(buffer).cast("B"))]
+    first = 0
+    while first < len(left):
+        written = os.writev(descriptor, left[first : first + BUFFERS_A_WRITE])
+        while written and written >= len(left[first]):
+            written -= len(left[first])
+            first += 1
+        if written:
+            left[first] = left[first][written:]
 
 
 def _read_exactly(descriptor: int, start: int, end: int) -> bytes:
@@ -337,14 +359,6 @@ def _read_exactly(descriptor: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_left_over(directory: Path) -> None:
