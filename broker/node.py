@@ -579,6 +579,12 @@ class BrokerNode:
     # --- end -----------------------------------------------------------------------------------------------------
 
     @property
+    def partitions(self) -> PartitionManager:
+        """The partitions that this broker serves."""
+        assert self._partitions is not None, "the broker has not been started"
+        return self._partitions
+
+    @property
     def bootstrap(self) -> tuple[str, int]:
         """Host and port that clients connect to."""
         assert self._server is not None, "the broker has not been started"

@@ -15,7 +15,6 @@ import contextvars
 import logging
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from broker.bucket_health import WatchedObjectStore
@@ -31,6 +30,7 @@ from simulation.loop import Life, VirtualLoop
 from simulation.network import SimNetwork
 from simulation.settings import FIRST_CONTROLLER, KAFKA_PORT, Shape
 from simulation.watch import Watch
+from simulation.watched_wal import watched
 from storage.object_cleaner import ObjectCleaner
 from storage.orphan_cleaner import OrphanCleaner
 from storage.orphan_scan import OrphanMetadata
@@ -39,6 +39,7 @@ from storage.purpose import Purpose, for_purpose
 from storage.wal import Wal
 from storage.wal_disk import DiskWal
 from storage.wal_s3 import S3Wal
+from stream.partition_log import PartitionLog
 
 log = logging.getLogger(__name__)
 
@@ -174,28 +175,6 @@ class SimNode:
         self.cluster_id = cluster_id
 
 
-class _WatchedDiskWal(DiskWal):
-    """Tells of its trims."""
-
-    on_trim: Callable[[int], None]
-
-    async def trim(self, offset: int) -> None:
-        """See `Wal.trim`."""
-        self.on_trim(offset)
-        await super().trim(offset)
-
-
-class _WatchedS3Wal(S3Wal):
-    """The same in the bucket."""
-
-    on_trim: Callable[[int], None]
-
-    async def trim(self, offset: int) -> None:
-        """See `Wal.trim`."""
-        self.on_trim(offset)
-        await super().trim(offset)
-
-
 class _Process:
     """What `tidelog serve` runs."""
 
@@ -308,18 +287,24 @@ class _Process:
             cpu=IdleCpu(),
         )
         await broker.start()
+        for each in broker.partitions.all():
+            self._opened(each)
+        broker.partitions.on_opened(self._opened)
+
+    def _opened(self, partition: PartitionLog) -> None:
+        data_stream = partition.first_stream + 1
+        end_offset = partition.log_end_offset
+        self._cluster.watch.confirmed.stream_goes_on(data_stream, partition.leader_epoch, end_offset)
 
     def _open_wal(self, cluster_id: str) -> Wal:
         node, settings = self._node, self._shape.wal_settings
         if settings.kind == "disk":
             disk = node.disk = SimDisk(node.platters, self._cluster.loop, self._rng)
-            wal = _WatchedDiskWal(disk, settings, rng=self._rng)
-            wal.on_trim = partial(self._cluster.watch.trims, node.id)
-            return wal
+            return watched(DiskWal(disk, settings, rng=self._rng), self._cluster.watch, node.id)
         return self._bucket_wal(cluster_id, node.id)
 
     def _bucket_wal(self, cluster_id: str, replica_set_id: int) -> Wal:
-        wal = _WatchedS3Wal(
+        wal = S3Wal(
             self._store,
             self._shape.wal_settings,
             cluster_id=cluster_id,
@@ -327,8 +312,7 @@ class _Process:
             clock=self._node.clock,
             rng=self._rng,
         )
-        wal.on_trim = partial(self._cluster.watch.trims, replica_set_id)
-        return wal
+        return watched(wal, self._cluster.watch, replica_set_id)
 
 
 class Cluster:

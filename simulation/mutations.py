@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from simulation.mutant import Edit, Mutation
 
-GONE = ("lost-write", "unseen", "high-watermark-back", "inconsistent-offsets", "phantom-read", "epoch-back")
+GONE = (
+    "confirmed-lost",
+    "lost-write",
+    "unseen",
+    "high-watermark-back",
+    "inconsistent-offsets",
+    "phantom-read",
+    "epoch-back",
+)
 """Something acknowledged or read is not there any more, or something else is in its place."""
 TWICE = ("duplicate", "nonmonotonic-send", "int-nonmonotonic-send")
 LOUD = ("liveness",)

@@ -20,6 +20,7 @@ from controller.image import Delta
 from controller.model import STREAMS_PER_PARTITION, ObjectState, PartitionRecord, ReplicaSetRecord, StreamState
 from controller.model import StreamRecord as Row
 from simulation.checkers import Finding
+from simulation.confirmed import Confirmed
 
 MAX_FINDINGS = 20
 
@@ -29,6 +30,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
+        self.confirmed = Confirmed(self.found)
+        """What brokers confirmed: `simulation.watched_wal` tells it."""
         self._version = 0
         self._streams: dict[int, Row] = {}
         self._sets: dict[int, ReplicaSetRecord] = {}
@@ -61,15 +64,16 @@ class Watch:
         row = self._sets.get(set_id)
         if row is not None and wal_offset > row.committed_wal_offset:
             said = f"the WAL of replica set {set_id} is trimmed to {wal_offset}, committed up to"
-            self._found("trimmed-early", f"{said} {row.committed_wal_offset}")
+            self.found("trimmed-early", f"{said} {row.committed_wal_offset}")
 
-    def _found(self, rule: str, message: str) -> None:
+    def found(self, rule: str, message: str) -> None:
+        """Something is wrong."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(Finding(rule=rule, message=f"at version {self._version}: {message}"))
 
     def _grows(self, what: str, was: int, now: int) -> None:
         if now < was:
-            self._found("only-grows", f"{what} was {was} and is {now}")
+            self.found("only-grows", f"{what} was {was} and is {now}")
 
     def _look_at_commit(self, delta: Delta, ends: dict[int, Row]) -> None:
         at = {stream_id: self._streams[stream_id].end_offset for stream_id in ends if stream_id in self._streams}
@@ -88,7 +92,7 @@ class Watch:
                     said = (
                         f"object {object_id} has {start}..{end} of stream {stream_id}, committed up to {at[stream_id]}"
                     )
-                    self._found("contiguous-ranges", said)
+                    self.found("contiguous-ranges", said)
                 at[stream_id] = end
 
     def _stream(self, stream_id: int, now: Row) -> None:
@@ -101,7 +105,7 @@ class Watch:
         opens = now.state == StreamState.OPENED and (old is None or (old.epoch, old.state) != (now.epoch, now.state))
         placed = self._placed.get(stream_id)
         if opens and placed is not None and placed.replica_set != now.replica_set:
-            self._found(
+            self.found(
                 "one-owner",
                 f"stream {stream_id} was opened by replica set {now.replica_set}, not {placed.replica_set}",
             )
@@ -109,6 +113,7 @@ class Watch:
     def _replica_set(self, set_id: int, now: ReplicaSetRecord | None) -> None:
         old = self._sets.pop(set_id, None)
         if now is None:
+            self.confirmed.forget_wal(set_id)
             return
         self._sets[set_id] = now
         if old is not None:
@@ -130,7 +135,7 @@ class Watch:
             return
         was, epoch = old.epoch_base + before.master_epoch, now.epoch_base + after.master_epoch
         if epoch <= was:
-            self._found(
+            self.found(
                 "only-grows",
                 f"partition {key[1]} went from replica set {old.replica_set} with leader epoch {was} to"
                 f" {now.replica_set} with {epoch}",

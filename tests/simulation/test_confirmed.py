@@ -1,0 +1,105 @@
+"""`confirmed-lost`: silent on WALs that keep what they confirmed, and loud on each one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from simulation.confirmed import Confirmed
+from simulation.disk import Platters, SimDisk
+from simulation.loop import VirtualLoop
+from simulation.watch import Watch
+from simulation.watched_wal import watched
+from storage.settings import WalSettings
+from storage.wal import Wal
+from storage.wal_disk import DiskWal
+
+SETTINGS = WalSettings(kind="disk", segment_bytes=1 << 16, max_bytes=1 << 18, max_record_bytes=1 << 12)
+STREAM = 5
+COUNT = 4
+"""Records that a life appends, with one stream offset each."""
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    yield loop
+    loop.close()
+
+
+async def live(loop: VirtualLoop, platters: Platters, watch: Watch, epoch: int, offset: int) -> Wal:
+    """A broker that starts, appends, hears that all of it is durable, and is gone."""
+    wal = watched(DiskWal(SimDisk(platters, loop, random.Random(epoch)), SETTINGS, rng=random.Random(1)), watch, 1)
+    await wal.recover(lambda record: None)
+    wal.set_on_durable(lambda durable: None)
+    await wal.begin_epoch(epoch)
+    for step in range(COUNT):
+        wal.append(STREAM, epoch, offset + step, 1, [b"x" * 100])
+    await asyncio.sleep(1)
+    assert wal.durable_offset == wal.end_offset
+    return wal
+
+
+def lives(loop: VirtualLoop, between: Callable[[Platters], None], second_offset: int = COUNT) -> list[str]:
+    """What is found of two lives with a power loss between them."""
+    watch, platters = Watch(), Platters()
+
+    async def work() -> None:
+        await live(loop, platters, watch, 1, 0)
+        platters.lose_power(random.Random(1))
+        between(platters)
+        await live(loop, platters, watch, 2, second_offset)
+
+    loop.run_until_complete(work())
+    return [finding.message for finding in watch.findings if finding.rule == "confirmed-lost"]
+
+
+def test_silent_when_all_that_was_confirmed_is_recovered(loop: VirtualLoop) -> None:
+    assert lives(loop, lambda platters: None) == []
+
+
+def test_a_wal_that_begins_before_what_it_confirmed_is_found(loop: VirtualLoop) -> None:
+    found = lives(loop, lambda platters: platters.files.clear())
+    assert len(found) == 1
+    assert "the WAL of replica set 1 goes on at 0 with epoch 2" in found[0]
+
+
+def test_a_recovered_tail_that_its_stream_does_not_get_is_found(loop: VirtualLoop) -> None:
+    (found,) = lives(loop, lambda platters: None, second_offset=COUNT - 1)
+    assert f"stream {STREAM} goes on at {COUNT - 1} with epoch 2; epoch 1 confirmed it up to {COUNT}" in found
+
+
+def told(*calls: tuple[str, int, int, int]) -> int:
+    """How much is found when this is told: method, id, epoch, offset."""
+    found: list[str] = []
+    confirmed = Confirmed(lambda rule, message: found.append(message))
+    for name, key, epoch, offset in calls:
+        getattr(confirmed, name)(key, epoch, offset)
+    return len(found)
+
+
+@pytest.mark.parametrize("kind", ["wal", "stream"])
+@pytest.mark.parametrize(("late", "findings"), [(10, 0), (11, 1)])
+def test_a_zombie_may_be_late_with_what_its_successor_has_and_with_nothing_else(
+    kind: str, late: int, findings: int
+) -> None:
+    begins = "wal_begins" if kind == "wal" else "stream_goes_on"
+    calls = ((begins, 1, 1, 0), (f"{kind}_holds", 1, 1, 5), (begins, 1, 2, 10), (f"{kind}_holds", 1, 1, late))
+    assert told(*calls) == findings
+
+
+@pytest.mark.parametrize(("epoch", "findings"), [(3, 1), (1, 0)])
+def test_a_recovered_record_counts_unless_its_stream_has_a_later_owner(epoch: int, findings: int) -> None:
+    calls = (("stream_goes_on", 1, 2, 0), ("stream_recovered", 1, epoch, 7), ("stream_goes_on", 1, 4, 5))
+    assert told(*calls) == findings
+
+
+def test_a_replica_set_that_was_removed_and_comes_back_starts_over() -> None:
+    watch = Watch()
+    watch.confirmed.wal_holds(1, 1, 500)
+    watch.confirmed.forget_wal(1)
+    watch.confirmed.wal_begins(1, 2, 0)
+    assert watch.findings == []
