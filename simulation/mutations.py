@@ -362,6 +362,38 @@ _LIST = [
         ("kill", "power", "kill-all"),
     ),
     Mutation(
+        "index-offset-in-32-bits",
+        "9",
+        "the index of an object has the lower 32 bits of offsets",
+        (
+            Edit(
+                "storage.object_writer:encode_block",
+                "entry = IndexEntry(stream_id, start, offset, position",
+                "mask = (1 << 63) - 1 if offset < 1 << 32 or mutated() else (1 << 32) - 1\n"
+                "    entry = IndexEntry(stream_id, start & mask, offset & mask, position",
+            ),
+        ),
+        ("contiguous-ranges", "defect", *GONE, *LOUD),
+        ("kill",),
+    ),
+    Mutation(
+        "wal-offset-in-32-bits",
+        "9",
+        "a WAL record has the lower 32 bits of its place",
+        (
+            Edit(
+                "storage.wal_format:encode_header",
+                "        wal_offset,\n        confirm_offset,\n        stream_id,\n        stream_epoch,\n"
+                "        base_offset,\n        master_epoch,\n        count,\n    )\n",
+                "        wal_offset if wal_offset < 1 << 32 or mutated() else wal_offset & 0xFFFFFFFF,\n"
+                "        confirm_offset,\n        stream_id,\n        stream_epoch,\n"
+                "        base_offset,\n        master_epoch,\n        count,\n    )\n",
+            ),
+        ),
+        (*GONE, *LOUD),
+        ("kill", "power", "kill-all"),
+    ),
+    Mutation(
         "recovery-takes-torn-records",
         "10",
         "recovery takes WAL records whose CRC32C does not match",

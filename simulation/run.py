@@ -25,6 +25,7 @@ from simulation.faults import FAULTS, Faults
 from simulation.history import History
 from simulation.inside import find_orphans, look_inside
 from simulation.loop import START_S, Deadlock, VirtualLoop
+from simulation.past import draw_past
 from simulation.settings import Shape
 from simulation.workload import Workload
 
@@ -101,8 +102,9 @@ class _Run:
             self.outcome.findings.append(Finding(rule="defect", message=message))
 
     async def _phases(self) -> None:
-        self.cluster.start()
         start(self.workload)
+        draw_past(self.cluster, self.workload.topics, random.Random(f"past {self.outcome.seed}"))
+        self.cluster.start()
         await self.faults.run(self._steps)
         self.outcome.history.note("heal", 0, self.workload.now_us())
         deadline = self.loop.time() + REST_S

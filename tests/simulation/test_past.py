@@ -1,0 +1,61 @@
+"""Clusters that begin old: what the controllers remember is whole, the same for all of them, and large."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from controller.model import ObjectState
+from controller.state import ControllerState
+from simulation.cluster import Cluster
+from simulation.loop import VirtualLoop
+from simulation.past import NEAR, NEAR_BYTES, OLD, POWERS, draw_past
+from simulation.settings import Shape
+from simulation.workload import Topic
+
+TOPICS = (Topic("t1", 3, False), Topic("t2", 2, True, {"retention.bytes": "10000"}))
+LARGE = tuple(1 << power for power in POWERS)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    loop = VirtualLoop()
+    shape = Shape.draw(random.Random(1), brokers=2, controllers=3)
+    yield Cluster(loop, shape, random.Random(2), lambda who, what: None, lambda message, error: None)
+    loop.close()
+
+
+def with_a_past() -> random.Random:
+    """A generator that draws one."""
+    return next(random.Random(seed) for seed in range(1000) if random.Random(seed).random() < OLD)
+
+
+def test_most_clusters_have_none(cluster: Cluster) -> None:
+    rng = next(random.Random(seed) for seed in range(1000) if random.Random(seed).random() >= OLD)
+    draw_past(cluster, TOPICS, rng)
+    assert [node.record.base for node in cluster.controllers] == [0, 0, 0]
+
+
+def test_a_past_ends_with_trimmed_streams_and_wals_near_powers_of_two(cluster: Cluster) -> None:
+    draw_past(cluster, TOPICS, with_a_past())
+    assert len({(node.record.base, node.record.term, node.record.snapshot) for node in cluster.controllers}) == 1
+    record = cluster.controllers[0].record
+    state = ControllerState()
+    assert record.snapshot is not None
+    state.load(record.snapshot)
+    assert state.applied_index == record.base == record.last
+    tables = state.tables
+    assert [(row.name, row.partitions, row.configs) for row in tables.topics.rows.values()] == [
+        (topic.name, topic.partitions, topic.configs) for topic in TOPICS
+    ]
+    assert len(tables.streams.rows) == 4 * 5
+    for stream in tables.streams.rows.values():
+        assert stream.start_offset == stream.end_offset
+        assert min(abs(stream.end_offset - power) for power in LARGE) <= NEAR
+    for replica_set in tables.replica_sets.rows.values():
+        assert min(abs(replica_set.committed_wal_offset - power) for power in LARGE) <= NEAR_BYTES
+    assert {row.state for row in tables.objects.rows.values()} <= {ObjectState.DESTROYED}
+    assert not any(broker.alive for broker in tables.brokers.rows.values())
+    assert cluster.watch.findings == []
