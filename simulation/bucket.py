@@ -3,7 +3,7 @@
 A request is a message: once sent, the server applies it when it arrives, whatever has become of its sender meanwhile
 (cancelled, timed out, crashed), so puts may land late. What the server does is drawn at each request from its
 `BucketFaults`: it is slow, refuses (503), applies and loses the answer, applies long after the client gave up, or does
-not answer at all (outage, or a cut between it and the node's host).
+not answer at all (outage, or a cut between it and the node's host). What it answers may be damaged (`Flips`).
 
 What stands before it on a node does what `storage.object_store_s3` does: attempts with a time-out, retried with
 back-off inside a budget, and a conditional create whose answer was lost recognises its own object by the writer's id.
@@ -63,6 +63,27 @@ class BucketFaults:
     outage: bool = False
 
 
+class Flips:
+    """Answers of GETs that are damaged on their way, with that probability, by one bit.
+
+    A host gets no second damaged answer of the same object, ever: whoever asks again is to find what is there.
+    """
+
+    def __init__(self) -> None:
+        self.probability = 0.0
+        self.rng = random.Random(0)
+        self._had: set[tuple[str, str]] = set()
+
+    def carry(self, host: str, key: str, body: bytes) -> bytes:
+        """What arrives of `body`."""
+        if not self.probability or not body or self.rng.random() >= self.probability or (host, key) in self._had:
+            return body
+        self._had.add((host, key))
+        damaged = bytearray(body)
+        damaged[self.rng.randrange(len(damaged))] ^= 1 << self.rng.randrange(8)
+        return bytes(damaged)
+
+
 class _Object(NamedTuple):
     body: bytes
     info: ObjectInfo
@@ -78,6 +99,7 @@ class SimBucket:
         self._network = network
         self.rng = rng
         self.faults = BucketFaults()
+        self.flips = Flips()
         self.objects: dict[str, _Object] = {}
         self._clock = clock
         self.overwritten: list[str] = []
@@ -212,7 +234,7 @@ class BucketDoor:
         def apply(stats: OperationStats) -> bytes:
             body = self._bucket.find(key).body
             stats.bytes_in += len(body)
-            return body
+            return self._bucket.flips.carry(self._host, key, body)
 
         return await self._call("get", key, apply)
 
@@ -226,7 +248,7 @@ class BucketDoor:
                 if end > len(body):
                     raise past_end(key, start, end)
             stats.bytes_in += sum(end - start for start, end in ranges)
-            return [body[start:end] for start, end in ranges]
+            return [self._bucket.flips.carry(self._host, key, body[start:end]) for start, end in ranges]
 
         return await self._call("get_ranges", key, apply)
 

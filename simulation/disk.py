@@ -3,7 +3,8 @@
 `Platters` are the files: what reads see, and for each write that was not synced what it replaced. A killed process
 leaves all that was written, synced or not. A power loss leaves what was synced for certain, and of every later write
 (each by itself, so that they also come out of order) all, nothing, a part cut at any byte, or a part with flipped bits:
-what a recovery must tell by its checksums. Names change durably at once, as the door promises.
+what a recovery must tell by its checksums. Names change durably at once, as the door promises. Bits may flip at rest
+where nothing depends on them (`Platters.rot`).
 
 `SimDisk` is the door for one life: one group of ordered operations at a time, as `runtime.disk` does it, with the time
 that a device takes. Faults: `slow_s`, `full_bytes`, `fail_next_sync` (an EIO, after which the ordered lane is dead).
@@ -23,11 +24,16 @@ from typing import NamedTuple
 
 from runtime.disk import Buffer, Done, FileInfo
 from simulation.loop import VirtualLoop
+from storage.wal_segments import SEGMENT_SUFFIX, SPARE_SUFFIX
 
 WRITE_S = 0.0001
 SYNC_S = 0.0006
 READ_S = 0.0002
 _ZERO_PIECE = 1 << 20
+MAX_ROT = 8
+"""Bits that flip at once."""
+ROT_NEAR = 256
+"""How far from the beginning of such a place: nobody looks at what lies behind."""
 
 
 class _Inode:
@@ -37,12 +43,18 @@ class _Inode:
         self.seen = bytearray(data)
         self.unsynced: list[tuple[int, bytes, bytes]] = []
         """Offset, what was there, what was written; in order."""
+        self.tail = 0
+        """Behind the last record: nothing was written after it since the file was last begun."""
 
     def write(self, offset: int, data: bytes) -> None:
         if offset + len(data) > len(self.seen):
             self.seen.extend(bytes(offset + len(data) - len(self.seen)))
         self.unsynced.append((offset, bytes(self.seen[offset : offset + len(data)]), data))
         self.seen[offset : offset + len(data)] = data
+
+    def append(self, offset: int, data: bytes) -> None:
+        self.write(offset, data)
+        self.tail = offset + len(data)
 
     def sync(self) -> None:
         self.unsynced.clear()
@@ -82,6 +94,21 @@ class Platters:
         for inode in self.files.values():
             inode.lose_power(rng)
 
+    def rot(self, rng: random.Random) -> int:
+        """Flip some bits of spare WAL files, and behind the last record of the others; how many."""
+        places = []
+        for name, inode in self.files.items():
+            first = 0 if name.endswith(SPARE_SUFFIX) else inode.tail
+            if name.endswith((SPARE_SUFFIX, SEGMENT_SUFFIX)) and first < len(inode.seen):
+                places.append((inode.seen, first))
+        if not places:
+            return 0
+        count = rng.randint(1, MAX_ROT)
+        for _ in range(count):
+            data, first = rng.choice(places)
+            data[rng.randrange(first, min(len(data), first + ROT_NEAR))] ^= 1 << rng.randrange(8)
+        return count
+
 
 class _Operation(NamedTuple):
     file: SimFile
@@ -113,7 +140,7 @@ class SimFile:
         """See `DiskFile.write`. This disk never takes up the offer to block: virtual time passes between turns only."""
         assert offset >= 0 and offset + sum(map(len, buffers)) <= self._size, "writes stay inside the allocated file"
         data = b"".join(buffers)
-        self._disk.submit(_Operation(self, lambda: self.inode.write(offset, data), sync, done))
+        self._disk.submit(_Operation(self, lambda: self.inode.append(offset, data), sync, done))
 
     def sync(self, done: Done) -> None:
         """See `DiskFile.sync`."""

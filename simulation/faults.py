@@ -94,6 +94,7 @@ class Faults:
         self.note("world", "heal")
         cluster.network.heal()
         cluster.bucket.faults = BucketFaults()
+        cluster.bucket.flips.probability = 0.0
         for node in cluster.nodes.values():
             cluster.network.slow(node.host, 0.0)
             node.clock.jump(0)
@@ -278,6 +279,18 @@ class _Doer:
 
         return undo
 
+    def flip(self) -> Undo | None:
+        """Bits flip in what the bucket answers, now and then, and where nothing depends on them on brokers' disks."""
+        rng, flips = self.rng, self.cluster.bucket.flips
+        flips.rng, flips.probability = random.Random(rng.getrandbits(64)), rng.choice((0.1, 0.5, 1.0))
+        rotten = sum(node.platters.rot(rng) for node in self.cluster.brokers)
+        self.note("world", f"{flips.probability:.0%} of answers damaged, {rotten} bits on disks")
+
+        def undo() -> None:
+            flips.probability = 0.0
+
+        return undo
+
     def raft_disk(self) -> Undo | None:
         """A controller's journal cannot be synced: what was on its way there is lost, in part or whole."""
         node = self.rng.choice(self.cluster.controllers)
@@ -330,6 +343,7 @@ FAULTS: dict[str, Callable[[_Doer], Undo | None]] = {
     "reset": _Doer.reset,
     "bucket": _Doer.bucket,
     "disk": _Doer.disk,
+    "flip": _Doer.flip,
     "raft-disk": _Doer.raft_disk,
     "clock": _Doer.clock,
     "leader": _Doer.leader,

@@ -408,6 +408,20 @@ _LIST = [
         ("power",),
     ),
     Mutation(
+        "damaged-blocks-served",
+        "10",
+        "blocks of objects are served whose CRC32C does not match",
+        (
+            Edit(
+                "storage.object_format:Block.decode",
+                "if crc != actual or crc != entry.crc:",
+                "if (crc != actual or crc != entry.crc) and mutated():",
+            ),
+        ),
+        ("corrupt-read", "defect", *LOUD),
+        ("flip", "kill"),
+    ),
+    Mutation(
         "deletes-past-high-watermark",
         "2",
         "records are deleted that nobody was told are there: the log starts behind its high watermark",

@@ -100,9 +100,12 @@ class BucketLog:
         while True:
             if await self.persist(f"create {key}", put) is Created.OURS:
                 return Created.OURS
-            found = await self._get(key)
+            for _ in range(2):  # what differs may have been damaged on its way here: it is asked for a second time
+                found = await self._get(key)
+                if found == data:
+                    return Created.OURS
             if found is not None:
-                return Created.OURS if found == data else Created.THEIRS
+                return Created.THEIRS
             # It was there and was deleted since: it held what is trimmed now. Then ours changes nothing.
 
     async def _get(self, key: str) -> bytes | None:

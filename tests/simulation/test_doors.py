@@ -206,6 +206,27 @@ def test_after_a_failed_fsync_nothing_more_is_done(loop: VirtualLoop) -> None:
     assert len(told) == 3 and all(isinstance(error, OSError) for error in told)
 
 
+def test_rot_is_in_spares_and_behind_the_last_record_only(loop: VirtualLoop) -> None:
+    platters = Platters()
+
+    async def work() -> None:
+        disk = SimDisk(platters, loop, random.Random(1))
+        for name in ("1.wal", "2.wal", "3.spare", "epochs"):
+            file = await disk.open(name, create=True)
+            await file.fill_zeros(0, 4096)
+            file.write(0, [b"r" * 1000], sync=True, done=lambda error: None)
+        await asyncio.sleep(1)
+
+    run(loop, work())
+    before = {name: bytes(inode.seen) for name, inode in platters.files.items()}
+    assert sum(platters.rot(random.Random(seed)) for seed in range(20)) > 20
+    after = {name: bytes(inode.seen) for name, inode in platters.files.items()}
+    assert after["epochs"] == before["epochs"]
+    for name in ("1.wal", "2.wal"):
+        assert after[name][:1000] == before[name][:1000] and after[name] != before[name]
+    assert after["3.spare"][:1000] != before["3.spare"][:1000]
+
+
 # --- bucket
 
 
@@ -241,6 +262,21 @@ def test_a_put_may_land_after_its_sender_is_gone(loop: VirtualLoop) -> None:
         assert "k" not in bucket.objects
         await asyncio.sleep(2 * ATTEMPT_S + 1)
         assert bucket.objects["k"].body == b"late"
+
+    run(loop, work())
+
+
+def test_an_answer_is_damaged_once_for_each_host_and_object(loop: VirtualLoop) -> None:
+    async def work() -> None:
+        bucket, _ = bucket_of(loop)
+        doors = [bucket.door(host, SimClock(loop), random.Random(host)) for host in "ab"]
+        await doors[0].put("k", [bytes(100)])
+        bucket.flips.probability = 1.0
+        for door in doors:
+            damaged = await door.get("k")
+            assert sum(damaged) in [1 << bit for bit in range(8)]
+            assert await door.get("k") == bytes(100)
+            assert await door.get_ranges("k", [(0, 50), (50, 100)]) == [bytes(50), bytes(50)]
 
     run(loop, work())
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from test_wal_s3 import data_keys, keys, make, opened, write
 
+from runtime.clock import SystemClock
 from runtime.errors import CorruptData
 from storage.object_store_memory import MemoryObjectStore
 from storage.wal import WalRecord
+from storage.wal_s3_recovery import BucketLog, Created
 from storage.wal_s3_tool import BucketWalReport, inspect_bucket, verify_bucket
 from tests.support.bit_flips import flipped
 
@@ -133,6 +135,20 @@ def test_a_bit_that_flipped_on_the_way_is_asked_for_again() -> None:
         await again.recover(records.append)
         assert len(records) == 3
         await again.close()
+
+    asyncio.run(main())
+
+
+def test_our_own_object_that_comes_back_damaged_once_is_not_taken_for_another_writers() -> None:
+    async def main() -> None:
+        store = Flaky()
+        log = BucketLog(store, "wal/", 1, SystemClock(), random.Random(1))
+        assert await log.create(1, b"ours") is Created.OURS
+        answers = iter([flipped(b"ours", 3), b"ours"])
+        store.spoil = lambda key, data: next(answers)
+        assert await log.create(1, b"ours") is Created.OURS  # as if the answer of the first put had been lost
+        store.spoil = lambda key, data: b"theirs"
+        assert await log.create(1, b"ours") is Created.THEIRS
 
     asyncio.run(main())
 
