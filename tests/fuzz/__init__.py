@@ -7,5 +7,5 @@
 Each target (`tests.fuzz.targets`) has code-made seeds, a mutator that knows its format, and an oracle: only documented
 errors, no defect logged, nothing left behind, results equal to an independent decoder's. The worker process adds bounds
 of time and memory to each input. A crashing input becomes a file in `tests/fuzz/regressions/` (named after its target),
-which `test_fuzz.py` runs.
+which `test_fuzz.py` runs; it does not search, but runs the same inputs each time.
 """

@@ -34,10 +34,19 @@ class Outcome:
 
 
 def fuzz(target: str, place: Path, *, seconds: int = 0, runs: int = 0, seed: int = 0) -> Outcome:
-    """Fuzz `target` for so many seconds or inputs (0: no bound), keeping corpus and crashes in `place`."""
+    """Search by coverage for so many seconds or inputs (0: no bound), keeping corpus and crashes in `place`."""
     flags = [f"-max_total_time={seconds}"] if seconds else []
     flags += [f"-runs={runs}"] if runs else []
     flags += [f"-seed={seed}"] if seed else []
+    return _work(target, place, flags)
+
+
+def run_fixed(target: str, place: Path, *, runs: int, seed: int) -> Outcome:
+    """Run so many inputs that only the seed decides (`base.fixed_inputs`)."""
+    return _work(target, place, ["--fixed", str(seed), str(runs)])
+
+
+def _work(target: str, place: Path, flags: list[str]) -> Outcome:
     command = [sys.executable, "-m", "tests.fuzz.worker", target, str(place), *flags]
     place.mkdir(parents=True, exist_ok=True)
     log = place / "log"

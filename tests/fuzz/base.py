@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+MAX_INPUT_BYTES = 4096
+MOST_MUTATIONS = 5
+"""Of a fixed input, one upon another; libFuzzer's own `mutate_depth`."""
 Mutate = Callable[[bytes, int], bytes]
 """libFuzzer's own mutation of some bytes, to at most that many."""
 
@@ -52,3 +55,15 @@ def flip(data: bytes, rng: random.Random, most: int = 4) -> bytes:
         else:
             del out[at:]
     return bytes(out)
+
+
+def fixed_inputs(target: Target, seed: int, runs: int) -> Iterator[bytes]:
+    """The samples, then mutations of them: the same for a seed, whatever the code under test does with them."""
+    rng = random.Random(seed)
+    samples = target.seeds()
+    yield from samples[:runs]
+    for _ in range(len(samples), runs):
+        data = rng.choice(samples)
+        for _ in range(rng.randint(1, MOST_MUTATIONS)):
+            data = target.mutate(data, MAX_INPUT_BYTES, rng, lambda data, limit: flip(data, rng)[:limit])
+        yield data

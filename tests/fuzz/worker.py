@@ -3,6 +3,9 @@
 `PLACE/corpus` grows; a failing input is written to `PLACE/crash-…`, with the inputs that its world had seen before it
 beside it (`….history`, msgpack). Limits: 8 s of CPU time for an input (other work on the machine does not count), and
 2 GiB of address space more than at the start, so that a huge allocation is an error and not a slow machine.
+
+`TARGET PLACE --fixed SEED RUNS` runs inputs that nothing but the seed and the samples decides: mutations of the samples
+without the guidance by coverage, which leads along another path after every change of the code and on every machine.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import atheris
 import msgspec
 
+from tests.fuzz.base import MAX_INPUT_BYTES, Target, fixed_inputs
+
 with atheris.instrument_imports(include=["broker", "controller", "stream", "storage", "runtime"]):
     from tests.fuzz.targets import TARGETS
 
-MAX_INPUT_BYTES = 4096
 EXTRA_MEMORY_BYTES = 2 << 30
 CPU_S = 8.0
 
@@ -40,21 +45,13 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def main(name: str, place: Path, flags: list[str]) -> None:
-    """Never returns: libFuzzer ends the process."""
-    target = TARGETS[name]()
-    corpus = place / "corpus"
-    corpus.mkdir(parents=True, exist_ok=True)
-    for seed in target.seeds():
-        (corpus / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
-    done = 0
+def _guarded(target: Target, name: str, place: Path) -> Callable[[bytes], None]:
+    """Runs one input within its limits, and keeps it when it fails."""
 
     def one(data: bytes) -> None:
-        nonlocal done
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             target.one(data)
-            done += 1
         except BaseException:
             crash = place / f"crash-{name}-{hashlib.sha256(data).hexdigest()[:12]}"
             crash.write_bytes(data)
@@ -66,6 +63,30 @@ def main(name: str, place: Path, flags: list[str]) -> None:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
+    return one
+
+
+def run_fixed(target: Target, one: Callable[[bytes], None], seed: int, runs: int) -> None:
+    """Run them, and say how many there were and how many edges they reached, as libFuzzer does."""
+    edges: set[int] = set()
+    atheris._trace_branch = edges.add  # what instrumented code calls
+    for data in fixed_inputs(target, seed, runs):
+        one(data)
+    target.close()
+    print(f"#{runs}\tDONE   cov: {len(edges)}\nDone {runs} runs")
+
+
+def run_guided(target: Target, one: Callable[[bytes], None], place: Path, flags: list[str]) -> None:
+    """Never returns: libFuzzer ends the process."""
+    corpus, samples = place / "corpus", place / "samples"
+    corpus.mkdir(exist_ok=True)
+    samples.mkdir(exist_ok=True)
+    names = []
+    for number, sample in enumerate(target.seeds()):  # listed: a directory has another order on each file system
+        names.append(str(samples / str(number)))
+        (samples / str(number)).write_bytes(sample)
+    (place / "samples.txt").write_text(",".join(names))
+
     def mutate(data: bytes, limit: int, seed: int) -> bytes:
         return target.mutate(data, limit, random.Random(seed), atheris.Mutate)
 
@@ -73,6 +94,8 @@ def main(name: str, place: Path, flags: list[str]) -> None:
         [
             sys.argv[0],
             str(corpus),
+            f"-seed_inputs=@{place / 'samples.txt'}",
+            "-reload=0",  # nobody else writes there
             f"-max_len={MAX_INPUT_BYTES}",
             "-timeout=120",
             "-rss_limit_mb=3000",
@@ -83,9 +106,20 @@ def main(name: str, place: Path, flags: list[str]) -> None:
         one,
         custom_mutator=mutate,
     )
+    atheris.Fuzz()
+
+
+def main(name: str, place: Path, flags: list[str]) -> None:
+    """See the module."""
+    target = TARGETS[name]()
+    place.mkdir(parents=True, exist_ok=True)
+    one = _guarded(target, name, place)
     _limit_memory()
     signal.signal(signal.SIGPROF, _too_slow)
-    atheris.Fuzz()
+    if flags[:1] == ["--fixed"]:
+        run_fixed(target, one, seed=int(flags[1]), runs=int(flags[2]))
+    else:
+        run_guided(target, one, place, flags)
 
 
 if __name__ == "__main__":
