@@ -41,12 +41,17 @@ from runtime.network import AddressInUse
 from runtime.ports import choose_port
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 180
+ANSWER_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 10
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
 
-HEALTH = {"moto": "/moto-api/", "minio": "/minio/health/live", "localstack": "/_localstack/health"}
+HEALTH = {
+    "moto": ["/moto-api/"],
+    "minio": ["/minio/health/live"],
+    "localstack": ["/_localstack/health", "/a-bucket-that-is-not-there"],  # loads its S3 with the first request for it
+}
 
 
 def command_for(kind: str, port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
@@ -84,7 +89,7 @@ def end_with_parent() -> None:
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as response:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=ANSWER_TIMEOUT_S) as response:
             return bool(response.status < 500)
     except urllib.error.HTTPError as error:
         return error.code < 500
@@ -95,7 +100,7 @@ def answers(url: str) -> bool:
 def wait_until_ready(kind: str, child: subprocess.Popen[bytes], port: int) -> bool:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and child.poll() is None:
-        if answers(f"http://{HOST}:{port}{HEALTH[kind]}"):
+        if all(answers(f"http://{HOST}:{port}{path}") for path in HEALTH[kind]):
             return True
         time.sleep(POLL_S / 2)
     return False

@@ -31,7 +31,8 @@ INSTALLED_KINDS = ("localstack", "minio", "kcat")
 
 ACCESS_KEY_ID = "tidelog"
 SECRET_ACCESS_KEY = "tidelog-secret"
-START_TIMEOUT_S = 100
+START_TIMEOUT_S = 200
+"""More than `localstack/serve.py` takes to say what is wrong."""
 STOP_TIMEOUT_S = 15
 
 
