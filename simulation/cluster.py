@@ -28,7 +28,7 @@ from simulation.consensus import RaftMail, RaftRecord, SimConsensus
 from simulation.disk import Platters, SimDisk
 from simulation.loop import Life, VirtualLoop
 from simulation.network import SimNetwork
-from simulation.settings import FIRST_CONTROLLER, KAFKA_PORT, Shape
+from simulation.settings import FIRST_CONTROLLER, KAFKA_PORT, Shape, host_of
 from simulation.watch import Watch
 from simulation.watched_wal import watched
 from storage.object_cleaner import ObjectCleaner
@@ -60,8 +60,9 @@ class SimNode:
     def __init__(self, cluster: Cluster, node_id: int) -> None:
         self.cluster = cluster
         self.id = node_id
-        self.is_controller = node_id >= FIRST_CONTROLLER
-        self.host = f"c{node_id - FIRST_CONTROLLER + 1}" if self.is_controller else f"b{node_id}"
+        self.is_controller = node_id in cluster.shape.members
+        self.is_broker = node_id < FIRST_CONTROLLER
+        self.host = host_of(node_id)
         self.clock = SimClock(cluster.loop, cluster.rng.choice((0, 0, cluster.rng.randint(-MAX_SKEW_MS, MAX_SKEW_MS))))
         self.platters = Platters()
         self.record = RaftRecord()
@@ -194,23 +195,24 @@ class _Process:
         self._orphans: OrphanCleaner | None = None
 
     async def start(self) -> None:
-        """Raises `TidelogError`."""
+        """Start the roles in their order, as `tidelog.process` does. Raises `TidelogError`."""
         if self._node.is_controller:
             await self._start_controller()
-        else:
+        if self._node.is_broker:
             await self._start_broker()
 
     async def run(self, stopping: asyncio.Event) -> str:
         """Serve until asked to stop, or until that cannot go on; returns which."""
-        failed = self._failed if self._broker is None else self._broker.failed
+        failures = [self._failed] + ([self._broker.failed] if self._broker is not None else [])
         stop = asyncio.get_running_loop().create_task(stopping.wait())
-        waiting: set[asyncio.Future[Any]] = {stop, failed}
+        waiting: set[asyncio.Future[Any]] = {stop, *failures}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-        if failed.done():
-            return f"failed: {failed.exception()}"
+        for failed in failures:
+            if failed.done():
+                return f"failed: {failed.exception()}"
         return "stopped"
 
     async def stop(self) -> None:
@@ -242,10 +244,15 @@ class _Process:
             delete_delay_ms=shape.upload.delete_delay_ms,
             delete_objects=self._delete_objects,
             on_failed=self._controller_failed,
+            serves_broker=shape.is_local(node.id),
             consensus=consensus,
         )
         controller.feed.listen(self._cluster.watch.take)
         await controller.start()
+        if shape.is_local(node.id):
+            await controller.wait_active(shape.controller.command_timeout_ms / 1000)
+        if node.is_broker:
+            return  # it searches
         self._orphans = OrphanCleaner(
             store=for_purpose(self._store, Purpose.CLEAN),
             cluster_id=lambda: controller.image.cluster_id,
@@ -268,12 +275,12 @@ class _Process:
         await self._cleaner.delete(object_ids)
 
     async def _start_broker(self) -> None:
-        node, shape = self._node, self._shape
+        node, shape, controller = self._node, self._shape, self._controller
         broker = self._broker = node.broker = BrokerNode(
             identity=BrokerIdentity(
                 node.id, f"check-{node.id}", not node.cluster_id, node.bind, f"directory-{node.id}", 4.0
             ),
-            settings=shape.broker_settings(node.host),
+            settings=shape.broker_settings(node.host, is_controller=node.is_controller),
             heartbeat_interval_s=shape.controller.heartbeat_interval_ms / 1000,
             controllers=[split_address(address) for address in shape.members.values()],
             open_wal=self._open_wal,
@@ -285,6 +292,8 @@ class _Process:
             clock=node.clock,
             rng=self._rng,
             cpu=IdleCpu(),
+            local_controller=controller.feed if controller is not None and shape.is_local(node.id) else None,
+            searches_orphans=lambda: controller is not None and controller.is_active,
         )
         await broker.start()
         for each in broker.partitions.all():
@@ -334,7 +343,7 @@ class Cluster:
         self.nodes: dict[int, SimNode] = {}
         hosts = {node_id: split_address(address)[0] for node_id, address in shape.members.items()}
         self.mail = RaftMail(loop, self.network, hosts)
-        for node_id in [*shape.members, *range(1, shape.brokers + shape.spares + 1)]:
+        for node_id in dict.fromkeys([*shape.members, *range(1, shape.brokers + shape.spares + 1)]):
             self.nodes[node_id] = SimNode(self, node_id)
         for node_id in range(1, shape.brokers + 1):
             self.nodes[node_id].belongs = True
@@ -342,7 +351,7 @@ class Cluster:
     @property
     def brokers(self) -> list[SimNode]:
         """By id."""
-        return [node for node in self.nodes.values() if not node.is_controller]
+        return [node for node in self.nodes.values() if node.is_broker]
 
     @property
     def controllers(self) -> list[SimNode]:

@@ -33,16 +33,17 @@ def look_inside(cluster: Cluster) -> list[Finding]:
 def _diverged(cluster: Cluster, image: Image) -> list[Finding]:
     found = []
     for node in cluster.nodes.values():
-        theirs = node.controller.image if node.controller is not None else None
+        images = [node.controller.image] if node.controller is not None else []
         if node.broker is not None and node.ready:
-            theirs = node.broker.controller.image
-        if theirs is None or theirs is image or theirs.version != image.version:
-            continue
-        rows = [f"{one.table} {one.key!r}" for one in image.difference(theirs)]
-        if rows:
-            named = ", ".join(rows[:MAX_NAMED])
-            message = f"{node.host} has other metadata at version {image.version}: {len(rows)} rows, {named}"
-            found.append(Finding(rule="metadata-diverged", message=message))
+            images.append(node.broker.controller.image)
+        for theirs in images:
+            if theirs is image or theirs.version != image.version:
+                continue
+            rows = [f"{one.table} {one.key!r}" for one in image.difference(theirs)]
+            if rows:
+                named = ", ".join(rows[:MAX_NAMED])
+                message = f"{node.host} has other metadata at version {image.version}: {len(rows)} rows, {named}"
+                found.append(Finding(rule="metadata-diverged", message=message))
     return found
 
 

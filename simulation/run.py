@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 CLEANS_EVERY = 4
 """One seed in so many waits until orphans must be gone: a minute of little to do."""
+EMBEDDED = 1 / 5
+"""How many of the clusters have processes of both roles."""
 REST_S = 60.0
 """Within which a healed cluster must be at rest."""
 START_UP_S = 30.0
@@ -73,12 +75,13 @@ class _Run:
         self.loop.set_exception_handler(self._unhandled)
         self._steps = steps
         rng = random.Random(seed)
-        shape = Shape.draw(rng)
+        shape = Shape.draw(rng, embedded=random.Random(f"roles {seed}").random() < EMBEDDED)
         self.cluster = Cluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
         generator = random.Random(rng.getrandbits(64))
         self.faults = Faults(self.loop, self.cluster, generator, tuple(faults), self.note, frozenset(skip))
-        self.note("world", f"{shape.controllers} controllers, {shape.brokers} brokers, wal {shape.wal}")
+        roles = "controllers in brokers" if shape.embedded else "controllers"
+        self.note("world", f"{shape.controllers} {roles}, {shape.brokers} brokers, wal {shape.wal}")
 
     def note(self, who: str, what: str) -> None:
         """One line of the trace. The number of callbacks in it betrays every difference between two runs."""

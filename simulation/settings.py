@@ -20,7 +20,12 @@ RPC_PORT = 9193
 KAFKA_PORT = 9092
 PEER_PORT = 9094
 FIRST_CONTROLLER = 101
-"""Node ids of controllers; brokers count from 1."""
+"""Node ids of processes that are controllers and nothing else; brokers count from 1."""
+
+
+def host_of(node_id: int) -> str:
+    """The host that a node runs on."""
+    return f"b{node_id}" if node_id < FIRST_CONTROLLER else f"c{node_id - FIRST_CONTROLLER + 1}"
 
 
 @dataclass(slots=True)
@@ -33,6 +38,8 @@ class Shape:
     partitions: int
     spares: int = 0
     """Brokers that are not started, for operators to add."""
+    embedded: bool = False
+    """Processes have both roles, as far as there are brokers: one life, one host, one crash for both."""
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     balancer: BalancerSettings = field(default_factory=BalancerSettings)
     scale: ScaleSettings = field(default_factory=ScaleSettings)
@@ -47,11 +54,18 @@ class Shape:
     @property
     def members(self) -> dict[int, str]:
         """The quorum: `host:port` by node id."""
-        ids = range(FIRST_CONTROLLER, FIRST_CONTROLLER + self.controllers)
-        return {node_id: f"c{node_id - FIRST_CONTROLLER + 1}:{RPC_PORT}" for node_id in ids}
+        both = min(self.controllers, self.brokers) if self.embedded else 0
+        ids = [*range(1, both + 1), *range(FIRST_CONTROLLER, FIRST_CONTROLLER + self.controllers - both)]
+        return {node_id: f"{host_of(node_id)}:{RPC_PORT}" for node_id in ids}
+
+    def is_local(self, node_id: int) -> bool:
+        """Whether this is the only controller, and a broker beside it follows it without a connection."""
+        return self.embedded and self.controllers == 1 and node_id in self.members
 
     @classmethod
-    def draw(cls, rng: random.Random, *, brokers: int = 0, controllers: int = 0, wal: str = "") -> Shape:
+    def draw(
+        cls, rng: random.Random, *, brokers: int = 0, controllers: int = 0, wal: str = "", embedded: bool = False
+    ) -> Shape:
         """A cluster of this seed; what is given is not drawn."""
         shape = cls(
             controllers=controllers or rng.choice((1, 1, 3, 3, 3, 3, 5)),
@@ -59,6 +73,7 @@ class Shape:
             wal="disk" if (wal or rng.choice(("disk", "s3"))) == "disk" else "s3",
             partitions=rng.randint(1, 4),
             spares=rng.choice((0, 0, 1)),
+            embedded=embedded,
         )
         shape.controller = ControllerSettings(
             session_timeout_ms=rng.choice((1_500, 3_000)),
@@ -100,7 +115,7 @@ class Shape:
         shape.clean = CleanSettings(interval_ms=12_000, orphan_age_ms=25_000)
         return shape
 
-    def broker_settings(self, host: str) -> BrokerSettings:
+    def broker_settings(self, host: str, *, is_controller: bool = False) -> BrokerSettings:
         """The sections that a broker on `host` reads."""
         return BrokerSettings(
             kafka=KafkaSettings(host=host, port=KAFKA_PORT, peer_port=PEER_PORT, auto_create_topics=False),
@@ -111,6 +126,6 @@ class Shape:
             cache=self.cache,
             compaction=self.compaction,
             clean=self.clean,
-            roles=["broker"],
+            roles=["controller", "broker"] if is_controller else ["broker"],
             flat=dict,
         )
