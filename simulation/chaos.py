@@ -40,6 +40,9 @@ from simulation.tcp_proxy import Proxies
 
 RECOVERY_S = 90.0
 """How long a partition may take from the end of a fault to its next acknowledgement."""
+SLOW_S = 10.0
+"""Where it took longer, what the nodes logged since the fault began is shown, at most so many lines of each:"""
+SLOW_LINES = 40
 MOVE_EVERY_S = 3.0
 NODES = 3
 VALUE_BYTES = 300
@@ -224,6 +227,7 @@ class _Run:
     def _round(self, number: int, name: str) -> None:
         journal, cluster = self._journal, self._world.cluster
         time.sleep(self._world.rng.uniform(0.2, 1.0))  # the random moment of the fault, not a wait for anything
+        logged = {node: len(node.output) for node in cluster.nodes.values()}
         op = journal.begin("fault", 0, name=name)
         try:
             with FAULTS[name](self._world) as target:
@@ -236,6 +240,10 @@ class _Run:
         self._look(f"after round {number + 1}", self._inside.look)
         took_s, back_s = (op.ended_us - op.began_us) / 1e6, (acknowledged_us - op.ended_us) / 1e6
         self._say(f"round {number + 1}: {name} ({op.target}) for {took_s:.1f} s; all acknowledge {back_s:.2f} s later")
+        if back_s > SLOW_S:
+            for node, before in logged.items():
+                for line in node.output[before:][:SLOW_LINES]:
+                    self._say(f"    node {node.node_id}: {line}")
 
     def _look(self, when: str, look: Callable[[], list[Finding]]) -> None:
         try:
