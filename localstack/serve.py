@@ -89,7 +89,8 @@ def end_with_parent() -> None:
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=ANSWER_TIMEOUT_S) as response:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=ANSWER_TIMEOUT_S) as response:
             return bool(response.status < 500)
     except urllib.error.HTTPError as error:
         return error.code < 500
