@@ -74,7 +74,7 @@ class Phase(Enum):
     DRAINING = "draining"
     HANDING_OVER = "handing over"
     RECLAIMING = "reclaiming"
-    """The outcome of the hand-over is not known."""
+    """It failed, or its outcome is not known; the partition goes on here under a new leader epoch, or there."""
     DONE = "done"
     CANCELLED = "cancelled"
 
@@ -241,7 +241,16 @@ class PartitionMoves:
             if self._rest_bytes() > SMALL_REST_BYTES:  # it came while others were closed
                 await self._upload_while_it_serves()
             self._still_moves(key)
-            await self._close_and_hand_over(key, move, one, master_epoch, withdraw)
+            try:
+                await self._close_and_hand_over(key, move, one, master_epoch, withdraw)
+            except Fenced:
+                raise
+            except TidelogError as error:
+                if move.phase is Phase.RECLAIMING:
+                    raise
+                # Clients were told that the target leads the next epoch: this broker may not lead again before that.
+                if await self._reclaim(key, move, master_epoch, error) is not None:
+                    raise
 
     async def _close_and_hand_over(
         self, key: Key, move: Move, one: PartitionLog, master_epoch: int, withdraw: Callable[[], None]
@@ -334,13 +343,16 @@ class PartitionMoves:
     async def _send_reclaims(self, master_epoch: int, keys: list[Key]) -> Answers:
         return await self._controller.reclaim_partitions(self._node_id, master_epoch, keys)
 
-    async def _reclaim(self, key: Key, move: Move, master_epoch: int, unknown: TidelogError) -> TidelogError | None:
-        """Find out what became of a hand-over; None: it took effect."""
+    async def _reclaim(self, key: Key, move: Move, master_epoch: int, reason: TidelogError) -> TidelogError | None:
+        """Have the partition back under a new leader epoch, or learn what it is refused with; None: it was handed over.
+
+        It may go on here when this returned an error: `reason`, or the refusal.
+        """
         move.phase = Phase.RECLAIMING
-        move.error = str(unknown)
+        move.error = str(reason)
         log.warning(
-            "the outcome of a hand-over is not known; asking for the partition back",
-            extra={"topic": move.topic, "partition": move.partition, "error": str(unknown)},
+            "a hand-over failed, or its outcome is not known; asking for the partition back",
+            extra={"topic": move.topic, "partition": move.partition, "error": str(reason)},
         )
         backoff = Backoff(0.1, 5.0, self._rng)
         while True:
@@ -354,7 +366,7 @@ class PartitionMoves:
                 continue
             if isinstance(refused, Fenced):
                 return None
-            return refused or unknown
+            return refused or reason
 
     # --- ends ----------------------------------------------------------------------------------------------------
 

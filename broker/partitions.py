@@ -186,6 +186,20 @@ class PartitionManager:
         is known: whoever only waits for news may as well wait for the name of the new leader."""
         return self._leaving.get((topic_id, partition))
 
+    def heir(self, topic_id: bytes, partition: int) -> tuple[int, int] | None:
+        """`(broker id, leader epoch)` of who leads a partition next that is being handed over, if that goes well.
+
+        A client that is told so goes there and finds a leader, or asks again; the sooner it goes the better. If it does
+        not go well, the partition is led here again under an epoch that is no smaller (`PartitionMoves`).
+        """
+        one, record = self._leaving.get((topic_id, partition)), self._controller.image.partition(topic_id, partition)
+        if one is None or record is None or record.target == NO_REPLICA_SET:
+            return None
+        master = self._controller.image.master_of(record.target)
+        if master is None or self._controller.image.leader(record) != (self._node_id, one.leader_epoch):
+            return None
+        return master.id, one.leader_epoch + 1
+
     def all(self) -> Iterable[PartitionLog]:
         """Every open log, in no particular order."""
         return list(self._logs.values())

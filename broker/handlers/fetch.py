@@ -321,9 +321,8 @@ class _Fetch:
         slot.data = PartitionData(slot.spec.partition, code)
         self._urgent = True
         if code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH) and self._context.api_version >= _FIRST_WITH_LEADERS:
-            image = self._services.controller.image
             topic = slot.topic
-            slot.data.current_leader = current_leader(image, topic.name, topic.topic_id, slot.spec.partition)
+            slot.data.current_leader = current_leader(self._services, topic.name, topic.topic_id, slot.spec.partition)
 
     async def _finish_cold(self) -> None:
         cold, self._cold = self._cold, []

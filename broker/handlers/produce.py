@@ -166,8 +166,8 @@ class _Produce:
         if isinstance(error, InvalidRecord):
             outcome.record_errors = error.record_errors
         if outcome.error_code == NOT_LEADER_OR_FOLLOWER and self.context.api_version >= _FIRST_WITH_LEADERS:
-            image = self.context.services.controller.image
-            outcome.current_leader = current_leader(image, topic.name, topic.topic_id, data.index)
+            services = self.context.services
+            outcome.current_leader = current_leader(services, topic.name, topic.topic_id, data.index)
 
     def _response(self) -> ProduceResponse:
         response = ProduceResponse(self.topics)

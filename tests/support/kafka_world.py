@@ -131,6 +131,10 @@ class DataPartitions:
             raise NotLeader("led elsewhere")
         raise LeaderNotAvailable("opening")
 
+    def heir(self, topic_id: bytes, partition: int) -> tuple[int, int] | None:
+        """Nothing moves here."""
+        return None
+
     def all(self) -> Iterable[PartitionLog]:
         return list(self.logs.values())
 
