@@ -341,11 +341,19 @@ class PartitionManager:
         partitions = image.partitions(topic_id)
         for index in range(len(partitions), self._sizes.pop(topic_id, 0)):
             self._want((topic_id, index), None)
+            if topic is None:
+                self._forget_name((topic_id, index))
         if topic is None:
             return
         self._sizes[topic_id] = len(partitions)
         for partition in partitions:
             self._refresh_partition(topic, partition, mine)
+
+    def _forget_name(self, key: Key) -> None:
+        """What is deleted, or closes, is not served under its name any more, which another topic may have by now."""
+        one = self._logs.get(key)
+        if one is not None and self._by_name.get((one.topic, one.partition)) is one:
+            del self._by_name[one.topic, one.partition]
 
     def _refresh_partition(self, topic: TopicRecord, partition: PartitionRecord, mine: dict[int, int]) -> None:
         key, wanted = (topic.id, partition.index), None
@@ -475,8 +483,8 @@ class PartitionManager:
             self._changed.set()
 
     def _withdraw(self, key: Key) -> None:
+        self._forget_name(key)
         one = self._logs.pop(key)
-        del self._by_name[one.topic, one.partition]
         for callback in self._on_closed:
             callback(one)
 
@@ -548,7 +556,9 @@ class PartitionManager:
             one.came_at = self._clock.monotonic()
         self._note_arrival(one, wanted, hinted=bool(tails))
         self._logs[key] = one
-        self._by_name[one.topic, one.partition] = one
+        named = self._controller.image.topic(one.topic)
+        if named is not None and named.id == one.topic_id:  # else it was deleted while it opened
+            self._by_name[one.topic, one.partition] = one
         for callback in self._on_opened:
             callback(one)
 

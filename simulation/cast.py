@@ -5,14 +5,17 @@ Entry: `start`.
 
 from __future__ import annotations
 
+from simulation.consumers import Consumer
 from simulation.groups import Member
 from simulation.operator import Operator
 from simulation.pipelined import PipelinedProducer
 from simulation.topics import Deleter, TopicKeeper
-from simulation.workload import Consumer, Producer, Topic, Workload
+from simulation.workload import Producer, Topic, Workload
 from simulation.zombie import Zombie
 
 GROUP = "g"
+BY_ID = 0.7
+"""The share of clusters with topics that come and go where they come again under old names."""
 PIPELINED = 0.4
 """The share of idempotent producers that have several requests on their way."""
 
@@ -27,6 +30,8 @@ def _retention(workload: Workload) -> dict[str, str]:
 def start(workload: Workload) -> None:
     """Draw the actors and start them."""
     rng, partitions = workload.rng, workload.cluster.shape.partitions
+    keeps_topics = rng.random() < 0.5
+    workload.by_id = keeps_topics and rng.random() < BY_ID
     workload.topics = [Topic("t1", partitions, False), Topic("t2", rng.randint(1, 2), True, _retention(workload))]
     for topic in workload.topics:
         workload.spawn(workload.create(topic), f"create-{topic.name}")
@@ -41,7 +46,7 @@ def start(workload: Workload) -> None:
     for number in range(rng.randint(0, 3)):
         workload.spawn(Member(workload, GROUP).run(), f"member-{number}")
     workload.spawn(Deleter(workload).run(), "deleter")
-    if rng.random() < 0.5:
+    if keeps_topics:
         workload.spawn(TopicKeeper(workload).run(), "topics")
     if rng.random() < 0.6:
         workload.spawn(Operator(workload).run(), "operator")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import Unavailable
 from runtime.network import Network
-from simulation import kafka
+from simulation import kafka, kafka_ids
 from simulation.kafka import Reader, Request
 
 Address = tuple[str, int]
@@ -90,8 +91,10 @@ class Connection(asyncio.Protocol):
 class Client:
     """One client process."""
 
-    def __init__(self, network: Network, name: str, bootstrap: list[Address]) -> None:
+    def __init__(self, network: Network, name: str, bootstrap: list[Address], ids: Mapping[str, bytes]) -> None:
+        """`ids` has those of the topics that are named by id."""
         self._network = network
+        self._ids = ids
         self.name = name
         self._bootstrap = bootstrap
         self._connections: dict[Address, Connection] = {}
@@ -139,16 +142,21 @@ class Client:
 
     async def refresh(self, topic: str) -> int:
         """Ask where the topic's partitions are; returns the topic's error. Raises `Lost`."""
+        topic_id = self._ids.get(topic)
+        request = kafka.metadata([topic]) if topic_id is None else kafka_ids.metadata(topic_id)
         try:
-            brokers, topics = await self.ask_any(kafka.metadata([topic]), METADATA_S)
+            answer = await self.ask_any(request, METADATA_S)
         except Lost:
             self._brokers.clear()  # perhaps those are gone: begin anew
             raise
-        self._brokers = brokers
-        for one in topics:
-            for partition in one.partitions:
-                self._leaders[one.name, partition.number] = partition.leader if partition.error == 0 else -1
-        return topics[0].error if topics else 3
+        if topic_id is None:
+            self._brokers, topics = answer
+            error, partitions = topics[0].error, topics[0].partitions
+        else:
+            self._brokers, error, _, partitions = answer
+        for partition in partitions:
+            self._leaders[topic, partition.number] = partition.leader if partition.error == 0 else -1
+        return int(error)
 
     async def leader(self, topic: str, partition: int) -> Address | None:
         """Where the partition's leader is, if that is known."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from simulation import kafka
+from simulation import kafka, kafka_ids
 from simulation.client import Address, Lost
+from simulation.consumers import Fetcher, Position
 from simulation.kafka import Assignment, Joined, Request
-from simulation.workload import ASK_S, Fetcher, Position, Topic, Workload
+from simulation.workload import ASK_S, Topic, Workload
 
 SESSION_MS = 4_000
 REBALANCE_MS = 3_000
 HEARTBEAT_S = 0.8
 REBALANCE_IN_PROGRESS = 27
 MEMBER_ID_REQUIRED = 79
+ANYBODY = ("", 0)
+"""For a topic whose name no other one ever had."""
 
 
 class Member:
@@ -60,7 +63,7 @@ class Member:
     async def _join(self) -> bool:
         """One attempt to become a member with an assignment."""
         w = self._w
-        topics = sorted(topic.name for topic in w.existing())
+        topics = sorted({topic.wire for topic in w.existing()})
         if not topics:
             return False
         joined: Joined = await self._ask(kafka.join_group(self._group, self._member, SESSION_MS, REBALANCE_MS, topics))
@@ -79,7 +82,8 @@ class Member:
 
     def _divide(self, joined: Joined) -> dict[str, Assignment]:
         """As the group's leader: every partition to one member."""
-        places = [(topic.name, index) for topic in self._w.existing() for index in range(topic.partitions)]
+        topics = {topic.wire: topic for topic in self._w.existing()}  # the newest of each name
+        places = [(topic.wire, index) for topic in topics.values() for index in range(topic.partitions)]
         members = sorted(name for name, _ in joined.members)
         return {name: places[number :: len(members)] for number, name in enumerate(members)}
 
@@ -87,19 +91,23 @@ class Member:
         """Find out where the group is in what was assigned."""
         w = self._w
         self._fetcher.process = w.process()
-        topics: dict[str, Topic] = {topic.name: topic for topic in w.topics}
+        topics: dict[str, Topic] = {topic.wire: topic for topic in w.topics if topic.exists}
         self._positions = []
         for name, partition in mine:
-            position = Position(topics[name], partition)
-            op = w.history.begin(
-                "committed", self._fetcher.process, w.now_us(), topic=name, partition=partition, group=self._group
-            )
+            topic = topics[name]
+            if partition >= topic.partitions:
+                continue
+            position = Position(topic, partition)
+            fields = {"topic": topic.name, "partition": partition, "group": self._group}
+            op = w.history.begin("committed", self._fetcher.process, w.now_us(), **fields)
             try:
+                was = await self._is(topic)
                 error, offset = await self._ask(kafka.offset_fetch(self._group, name, partition))
+                certain = was is not None and was == await self._is(topic)
             except Lost as lost:
                 w.history.end(op, "info", w.now_us(), error=str(lost))
                 raise
-            if error:
+            if error or not certain:
                 w.history.end(op, "info", w.now_us(), error=f"error {error}")
                 return False
             w.history.end(op, "ok", w.now_us(), offset=offset)
@@ -107,6 +115,14 @@ class Member:
                 self._fetcher.assign_at(position, offset)
             self._positions.append(position)
         return True
+
+    async def _is(self, topic: Topic) -> Address | None:
+        """Whom we asked, if this is the topic of that name to it, now. Its copy of the metadata never goes back: what
+        it is asked between two such answers is about this topic."""
+        if not (topic.temporary and topic.id):
+            return ANYBODY
+        _, _, found, _ = await self._ask(kafka_ids.metadata(kafka_ids.NO_ID, topic.wire))
+        return self._coordinator if found == topic.id else None
 
     async def _consume(self) -> None:
         """Fetch, commit and send heartbeats until the group rebalances or something fails."""
@@ -130,25 +146,30 @@ class Member:
 
     async def _commit(self, position: Position) -> bool:
         w = self._w
-        if position.offset < 0:
+        if position.offset < 0 or (was := await self._is(position.topic)) is None:
             return True
-        topic, partition, offset = position.topic.name, position.partition, position.offset
+        topic, partition, offset = position.topic, position.partition, position.offset
         op = w.history.begin(
             "commit",
             self._fetcher.process,
             w.now_us(),
-            topic=topic,
+            topic=topic.name,
             partition=partition,
             offset=offset,
             group=self._group,
         )
-        request = kafka.offset_commit(self._group, self._generation, self._member, topic, partition, offset)
+        request = kafka.offset_commit(self._group, self._generation, self._member, topic.wire, partition, offset)
         try:
             error = await self._ask(request)
+            if not error and was == await self._is(topic):
+                w.history.end(op, "ok", w.now_us())
+                return True
         except Lost as lost:
             w.history.end(op, "info", w.now_us(), error=str(lost))
+            w.doubt(op)
             raise
-        w.history.end(op, "info" if error else "ok", w.now_us(), error=f"error {error}" if error else "")
+        w.history.end(op, "info", w.now_us(), error=f"error {error}")
+        w.doubt(op)
         return not error
 
     async def _leave(self) -> None:

@@ -88,10 +88,12 @@ class Request(NamedTuple):
     version: int
     body: bytes
     read: Callable[[Reader], Any]
+    tags: bytes = b""
+    """Of the header, from the first flexible version on."""
 
     def frame(self, correlation_id: int, client_id: str) -> bytes:
         """As it goes over the wire."""
-        head = struct.pack(">hhi", self.api_key, self.version, correlation_id) + _text(client_id)
+        head = struct.pack(">hhi", self.api_key, self.version, correlation_id) + _text(client_id) + self.tags
         return _I32.pack(len(head) + len(self.body)) + head + self.body
 
 

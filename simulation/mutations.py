@@ -547,6 +547,37 @@ _LIST = [
         ("kill", "stop", "pause"),
     ),
     Mutation(
+        "offsets-by-name",
+        "topics",
+        "a committed offset is one of whatever topic has the name, and not of the one that it was committed for",
+        (
+            Edit(
+                "broker.groups.shards:ShardTable.is_of",
+                "return record is not None and record.id == value.topic_id",
+                "return (record is not None and record.id == value.topic_id) or not mutated()",
+            ),
+        ),
+        ("committed-offset-back",),
+        ("kill", "stop", "pause", "isolate", "slow"),
+    ),
+    Mutation(
+        "topic-by-name",
+        "topics",
+        "a request that names a topic by its id is served by whatever topic has the name that the id once had",
+        (
+            Edit(
+                "broker.partitions:PartitionManager.get_by_id",
+                "found = self._logs.get((topic_id, partition))",
+                "names = self.__dict__.setdefault('_names', {})\n"
+                "        names.update((one.id, one.name) for one in self._controller.image.topics.values())\n"
+                "        found = self._by_name.get((names.get(topic_id, ''), partition))\n"
+                "        found is None or found.topic_id == topic_id or mutated()",
+            ),
+        ),
+        GONE,
+        ("kill", "slow", "reset"),
+    ),
+    Mutation(
         "deltas-skipped",
         "images",
         "a follower of the controller passes over deltas while it is asked to wait",

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from simulation import kafka
 from simulation.client import Connection, Lost
 from simulation.history import Op
 from simulation.kafka import Produced
@@ -189,7 +188,7 @@ class PipelinedProducer(Producer):
         on_their_way = {id(batch) for batch in waiting.values()}
         for batch in islice(lane.batches, MAX_IN_FLIGHT):
             if not batch.done and id(batch) not in on_their_way:
-                request = kafka.produce(lane.topic.name, lane.partition, batch.data, -1, 3_000)
+                request = self._w.produce(lane.topic, lane.partition, batch.data, -1)
                 batch.sent = batch.sent or not connection.lost
                 waiting[connection.send(request)] = batch
 

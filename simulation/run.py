@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from simulation.cast import start
 from simulation.checkers import CheckOptions, Finding, check
 from simulation.cluster import Cluster
+from simulation.consumers import read_all
 from simulation.faults import FAULTS, Faults
 from simulation.history import History
 from simulation.inside import find_orphans, look_inside
@@ -122,7 +123,7 @@ class _Run:
                 await self._at_rest()
                 self.note("world", "at rest")
                 what = "the last readers"
-                await self.workload.read_all()
+                await read_all(self.workload)
                 self.outcome.findings += look_inside(self.cluster)
             if self.outcome.seed % CLEANS_EVERY == 0:
                 await self._let_clean()
@@ -140,7 +141,7 @@ class _Run:
         self.workload.closing = True
         try:
             async with asyncio.timeout(REST_S):
-                await self.workload.read_all()
+                await read_all(self.workload)
         except TimeoutError:
             self.note("world", "not all could be read")
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 
-from simulation import kafka
+from simulation import kafka, kafka_ids
 from simulation.client import Lost
 from simulation.history import Op
 from simulation.kafka import LATEST
 from simulation.workload import ASK_S, Actor, Topic
 
 MAX_EXTRA_TOPICS = 3
+AGAIN = 0.8
+"""The share of deleted topics whose name is used again."""
 
 
 class Deleter(Actor):
@@ -58,7 +60,10 @@ class Deleter(Actor):
 
 
 class TopicKeeper(Actor):
-    """Creates topics, and deletes them again."""
+    """Creates topics, deletes them, and, where clients name topics by id, creates them again under the old name.
+
+    Then others go on with the old one for a while, though it is gone and the new one is there.
+    """
 
     async def run(self) -> None:
         """Go on until the end."""
@@ -67,12 +72,38 @@ class TopicKeeper(Actor):
             await asyncio.sleep(rng.uniform(2.0, 10.0))
             extra = [topic for topic in w.existing() if topic.temporary]
             if extra and rng.random() < 0.5:
-                await self._delete(rng.choice(extra))
+                await (self._replace if w.by_id else self._delete)(rng.choice(extra))
             elif len(extra) < MAX_EXTRA_TOPICS:
-                topic = Topic(f"t{len(w.topics) + 1}", rng.randint(1, 3), rng.random() < 0.3, temporary=True)
-                w.topics.append(topic)
-                await w.create(topic)
+                deletes = rng.random() < 0.3 and not w.by_id  # DeleteRecords names topics
+                await self._create(Topic(f"t{len(w.topics) + 1}", rng.randint(1, 3), deletes, temporary=True))
         self._client.close()
+
+    async def _create(self, topic: Topic) -> None:
+        w = self._w
+        for op in w.commits.get(topic.wire, []):
+            w.inherit(op, topic)
+        w.topics.append(topic)
+        await w.create(topic)
+
+    async def _replace(self, topic: Topic) -> None:
+        """Delete it for certain, and often create another one of its name."""
+        w, rng = self._w, self._rng
+        op = w.history.begin("delete_topic", self._process, w.now_us(), topic=topic.name)
+        while True:
+            try:
+                error = await self._client.ask_any(kafka_ids.delete_topic(topic.id, 3_000), ASK_S)
+            except Lost:
+                error = -1
+            if error in (0, kafka_ids.UNKNOWN_TOPIC_ID):
+                break
+            await asyncio.sleep(rng.uniform(0.1, 0.5))
+        w.history.end(op, "ok", w.now_us())
+        if rng.random() < AGAIN and not w.closing:
+            await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 2))))
+            number = int(topic.name.partition("@")[2] or 1) + 1
+            await self._create(Topic(f"{topic.wire}@{number}", rng.randint(1, 3), False, temporary=True))
+            await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 3))))  # clients go on with the old one
+        topic.gone = True
 
     async def _delete(self, topic: Topic) -> None:
         w = self._w

@@ -3,7 +3,8 @@
 Each actor is a task with a random generator of its own, in one life that nothing ends, on hosts that faults can cut off
 like any other. Actors go on until `World.closing`; whatever they were told, and when, is in the history.
 
-Who takes part is drawn in `simulation.cast`. Entry: `Workload.settle`, `Workload.read_all`.
+Who takes part is drawn in `simulation.cast`. Here are those who produce; `simulation.consumers`, `groups` and `topics`
+have others. Entry: `Workload.settle`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation import kafka
+from simulation import kafka, kafka_ids
 from simulation.checkers import Finding
-from simulation.client import Address, Client, Lost
+from simulation.client import Client, Lost
 from simulation.clock import EPOCH_MS
 from simulation.cluster import Cluster
-from simulation.history import UNKNOWN, History
-from simulation.kafka import EARLIEST, LATEST, Fetched
+from simulation.history import History, Op
+from simulation.kafka import Request
 from simulation.loop import START_S, Life, VirtualLoop
-from storage.record_batch import CorruptRecord, Record, build_batch, check_crc, iter_batches, iter_records
+from storage.record_batch import Record, build_batch
 
 ASK_S = 4.0
 """How long a client waits for an answer."""
@@ -32,14 +33,10 @@ DELIVERY_S = 12.0
 MISSED_ANSWERS = 0.03
 """The share of acknowledgements that a producer does not take notice of."""
 MISSED_FOR_S = 3.0
-FETCH_WAIT_MS = 700
-FETCH_BYTES = 8 << 10
 
 MAX_FOUND = 5
 """Findings of clients: what leads to them is tried again and again."""
 
-OFFSET_OUT_OF_RANGE = 1
-UNKNOWN_TOPIC = 3
 DUPLICATE_SEQUENCE = 46
 SESSION_ENDED = (45, 47, 59)
 """OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID."""
@@ -50,6 +47,7 @@ class Topic:
     """A topic as the workload knows it."""
 
     name: str
+    """In the history: `t3@2` is the second topic of the name t3."""
     partitions: int
     deletes: bool
     """Records are deleted from it on purpose."""
@@ -58,7 +56,14 @@ class Topic:
     """It may be deleted as a whole."""
     exists: bool = False
     gone: bool = False
-    """Its deletion was asked for."""
+    """Its deletion was asked for; if topics are named by id, it was answered."""
+    id: bytes = b""
+    """Known if topics are named by id."""
+
+    @property
+    def wire(self) -> str:
+        """Its name, as brokers know it."""
+        return self.name.partition("@")[0]
 
 
 @dataclass(slots=True)
@@ -70,9 +75,15 @@ class Workload:
     rng: random.Random
     history: History
     topics: list[Topic] = field(default_factory=list)
+    by_id: bool = False
+    """Whether clients name topics by id, so that topics may be created again under an old name."""
+    ids: dict[str, bytes] = field(default_factory=dict)
+    """By the topic's name in the history, if topics are named by id."""
     closing: bool = False
     findings: list[Finding] = field(default_factory=list)
     """What clients saw that no history has a place for."""
+    commits: dict[str, list[Op]] = field(default_factory=dict)
+    """By topic name as brokers know it: commits that may have been, or may still be, of a later topic of that name."""
     life: Life = field(default_factory=lambda: Life("clients"))
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _processes: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -94,7 +105,7 @@ class Workload:
     def client(self) -> Client:
         """A client on a host of its own."""
         host = f"k{next(self._hosts)}"
-        return Client(self.cluster.network.host(host), host, self.cluster.bootstrap)
+        return Client(self.cluster.network.host(host), host, self.cluster.bootstrap, self.ids)
 
     def random(self) -> random.Random:
         """A generator for one actor: what one does leaves the others' draws alone."""
@@ -121,6 +132,33 @@ class Workload:
         """Topics that can be used."""
         return [topic for topic in self.topics if topic.exists and not topic.gone]
 
+    def produce(self, topic: Topic, partition: int, batch: bytes, acks: int) -> Request:
+        """The request that sends a batch."""
+        if self.by_id:
+            return kafka_ids.produce(topic.id, partition, batch, acks, 3_000)
+        return kafka.produce(topic.name, partition, batch, acks, 3_000)
+
+    def doubt(self, op: Op) -> None:
+        """A commit names its topic, and nobody knows which one of that name was there when a broker took it."""
+        topics = [topic for topic in self.topics if topic.wire == op.topic.partition("@")[0]]
+        self.commits.setdefault(topics[0].name, []).append(op)
+        at = [topic.name for topic in topics].index(op.topic)
+        for topic in topics[at + 1 :]:
+            self.inherit(op, topic)
+
+    def inherit(self, op: Op, topic: Topic) -> None:
+        """A doubtful commit may be one of `topic`."""
+        other = self.history.begin(
+            "commit",
+            op.process,
+            op.began_us,
+            topic=topic.name,
+            partition=op.partition,
+            offset=op.offset,
+            group=op.group,
+        )
+        self.history.end(other, "info", self.now_us(), error=f"commit {op.index}, by name")
+
     # Beginning and end
 
     async def create(self, topic: Topic) -> None:
@@ -130,16 +168,29 @@ class Workload:
         while True:
             try:
                 error, _ = await client.ask_any(
-                    kafka.create_topic(topic.name, topic.partitions, topic.configs, 3_000), ASK_S
+                    kafka.create_topic(topic.wire, topic.partitions, topic.configs, 3_000), ASK_S
                 )
+                # TOPIC_ALREADY_EXISTS: an earlier attempt did it
+                if error in (0, 36) and (not self.by_id or await self._learn_id(client, topic)):
+                    break
             except Lost:
-                error = -1
-            if error in (0, 36):  # TOPIC_ALREADY_EXISTS: an earlier attempt did it
-                break
+                pass
             await asyncio.sleep(rng.uniform(0.1, 0.5))
         self.history.end(op, "ok", self.now_us())
         topic.exists = True
         client.close()
+
+    async def _learn_id(self, client: Client, topic: Topic) -> bool:
+        """Ask for the id of what has just been created; False if what is there is older."""
+        _, error, found, partitions = await client.ask_any(kafka_ids.metadata(kafka_ids.NO_ID, topic.wire), ASK_S)
+        if error or not partitions:
+            return False
+        if found in self.ids.values():  # whoever deleted it was told too early that it is gone
+            await client.ask_any(kafka_ids.delete_topic(found, 3_000), ASK_S)
+            return False
+        topic.id = self.ids[topic.name] = found
+        topic.partitions = len(partitions)  # an attempt that was lost may come late, and with another number
+        return True
 
     async def settle(self) -> None:
         """Have all actors come to their end."""
@@ -147,35 +198,6 @@ class Workload:
         await asyncio.wait(self.tasks)
         for task in self.tasks:
             task.result()
-
-    async def read_all(self) -> None:
-        """Read every partition from its start to its high watermark, as a new process each."""
-        client = self.client()
-        for topic in self.existing():
-            for partition in range(topic.partitions):
-                await Reader(self, client, topic, partition).run()
-        client.close()
-
-
-def decode(fetched: Fetched, offset: int) -> tuple[list[int], list[int], list[int], int]:
-    """Values, offsets and leader epochs of the records from `offset` on, and where the next fetch begins.
-
-    Raises `CorruptRecord`.
-    """
-    values: list[int] = []
-    offsets: list[int] = []
-    epochs: list[int] = []
-    following = offset
-    for header, batch in iter_batches(fetched.records):
-        if not check_crc(batch):
-            raise CorruptRecord(f"batch {header.base_offset} fails its CRC32C")
-        for record in iter_records(batch, header=header):
-            if record.offset >= offset:
-                values.append(int(bytes(record.value or b"").split(b"|")[0]))
-                offsets.append(record.offset)
-                epochs.append(header.partition_leader_epoch)
-        following = max(following, header.base_offset + header.last_offset_delta + 1)
-    return values, offsets, epochs, following
 
 
 class Actor:
@@ -237,7 +259,7 @@ class Producer(Actor):
         error = ""
         while True:
             try:
-                code, offset, answered = await self._attempt(topic.name, partition, batch, acks)
+                code, offset, answered = await self._attempt(topic, partition, batch, acks)
                 sent = sent or answered
                 error = f"error {code}"
             except Lost as lost:
@@ -263,22 +285,22 @@ class Producer(Actor):
         if not self._idempotent:
             self._process = w.process()
 
-    async def _attempt(self, topic: str, partition: int, batch: bytes, acks: int) -> tuple[int, int, bool]:
+    async def _attempt(self, topic: Topic, partition: int, batch: bytes, acks: int) -> tuple[int, int, bool]:
         """Error, offset, and whether a broker was asked at all."""
         try:
-            address = await self._client.leader(topic, partition)
+            address = await self._client.leader(topic.name, partition)
         except Lost:
             address = None
         if address is None:
             await asyncio.sleep(0.1)
             return -1, -1, False
         try:
-            found = await self._client.ask(address, kafka.produce(topic, partition, batch, acks, 3_000), ASK_S)
+            found = await self._client.ask(address, self._w.produce(topic, partition, batch, acks), ASK_S)
         except Lost:
-            self._client.forget(topic, partition)
+            self._client.forget(topic.name, partition)
             raise
         if found.error:
-            self._client.forget(topic, partition)
+            self._client.forget(topic.name, partition)
         elif self._rng.random() < MISSED_ANSWERS:  # and it is sent again when much may have happened
             await asyncio.sleep(self._rng.uniform(0, MISSED_FOR_S))
             raise Lost("the answer was missed")
@@ -292,173 +314,3 @@ class Producer(Actor):
             return build_batch(records)
         producer_id, epoch = self._producer
         return build_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
-
-
-class Position:
-    """Where a consumer is in one partition."""
-
-    def __init__(self, topic: Topic, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = UNKNOWN
-        self.told = (UNKNOWN, UNKNOWN)
-        """High watermark and log start of the last answer that is in the history."""
-
-
-class Fetcher:
-    """Fetches partitions and notes what came."""
-
-    def __init__(self, workload: Workload, client: Client, process: int) -> None:
-        self._w = workload
-        self._client = client
-        self.process = process
-
-    async def assign(self, position: Position, timestamp: int = EARLIEST) -> bool:
-        """Find where to begin."""
-        topic, partition = position.topic.name, position.partition
-        try:
-            address = await self._client.leader(topic, partition)
-            if address is None:
-                return False
-            request = kafka.list_offsets(topic, partition, timestamp)
-            error, offset = await self._client.ask(address, request, ASK_S)
-        except Lost:
-            self._client.forget(topic, partition)
-            return False
-        if error:
-            self._client.forget(topic, partition)
-            return False
-        self.assign_at(position, offset)
-        return True
-
-    def assign_at(self, position: Position, offset: int) -> None:
-        """Begin at `offset`."""
-        w = self._w
-        fields = {"topic": position.topic.name, "partition": position.partition, "offset": offset}
-        w.history.note("assign", self.process, w.now_us(), **fields)
-        position.offset = offset
-
-    async def fetch(self, positions: list[Position]) -> bool:
-        """One request to each leader; returns whether records came."""
-        by_leader: dict[Address, list[Position]] = {}
-        for position in positions:
-            if position.offset < 0 and not await self.assign(position):
-                continue
-            try:
-                address = await self._client.leader(position.topic.name, position.partition)
-            except Lost:
-                continue
-            if address is not None:
-                by_leader.setdefault(address, []).append(position)
-        if not by_leader:
-            await asyncio.sleep(0.2)
-            return False
-        found = await asyncio.gather(*(self._ask(address, ours) for address, ours in by_leader.items()))
-        if not any(found):
-            await asyncio.sleep(0.02)
-        return any(found)
-
-    async def _ask(self, address: Address, positions: list[Position]) -> bool:
-        w = self._w
-        began_us = w.now_us()
-        wanted = {(one.topic.name, one.partition): one.offset for one in positions}
-        try:
-            error, found = await self._client.ask(address, kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES), ASK_S)
-        except Lost:
-            error, found = -1, []
-        if error or not found:
-            for one in positions:
-                self._client.forget(one.topic.name, one.partition)
-            await asyncio.sleep(0.1)
-            return False
-        places = {(one.topic.name, one.partition): one for one in positions}
-        came = [self._take(places[one.topic, one.partition], one, began_us) for one in found]
-        if any(one.error for one in found):
-            await asyncio.sleep(0.05)
-        return any(came)
-
-    def _take(self, position: Position, found: Fetched, began_us: int) -> bool:
-        w = self._w
-        if found.error:
-            self._client.forget(found.topic, found.partition)
-            if found.error == OFFSET_OUT_OF_RANGE:
-                position.offset = UNKNOWN
-            return False
-        try:
-            values, offsets, epochs, following = decode(found, position.offset)
-        except CorruptRecord as error:
-            w.found("corrupt-read", f"{found.topic}-{found.partition} from offset {position.offset} on: {error}")
-            return False
-        told = found.high_watermark, found.log_start
-        if values or told != position.told:
-            position.told = told
-            op = w.history.begin(
-                "poll", self.process, began_us, topic=found.topic, partition=found.partition, offset=position.offset,
-                values=values, offsets=offsets, epochs=epochs, next_offset=following,
-                high_watermark=found.high_watermark, log_start=found.log_start,
-            )  # fmt: skip
-            w.history.end(op, "ok", w.now_us())
-        position.offset = following
-        return bool(values)
-
-
-class Consumer:
-    """Reads some partitions, by assignment; begins anew sometimes."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._w = workload
-        self._rng = workload.random()
-        self._client = workload.client()
-        self._fetcher = Fetcher(workload, self._client, workload.process())
-        self._positions: list[Position] = []
-
-    async def run(self) -> None:
-        """Go on until the end."""
-        w, rng = self._w, self._rng
-        while not w.closing:
-            positions = [one for one in self._positions if not one.topic.gone]
-            if not positions or rng.random() < 0.005:
-                self._choose()
-                await asyncio.sleep(0.1)
-                continue
-            await self._fetcher.fetch(positions)
-        self._client.close()
-
-    def _choose(self) -> None:
-        w = self._w
-        places = [(topic, index) for topic in w.existing() for index in range(topic.partitions)]
-        self._rng.shuffle(places)
-        self._fetcher.process = w.process()
-        self._positions = [Position(*place) for place in places[: self._rng.randint(1, 6)]]
-
-
-class Reader:
-    """Reads one partition from its start to its end, after all was healed."""
-
-    def __init__(self, workload: Workload, client: Client, topic: Topic, partition: int) -> None:
-        self._client = client
-        self._fetcher = Fetcher(workload, client, workload.process())
-        self._position = Position(topic, partition)
-
-    async def run(self) -> None:
-        """Return at the high watermark."""
-        position = self._position
-        while not await self._fetcher.assign(position):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        while position.offset < await self._end():
-            await self._fetcher.fetch([position])
-
-    async def _end(self) -> int:
-        topic, partition = self._position.topic.name, self._position.partition
-        while True:
-            try:
-                address = await self._client.leader(topic, partition)
-                if address is not None:
-                    request = kafka.list_offsets(topic, partition, LATEST)
-                    error, offset = await self._client.ask(address, request, ASK_S)
-                    if not error:
-                        return int(offset)
-            except Lost:
-                pass
-            self._client.forget(topic, partition)
-            await asyncio.sleep(0.1)

@@ -192,7 +192,9 @@ class GroupCoordinator:
     ) -> GroupError:
         """OffsetCommit; `NONE` when all are durable and visible. The group id may be empty, as in Kafka.
 
-        The caller bounds the metadata strings. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
+        What was meant for a topic that was deleted meanwhile is forgotten with it, and does not replace an offset of
+        another one of its name. The caller bounds the metadata strings. Raises `InvalidGroupId`,
+        `CoordinatorNotAvailable`.
         """
         _check_id(group_id, may_be_empty=True)
         await self.arrival(group_id)
@@ -203,6 +205,7 @@ class GroupCoordinator:
         else:
             error = group.check_commit(identity, generation, self._shards.now())
             self._shards.settle(shard, group)
+        offsets = [(key, value) for key, value in offsets if self._shards.is_of(key.topic, value)]
         if error is not GroupError.NONE or not offsets:
             return error
         if shard.writer.is_full:
@@ -215,13 +218,26 @@ class GroupCoordinator:
     def committed(
         self, group_id: str, topics: Mapping[str, Collection[int]] | None
     ) -> dict[str, dict[int, OffsetValue | None]]:
-        """OffsetFetch: durable offsets of the partitions named (None: nothing committed), or of all there are."""
-        store = self._shard(group_id).store
-        wanted = store.offsets.topics(group_id) if topics is None else topics
-        return {
-            topic: {partition: store.offsets.get(group_id, topic, partition) for partition in partitions}
-            for topic, partitions in wanted.items()
-        }
+        """OffsetFetch: durable offsets of the partitions named (None: nothing committed), or of all there are.
+
+        One that was committed for an earlier topic of the name is none: a coordinator that was not there when that was
+        deleted has it still.
+        """
+        offsets = self._shard(group_id).store.offsets
+        if topics is None:
+            known: dict[str, dict[int, OffsetValue | None]] = {}
+            for key, value in offsets.items(group_id):
+                if self._shards.is_of(key.topic, value):
+                    known.setdefault(key.topic, {})[key.partition] = value
+            return known
+        found: dict[str, dict[int, OffsetValue | None]] = {}
+        for topic, partitions in topics.items():
+            values = found[topic] = {}
+            for partition in partitions:
+                one = offsets.get(group_id, topic, partition)
+                is_current = one is not None and self._shards.is_of(topic, one)
+                values[partition] = one if is_current else None
+        return found
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]

@@ -1,8 +1,8 @@
 """The records of `__consumer_offsets`, byte for byte as Kafka writes them. docs/formats/consumer_offsets.md has them.
 
 A key begins with an int16 that names its type: 0 and 1 an offset commit, 2 a group's metadata. A value begins with an
-int16 version; a null value is a tombstone. Written here: offset values v3 (v1 with an expire timestamp, as Kafka does)
-and group values v3. Read: all of v0–v4. Integers are big-endian, strings UTF-8.
+int16 version; a null value is a tombstone. Written here: offset values v4 (v3 if the topic's id is not known, v1 with
+an expire timestamp, as Kafka does) and group values v3. Read: all of v0–v4. Integers are big-endian, strings UTF-8.
 
 Invariants: `parse_*(encode_*(x)) == x`; bytes that are no such record raise `CorruptRecord`, never anything else. A key
 type that is not known here (Kafka's newer group types use 3 and up) parses to `UnknownKey`.
@@ -22,10 +22,13 @@ from storage.record_errors import CorruptRecord
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
 OFFSET_VALUE_VERSION = 3
+OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4
 OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 GROUP_VALUE_VERSION = 3
 NEWEST_VALUE_VERSION = 4
 FIRST_FLEXIBLE_VERSION = 4
+TOPIC_ID_TAG = 0
+NO_TOPIC_ID = bytes(16)
 MAX_STRING_BYTES = 0x7FFF
 """A string's length is an int16."""
 NO_TIMESTAMP = -1
@@ -65,6 +68,8 @@ class OffsetValue(NamedTuple):
     commit_ms: int
     expire_ms: int = NO_TIMESTAMP
     """When a client of OffsetCommit v2–v4 wanted it gone; -1: the group's retention decides."""
+    topic_id: bytes = b""
+    """Of the topic that had the name when it was committed, 16 bytes; empty: not known."""
 
 
 class MemberValue(NamedTuple):
@@ -103,7 +108,10 @@ def encode_group_key(group: str) -> bytes:
 
 
 def encode_offset_value(value: OffsetValue) -> bytes:
-    """OffsetCommitValue v3, or v1 (no leader epoch) if there is an expire timestamp. Raises `InvalidInput`."""
+    """OffsetCommitValue v4, v3 (no topic id), or v1 (neither that nor a leader epoch) if there is an expire timestamp.
+
+    Raises `InvalidInput`.
+    """
     if value.expire_ms != NO_TIMESTAMP:
         return b"".join(
             (
@@ -112,6 +120,20 @@ def encode_offset_value(value: OffsetValue) -> bytes:
                 _string(value.metadata),
                 _INT64.pack(value.commit_ms),
                 _INT64.pack(value.expire_ms),
+            )
+        )
+    if value.topic_id:
+        metadata = value.metadata.encode()
+        return b"".join(
+            (
+                _INT16.pack(OFFSET_VALUE_VERSION_WITH_TOPIC_ID),
+                _INT64.pack(value.offset),
+                _INT32.pack(value.leader_epoch),
+                _varint(len(metadata) + 1),
+                metadata,
+                _INT64.pack(value.commit_ms),
+                bytes((1, TOPIC_ID_TAG, len(NO_TOPIC_ID))),
+                value.topic_id,
             )
         )
     return b"".join(
@@ -173,9 +195,11 @@ def parse_offset_value(data: bytes) -> OffsetValue:
     metadata = reader.string()
     commit_ms = reader.int64()
     expire_ms = reader.int64() if version == OFFSET_VALUE_VERSION_WITH_EXPIRY else NO_TIMESTAMP
-    reader.tags()
+    topic_id = reader.tags().get(TOPIC_ID_TAG, NO_TOPIC_ID)
     reader.end()
-    return OffsetValue(offset, leader_epoch, metadata, commit_ms, expire_ms)
+    if len(topic_id) != len(NO_TOPIC_ID):
+        raise CorruptRecord(f"a record of the offsets topic has a topic id of {len(topic_id)} bytes")
+    return OffsetValue(offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id if any(topic_id) else b"")
 
 
 def parse_group_value(data: bytes) -> GroupValue:
@@ -215,6 +239,15 @@ def _member(reader: _Reader, version: int) -> MemberValue:
         subscription,
         assignment,
     )
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
 
 
 def _string(text: str) -> bytes:
@@ -280,13 +313,14 @@ class _Reader:
             raise CorruptRecord(f"a record of the offsets topic says it has {count} members")
         return count
 
-    def tags(self) -> None:
-        """Skip the tagged fields of a flexible version: they are optional by definition."""
-        if not self._flexible:
-            return
-        for _ in range(self._uvarint()):
-            self._uvarint()
-            self._take(self._uvarint())
+    def tags(self) -> dict[int, bytes]:
+        """The tagged fields of a flexible version, optional by definition."""
+        found: dict[int, bytes] = {}
+        if self._flexible:
+            for _ in range(self._uvarint()):
+                tag = self._uvarint()
+                found[tag] = self._take(self._uvarint())
+        return found
 
     def end(self) -> None:
         if self._at != len(self._data):

@@ -26,7 +26,7 @@ from broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, Gr
 from broker.groups.loader import load_store
 from broker.groups.messages import JoinResult, Limits, Now, Reply, SyncResult
 from broker.groups.offsets_topic import OFFSETS_TOPIC
-from broker.groups.records import encode_group_key, encode_group_value
+from broker.groups.records import OffsetValue, encode_group_key, encode_group_value
 from broker.groups.state import ClassicGroup
 from broker.groups.store import GroupStore, KeyValue, Removal
 from broker.groups.timers import TimerTable
@@ -458,6 +458,13 @@ class ShardTable:
                 shard.deleted_topics |= deleted
             elif shard.phase is Phase.ACTIVE:
                 self._forget_topics(shard, deleted)
+
+    def is_of(self, topic: str, value: OffsetValue) -> bool:
+        """Whether the offset was committed for the topic that has this name now. One without an id is taken for it."""
+        if not value.topic_id:
+            return True
+        record = self._controller.image.topic(topic)
+        return record is not None and record.id == value.topic_id
 
     def _forget_topics(self, shard: Shard, names: set[str]) -> None:
         if names:

@@ -36,7 +36,9 @@ async def offset_commit(context: RequestContext, request: Any) -> Any:
             errors[at] = _commit_error(context, *at, metadata)
             if errors[at] == 0:
                 epoch = getattr(one, "committed_leader_epoch", -1)
-                value = OffsetValue(one.committed_offset, epoch, metadata, now_ms, expire_ms)
+                record = context.services.controller.image.topic(topic.name)
+                topic_id = record.id if record is not None else b""
+                value = OffsetValue(one.committed_offset, epoch, metadata, now_ms, expire_ms, topic_id)
                 offsets.append((OffsetKey(request.group_id, *at), value))
     identity = MemberIdentity(request.member_id, getattr(request, "group_instance_id", None))
     try:

@@ -33,8 +33,10 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return wrapped
 
 
-async def commit(world: World, group: str, offset: int, *, topic: str = "orders", partition: int = 0) -> GroupError:
-    value = OffsetValue(offset, 3, f"at {offset}", world.clock.time_ms())
+async def commit(
+    world: World, group: str, offset: int, *, topic: str = "orders", partition: int = 0, topic_id: bytes = b""
+) -> GroupError:
+    value = OffsetValue(offset, 3, f"at {offset}", world.clock.time_ms(), topic_id=topic_id)
     return await world.coordinator.commit(group, NOBODY, -1, [(OffsetKey(group, topic, partition), value)])
 
 
@@ -240,6 +242,27 @@ async def test_a_topic_deleted_while_the_partition_loads_takes_its_offsets_along
         await world.loaded()
         await asyncio.sleep(1)
         assert world.coordinator.stats()["offsets"] == 0
+
+
+@virtual
+async def test_a_topic_that_was_deleted_and_made_again_unseen_by_its_coordinator_has_no_offsets() -> None:
+    async with World() as world:
+        old = world.topic
+        await commit(world, "g", 7, topic_id=old.id)
+        assert committed(world, "g") == 7
+        log = world.log
+        world.partitions.close(0)  # nobody coordinates the group while it happens
+        world.controller.delete_topic(old)
+        new = world.controller.add_topic("orders", 8)
+        world.partitions.open(log)
+        await world.loaded()
+        assert committed(world, "g") is None
+        assert world.coordinator.committed("g", None) == {}
+        await commit(world, "g", 3, topic_id=new.id)
+        assert await commit(world, "g", 9, topic_id=old.id) is GroupError.NONE  # it was on its way at the deletion
+        assert committed(world, "g") == 3
+        await world.restart()
+        assert committed(world, "g") == 3
 
 
 # --- deleting ---------------------------------------------------------------------------------------------------------

@@ -71,6 +71,15 @@ def test_offset_commit_value_v3_has_kafkas_bytes() -> None:
     )
 
 
+def test_a_topic_id_is_written_as_v4_as_kafka_does() -> None:
+    value = OffsetValue(0x1122, 5, "note", 0x0102030405, topic_id=b"0123456789abcdef")
+    assert (
+        encode_offset_value(value).hex()
+        == ("0004" + "0000000000001122" + "00000005" + "05" + b"note".hex() + "0000000102030405" + "01" + "00" + "10")
+        + b"0123456789abcdef".hex()
+    )
+
+
 def test_an_expire_timestamp_is_written_as_v1_as_kafka_does() -> None:
     data = encode_offset_value(OffsetValue(1, 9, "", 2, expire_ms=3))
     assert data.hex() == "0001" + "0000000000000001" + "0000" + "0000000000000002" + "0000000000000003"
@@ -113,12 +122,16 @@ def test_nulls_are_minus_one_lengths() -> None:
         (struct.pack(">hq", 2, 5) + string("m") + struct.pack(">q", 6), OffsetValue(5, -1, "m", 6)),
         (struct.pack(">hqi", 3, 5, 2) + string("m") + struct.pack(">q", 6), OffsetValue(5, 2, "m", 6)),
         (struct.pack(">hqi", 4, 5, 2) + compact(b"m") + struct.pack(">q", 6) + b"\0", OffsetValue(5, 2, "m", 6)),
-        (  # v4 with a tagged field (newer Kafka's topic id)
+        (  # v4 with a tagged field, the topic id, that says that it is not known
             struct.pack(">hqi", 4, 5, 2) + compact(b"m") + struct.pack(">q", 6) + b"\1\0\x10" + bytes(16),
             OffsetValue(5, 2, "m", 6),
         ),
+        (
+            struct.pack(">hqi", 4, 5, 2) + compact(b"m") + struct.pack(">q", 6) + b"\2\7\1x\0\x10" + b"i" * 16,
+            OffsetValue(5, 2, "m", 6, topic_id=b"i" * 16),
+        ),
     ],
-    ids=["v0", "v1", "v2", "v3", "v4", "v4-tagged"],
+    ids=["v0", "v1", "v2", "v3", "v4", "v4-tagged", "v4-topic-id"],
 )
 def test_offset_values_of_every_version_are_read(data: bytes, expected: OffsetValue) -> None:
     assert parse_offset_value(data) == expected
@@ -157,9 +170,9 @@ def test_keys_come_back(group: str, topic: str, partition: int) -> None:
     assert parse_key(encode_group_key(group)) == GroupKey(group)
 
 
-@given(INT64, INT32, TEXT, INT64)
-def test_offset_values_come_back(offset: int, epoch: int, metadata: str, commit_ms: int) -> None:
-    value = OffsetValue(offset, epoch, metadata, commit_ms)
+@given(INT64, INT32, TEXT, INT64, st.sampled_from((b"", b"0123456789abcdef")))
+def test_offset_values_come_back(offset: int, epoch: int, metadata: str, commit_ms: int, topic_id: bytes) -> None:
+    value = OffsetValue(offset, epoch, metadata, commit_ms, topic_id=topic_id)
     assert parse_offset_value(encode_offset_value(value)) == value
 
 

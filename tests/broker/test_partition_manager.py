@@ -34,13 +34,19 @@ class BusyController(DataController):
     """Refuses to open streams as often as it is told to, and answers a turn of the loop later."""
 
     refusals = 0
+    hold: asyncio.Event | None = None
+    """The next answer waits for it."""
 
     async def open_streams(self, *args: Any) -> list[OpenedStream]:
         await asyncio.sleep(0)
         if self.refusals:
             self.refusals -= 1
             raise Unavailable("the controller is busy")
-        return await super().open_streams(*args)
+        opened = await super().open_streams(*args)
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            await hold.wait()
+        return opened
 
 
 class World:
@@ -157,6 +163,28 @@ def test_what_is_open_is_what_is_placed_here_whatever_happens(steps: list[tuple[
             await until(here.is_settled, "what is open is what is placed here")
             await here.partitions.wait_settled()
             assert here.partitions.problems() == []
+
+    asyncio.run(run())
+
+
+def test_a_name_stands_for_the_newest_topic_that_has_it() -> None:
+    """Though the older one, deleted while it opened, opens after it."""
+
+    async def run() -> None:
+        async with world() as here:
+            opened = []
+            here.partitions.on_opened(opened.append)
+            hold = here.controller.hold = asyncio.Event()
+            old = await here.create("t", [NODE_ID])
+            await until(lambda: here.controller.hold is None, "its streams are open")
+            await here.controller.delete_topic(old.id)
+            new = await here.create("t", [NODE_ID])
+            await until(here.is_settled, "the new one is open")
+            hold.set()
+            await until(lambda: len(opened) == 2, "the old one opens")
+            assert here.partitions.get("t", 0) is here.partitions.get_by_id(new.id, 0)
+            await until(lambda: here.partitions.counts()["open"] == 1, "and closes")
+            assert here.partitions.get("t", 0) is here.partitions.get_by_id(new.id, 0)
 
     asyncio.run(run())
 

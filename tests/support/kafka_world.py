@@ -90,7 +90,8 @@ class DataController(WorldController):
         self.apply(c.QuarantineStream(replica_set_id, master_epoch, stream_id, reason))
 
     def quarantined(self, stream_id: int) -> str:
-        return self.image.streams[stream_id].quarantined
+        record = self.image.streams.get(stream_id)
+        return record.quarantined if record is not None else ""
 
     async def allocate_producer_ids(self, broker_id: int, registration_epoch: int) -> tuple[int, int]:
         first, count = await self._ask(c.AllocateProducerIds(broker_id, registration_epoch))
