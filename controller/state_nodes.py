@@ -41,8 +41,13 @@ _APPLIED = "broker-id/"
 
 
 def become_active(tables: Tables, command: BecomeActive) -> None:
-    """Start a controller's term. Raises `NotController` for a term that is not newer."""
+    """Start a controller's term. Raises `NotController` for a term that is not newer.
+
+    A term has one leader: if it comes again, its first command took effect without its knowing. It is active then.
+    """
     row = tables.cluster.get("")
+    if row is not None and (command.node_id, command.term) == (row.active_node, row.active_term):
+        return
     if row is not None and command.term <= row.active_term:
         raise NotController(f"term {command.term} is over; term {row.active_term} is active")
     cluster_id = row.id if row is not None else command.cluster_id

@@ -169,6 +169,7 @@ class SimConsensus:
         self._match: dict[int, int] = {}
         self._heard: dict[int, float] = {}
         self._votes: set[int] = set()
+        """Of a candidate, and of the leader that it became. A follower has none: a late vote elects nobody."""
         self._leader_heard_s = float("-inf")
         self._deadline_s = 0.0
         self._syncing = False
@@ -351,6 +352,7 @@ class SimConsensus:
         record = self._record
         if term > record.term:
             record.term, record.voted_for = term, None
+        self._votes.clear()
         if self._leads:
             self._leads = False
             self._lose(OutcomeUnknown("leadership was lost while the command was in flight"))
@@ -417,9 +419,9 @@ class SimConsensus:
     def _on_vote(self, source: int, vote: _Vote) -> None:
         if vote.term > self._record.term:
             self._follow(vote.term, None)
-        elif vote.term == self._record.term and vote.granted and not self._leads:
+        elif vote.term == self._record.term and vote.granted and not self._leads and self._votes:
             self._votes.add(source)
-            if len(self._votes) >= self._majority and self._record.voted_for == self._id:
+            if len(self._votes) >= self._majority:
                 self._lead()
 
     def _accept_leader(self, term: int, leader: int) -> bool:

@@ -59,6 +59,16 @@ def test_commands_of_another_term_have_no_effect(driver: Driver) -> None:
         driver.run(c.BecomeActive(0, 5, "again", DELAY_MS))
 
 
+def test_a_leader_that_missed_that_it_became_active_is_told_so_when_it_asks_again(driver: Driver) -> None:
+    """Its first command was taken for lost. If it were refused, no controller would be active until an election."""
+    driver.run(c.BecomeActive(1, 5, "other", DELAY_MS))
+    before = driver.image.cluster
+    driver.run(c.BecomeActive(1, 5, "another", DELAY_MS))
+    assert driver.image.cluster == before
+    with pytest.raises(NotController):
+        driver.run(c.BecomeActive(1, 4, "older", DELAY_MS))
+
+
 def test_a_second_live_broker_with_the_same_id_is_refused_until_the_first_is_dead(driver: Driver) -> None:
     assert driver.run(c.RegisterBroker(1, "mine", "a", "h", 1, "", ""), int) == 1
     with pytest.raises(BrokerIdInUse) as refused:
