@@ -13,9 +13,20 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import hypothesis
 import pytest
 
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
+
+# A machine that is busy is no defect. Where `CI` is set Hypothesis's own profile also has the examples depend on the
+# test alone; elsewhere they are new each time.
+hypothesis.settings.register_profile(
+    "tidelog",
+    hypothesis.settings(),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tidelog")
 
 T = TypeVar("T")
 PREFIX = "missing: "
