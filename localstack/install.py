@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "l
 """kcat and what it is linked with, less the C library. Which of them a release of the distribution has, varies."""
 
 COMMAND_TIMEOUT_S = 1800
+PAUSES_S = (5, 30)
+"""Between the attempts of a command that downloads: a registry that is busy or away for a moment fails no run."""
 
 
 class Missing(Exception):
@@ -93,6 +96,17 @@ def run(command: Sequence[str | Path], *, cwd: Path, **environment: str) -> None
         raise Missing(f"`{' '.join(map(str, command[:4]))} …` failed: {tail}")
 
 
+def download(command: Sequence[str | Path], *, cwd: Path, **environment: str) -> None:
+    """As `run`, a few times: each failure but the last is told on stderr."""
+    for attempt, pause_s in enumerate(PAUSES_S, 1):
+        try:
+            return run(command, cwd=cwd, **environment)
+        except Missing as error:
+            print(f"attempt {attempt}, the next in {pause_s} s: {error}", file=sys.stderr, flush=True)
+            time.sleep(pause_s)
+    return run(command, cwd=cwd, **environment)
+
+
 def minio_path() -> Path:
     """Where the MinIO binary is or will be."""
     return cache_dir() / f"minio-{MINIO_VERSION}" / "minio"
@@ -105,7 +119,7 @@ def install_minio(work: Path) -> None:
         raise Missing("no `go` on PATH, and MinIO is published as source only")
     built = work / "bin"
     options = ["-trimpath", "-ldflags=-s -w"]  # 40 MB smaller
-    run([go, "install", *options, f"{MINIO_MODULE}@{MINIO_VERSION}"], cwd=work, GOBIN=str(built), CGO_ENABLED="0")
+    download([go, "install", *options, f"{MINIO_MODULE}@{MINIO_VERSION}"], cwd=work, GOBIN=str(built), CGO_ENABLED="0")
     run([built / "minio", "--version"], cwd=work)
     minio_path().parent.mkdir(parents=True, exist_ok=True)
     (built / "minio").replace(minio_path())
@@ -124,7 +138,7 @@ def install_localstack(work: Path) -> None:
     shutil.rmtree(contents, ignore_errors=True)
     run([sys.executable, "-m", "venv", contents], cwd=work)
     python = contents / "bin" / "python"
-    run([python, "-m", "pip", "install", "--quiet", "--no-input", *LOCALSTACK_PACKAGES], cwd=work)
+    download([python, "-m", "pip", "install", "--quiet", "--no-input", *LOCALSTACK_PACKAGES], cwd=work)
     run([python, "-c", "import localstack.runtime.main, hypercorn"], cwd=work)
     environment.unlink(missing_ok=True)
     environment.symlink_to(contents.name)
@@ -146,10 +160,9 @@ def install_kcat(work: Path) -> None:
     try:
         run(["apt-get", "download", "kcat"], cwd=downloads)
     except Missing:
-        if os.geteuid() != 0:
-            raise
-        run(["apt-get", "update"], cwd=downloads)
-        run(["apt-get", "download", "kcat"], cwd=downloads)
+        if os.geteuid() == 0:
+            download(["apt-get", "update"], cwd=downloads)
+        download(["apt-get", "download", "kcat"], cwd=downloads)
     for package in KCAT_PACKAGES[1:]:
         with contextlib.suppress(Missing):  # named otherwise in this release, or not needed; the run below decides
             run(["apt-get", "download", package], cwd=downloads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -10,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +23,7 @@ SERVE = [sys.executable, str(ROOT / "localstack" / "serve.py"), "moto"]
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting until {what}"
@@ -102,3 +104,23 @@ def test_an_unknown_kind_is_refused() -> None:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 2
         assert "usage:" in result.stderr
+
+
+def test_a_download_that_fails_is_tried_again_within_bounds_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = importlib.util.spec_from_file_location("install_of_localstack", ROOT / "localstack" / "install.py")
+    assert loaded is not None and loaded.loader is not None
+    install: Any = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(install)
+    slept: list[float] = []
+    monkeypatch.setattr(install, "time", SimpleNamespace(sleep=slept.append))
+    count = tmp_path / "count"
+    count.write_text("")
+    fails_twice = f'printf x >> {count}; [ "$(cat {count})" = xxx ] || {{ echo the registry is away; exit 1; }}'
+    install.download(["sh", "-c", fails_twice], cwd=tmp_path)
+    assert slept == list(install.PAUSES_S)
+    assert capsys.readouterr().err.count("failed: the registry is away") == 2
+    with pytest.raises(install.Missing, match="the registry is away"):
+        install.download(["sh", "-c", fails_twice], cwd=tmp_path)  # it goes on failing
+    assert count.read_text() == "xxx" + "x" * (len(install.PAUSES_S) + 1)
