@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from simulation.checkers import check
 from simulation.history import History, Op
@@ -169,7 +169,7 @@ class PartitionLoad:
         with self._lock:
             return min(self._counts)
 
-    def wait_grown(self, by: int = 20, timeout_s: float = 60.0) -> None:
+    def wait_grown(self, by: int = 20, timeout_s: float = 120.0) -> None:
         """Until every partition has so many more acknowledgements. Raises `AssertionError`."""
         with self._lock:
             targets = [count + by for count in self._counts]
@@ -197,11 +197,25 @@ class PartitionLoad:
             consumer.close()
         return problems + [finding.text() for finding in check(self.history)[:20]]
 
+    def _list_offsets(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+        """Log start and high watermark. librdkafka does not ask again when the leader moves while it asks."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            op = self.history.begin("list_offsets", _READER, _now_us(), topic=self.topic, partition=partition)
+            try:
+                low, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=60)
+            except KafkaException as error:
+                self.history.end(op, "fail", _now_us(), error=str(error))
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+                continue
+            self.history.end(op, "ok", _now_us(), log_start=low, high_watermark=end)
+            return low, end
+
     def _read_partition(self, consumer: Consumer, partition: int) -> list[str]:
         where, place = f"{self.topic}-{partition}", {"topic": self.topic, "partition": partition}
-        op = self.history.begin("list_offsets", _READER, _now_us(), **place)
-        low, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=60)
-        self.history.end(op, "ok", _now_us(), log_start=low, high_watermark=end)
+        low, end = self._list_offsets(consumer, partition)
         self.history.note("assign", _READER, _now_us(), **place, offset=0)
         consumer.assign([TopicPartition(self.topic, partition, OFFSET_BEGINNING)])
         due = 0
