@@ -51,7 +51,7 @@ MODULES = (
     metadata,
     topics,
 )
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 def with_broker(client: Callable[[str, AdminWorld], None], **broker_configs: str) -> None:

@@ -200,7 +200,7 @@ def test_a_start_is_not_held_up_by_a_partition_that_leaves() -> None:
         made.storage.upload_now = held.wait  # type: ignore[method-assign,assignment]
         await made.start()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await made.partitions.wait_settled()
             assert made.partitions.counts()["open"] == 2
             assert made.partitions.unsettled() == []

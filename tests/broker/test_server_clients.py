@@ -110,7 +110,7 @@ def test_aiokafka(codec: str | None, idempotent: bool) -> None:
         consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
         consumer.assign([AioTopicPartition("t", index) for index in range(2)])
         got: list[tuple[int, bytes]] = []
-        async with consumer, asyncio.timeout(20):
+        async with consumer, asyncio.timeout(60):
             while len(got) < COUNT:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     got += [(record.partition, record.value) for record in records]

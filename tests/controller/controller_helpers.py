@@ -99,7 +99,7 @@ def make_client(*addresses: tuple[str, int], **kwargs: Any) -> ControllerClient:
 
 
 async def until(
-    condition: Callable[[], bool], timeout_s: float = 10.0, nudge: Callable[[], Awaitable[None]] | None = None
+    condition: Callable[[], bool], timeout_s: float = 60.0, nudge: Callable[[], Awaitable[None]] | None = None
 ) -> None:
     """Wait for a condition, with a deadline; `nudge` is done between looks."""
     async with asyncio.timeout(timeout_s):

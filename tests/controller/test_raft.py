@@ -166,7 +166,7 @@ def test_an_idle_member_sleeps(tmp_path: Path) -> None:
         await until(lambda: raft.role.is_leader)
         begin = time.process_time()
         await asyncio.sleep(1.0)
-        assert time.process_time() - begin < 0.05
+        assert time.process_time() - begin < 0.25
         await raft.close()
 
     asyncio.run(scenario())

@@ -36,7 +36,7 @@ def serve(tmp_path: Path, test: Callable[[ControllerNode], Awaitable[None]]) -> 
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             return await reader.read(1) == b""
         except ConnectionResetError:

@@ -19,13 +19,11 @@ def tidelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TidelogProcess
         assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("client", sorted(KITS))
 def test_a_real_client_gets_back_every_byte(client: str, tidelog: TidelogProcess) -> None:
     round_trip(KITS[client](), tidelog.bootstrap, f"trip-{client}")
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("wal", ["s3", "memory"])
 def test_a_real_client_gets_back_every_byte_without_a_wal_on_disk(wal: str, tmp_path: Path) -> None:
     with running(tmp_path / "data", ["--wal", wal]) as process:

@@ -26,7 +26,6 @@ def tidelog_on_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory)
         assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("client", sorted(KITS))
 def test_a_real_client_gets_back_every_byte_over_s3(client: str, tidelog_on_s3: TidelogProcess) -> None:
     round_trip(KITS[client](), tidelog_on_s3.bootstrap, f"trip-{client}")
@@ -44,7 +43,6 @@ def tidelog_without_a_disk(
         assert not (data_dir / "wal").exists()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("client", sorted(KITS))
 def test_a_real_client_gets_back_every_byte_with_the_wal_in_the_bucket(
     client: str, tidelog_without_a_disk: TidelogProcess
@@ -52,7 +50,6 @@ def test_a_real_client_gets_back_every_byte_with_the_wal_in_the_bucket(
     round_trip(KITS[client](), tidelog_without_a_disk.bootstrap, f"trip-{client}")
 
 
-@pytest.mark.timeout(300)
 def test_a_real_client_gets_back_every_byte_with_the_wal_in_localstack(
     tmp_path: Path, localstack_server: S3Server
 ) -> None:

@@ -275,7 +275,7 @@ def test_a_second_live_broker_with_the_same_id_and_a_wrong_secret_are_refused(tm
         (tmp_path / "third" / "bucket").symlink_to(tmp_path / "bucket", target_is_directory=True)
         impostor.output.clear()
         impostor.start()
-        eventually(lambda: any("secret" in line for line in impostor.output), 30)
+        eventually(lambda: any("secret" in line for line in impostor.output), 120)
         assert not any(line.startswith("ready") for line in impostor.output)
         impostor.kill()
 

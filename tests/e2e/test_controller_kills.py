@@ -12,7 +12,6 @@ ROUNDS = 4
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_killed_active_controllers_cause_no_produce_error_and_lose_no_command(tmp_path: Path) -> None:
     report = run(ROUNDS, tmp_path, partitions=12, seed=7)
     assert not report.problems, report.text()
@@ -22,7 +21,6 @@ def test_killed_active_controllers_cause_no_produce_error_and_lose_no_command(tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_killed_active_controllers_that_are_brokers_too_lose_and_double_nothing(tmp_path: Path) -> None:
     report = run(2, tmp_path, is_embedded=True, partitions=12, seed=8)
     assert not report.problems, report.text()

@@ -55,7 +55,6 @@ class Writer:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_bucket_that_answers_503_for_a_minute_stops_nothing_and_loses_nothing(
     tmp_path: Path, moto_server: S3Server
 ) -> None:
@@ -89,7 +88,6 @@ def test_a_bucket_that_answers_503_for_a_minute_stops_nothing_and_loses_nothing(
             assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
 
 
-@pytest.mark.timeout(180)
 def test_a_bucket_that_is_not_there_at_start_is_a_clear_error_and_is_retried(
     tmp_path: Path, moto_server: S3Server
 ) -> None:
@@ -114,7 +112,6 @@ def test_a_bucket_that_is_not_there_at_start_is_a_clear_error_and_is_retried(
         process.kill()
 
 
-@pytest.mark.timeout(180)
 def test_a_broker_with_data_serves_while_its_bucket_is_away(tmp_path: Path, moto_server: S3Server) -> None:
     with faulty_proxy(moto_server) as proxy:
         flags = [*s3_flags(proxy.server), "--set", "s3.retry_budget_ms=1000"]
@@ -151,7 +148,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_full_disk_makes_producers_wait_and_loses_nothing(small_disk: Path, moto_server: S3Server) -> None:
     with faulty_proxy(moto_server) as proxy:
         flags = [*s3_flags(proxy.server), "--set", "wal.segment_bytes=4194304", "--set", "upload.age_ms=300"]
@@ -199,7 +195,6 @@ def fill_and_kill(data_dir: Path) -> tuple[list[bytes], int]:
         return writer.acknowledged, process.port
 
 
-@pytest.mark.timeout(120)
 def test_a_wal_with_acknowledged_bytes_missing_is_refused_with_a_clear_error(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     acknowledged, port = fill_and_kill(data_dir)
@@ -223,7 +218,6 @@ def test_a_wal_with_acknowledged_bytes_missing_is_refused_with_a_clear_error(tmp
         assert [row[4] for row in read_topic(process.bootstrap, "t")] == acknowledged
 
 
-@pytest.mark.timeout(120)
 def test_a_torn_last_record_is_cut_and_everything_before_it_is_served(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     acknowledged, port = fill_and_kill(data_dir)
@@ -240,7 +234,6 @@ def test_a_torn_last_record_is_cut_and_everything_before_it_is_served(tmp_path: 
         assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.timeout(120)
 def test_a_data_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with running(tmp_path / name) as process:
@@ -256,7 +249,6 @@ def test_a_data_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
         process.kill()
 
 
-@pytest.mark.timeout(60)
 def test_a_data_directory_in_use_is_refused(tmp_path: Path) -> None:
     with running(tmp_path / "data"):
         second = TidelogProcess(tmp_path / "data")
@@ -268,7 +260,6 @@ def test_a_data_directory_in_use_is_refused(tmp_path: Path) -> None:
             second.kill()
 
 
-@pytest.mark.timeout(60)
 def test_a_killed_up_leaves_nothing_outside_of_its_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +274,6 @@ def test_a_killed_up_leaves_nothing_outside_of_its_data_directory(
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.timeout(60)
 def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -331,7 +321,6 @@ def test_a_wrong_bucket_name_is_told_at_once(tmp_path: Path, moto_server: S3Serv
         process.kill()
 
 
-@pytest.mark.timeout(120)
 def test_a_server_that_cannot_fence_is_refused_for_the_wal_and_told_why(tmp_path: Path, moto_server: S3Server) -> None:
     with faulty_proxy(moto_server) as proxy:
         proxy.fault = lambda seen: Fault(drop_headers=("If-None-Match",))
@@ -345,7 +334,6 @@ def test_a_server_that_cannot_fence_is_refused_for_the_wal_and_told_why(tmp_path
             process.kill()
 
 
-@pytest.mark.timeout(180)
 def test_a_wal_in_the_bucket_rides_out_a_bucket_that_is_away(tmp_path: Path, moto_server: S3Server) -> None:
     """Producers wait, nothing fails and nothing is lost; answers that get lost are recognised."""
     with faulty_proxy(moto_server) as proxy:
@@ -371,7 +359,6 @@ def test_a_wal_in_the_bucket_rides_out_a_bucket_that_is_away(tmp_path: Path, mot
             assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.timeout(120)
 def test_a_wal_on_disk_is_not_left_behind_by_a_change_of_kind(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         create_topic(process.bootstrap, "t")

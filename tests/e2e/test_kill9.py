@@ -44,7 +44,6 @@ def test_a_hole_in_the_offsets_is_found_unless_records_were_deleted(offsets: lis
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_kill_9_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
     report = run(ROUNDS, seed=7, data_dir=tmp_path / "data")
     assert report.clean, report.text()
@@ -52,14 +51,12 @@ def test_kill_9_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_kill_9_over_s3_loses_doubles_and_reorders_nothing(tmp_path: Path, minio_server: S3Server) -> None:
     report = run(8, seed=8, data_dir=tmp_path / "data", flags=tuple(s3_flags(minio_server)))
     assert report.clean, report.text()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_kill_9_with_the_wal_in_the_bucket_loses_doubles_and_reorders_nothing(
     tmp_path: Path, minio_server: S3Server
 ) -> None:

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka import Producer
 
 from simulation.faulty_s3 import Fault
@@ -77,7 +76,6 @@ class Flood:
         assert self._producer.flush(90) == 0, "records without an outcome"
 
 
-@pytest.mark.timeout(240)
 def test_a_producer_faster_than_the_bucket_waits_at_the_bound_and_loses_nothing(
     tmp_path: Path, moto_server: S3Server
 ) -> None:

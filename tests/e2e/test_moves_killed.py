@@ -99,7 +99,7 @@ def test_an_active_controller_killed_in_the_middle_of_moves_loses_nothing_and_th
                 assert [one["error"] for one in asked["results"]] == [None] * len(mine)
                 time.sleep(rng.uniform(0.0, 0.1))
                 cluster.nodes[active].kill()
-                eventually(lambda: _all_on(cluster.bootstrap, mine, target), 30)  # noqa: B023
+                eventually(lambda: _all_on(cluster.bootstrap, mine, target), 120)  # noqa: B023
                 load.more(20)
                 cluster.nodes[active].start()
                 cluster.nodes[active].wait_ready()

@@ -27,7 +27,6 @@ STEPS = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=pytest.mark.servers(each)) for each in ("minio", "localstack")]
 )

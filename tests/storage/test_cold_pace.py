@@ -391,7 +391,7 @@ def test_a_reader_that_goes_away_takes_nothing_and_holds_nobody_up() -> None:
         started = world.clock.now_s
         for one in gone:
             one.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await last
         assert world.clock.now_s - started < MAX_WAIT_S
 

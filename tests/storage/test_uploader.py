@@ -68,7 +68,7 @@ def test_reaching_the_age_uploads_without_being_asked() -> None:
         committed = asyncio.Event()
         world.objects.on_commit = lambda commit: committed.set() if commit.objects else None
         world.append(1, b"x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await committed.wait()
         await world.storage.close(upload=False)
 

@@ -128,7 +128,7 @@ def test_a_full_wal_says_so_and_goes_on_after_a_trim(tmp_path):
             assert not waiting.done()
             wal.note_confirmed(wal.durable_offset)
             await wal.trim(wal.durable_offset)
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
             wal.append(1, 1, 1000, 1, [bytes(1000)])
             assert wal.start_offset == accepted[-1]
 

@@ -46,7 +46,7 @@ def test_no_space_for_the_next_file_is_back_pressure_until_there_is_some():
         end = wal.end_offset
         assert wal.durable_offset == end and not failures
         disk.capacity_bytes = 1 << 40
-        assert await asyncio.wait_for(append(wal, count, bytes(1000)), 10) == end + 1064
+        assert await asyncio.wait_for(append(wal, count, bytes(1000)), 60) == end + 1064
         await wal.close()
 
     asyncio.run(main())
@@ -63,7 +63,7 @@ def test_an_epoch_that_finds_the_disk_full_is_refused_whole_and_may_be_asked_aga
         assert wal.master_epoch == -1
         disk.capacity_bytes = SEGMENT
         with pytest.raises(WalFull, match="epoch file"):
-            await asyncio.wait_for(begin_when_there_is_a_spare(wal), 10)
+            await asyncio.wait_for(begin_when_there_is_a_spare(wal), 60)
         disk.capacity_bytes = 1 << 40
         await wal.begin_epoch(1)
         assert wal.durable_offset == 64
@@ -123,7 +123,7 @@ def test_a_really_full_file_system(small_file_system):
         wal.note_confirmed(wal.durable_offset)
         await wal.trim(wal.durable_offset)
         for i in range(5):
-            await asyncio.wait_for(append(wal, count + i, bytes(1000)), 20)
+            await asyncio.wait_for(append(wal, count + i, bytes(1000)), 60)
         await durable(wal)
         count += 5
         more = await fill_on(wal, count)

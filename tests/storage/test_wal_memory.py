@@ -49,7 +49,7 @@ def test_it_is_bounded_and_a_trim_makes_room():
         await asyncio.sleep(0)
         assert not waiting.done()
         await wal.trim(wal.durable_offset)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
         wal.append(1, 1, 9, 1, [bytes(1000)])
 
     asyncio.run(main())

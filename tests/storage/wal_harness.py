@@ -27,7 +27,7 @@ async def recovered(wal: DiskWal) -> list[WalRecord]:
     return records
 
 
-async def until(condition, timeout_s: float = 20.0) -> None:
+async def until(condition, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)

@@ -151,13 +151,13 @@ def test_nothing_confirmed_is_lost_and_nothing_doubled_over_crashes(seed: int) -
                 confirmed = max(confirmed, log.high_watermark)
             action = rng.choice(["crash", "close", "upload", "disk", "housekeeping"])
             if action == "upload":
-                await asyncio.wait_for(cluster.world.storage.upload_now(), 10)
+                await asyncio.wait_for(cluster.world.storage.upload_now(), 60)
             elif action == "housekeeping":
                 await log.apply_retention()
             else:
                 if action == "disk":
                     await log.close()
-                    await asyncio.wait_for(cluster.world.storage.upload_now(), 10)
+                    await asyncio.wait_for(cluster.world.storage.upload_now(), 60)
                     await cluster.lose_the_disk()
                     confirmed = sent
                 elif action == "close":
@@ -223,7 +223,7 @@ def test_a_full_log_cache_refuses_an_append_and_changes_nothing() -> None:
                     return log.append(batch(sequence))
                 except Overloaded:
                     refused += 1
-                    await asyncio.wait_for(cluster.world.storage.writable(), 10)
+                    await asyncio.wait_for(cluster.world.storage.writable(), 60)
 
         for n in range(200):
             assert not (await append(n)).duplicate

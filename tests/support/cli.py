@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-TIMEOUT_S = 60
+TIMEOUT_S = 180
 NO_REBALANCE_DELAY = ("--set", "group.initial_rebalance_delay_ms=0")
 """Flags of `tidelog up`: a group's first member need not wait for more."""
 
@@ -76,7 +76,7 @@ class Cli:
         )
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Wait for a condition with a deadline."""
     import time
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Record = tuple[bytes | None, bytes]
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 FAST_GROUP = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 500}
 

@@ -239,7 +239,7 @@ class Cluster:
         assert found is not None
         return found
 
-    def move(self, topic: str, index: int, to: int, timeout_s: float = 30.0) -> None:
+    def move(self, topic: str, index: int, to: int, timeout_s: float = 60.0) -> None:
         """Place a partition and wait until its new broker serves it."""
         self.place(topic, index, to)
         wait_until(lambda: self.serves(to, topic, index), f"{topic}-{index} is on {to}", timeout_s)

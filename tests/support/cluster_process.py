@@ -39,7 +39,7 @@ class UpCluster(TidelogProcess):
     def bootstrap(self) -> str:
         return self._bootstrap
 
-    def start(self, timeout_s: float = 90.0) -> UpCluster:
+    def start(self, timeout_s: float = 180.0) -> UpCluster:
         self.launch()
         self._bootstrap = self.wait_for_line(READY_PREFIX, timeout_s).removeprefix(READY_PREFIX)
         return self

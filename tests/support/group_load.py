@@ -30,7 +30,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from tests.support.gaps import Gaps
 from tests.support.partition_load import number_of
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 LOOK_S = 0.25
 MAX_PROBLEMS = 20
 

@@ -21,7 +21,7 @@ from kio.serial import entity_reader, entity_writer
 from broker.wire import schema
 
 API_VERSIONS = 18
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def request_entity(api_key: int, version: int, **fields: Any) -> Any:

@@ -52,7 +52,7 @@ APIS: list[ApiHandler] = [
 ]
 NODE_ID = 1
 CLUSTER_ID = "admin-world-cluster-id"
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class LeaderNotAvailable(Unavailable):

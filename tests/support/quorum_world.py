@@ -186,7 +186,7 @@ class QuorumWorld:
             found[:] = [each for each in self.leaders() if among is None or each in among]
             return len(found) == 1
 
-        await until(one, 20)
+        await until(one)
         return self.members[found[0]]
 
     async def propose(self, number: int, padding: int = 0) -> None:
@@ -224,7 +224,7 @@ class QuorumWorld:
                 if among is None or node_id in among
             )
 
-        await until(same, 30)
+        await until(same)
 
     async def close(self) -> None:
         for node_id in list(self.members):

@@ -61,13 +61,13 @@ class TidelogProcess:
                 self._lines.put(line.rstrip())
         self._lines.put(None)
 
-    def start(self, timeout_s: float = 60.0) -> TidelogProcess:
+    def start(self, timeout_s: float = 120.0) -> TidelogProcess:
         """Start the process and wait until clients can connect."""
         self.launch()
         self.wait_for_line(READY_PREFIX, timeout_s)
         return self
 
-    def wait_for_line(self, part: str, timeout_s: float = 60.0) -> str:
+    def wait_for_line(self, part: str, timeout_s: float = 120.0) -> str:
         """The first line not seen yet that contains `part`; fails with the whole output when none comes."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -95,7 +95,7 @@ class TidelogProcess:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self, timeout_s: float = 120.0) -> int:
         """SIGTERM, and wait; returns the exit code."""
         assert self._process is not None
         if self._process.poll() is None:
@@ -106,7 +106,7 @@ class TidelogProcess:
             self.kill()
             raise AssertionError(f"tidelog did not end in {timeout_s} s:\n" + self.tail()) from None
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         """Wait for the process to end by itself."""
         assert self._process is not None
         return self._process.wait(timeout_s)

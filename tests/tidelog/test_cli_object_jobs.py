@@ -174,7 +174,6 @@ def test_what_the_controller_refuses_is_told_and_nothing_is_changed(tmp_path: Pa
 
 
 @pytest.mark.slow  # a prepared id outlasts the slowest pace
-@pytest.mark.timeout(300)
 def test_what_a_killed_compaction_left_is_found_and_orphans_are_deleted(tmp_path: Path) -> None:
     flags = (
         *BY_HAND,
