@@ -343,6 +343,29 @@ def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: P
     asyncio.run(main())
 
 
+def test_objects_land_where_they_belong_though_few_directories_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.object_store_local.OPEN_DIRECTORIES", 2)
+    bucket = tmp_path / "bucket"
+
+    async def main() -> None:
+        store = LocalObjectStore(bucket)
+
+        async def fill(directory: str) -> None:
+            for number in range(6):
+                await store.put(f"{directory}/{number}", [directory.encode()], if_absent=number % 2 == 0)
+            await store.delete([f"{directory}/0"])
+
+        await asyncio.gather(*(fill(f"d{number}") for number in range(30)))
+        for number in range(30):
+            paths = sorted((bucket / f"d{number}").iterdir())
+            assert [(path.name, path.read_text()) for path in paths] == [(each, f"d{number}") for each in "12345"]
+        await store.close()
+
+    asyncio.run(main())
+
+
 def test_a_directory_that_cannot_be_used_is_said_clearly(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be used"):
