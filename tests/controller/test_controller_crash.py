@@ -63,9 +63,11 @@ class World:
 def test_nothing_acknowledged_is_lost_when_killed_at_random_moments(tmp_path: Path) -> None:
     world = World(tmp_path / "controller")
     rng = random.Random(7)
-    total = sum(world.round(seconds=rng.uniform(0.05, 0.5)) for _ in range(10))
+    rounds = acknowledged = 0
+    while rounds < 10 or acknowledged <= 200:  # a slow machine gets more rounds
+        acknowledged += world.round(seconds=rng.uniform(0.05, 0.5))
+        rounds += 1
     world.round(seconds=0.1)
-    assert total > 200, "the rounds were too short to prove anything"
 
 
 def test_nothing_acknowledged_is_lost_when_killed_around_each_step_of_a_compaction(tmp_path: Path) -> None:
@@ -74,5 +76,5 @@ def test_nothing_acknowledged_is_lost_when_killed_around_each_step_of_a_compacti
     begin = time.monotonic()
     for step in range(1, 60, 3):
         world.round(step=step)
-        assert time.monotonic() - begin < 100
+        assert time.monotonic() - begin < 400
     world.round(seconds=0.1)

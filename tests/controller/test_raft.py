@@ -65,7 +65,7 @@ def test_a_single_member_leads_at_once_and_remembers_everything(tmp_path: Path) 
                 expected.append(blob)
             assert machine.indexes == sorted(set(machine.indexes))
             await raft.close()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30
 
     asyncio.run(scenario())
 

@@ -182,7 +182,7 @@ def test_killed_paused_and_absent_controllers_cause_no_produce_error(tmp_path: P
                     node.start()
                     node.wait_ready()
                 eventually(lambda: not cluster.controllers()["problems"])
-            assert load.longest_gap_s < 5.0  # brokers need no controller to serve
+            assert load.longest_gap_s < 20.0  # brokers need no controller to serve
             for node_id in cluster.members:
                 cluster.nodes[node_id].kill()
             load.grown(500)

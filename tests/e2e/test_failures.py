@@ -82,7 +82,7 @@ def test_a_bucket_that_answers_503_for_a_minute_stops_nothing_and_loses_nothing(
             writer.flush()
             assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
             assert process.stop() == 0, process.tail()
-            assert slowest_s < 10, "a write waited for the bucket"
+            assert slowest_s < OUTAGE_S / 2, "a write waited for the bucket"
         shutil.rmtree(tmp_path / "data" / "wal")
         with running(tmp_path / "data", flags) as process:
             assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
