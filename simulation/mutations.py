@@ -558,7 +558,7 @@ _LIST = [
             ),
         ),
         ("committed-offset-back",),
-        ("kill", "stop", "pause", "isolate", "slow"),
+        ("kill", "kill-all", "stop", "pause"),
     ),
     Mutation(
         "topic-by-name",
