@@ -51,8 +51,8 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 async def world(directory: Path, **kwargs: Any) -> tuple[ControllerNode, ControllerClient]:
     node = make_node(directory, **kwargs)
     await node.start()
-    await node.wait_active(10)
-    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=10)
+    await node.wait_active(60)
+    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=60)
     await client.start()
     return node, client
 
@@ -80,8 +80,8 @@ async def local_world(directory: Path, **kwargs: Any) -> tuple[ControllerNode, C
     """As `world`, with the client of a broker in the controller's own process."""
     node = make_node(directory, serves_broker=True, **kwargs)
     await node.start()
-    await node.wait_active(10)
-    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=10, local=node.feed)
+    await node.wait_active(60)
+    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=60, local=node.feed)
     await client.start()
     return node, client
 

@@ -56,12 +56,12 @@ def test_a_single_member_leads_at_once_and_remembers_everything(tmp_path: Path) 
         for turn in range(3):
             raft, machine = await started(tmp_path)
             await until(lambda raft=raft: raft.role.is_leader)
-            await raft.barrier(5)
+            await raft.barrier(60)
             assert machine.applied == expected
             assert raft.role.term == turn + 1
             for step in range(10):
                 blob = b"%d.%d" % (turn, step)
-                assert await raft.propose(blob, 5) == b"done " + blob
+                assert await raft.propose(blob, 60) == b"done " + blob
                 expected.append(blob)
             assert machine.indexes == sorted(set(machine.indexes))
             await raft.close()
@@ -75,14 +75,14 @@ def test_snapshots_keep_the_journal_short_and_the_state_whole(tmp_path: Path) ->
         raft, machine = await started(tmp_path, snapshot_entries=50)
         await until(lambda: raft.role.is_leader)
         for step in range(200):
-            await raft.propose(b"%d" % step, 5)
+            await raft.propose(b"%d" % step, 60)
         await until(lambda: int(raft.status()["journal_entries"]) < 50)
-        await raft.propose(b"last", 5)
+        await raft.propose(b"last", 60)
         expected = list(machine.applied)
         await raft.close()
         raft, machine = await started(tmp_path, snapshot_entries=50)
         await until(lambda: raft.role.is_leader)
-        await raft.barrier(5)
+        await raft.barrier(60)
         assert machine.applied == expected and len(expected) == 201
         await raft.close()
 
@@ -94,7 +94,7 @@ def test_a_damaged_snapshot_or_journal_stops_the_start(tmp_path: Path) -> None:
         raft, _ = await started(tmp_path, snapshot_entries=10)
         await until(lambda: raft.role.is_leader)
         for step in range(30):
-            await raft.propose(b"%d" % step, 5)
+            await raft.propose(b"%d" % step, 60)
         await until((tmp_path / "snapshot").exists)
         await raft.close()
         for name in ("journal", "snapshot"):
@@ -117,7 +117,7 @@ def test_a_full_disk_stalls_commands_and_lets_them_through_later(
     async def scenario() -> None:
         raft, machine = await started(tmp_path)
         await until(lambda: raft.role.is_leader)
-        await raft.barrier(5)
+        await raft.barrier(60)
 
         def full(fd: int, data: object) -> int:
             raise OSError(errno.ENOSPC, "no space left on device")
@@ -127,7 +127,7 @@ def test_a_full_disk_stalls_commands_and_lets_them_through_later(
             await raft.propose(b"waits", 0.3)
         assert machine.applied == []
         monkeypatch.undo()
-        assert await raft.propose(b"next", 5) == b"done next"
+        assert await raft.propose(b"next", 60) == b"done next"
         assert machine.applied == [b"waits", b"next"]  # the unknown outcome became known
         await raft.close()
 
@@ -144,7 +144,7 @@ def test_a_failed_fdatasync_ends_the_member_and_acknowledges_nothing(
         machine = Counter()
         await raft.start(machine)
         await until(lambda: raft.role.is_leader)
-        await raft.barrier(5)
+        await raft.barrier(60)
 
         def fail(fd: int) -> None:
             raise OSError(errno.EIO, "I/O error")

@@ -22,7 +22,7 @@ def serve(tmp_path: Path, test: Callable[[ControllerNode], Awaitable[None]]) -> 
         node = make_node(tmp_path)
         await node.start()
         try:
-            await node.wait_active(20)
+            await node.wait_active(60)
             await test(node)
             client = make_client(node.address)
             await client.start()
@@ -104,7 +104,7 @@ def test_a_request_in_work_ends_with_the_node_when_its_connection_is_lost_while_
     async def run() -> None:
         node = make_node(tmp_path)
         await node.start()
-        await node.wait_active(20)
+        await node.wait_active(60)
         client = make_client(node.address)
         await client.start()  # follows: a long poll is in work at the node from here on
         await until(lambda: any(task.get_name() == "rpc.request" for task in asyncio.all_tasks()), "a poll in work")

@@ -198,7 +198,7 @@ class QuorumWorld:
         await self.retry(attempt)
 
     async def retry(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 with contextlib.suppress(TidelogError):
                     await attempt()
