@@ -1,6 +1,6 @@
 """`Lifecycle`: what the active controller does by itself, once a second and when a broker's connection closes.
 
-- brokers whose session began or ended are marked so in the metadata;
+- brokers whose session began or ended are marked so in the metadata; those that it never heard are asked after;
 - a dead broker's replica set whose WAL is in the bucket gets a salvager (docs/design/0007-failover.md);
 - the quorum's members are published when they have changed;
 - prepared object ids whose time is over become orphans to delete;
@@ -10,7 +10,8 @@
 - partitions that have been moving for the re-elect time-out and whose streams are closed get their targets elected.
 
 Everything is re-derived from the image at each round, so a failed command or a crash loses nothing: the next round
-finds the same work. The bucket is touched in a loop of its own (`run_removals`), for it may take its time.
+finds the same work. The bucket and brokers are asked in loops of their own (`run_removals`, `run_asking`), for they may
+take their time.
 Entry: `Lifecycle`.
 """
 
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 Propose = Callable[[AnyCommand], Awaitable[None]]
 DeleteObjects = Callable[[Sequence[int]], Awaitable[None]]
 """Deletes objects from the bucket by id; absent ones are success."""
+Refuses = Callable[[str], Awaitable[bool]]
+"""Whether nobody listens at an address (`host:port`) for certain."""
 
 
 class Lifecycle:
@@ -64,6 +67,7 @@ class Lifecycle:
         controllers: Callable[[], Mapping[int, str]] = dict,
         interval_s: float = 1.0,
         reelect_timeout_ms: int = 2_000,
+        refuses: Refuses | None = None,
     ) -> None:
         self._image = image
         self._sessions = sessions
@@ -74,6 +78,7 @@ class Lifecycle:
         self._controllers = controllers
         self._interval_s = interval_s
         self._reelect_timeout_ms = reelect_timeout_ms
+        self._refuses = refuses
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
@@ -117,6 +122,24 @@ class Lifecycle:
             await self._clock.sleep(self._interval_s)
             if self._is_active():
                 await self._try(self._remove)
+
+    async def run_asking(self) -> None:
+        """Ask after brokers until cancelled, beside `run`: an address that does not answer takes its time-out."""
+        while True:
+            await self._clock.sleep(self._interval_s)
+            if self._is_active():
+                await self.ask_after_unheard()
+
+    async def ask_after_unheard(self) -> None:
+        """End the sessions of brokers that were never heard and at whose addresses nobody listens."""
+        if self._refuses is None:
+            return
+        for record in self._sessions.unheard(list(self._image().brokers.values()), self._clock.monotonic()):
+            if not record.peer_address or not await self._refuses(record.peer_address):
+                continue
+            if self._sessions.nobody_listens(record, self._clock.monotonic()):
+                log.info("nobody listens where a broker did", extra={"broker": record.id, "at": record.peer_address})
+                self.hurry()
 
     async def _liveness(self) -> None:
         for verdict in self._sessions.scan(list(self._image().brokers.values()), self._clock.monotonic()):

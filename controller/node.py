@@ -53,13 +53,15 @@ from controller.sessions import BrokerSessions
 from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from runtime.clock import Clock
 from runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
-from runtime.network import Network
+from runtime.network import Network, refuses
 from runtime.tasks import Backoff, TaskSet
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4_096
 MEET_S = 3.0
+ASK_S = 1.0
+"""A host that is there refuses at once."""
 MAX_WAIT_MS = 30_000
 """Bound on a long poll."""
 BALANCE_METHODS = frozenset({"balance", "balance-plan", "balance-status", "scale"})
@@ -123,6 +125,7 @@ class ControllerNode:
             delete=delete_objects,
             reelect_timeout_ms=settings.reelect_timeout_ms,
             controllers=lambda: self._consensus.members,
+            refuses=self._refuses,
         )
         self._balancer = Balancer(
             balancer or BalancerSettings(),
@@ -187,6 +190,7 @@ class ControllerNode:
             raise
         self._tasks.spawn(self._lifecycle.run(), "lifecycle")
         self._tasks.spawn(self._lifecycle.run_removals(), "removals")
+        self._tasks.spawn(self._lifecycle.run_asking(), "asking")
         self._tasks.spawn(self._balancer.run(), "balancer")
         log.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
 
@@ -464,6 +468,9 @@ class ControllerNode:
             raise InvalidInput(f"node {found['node']} answers at {address}, not {node_id}")
         if found["cluster_id"] not in ("", self.image.cluster_id):
             raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
+
+    async def _refuses(self, address: str) -> bool:
+        return await refuses(self._network, *split_address(address), ASK_S)
 
     def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
         """Taken by every member, so that the next active one knows who lives; a follower's image may be behind."""

@@ -3,7 +3,8 @@
 A broker is alive while a heartbeat of its current registration is younger than the session time-out and the connection
 that brought the newest one is open. Invariants: the end of an old connection says nothing about a broker that has
 reconnected since (hot-tier.md C, lessons); brokers send heartbeats to every controller, so that a new active one knows
-who lives, and grants whom it has never heard one full time-out; a broker whose `alive` in the metadata differs from
+who lives, and grants whom it has never heard one full time-out, which ends when nobody listens at that broker's
+address any more (`unheard`); a broker whose `alive` in the metadata differs from
 what is here is reported at each scan until they agree: no event is lost.
 
 Being dead is one thing, being taken over from another (`stays_away`). A cluster that starts or stops as a whole keeps
@@ -26,6 +27,9 @@ from controller.model import BrokerRecord
 GRACE_S = 1.0
 """What a broker that looks dead to a new active controller gets to say otherwise: one heartbeat's time."""
 
+UNHEARD_S = 3.0
+"""After so long, or half a session, a new active controller asks at the addresses of brokers that it never heard. One
+that lives and can reach it had said so several times by then."""
 
 STARTUP_SESSIONS = 3
 """The start-up time in session time-outs, unless it is configured: brokers may come back after the first one did."""
@@ -53,6 +57,8 @@ class BrokerSessions:
         self._timeout_s = timeout_s
         self._startup_s = startup_s or STARTUP_SESSIONS * timeout_s
         self._sessions: dict[int, _Session] = {}
+        self._unheard: set[int] = set()
+        """Who has a session only because the metadata says that it lives."""
         self._seen_dead: set[int] = set()
         self._left: dict[int, float] = {}
         self._heard: set[int] = set()
@@ -83,6 +89,7 @@ class BrokerSessions:
         if self._counts_ages:
             self._startup_ends_s = min(self._startup_ends_s, now_s - age_s + self._startup_s)
         self._heard.add(broker_id)
+        self._unheard.discard(broker_id)
         self._left.pop(broker_id, None)
         self._sessions[broker_id] = _Session(registration_epoch, now_s + self._timeout_s, connection)
         self._seen_dead.discard(broker_id)
@@ -110,6 +117,32 @@ class BrokerSessions:
             self._sessions[broker_id] = self._sessions[broker_id]._replace(deadline_s=float("-inf"), connection=None)
         return bool(mine)
 
+    def unheard(self, brokers: Iterable[BrokerRecord], now_s: float) -> list[BrokerRecord]:
+        """Who is alive by the metadata alone. One that is dead, and was so when this controller started, never had a
+        connection to it that could close."""
+        if now_s < self._active_since_s + min(UNHEARD_S, self._timeout_s / 2):
+            return []
+        return [record for record in brokers if self._lives_unheard(record, now_s)]
+
+    def _lives_unheard(self, record: BrokerRecord, now_s: float) -> bool:
+        session = self._sessions.get(record.id)
+        return (
+            record.id in self._unheard
+            and session is not None
+            and session.registration_epoch == record.registration_epoch
+            and session.deadline_s > now_s
+        )
+
+    def nobody_listens(self, record: BrokerRecord, now_s: float) -> bool:
+        """End the session of a broker, unless it was heard or registered since; whether it was ended.
+
+        To be taken for dead by mistake costs a broker a restart, never an acknowledged record (hot-tier.md C10).
+        """
+        if not self._lives_unheard(record, now_s):
+            return False
+        self._sessions[record.id] = self._sessions[record.id]._replace(deadline_s=float("-inf"))
+        return True
+
     def scan(self, brokers: Iterable[BrokerRecord], now_s: float) -> list[Verdict]:
         """What the metadata should say otherwise. A live broker not seen before gets one full time-out."""
         verdicts: list[Verdict] = []
@@ -120,6 +153,7 @@ class BrokerSessions:
                     continue
                 session = _Session(record.registration_epoch, now_s + self._timeout_s, None)
                 self._sessions[record.id] = session
+                self._unheard.add(record.id)
             alive = session.deadline_s > now_s
             if not alive and record.alive:
                 self._seen_dead.add(record.id)

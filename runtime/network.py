@@ -27,6 +27,10 @@ class AddressInUse(TidelogError):
     exit_code = 8
 
 
+class ConnectionRefused(Unavailable):
+    """The host answers, and says that nobody listens at the port."""
+
+
 class Listener(Protocol):
     """A listening endpoint."""
 
@@ -50,8 +54,26 @@ class Network(Protocol):
     async def connect(
         self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        """Open a connection within `timeout_s` seconds. Raises `Unavailable`."""
+        """Open a connection within `timeout_s` seconds. Raises `Unavailable`, where it is so `ConnectionRefused`."""
         ...
+
+
+def cannot_connect(host: str, port: int, error: Exception) -> Unavailable:
+    """What a `Network` raises."""
+    kind = ConnectionRefused if isinstance(error, ConnectionRefusedError) else Unavailable
+    return kind(f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="is the process up?")
+
+
+async def refuses(network: Network, host: str, port: int, timeout_s: float) -> bool:
+    """Whether nobody listens there for certain: no answer in time is none, and neither is another error."""
+    try:
+        transport, _ = await network.connect(asyncio.Protocol, host, port, timeout_s=timeout_s)
+    except ConnectionRefused:
+        return True
+    except Unavailable:
+        return False
+    transport.close()
+    return False
 
 
 class _TcpListener:
@@ -120,7 +142,5 @@ class TcpNetwork:
             if sock is not None:  # closed already, if the peer was so quick to reset the connection
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, TimeoutError) as error:
-            raise Unavailable(
-                f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="is the process up?"
-            ) from error
+            raise cannot_connect(host, port, error) from error
         return transport, protocol

@@ -20,8 +20,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from runtime.errors import Unavailable
-from runtime.network import AddressInUse, Listener, ProtocolFactory
+from runtime.network import AddressInUse, Listener, ProtocolFactory, cannot_connect
 from simulation.loop import VirtualLoop
 
 MIN_LATENCY_S = 0.0002
@@ -408,9 +407,7 @@ class SimNetwork:
             async with asyncio.timeout(timeout_s):
                 end = await answer
         except (OSError, TimeoutError) as error:
-            raise Unavailable(
-                f"cannot connect to {target[0]}:{target[1]}: {error or 'timed out'}", hint="is the process up?"
-            ) from error
+            raise cannot_connect(*target, error) from error
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().abandon()

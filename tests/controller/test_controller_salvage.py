@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from controller import commands as c
 from controller.errors import NotEligible, NotHandedOver
 from controller.image import Image
-from controller.lifecycle import Lifecycle
+from controller.lifecycle import Lifecycle, Refuses
 from controller.lost import Salvaging, lost_replica_sets, next_salvager
 from controller.model import NO_BROKER, PartitionRecord, StreamState
-from controller.sessions import BrokerSessions
+from controller.sessions import UNHEARD_S, BrokerSessions
 from runtime.errors import Fenced, TidelogError
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
 
@@ -31,7 +31,8 @@ PARTITIONS = 4
 
 
 def register(driver: Driver, broker: int, incarnation: str = "a", wal_kind: str = "s3") -> int:
-    driver.run(c.RegisterBroker(broker, f"code{broker}", incarnation, "host", 9092, "", "", wal_kind), int)
+    names = (f"code{broker}", incarnation, "host")
+    driver.run(c.RegisterBroker(broker, *names, 9092, "", "", wal_kind, f"host:{7000 + broker}"), int)
     return int(driver.run(c.Elect(broker, broker))[4])
 
 
@@ -284,7 +285,9 @@ class TestClock:
         raise AssertionError("not used")
 
 
-def active(driver: Driver, clock: TestClock, sessions: BrokerSessions) -> tuple[Lifecycle, list[c.AnyCommand]]:
+def active(
+    driver: Driver, clock: TestClock, sessions: BrokerSessions, refuses: Refuses | None = None
+) -> tuple[Lifecycle, list[c.AnyCommand]]:
     proposed: list[c.AnyCommand] = []
 
     async def propose(command: c.AnyCommand) -> None:
@@ -296,7 +299,13 @@ def active(driver: Driver, clock: TestClock, sessions: BrokerSessions) -> tuple[
 
     sessions.activated(clock.now_s)
     lifecycle = Lifecycle(
-        image=image, sessions=sessions, propose=propose, is_active=lambda: True, clock=clock, delete=None
+        image=image,
+        sessions=sessions,
+        propose=propose,
+        is_active=lambda: True,
+        clock=clock,
+        delete=None,
+        refuses=refuses,
     )
     return lifecycle, proposed
 
@@ -340,6 +349,7 @@ def pass_time(
     while clock.now_s < until:
         clock.now_s = min(until, clock.now_s + 1)
         beat(driver, clock, sessions, *alive, born_s=born_s)
+        asyncio.run(lifecycle.ask_after_unheard())
         asyncio.run(lifecycle.round())
 
 
@@ -359,6 +369,50 @@ def test_who_was_dead_before_this_controller_became_active_gets_a_session_time_o
     assert not proposed
     pass_time(driver, clock, sessions, lifecycle, 0.5, 1, 2)
     assert salvages(proposed) == [0]
+
+
+def test_a_broker_that_was_never_heard_is_dead_when_nobody_listens_where_it_did(driver: Driver) -> None:
+    clock, sessions, asked = TestClock(), BrokerSessions(10.0), list[str]()
+
+    async def refuses(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    lifecycle, proposed = active(driver, clock, sessions, refuses)
+    pass_time(driver, clock, sessions, lifecycle, UNHEARD_S - 0.5, 1, 2, born_s=-100)
+    assert not proposed and not asked
+    pass_time(driver, clock, sessions, lifecycle, 0.5, 1, 2, born_s=-100)
+    assert asked == ["host:7000"]
+    assert proposed[0] == c.SetBrokerAlive(0, driver.image.brokers[0].registration_epoch, False)
+    assert salvages(proposed) == [0]
+
+
+def test_a_broker_that_was_never_heard_and_does_not_refuse_gets_a_session_time_out(driver: Driver) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+
+    async def refuses(address: str) -> bool:
+        return False
+
+    lifecycle, proposed = active(driver, clock, sessions, refuses)
+    pass_time(driver, clock, sessions, lifecycle, 9.5, 1, 2, born_s=-100)
+    assert not proposed
+    pass_time(driver, clock, sessions, lifecycle, 2, 1, 2, born_s=-100)
+    assert salvages(proposed) == [0]
+
+
+@pytest.mark.parametrize("how", ["heard", "registered"])
+def test_a_broker_that_comes_while_it_is_asked_after_is_not_dead(driver: Driver, how: str) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+
+    async def refuses(address: str) -> bool:
+        if how == "registered":
+            register(driver, 0, "b")
+        beat(driver, clock, sessions, 0)
+        return True
+
+    lifecycle, proposed = active(driver, clock, sessions, refuses)
+    pass_time(driver, clock, sessions, lifecycle, UNHEARD_S + 3, 1, 2, born_s=-100)
+    assert not proposed
 
 
 def test_a_cluster_that_starts_as_a_whole_waits_for_who_is_slow_and_not_for_who_dies_meanwhile(driver: Driver) -> None:

@@ -281,6 +281,29 @@ def test_a_second_live_broker_with_the_same_id_and_a_wrong_secret_are_refused(tm
 
 
 @pytest.mark.slow
+def test_a_broker_that_died_with_all_controllers_that_knew_it_is_dead_long_before_its_session_ends(
+    tmp_path: Path,
+) -> None:
+    with serve_cluster(tmp_path) as cluster:
+        dead, alive = cluster.nodes[101], f"127.0.0.1:{cluster.kafka_ports[102]}"
+        controllers = [cluster.nodes[each] for each in cluster.members]
+        for node in (dead, *controllers):
+            node.kill()
+        for node in controllers:
+            config = tmp_path / f"node-{node.node_id}.toml"
+            config.write_text(config.read_text().replace("[controller]", "[controller]\nsession_timeout_ms = 300000"))
+            node.start()
+
+        def states() -> dict[int, str]:
+            return {row["id"]: row["state"] for row in tidelog_json(alive, "broker", "list")}
+
+        eventually(lambda: states() == {101: "dead", 102: "alive"}, 90)
+        dead.start()
+        dead.wait_ready()
+        eventually(lambda: states() == {101: "alive", 102: "alive"}, 30)
+
+
+@pytest.mark.slow
 def test_a_copy_of_a_directory_is_refused_while_the_other_one_lives(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from runtime.errors import Unavailable
-from runtime.network import TcpNetwork
+from runtime.network import ConnectionRefused, TcpNetwork, refuses
 
 
 class Accepted(asyncio.Protocol):
@@ -71,3 +71,22 @@ def test_a_connection_that_is_lost_while_it_is_made_is_unavailable() -> None:
             await listener.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_port_where_nobody_listens_refuses_and_one_whose_process_is_silent_does_not(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def scenario() -> None:
+        network = TcpNetwork()
+        with socket.socket() as silent:  # bound: nobody else gets the port
+            silent.bind(("127.0.0.1", 0))
+            host, port = silent.getsockname()
+            assert await refuses(network, host, port, 10)
+            with pytest.raises(ConnectionRefused):
+                await network.connect(asyncio.Protocol, host, port, timeout_s=10)
+            silent.listen()
+            assert not await refuses(network, host, port, 10)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario())
