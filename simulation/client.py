@@ -14,7 +14,7 @@ from typing import Any
 from runtime.errors import Unavailable
 from runtime.network import Network
 from simulation import kafka, kafka_ids
-from simulation.kafka import Reader, Request
+from simulation.kafka import Leader, Reader, Request
 
 Address = tuple[str, int]
 CONNECT_S = 1.0
@@ -101,6 +101,8 @@ class Client:
         self._opening: dict[Address, asyncio.Lock] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[tuple[str, int], int] = {}
+        self._epochs: dict[tuple[str, int], int] = {}
+        """The largest leader epoch that anybody told: what is older is not believed any more."""
         self._turn = 0
 
     async def ask(self, address: Address, request: Request, timeout_s: float) -> Any:
@@ -155,8 +157,14 @@ class Client:
         else:
             self._brokers, error, _, partitions = answer
         for partition in partitions:
-            self._leaders[topic, partition.number] = partition.leader if partition.error == 0 else -1
+            known = partition.leader if partition.error == 0 else -1
+            self._learn(topic, partition.number, Leader(known, partition.leader_epoch))
         return int(error)
+
+    def _learn(self, topic: str, partition: int, told: Leader) -> None:
+        if told.epoch >= self._epochs.get((topic, partition), -1):
+            self._epochs[topic, partition] = told.epoch
+            self._leaders[topic, partition] = told.broker
 
     async def leader(self, topic: str, partition: int) -> Address | None:
         """Where the partition's leader is, if that is known."""
@@ -164,6 +172,8 @@ class Client:
             await self.refresh(topic)
         return self._brokers.get(self._leaders.get((topic, partition), -1))
 
-    def forget(self, topic: str, partition: int) -> None:
-        """What was known of the leader is wrong, or it does not answer."""
+    def forget(self, topic: str, partition: int, told: Leader | None = None) -> None:
+        """What was known of the leader is wrong, or it does not answer; who is `told` instead is asked next."""
         self._leaders.pop((topic, partition), None)
+        if told is not None and told.broker in self._brokers:
+            self._learn(topic, partition, told)

@@ -19,6 +19,8 @@ from typing import Any
 
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode
+from controller.client import ControllerClient
+from controller.handshake import NO_NODE, Credentials
 from controller.node import ControllerNode
 from controller.raft_links import split_address
 from runtime.errors import ConfigError, TidelogError
@@ -28,7 +30,7 @@ from simulation.consensus import RaftMail, RaftRecord, SimConsensus
 from simulation.disk import Platters, SimDisk
 from simulation.loop import Life, VirtualLoop
 from simulation.network import SimNetwork
-from simulation.settings import FIRST_CONTROLLER, KAFKA_PORT, Shape, host_of
+from simulation.settings import FIRST_CONTROLLER, KAFKA_PORT, SECRET, Shape, host_of
 from simulation.watch import Watch
 from simulation.watched_wal import watched
 from storage.object_cleaner import ObjectCleaner
@@ -184,6 +186,7 @@ class _Process:
         self._cluster = cluster = node.cluster
         self._shape = cluster.shape
         self._rng = rng
+        self._credentials = Credentials(SECRET, node.id)
         self._network = cluster.network.host(node.host)
         door = cluster.bucket.door(node.host, node.clock, rng)
         gate = PriorityGate(BUCKET_CONNECTIONS)
@@ -244,6 +247,7 @@ class _Process:
             delete_delay_ms=shape.upload.delete_delay_ms,
             delete_objects=self._delete_objects,
             on_failed=self._controller_failed,
+            credentials=self._credentials,
             serves_broker=shape.is_local(node.id),
             consensus=consensus,
         )
@@ -291,6 +295,7 @@ class _Process:
             network=self._network,
             clock=node.clock,
             rng=self._rng,
+            credentials=self._credentials,
             cpu=IdleCpu(),
             local_controller=controller.feed if controller is not None and shape.is_local(node.id) else None,
             searches_orphans=lambda: controller is not None and controller.is_active,
@@ -376,6 +381,14 @@ class Cluster:
         """The active controller, as far as one thinks so."""
         node = self.active_node
         return None if node is None else node.controller
+
+    def controller_client(self, host: str, rng: random.Random, budget_s: float) -> ControllerClient:
+        """A client of the controllers, on a host of its own, that tries for `budget_s` seconds; not started."""
+        endpoints = [split_address(address) for address in self.shape.members.values()]
+        credentials = Credentials(SECRET, NO_NODE)
+        return ControllerClient(
+            endpoints, self.network.host(host), self.clock, rng, credentials=credentials, budget_s=budget_s
+        )
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` as the world, whoever asks."""

@@ -130,7 +130,7 @@ class Fetcher:
     def _take(self, position: Position, found: Fetched, began_us: int) -> bool:
         w = self._w
         if found.error:
-            self._client.forget(found.topic, found.partition)
+            self._client.forget(found.topic, found.partition, found.leader)
             if found.error == OFFSET_OUT_OF_RANGE:
                 position.offset = UNKNOWN
             return False

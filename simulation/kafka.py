@@ -142,12 +142,20 @@ def metadata(topics: Sequence[str]) -> Request:
     return Request(3, 7, _array(map(_text, topics)) + b"\x00", read)
 
 
+class Leader(NamedTuple):
+    """Who leads a partition, as the error of another broker tells (KIP-951)."""
+
+    broker: int
+    epoch: int
+
+
 class Produced(NamedTuple):
     """Of Produce, for one partition."""
 
     error: int
     offset: int
     log_start: int
+    leader: Leader | None = None
 
 
 def produce(topic: str, partition: int, batch: bytes, acks: int, timeout_ms: int) -> Request:
@@ -180,6 +188,7 @@ class Fetched(NamedTuple):
     high_watermark: int
     log_start: int
     records: bytes
+    leader: Leader | None = None
 
 
 def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: int) -> Request:

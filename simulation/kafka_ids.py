@@ -11,11 +11,14 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from simulation.kafka import Fetched, PartitionInfo, Produced, Reader, Request
+from simulation.kafka import Fetched, Leader, PartitionInfo, Produced, Reader, Request
 
 UNKNOWN_TOPIC_ID = 100
 NO_ID = bytes(16)
 _NO_TAGS = b"\0"
+_LEADER = struct.Struct(">ii")
+_PRODUCE_LEADER_TAG = 0
+_FETCH_LEADER_TAG = 1
 
 
 class _Reader(Reader):
@@ -41,23 +44,22 @@ class _Reader(Reader):
         """A string or bytes; null reads as empty."""
         return self.take(max(0, self.varint() - 1))
 
-    def rows(self, read: Callable[[], Any]) -> list[Any]:
-        """An array of structures; null reads as empty."""
+    def rows(self, read: Callable[[], Any], leader_tag: int = -1) -> list[Any]:
+        """An array of structures; null reads as empty. `leader_tag`: they have a `leader`, which is in this tag."""
         found = []
         for _ in range(max(0, self.varint() - 1)):
-            found.append(read())
-            self.tags()
+            one = read()
+            told = self.tags().get(leader_tag)
+            found.append(one if told is None else one._replace(leader=Leader(*_LEADER.unpack_from(told))))
         return found
 
     def numbers(self) -> None:
         """Skip an array of int32."""
         self.take(4 * max(0, self.varint() - 1))
 
-    def tags(self) -> None:
-        """Skip tagged fields."""
-        for _ in range(self.varint()):
-            self.varint()
-            self.take(self.varint())
+    def tags(self) -> dict[int, bytes]:
+        """Tagged fields."""
+        return {self.varint(): self.take(self.varint()) for _ in range(self.varint())}
 
 
 def _varint(value: int) -> bytes:
@@ -138,7 +140,7 @@ def produce(topic_id: bytes, partition: int, batch: bytes, acks: int, timeout_ms
 
         def per_topic() -> list[Produced]:
             r.take(16)
-            return r.rows(one)
+            return r.rows(one, _PRODUCE_LEADER_TAG)
 
         found: Produced = r.rows(per_topic)[0][0]
         return found
@@ -153,7 +155,7 @@ def fetch(wanted: Mapping[tuple[str, int], int], ids: Mapping[str, bytes], max_w
         part = struct.pack(">iiqiqi", partition, -1, offset, -1, -1, max_bytes)
         topics.setdefault(topic, []).append(part)
     names = {ids[topic]: topic for topic in topics}
-    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, 0, 0, -1)
+    body = struct.pack(">iiibii", max_wait_ms, 1, max_bytes, 0, 0, -1)
     body += _rows(ids[topic] + _rows(parts) for topic, parts in topics.items()) + _rows([]) + _compact(b"")
 
     def read(r: _Reader) -> tuple[int, list[Fetched]]:
@@ -162,20 +164,20 @@ def fetch(wanted: Mapping[tuple[str, int], int], ids: Mapping[str, bytes], max_w
         r.i32()
         found: list[Fetched] = []
 
-        def one(topic: str) -> None:
+        def one(topic: str) -> Fetched:
             index, code, high, _stable, start = r.i32(), r.i16(), r.i64(), r.i64(), r.i64()
             r.rows(lambda: (r.i64(), r.i64()))
             r.i32()
-            found.append(Fetched(topic, index, code, high, start, r.compact()))
+            return Fetched(topic, index, code, high, start, r.compact())
 
         def per_topic() -> None:
             topic = names[r.take(16)]
-            r.rows(lambda: one(topic))
+            found.extend(r.rows(lambda: one(topic), _FETCH_LEADER_TAG))
 
         r.rows(per_topic)
         return error, found
 
-    return _request(1, 13, body, read)
+    return _request(1, 16, body, read)
 
 
 def delete_topic(topic_id: bytes, timeout_ms: int) -> Request:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-from controller.client import ControllerClient
 from controller.commands import PartitionMove
 from controller.drain_plan import is_drained
 from controller.model import DrainMode
-from controller.raft_links import split_address
 from runtime.errors import NotFound, TidelogError
-from simulation.clock import SimClock
 from simulation.workload import Workload
 
 COMMAND_S = 6.0
@@ -28,12 +25,7 @@ class Operator:
     def __init__(self, workload: Workload) -> None:
         self._w = workload
         self._rng = workload.random()
-        cluster = workload.cluster
-        endpoints = [split_address(address) for address in cluster.shape.members.values()]
-        network = cluster.network.host("operator")
-        self._client = ControllerClient(
-            endpoints, network, SimClock(workload.loop), workload.random(), budget_s=COMMAND_S
-        )
+        self._client = workload.cluster.controller_client("operator", workload.random(), COMMAND_S)
         self._draining = 0
         self._removing = 0
 

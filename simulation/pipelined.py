@@ -204,7 +204,7 @@ class PipelinedProducer(Producer):
             batch.error = f"error {found.error}"
         batch.code = found.error
         if found.error not in (0, DUPLICATE_SEQUENCE):
-            self._client.forget(lane.topic.name, lane.partition)
+            self._client.forget(lane.topic.name, lane.partition, found.leader)
             return False
         offsets = list(range(found.offset, found.offset + len(batch.op.values))) if found.error == 0 else []
         w.history.end(batch.op, "ok", w.now_us(), offsets=offsets)

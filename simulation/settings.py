@@ -19,6 +19,8 @@ MIB = 1 << 20
 RPC_PORT = 9193
 KAFKA_PORT = 9092
 PEER_PORT = 9094
+SECRET = b"the secret of a simulated cluster"
+"""Brokers take hints from each other only where there is one."""
 FIRST_CONTROLLER = 101
 """Node ids of processes that are controllers and nothing else; brokers count from 1."""
 

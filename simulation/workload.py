@@ -300,7 +300,7 @@ class Producer(Actor):
             self._client.forget(topic.name, partition)
             raise
         if found.error:
-            self._client.forget(topic.name, partition)
+            self._client.forget(topic.name, partition, found.leader)
         elif self._rng.random() < MISSED_ANSWERS:  # and it is sent again when much may have happened
             await asyncio.sleep(self._rng.uniform(0, MISSED_FOR_S))
             raise Lost("the answer was missed")

@@ -13,11 +13,8 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from controller.client import ControllerClient
 from controller.model import STREAMS_PER_PARTITION, ObjectRecord, ObjectState, PartitionRecord
-from controller.raft_links import split_address
 from runtime.errors import TidelogError
-from simulation.clock import SimClock
 from simulation.workload import Workload
 from storage.managers import CommitObjects, CompactObjects, NewObject, ObjectKind, pack_ranges
 
@@ -42,11 +39,7 @@ class Zombie:
     def __init__(self, workload: Workload) -> None:
         self._w = workload
         self._rng = workload.random()
-        cluster = workload.cluster
-        endpoints = [split_address(address) for address in cluster.shape.members.values()]
-        network = cluster.network.host("zombie")
-        clock = SimClock(workload.loop)
-        self._client = ControllerClient(endpoints, network, clock, workload.random(), budget_s=COMMAND_S)
+        self._client = workload.cluster.controller_client("zombie", workload.random(), COMMAND_S)
         self._was: _Mastership | None = None
         self._object: ObjectRecord | None = None
 
