@@ -19,9 +19,9 @@ from collections.abc import Callable
 import msgspec
 
 from broker.hints import HintBox, HintParams, HintReply, Told
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.handshake import Credentials
-from controller.raft_links import split_address
 from controller.rpc import RpcChannel, RpcConnection
 from controller.rpc_listener import RpcListener
 from runtime.clock import Clock

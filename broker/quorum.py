@@ -17,9 +17,9 @@ from typing import Any
 from aiohttp import web
 
 from broker.http_answers import integer, json_answer
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.quorum_file import SIZES, parse_member
-from controller.raft_links import split_address
 from runtime.errors import InvalidInput, TidelogError
 
 MAX_NODE_ID = 0x7FFF_FFFF

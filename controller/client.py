@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from controller import commands as c
+from controller.addresses import split_address
 from controller.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
 from controller.feed import DeltaFeed
 from controller.follower import Callback, Follower, ImageFollower, LocalFollower
@@ -30,7 +31,6 @@ from controller.heartbeat import Heartbeat
 from controller.image import Delta, Image
 from controller.load import BrokerLoad, HeartbeatReply
 from controller.model import DrainMode, ReplicaSetRecord, TopicRecord
-from controller.raft_links import split_address
 from controller.rpc import ChangeParams, CommandParams, Endpoint, RpcChannel, SessionReply, TransferParams
 from runtime.clock import Clock
 from runtime.errors import Overloaded, TidelogError, Unavailable

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from controller import commands as c
+from controller.addresses import split_address
 from controller.balancer import Balancer
 from controller.consensus import Consensus, Role
 from controller.errors import NotController, StaleBrokerEpoch, from_wire
@@ -34,7 +35,6 @@ from controller.lifecycle import DeleteObjects, Lifecycle
 from controller.load import HeartbeatReply
 from controller.quorum_file import MAX_MEMBERS, MembershipChange, parse_member, parse_members
 from controller.raft import RaftConsensus, RaftSettings
-from controller.raft_links import split_address
 from controller.replica import Replica
 from controller.rpc import (
     DELTA_VERSION,

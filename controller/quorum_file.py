@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 from crc32c import crc32c
 
+from controller.addresses import is_address
 from controller.journal import sync_directory
 from runtime.errors import ConfigError, DamagedFile, StorageFailed
 
@@ -38,9 +39,7 @@ class MembershipChange(msgspec.Struct, frozen=True, array_like=True):
 def parse_member(text: str) -> tuple[int, str]:
     """`id@host:port` as `(id, "host:port")`. Raises `ConfigError`."""
     id_text, at, address = text.partition("@")
-    host, colon, port = address.rpartition(":")
-    valid = at and colon and host and id_text.isdecimal() and port.isdecimal() and 0 < int(port) <= 65_535
-    if not valid or int(id_text) > 0x7FFF_FFFF:
+    if not (at and id_text.isdecimal() and is_address(address)) or int(id_text) > 0x7FFF_FFFF:
         raise ConfigError(f"a controller is named as ID@HOST:PORT, not {text!r}", hint="for example 1@10.0.0.1:9193")
     return int(id_text), address
 

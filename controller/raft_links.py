@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from controller.addresses import split_address
 from controller.handshake import ClientHandshake, Credentials, Session, refusal, welcome
 from runtime.errors import CorruptData, TidelogError
 from runtime.msgpack import DECODE_ERRORS
@@ -46,12 +47,6 @@ SILENT_PEER_MS = 2_000
 RESOLVE_AGAIN_S = 5.0
 
 Message = dict[str, Any]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` (IPv6 in brackets)."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _tune(sock: socket.socket) -> None:

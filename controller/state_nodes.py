@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from controller.addresses import MAX_PORT, is_address
 from controller.commands import (
     MAX_CONFIG_ENTRIES,
     MAX_CONFIG_VALUE_CHARS,
@@ -71,6 +72,13 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
     for text in (*names, *addresses, command.directory):
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidInput(f"a field of broker {command.broker_id} has more than {MAX_TEXT_CHARS} characters")
+    if not 0 <= command.port <= MAX_PORT:
+        raise InvalidInput(f"broker {command.broker_id} listens at port {command.port}, which is not in 0..{MAX_PORT}")
+    if command.peer_address and not is_address(command.peer_address):
+        raise InvalidInput(
+            f"broker {command.broker_id} has the peer address {command.peer_address!r}, which is no HOST:PORT",
+            hint="look at kafka.peer_advertised_host and kafka.peer_port of that broker",
+        )
     if not 0 <= command.broker_id <= MAX_BROKER_ID:
         raise InvalidInput(f"broker id {command.broker_id} is not in 0..2147483647")
     old = tables.brokers.get(command.broker_id)

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.handshake import NO_NODE, Credentials, read_secret
-from controller.raft_links import split_address
 from runtime.clock import SystemClock
 from runtime.network import TcpNetwork
 from simulation.checkers import Finding

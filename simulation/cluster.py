@@ -19,10 +19,10 @@ from typing import Any
 
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.handshake import NO_NODE, Credentials
 from controller.node import ControllerNode
-from controller.raft_links import split_address
 from runtime.errors import ConfigError, TidelogError
 from simulation.bucket import SimBucket
 from simulation.clock import IdleCpu, SimClock

@@ -16,11 +16,11 @@ from typing import Any
 from broker.bucket_health import WatchedObjectStore
 from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
 from broker.settings import KafkaSettings
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.handshake import Credentials, read_secret
 from controller.node import ControllerNode
 from controller.quorum_file import parse_members
-from controller.raft_links import split_address
 from runtime.clock import SystemClock
 from runtime.disk import FileDisk
 from runtime.errors import ConfigError, StorageFailed

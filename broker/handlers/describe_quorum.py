@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.services import ApiHandler, RequestContext
 from broker.wire import schema
-from controller.raft_links import split_address
+from controller.addresses import split_address
 
 METADATA_TOPIC = "__cluster_metadata"
 UNKNOWN_TOPIC_OR_PARTITION = 3

@@ -118,6 +118,20 @@ def test_registration_is_idempotent_for_a_process_and_grows_with_a_new_one(drive
     assert driver.run(c.AllocateProducerIds(1, 2), tuple[int, int]) == (1000, 1000)
 
 
+@pytest.mark.parametrize("address", ["cleanup.policy", "h:", ":1", "h:0", "h:65536", "h:-1", "h:1.5", "h:\u0661"])
+def test_an_address_that_nobody_can_be_asked_at_is_refused(driver: Driver, address: str) -> None:
+    with pytest.raises(InvalidInput, match="HOST:PORT"):
+        driver.run(c.RegisterBroker(1, "mine", "a", "h", 1, "", "", "disk", address))
+    for good in ("", "h:1", "[::1]:65535"):
+        driver.run(c.RegisterBroker(1, "mine", "a", "h", 1, "", "", "disk", good), int)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 1 << 40])
+def test_a_port_that_is_none_is_refused(driver: Driver, port: int) -> None:
+    with pytest.raises(InvalidInput, match=str(port)):
+        driver.run(c.RegisterBroker(1, "mine", "a", "h", port, "", ""))
+
+
 def test_each_election_is_a_new_master_epoch_and_needs_a_live_member(driver: Driver) -> None:
     assert [driver.broker(0), driver.broker(0, "b")] == [1, 2]
     with pytest.raises(NotEligible):

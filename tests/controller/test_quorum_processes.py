@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from controller import commands as c
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.handshake import NO_NODE, Credentials, read_secret
-from controller.raft_links import split_address
 from controller.rpc import CommandParams, RpcChannel, SessionReply
 from runtime.clock import SystemClock
 from runtime.errors import TidelogError, Unavailable

@@ -37,9 +37,9 @@ import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from controller.addresses import split_address
 from controller.client import ControllerClient
 from controller.handshake import NO_NODE, Credentials, read_secret
-from controller.raft_links import split_address
 from controller.rpc import RpcChannel
 from runtime.clock import SystemClock
 from runtime.errors import TidelogError
