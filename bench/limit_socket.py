@@ -4,8 +4,9 @@
 
 A thread for each connection receives into one buffer that it uses again and again, finds the frames by their size and
 answers each with bytes made beforehand: Produce with success, Fetch with the same megabyte, ApiVersions and Metadata so
-that librdkafka can start. It keeps nothing, checks nothing and waits for no disk. `bare_server` runs it in a process of
-its own, so that a measure can be taken against it and against a broker in turns, by the same client.
+that librdkafka can start. With `stored_mb` a Fetch gets one of so many megabytes in turn, which no processor's cache
+holds then. It keeps nothing, checks nothing and waits for no disk. `bare_server` runs it in a process of its own, so
+that a measure can be taken against it and against a broker in turns, by the same client.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import socket
 import struct
 import threading
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bench._clients import FETCH_BYTES, Address, Consumer, replay_produce, run_threads
+from bench._clients import FETCH_BYTES, FETCH_VERSION, Address, Consumer, replay_produce, run_threads
 from bench._common import Spread, background, in_process, interleaved, quick
 from broker.wire import fetch, produce, schema
 from broker.wire.codec import message_codec
@@ -41,10 +43,13 @@ _INT32 = struct.Struct(">i")
 class Answers:
     """The responses of the bare server."""
 
-    def __init__(self, address: Address, partitions: int, topics: Sequence[str]) -> None:
+    def __init__(self, address: Address, partitions: int, topics: Sequence[str], stored_mb: int) -> None:
         self._address = address
         self._partitions = partitions
         self._topics = topics
+        self._turns = itertools.cycle([(FETCH_VERSION, number) for number in range(stored_mb)])
+        for _ in range(stored_mb):
+            self._fetched(*next(self._turns))
 
     def to(self, head: bytes) -> bytes:
         """The whole response to a frame that begins (without its size) with `head`."""
@@ -52,7 +57,9 @@ class Answers:
         if api_key == produce.API_KEY:
             return self._produced(head, version, correlation_id)
         if api_key == fetch.API_KEY:
-            return self._fetched(version)
+            if version != FETCH_VERSION:
+                raise ValueError(f"the bare server takes Fetch v{FETCH_VERSION}, not v{version}")
+            return self._fetched(*next(self._turns))
         size, body = self._described(api_key, version)
         return size + _INT32.pack(correlation_id) + body
 
@@ -79,7 +86,7 @@ class Answers:
         return struct.pack(">iib", 5 + len(body), correlation_id, 0) + body
 
     @functools.cache  # noqa: B019 — lives as long as its process
-    def _fetched(self, version: int) -> bytes:
+    def _fetched(self, version: int, number: int) -> bytes:
         """A megabyte in one batch, with the correlation id of the raw client."""
         batch = build_batch([Record(0, 0, None, bytes(FETCH_BYTES - 100))])
         data = PartitionData(0, 0, 1 << 40, 1 << 40, 0, records=[batch])
@@ -165,11 +172,11 @@ def _cut(buffer: memoryview, start: int, end: int) -> tuple[int, int, bytes] | N
     return None if end < head_end else (start + 4, size, bytes(buffer[start + 4 : head_end]))
 
 
-def _serve(partitions: int, topics: Sequence[str], put: Callable[[Any], None]) -> None:
+def _serve(partitions: int, topics: Sequence[str], stored_mb: int, put: Callable[[Any], None]) -> None:
     """Listen, put the address, and answer until the process is ended."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     address = listener.getsockname()[:2]
-    answers = Answers(address, partitions, topics)
+    answers = Answers(address, partitions, topics, stored_mb)
     put(address)
     while True:
         one, _ = listener.accept()
@@ -184,10 +191,10 @@ def _answer_quietly(one: socket.socket, answers: Answers) -> None:
 
 @contextlib.contextmanager
 def bare_server(
-    partitions: int = 1, cores: set[int] | None = None, topics: Sequence[str] = (TOPIC,)
+    partitions: int = 1, cores: set[int] | None = None, topics: Sequence[str] = (TOPIC,), stored_mb: int = 1
 ) -> Iterator[Address]:
     """The server in a process of its own; yields its address. Each topic has so many partitions."""
-    with background(_serve, partitions, topics, cores=cores, ends=False) as result:
+    with background(_serve, partitions, topics, stored_mb, cores=cores, ends=False) as result:
         yield result()
 
 
