@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import uuid
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from crc32c import crc32c
 
-from broker.hints import HintBox, HintParams, Told
-from broker.moves import PartitionMoves
-from broker.peers import HintSender
 from broker.settings import LogSettings
 from broker.wire import schema
 from controller.client import ControllerClient
@@ -33,6 +27,7 @@ from stream.partition_log import ClosedLog, PartitionLog
 from tests.e2e.backends import QUIET, create_topic
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
+from tests.support.held import Held
 from tests.support.kafka_client import KafkaClient
 from tests.support.kafka_world import batch
 from tests.support.load import Load
@@ -232,14 +227,8 @@ def phases(cluster: Cluster, broker: int) -> list[tuple[str, str]]:
     return [(move["phase"], move["error"] or "") for move in cluster.moves(broker)]
 
 
-def elsewhere(cluster: Cluster) -> tuple[int, int]:
-    """The broker that leads partition 0, and another one."""
-    source = cluster.leader(TOPIC, 0)
-    return source, source % 3 + 1
-
-
 def test_while_the_bucket_is_away_a_partition_stays_where_it_is_and_serves(cluster: Cluster) -> None:
-    source, target = elsewhere(cluster)
+    source, target = cluster.elsewhere(TOPIC)
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         cluster.bucket.failing = True
@@ -256,7 +245,7 @@ def test_while_the_bucket_is_away_a_partition_stays_where_it_is_and_serves(clust
 def test_a_bucket_that_fails_after_the_close_gives_the_partition_back_to_its_source(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = elsewhere(cluster)
+    source, target = cluster.elsewhere(TOPIC)
     close = PartitionLog.close_for_move
 
     async def close_and_fail(self: PartitionLog) -> ClosedLog:
@@ -282,7 +271,7 @@ def test_a_bucket_that_fails_after_the_close_gives_the_partition_back_to_its_sou
 def test_an_upload_that_ends_while_the_source_opens_the_partition_again_loses_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = elsewhere(cluster)
+    source, target = cluster.elsewhere(TOPIC)
     close, open_streams = PartitionLog.close_for_move, ControllerClient.open_streams
     overtaken: list[int] = []
 
@@ -317,7 +306,7 @@ def test_an_upload_that_ends_while_the_source_opens_the_partition_again_loses_no
 def test_a_hand_over_without_an_answer_is_cleared_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
-    _, target = elsewhere(cluster)
+    _, target = cluster.elsewhere(TOPIC)
     asked = threading.Event()
     hand_over = ControllerClient.hand_over
 
@@ -420,24 +409,14 @@ def test_a_hand_over_of_many_without_an_answer_leaves_each_with_one_owner(
 def test_a_cancel_after_the_close_leaves_the_partition_with_its_source(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = elsewhere(cluster)
-    close = PartitionLog.close_for_move
-    closed, cancelled = threading.Event(), threading.Event()
-
-    async def close_and_wait(self: PartitionLog) -> ClosedLog:
-        found = await close(self)
-        closed.set()
-        while not cancelled.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        return found
-
+    source, target = cluster.elsewhere(TOPIC)
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
-        monkeypatch.setattr(PartitionLog, "close_for_move", close_and_wait)
+        close = Held(monkeypatch, PartitionLog, "close_for_move", after=True)
         cluster.place(TOPIC, 0, target)
-        wait_until(closed.is_set, "the source has closed the partition")
+        wait_until(close.reached.is_set, "the source has closed the partition")
         cluster.place(TOPIC, 0, NO_REPLICA_SET)
-        cancelled.set()
+        close.go_on.set()
         wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves again")
         load.more()
         wait_until(lambda: ("cancelled", "") in phases(cluster, source), "the move ended")
@@ -464,7 +443,7 @@ def test_the_last_of_several_placements_wins(cluster: Cluster) -> None:
 def test_a_target_that_dies_before_the_hand_over_leaves_the_partition_served(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = elsewhere(cluster)
+    source, target = cluster.elsewhere(TOPIC)
     close = PartitionLog.close_for_move
     died = threading.Event()
 
@@ -558,200 +537,20 @@ def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_once(clu
     asyncio.run(work())
 
 
-def hints(cluster: Cluster, outcome: str) -> int:
-    return sum(node._hints.counts[outcome] for node in cluster.nodes.values())
-
-
-def test_a_target_that_was_hinted_reads_nothing_to_open_and_to_serve_the_tail(cluster: Cluster) -> None:
-    _, target = elsewhere(cluster)
-    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
-        load.more()
-        before = cluster.bucket.reads
-        cluster.move(TOPIC, 0, target)
-        assert hints(cluster, "used") == 1
-        load.more()
-        partitions = cluster.nodes[target]._partitions
-        assert partitions is not None and partitions.get(TOPIC, 0).came_at > 0
-        assert cluster.bucket.reads == before
-    load.check(cluster.bootstrap)
-    assert not hints(cluster, "stale")
-
-
-def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Told] = []
-    asked: list[int] = []
-    hint, send, open_streams = PartitionMoves._hint, Storage.send_now, ControllerClient.open_streams
-
-    def tell(self: PartitionMoves, *args: Any) -> Told:
-        told.append(hint(self, *args))
-        return told[-1]
-
-    async def send_when_answered(self: Storage) -> None:
-        while told[-1].ready is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await send(self)
-
-    async def count(self: ControllerClient, replica_set_id: int, *args: Any) -> list[OpenedStream]:
-        asked.append(replica_set_id)
-        return await open_streams(self, replica_set_id, *args)
-
-    monkeypatch.setattr(PartitionMoves, "_hint", tell)
-    monkeypatch.setattr(Storage, "send_now", send_when_answered)
-    monkeypatch.setattr(ControllerClient, "open_streams", count)
-    with Cluster(tmp_path) as cluster:
-        create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
-        with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
-            load.more(10)
-            asked.clear()  # all partitions are open
-            for number in range(4):
-                load.more(10)
-                to = cluster.leader(TOPIC, 0) % 3 + 1
-                cluster.move(TOPIC, 0, to)
-                ready = told[-1].ready
-                assert len(told) == number + 1 and ready is not None and ready.replica_set == to
-            load.more(10)
-            assert not asked
-        load.check(cluster.bootstrap)
-        assert hints(cluster, "used") == 4
-
-
-Send = Callable[[HintSender, int, str, HintParams], Coroutine[Any, Any, Any]]
-send_hint: Send = HintSender._send
-
-
-def faults() -> dict[str, Send]:
-    """What may become of a hint on its way. Each is a fault of `HintSender._send`."""
-    last: list[HintParams] = []
-
-    async def lost(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        return
-
-    async def doubled(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        await send_hint(self, broker, address, hint)
-        await send_hint(self, broker, address, hint)
-
-    async def stale(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        last.append(hint)
-        await send_hint(self, broker, address, last[-2] if len(last) > 1 else hint)
-
-    async def corrupted(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        broken = hint.body[:-1] + bytes([hint.body[-1] ^ 1])
-        await send_hint(self, broker, address, HintParams(hint.crc, broken))
-
-    async def of_a_fenced_epoch(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        """The ends are right, the epoch is not, and what it holds is something else."""
-        body = msgspec.msgpack.decode(hint.body)
-        body[3] -= 1
-        body[6] = [[one, [[base, count, b"x" * len(data)] for base, count, data in rows]] for one, rows in body[6]]
-        encoded = msgspec.msgpack.encode(body)
-        await send_hint(self, broker, address, HintParams(crc32c(encoded), encoded))
-
-    return {one.__name__: one for one in (lost, doubled, stale, corrupted, of_a_fenced_epoch)}
-
-
-def test_a_hint_that_is_not_right_costs_a_read_and_nothing_else(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spent: dict[str, Counter[str]] = {}
-    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
-        load.more()
-        for name, fault in faults().items():
-            monkeypatch.setattr(HintSender, "_send", fault)
-            before = Counter({outcome: hints(cluster, outcome) for outcome in HintBox(float).counts})
-            for node in cluster.nodes.values():
-                node._hint_sender._paused_until.clear()
-            for _ in range(3):
-                cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
-                load.more(10)
-            spent[name] = Counter({one: hints(cluster, one) - count for one, count in before.items()})
-    load.check(cluster.bootstrap)
-    assert spent["lost"]["taken"] == 0
-    assert spent["doubled"]["used"] == 3
-    assert spent["stale"]["used"] == 1, "the first was the right one"
-    assert (spent["corrupted"]["taken"], spent["corrupted"]["used"]) == (0, 0)
-    assert spent["corrupted"]["refused"] > 0
-    assert (spent["of_a_fenced_epoch"]["used"], spent["of_a_fenced_epoch"]["stale"]) == (0, 3)
-
-
-def test_a_fetch_that_waits_is_not_answered_before_it_can_be_told_the_new_leader(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, target = elsewhere(cluster)
-    close = PartitionLog.close_for_move
-    closed, go_on = threading.Event(), threading.Event()
-
-    async def close_and_wait(self: PartitionLog) -> ClosedLog:
-        found = await close(self)
-        closed.set()
-        while not go_on.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        return found
-
-    def listened_to(broker: int) -> bool:
-        partitions = cluster.nodes[broker]._partitions
-        assert partitions is not None
-        return bool(partitions.get(TOPIC, 0)._watchers)
-
-    async def fetch(client: KafkaClient) -> Any:
-        make = schema.request(1, 16).make
-        partition = make("FetchPartition", partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-        topic_id = uuid.UUID(bytes=cluster.image.topic_ids[TOPIC])
-        topics = [make("FetchTopic", topic_id=topic_id, partitions=[partition])]
-        return await client.send(
-            1, 16, max_wait=15_000, min_bytes=1, session_epoch=-1, topics=topics, forgotten_topics_data=[]
-        )
-
-    async def work() -> None:
-        async with KafkaClient(*cluster.nodes[source].bootstrap) as client:
-            waiting = asyncio.create_task(fetch(client))
-            await asyncio.to_thread(wait_until, partial(listened_to, source), "the fetch waits")
-            cluster.place(TOPIC, 0, target)
-            await asyncio.to_thread(wait_until, closed.is_set, "the source has closed the partition")
-            assert not waiting.done()
-            go_on.set()
-            (partition,) = (await waiting).responses[0].partitions
-            assert partition.error_code == 6
-            told = (partition.current_leader.leader_id, partition.current_leader.leader_epoch)
-            assert told == cluster.image.leader(cluster.partition(TOPIC, 0))
-            assert told[0] == target
-
-    monkeypatch.setattr(PartitionLog, "close_for_move", close_and_wait)
-    asyncio.run(work())
-
-
 @pytest.mark.parametrize("step", ["uploading", "draining", "handing over", "done"])
 def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    source, target = elsewhere(cluster)
-    reached, cancelled = threading.Event(), threading.Event()
-    send_now, hand_over = Storage.send_now, ControllerClient.hand_over
-
-    async def until_cancelled() -> None:
-        reached.set()
-        while not cancelled.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-    async def late_send(self: Storage) -> None:
-        await until_cancelled()
-        await send_now(self)
-
-    async def late_hand_over(
-        self: ControllerClient, replica_set_id: int, master_epoch: int, partitions: Sequence[ClosedPartition]
-    ) -> list[TidelogError | None]:
-        await until_cancelled()
-        return await hand_over(self, replica_set_id, master_epoch, partitions)
-
+    source, target = cluster.elsewhere(TOPIC)
+    held: Held | None = None
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         if step == "uploading":
             cluster.bucket.failing = True
         elif step == "draining":
-            monkeypatch.setattr(Storage, "send_now", late_send)
+            held = Held(monkeypatch, Storage, "send_now")
         elif step == "handing over":
-            monkeypatch.setattr(ControllerClient, "hand_over", late_hand_over)
+            held = Held(monkeypatch, ControllerClient, "hand_over")
         cluster.place(TOPIC, 0, target)
         if step == "done":
             wait_until(lambda: cluster.serves(target, TOPIC, 0), "it has moved")
@@ -759,9 +558,11 @@ def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
                 cluster.place(TOPIC, 0, NO_REPLICA_SET)
             load.more()
         else:
-            wait_until(lambda: reached.is_set() or (step, "") in phases(cluster, source), "the step is reached")
+            reached = held.reached.is_set if held is not None else lambda: (step, "") in phases(cluster, source)
+            wait_until(reached, "the step is reached")
             cluster.place(TOPIC, 0, NO_REPLICA_SET)
-            cancelled.set()
+            if held is not None:
+                held.go_on.set()
             cluster.bucket.failing = False
             wait_until(lambda: ("cancelled", "") in phases(cluster, source), "the move ended")
             wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves")
@@ -772,7 +573,7 @@ def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
 
 
 def test_a_bucket_that_takes_seconds_for_a_put_gives_the_partition_back_and_says_why(cluster: Cluster) -> None:
-    source, target = elsewhere(cluster)
+    source, target = cluster.elsewhere(TOPIC)
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         cluster.bucket.delay_s = 1.5  # longer than `move_drain_timeout_ms`
@@ -790,7 +591,7 @@ def test_a_bucket_that_takes_seconds_for_a_put_gives_the_partition_back_and_says
 def test_a_target_that_dies_between_the_opening_of_the_streams_and_its_first_append(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = elsewhere(cluster)
+    source, target = cluster.elsewhere(TOPIC)
     opened, open_streams = threading.Event(), ControllerClient.open_streams
 
     async def open_and_hang(

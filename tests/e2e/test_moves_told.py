@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from broker.partitions import PartitionManager
 from broker.settings import LogSettings
 from broker.wire import schema
 from controller.client import ControllerClient
-from controller.commands import ClosedPartition
 from controller.model import NO_REPLICA_SET, TopicRecord
 from runtime.errors import TidelogError
+from stream.partition_log import PartitionLog
 from tests.e2e.backends import create_topic
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
+from tests.support.held import Held
 from tests.support.kafka_client import KafkaClient
 from tests.support.kafka_world import batch
 from tests.support.load import Load
@@ -50,31 +51,12 @@ def told(outcome: Any) -> tuple[int, int]:
     return outcome.current_leader.leader_id, outcome.current_leader.leader_epoch
 
 
-class HandOvers:
-    """Every hand-over of the cluster stops before it is sent, until it is let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.go_on = threading.Event(), threading.Event()
-        hand_over = ControllerClient.hand_over
-
-        async def wait(
-            client: ControllerClient, replica_set_id: int, master_epoch: int, partitions: Sequence[ClosedPartition]
-        ) -> list[TidelogError | None]:
-            self.reached.set()
-            while not self.go_on.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            return await hand_over(client, replica_set_id, master_epoch, partitions)
-
-        monkeypatch.setattr(ControllerClient, "hand_over", wait)
-
-
 @pytest.mark.parametrize("goes", ["well", "cancelled"])
 def test_a_producer_is_told_the_heir_and_no_smaller_epoch_is_ever_led_in(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, goes: str
 ) -> None:
-    hand_overs = HandOvers(monkeypatch)
-    source = cluster.leader(TOPIC, 0)
-    target = source % 3 + 1
+    hand_overs = Held(monkeypatch, ControllerClient, "hand_over")
+    source, target = cluster.elsewhere(TOPIC)
     epoch = cluster.image.leader(cluster.partition(TOPIC, 0))[1]
 
     def target_there() -> int:
@@ -120,9 +102,8 @@ def test_a_producer_is_told_the_heir_and_no_smaller_epoch_is_ever_led_in(
 def test_a_producer_that_followed_its_heir_in_vain_comes_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hand_overs = HandOvers(monkeypatch)
-    source = cluster.leader(TOPIC, 0)
-    target = source % 3 + 1
+    hand_overs = Held(monkeypatch, ControllerClient, "hand_over")
+    source, target = cluster.elsewhere(TOPIC)
     asked: set[int] = set()
     why_not = PartitionManager._why_not
 
@@ -141,3 +122,40 @@ def test_a_producer_that_followed_its_heir_in_vain_comes_back(
         wait_until(lambda: cluster.serves(source, TOPIC, 0), "the source serves again")
         load.more()
     load.check(cluster.bootstrap)
+
+
+def test_a_fetch_that_waits_is_not_answered_before_it_can_be_told_the_new_leader(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = cluster.elsewhere(TOPIC)
+    close = Held(monkeypatch, PartitionLog, "close_for_move", after=True)
+
+    def listened_to(broker: int) -> bool:
+        partitions = cluster.nodes[broker]._partitions
+        assert partitions is not None
+        return bool(partitions.get(TOPIC, 0)._watchers)
+
+    async def fetch(client: KafkaClient) -> Any:
+        make = schema.request(1, 16).make
+        partition = make("FetchPartition", partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+        topic_id = uuid.UUID(bytes=cluster.image.topic_ids[TOPIC])
+        topics = [make("FetchTopic", topic_id=topic_id, partitions=[partition])]
+        return await client.send(
+            1, 16, max_wait=15_000, min_bytes=1, session_epoch=-1, topics=topics, forgotten_topics_data=[]
+        )
+
+    async def work() -> None:
+        async with KafkaClient(*cluster.nodes[source].bootstrap) as client:
+            waiting = asyncio.create_task(fetch(client))
+            await asyncio.to_thread(wait_until, partial(listened_to, source), "the fetch waits")
+            cluster.place(TOPIC, 0, target)
+            await asyncio.to_thread(wait_until, close.reached.is_set, "the source has closed the partition")
+            assert not waiting.done()
+            close.go_on.set()
+            (partition,) = (await waiting).responses[0].partitions
+            assert partition.error_code == 6
+            told = (partition.current_leader.leader_id, partition.current_leader.leader_epoch)
+            assert told == cluster.image.leader(cluster.partition(TOPIC, 0))
+            assert told[0] == target
+
+    asyncio.run(work())

@@ -219,6 +219,11 @@ class Cluster:
         """The broker that leads a partition."""
         return self.image.leader(self.partition(topic, index))[0]
 
+    def elsewhere(self, topic: str, index: int = 0) -> tuple[int, int]:
+        """The broker that leads a partition, and another one."""
+        source = self.leader(topic, index)
+        return source, source % len(self.nodes) + 1
+
     def place(self, topic: str, index: int, to: int) -> None:
         """Commit a placement (-1: cancel); raises what it is refused with."""
         moves = [PartitionMove(self.image.topic_ids[topic], index, to)]

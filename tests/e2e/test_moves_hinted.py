@@ -1,0 +1,151 @@
+"""What the source of a move tells its target directly, and what becomes of it when that goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from crc32c import crc32c
+
+from broker.hints import HintBox, HintParams, Told
+from broker.moves import PartitionMoves
+from broker.peers import HintSender
+from broker.settings import LogSettings
+from controller.client import ControllerClient
+from storage.storage import Storage
+from stream.managers import OpenedStream
+from tests.e2e.backends import create_topic
+from tests.support.cluster import Cluster
+from tests.support.load import Load
+
+PARTITIONS = 3
+TOPIC = "moved"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, log=LogSettings(move_drain_timeout_ms=1_000)) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+        yield cluster
+
+
+def hints(cluster: Cluster, outcome: str) -> int:
+    return sum(node._hints.counts[outcome] for node in cluster.nodes.values())
+
+
+def test_a_target_that_was_hinted_reads_nothing_to_open_and_to_serve_the_tail(cluster: Cluster) -> None:
+    _, target = cluster.elsewhere(TOPIC)
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        before = cluster.bucket.reads
+        cluster.move(TOPIC, 0, target)
+        assert hints(cluster, "used") == 1
+        load.more()
+        partitions = cluster.nodes[target]._partitions
+        assert partitions is not None and partitions.get(TOPIC, 0).came_at > 0
+        assert cluster.bucket.reads == before
+    load.check(cluster.bootstrap)
+    assert not hints(cluster, "stale")
+
+
+def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Told] = []
+    asked: list[int] = []
+    hint, send, open_streams = PartitionMoves._hint, Storage.send_now, ControllerClient.open_streams
+
+    def tell(self: PartitionMoves, *args: Any) -> Told:
+        told.append(hint(self, *args))
+        return told[-1]
+
+    async def send_when_answered(self: Storage) -> None:
+        while told[-1].ready is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await send(self)
+
+    async def count(self: ControllerClient, replica_set_id: int, *args: Any) -> list[OpenedStream]:
+        asked.append(replica_set_id)
+        return await open_streams(self, replica_set_id, *args)
+
+    monkeypatch.setattr(PartitionMoves, "_hint", tell)
+    monkeypatch.setattr(Storage, "send_now", send_when_answered)
+    monkeypatch.setattr(ControllerClient, "open_streams", count)
+    with Cluster(tmp_path) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+        with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+            load.more(10)
+            asked.clear()  # all partitions are open
+            for number in range(4):
+                load.more(10)
+                to = cluster.leader(TOPIC, 0) % 3 + 1
+                cluster.move(TOPIC, 0, to)
+                ready = told[-1].ready
+                assert len(told) == number + 1 and ready is not None and ready.replica_set == to
+            load.more(10)
+            assert not asked
+        load.check(cluster.bootstrap)
+        assert hints(cluster, "used") == 4
+
+
+Send = Callable[[HintSender, int, str, HintParams], Coroutine[Any, Any, Any]]
+send_hint: Send = HintSender._send
+
+
+def faults() -> dict[str, Send]:
+    """What may become of a hint on its way. Each is a fault of `HintSender._send`."""
+    last: list[HintParams] = []
+
+    async def lost(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        return
+
+    async def doubled(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        await send_hint(self, broker, address, hint)
+        await send_hint(self, broker, address, hint)
+
+    async def stale(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        last.append(hint)
+        await send_hint(self, broker, address, last[-2] if len(last) > 1 else hint)
+
+    async def corrupted(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        broken = hint.body[:-1] + bytes([hint.body[-1] ^ 1])
+        await send_hint(self, broker, address, HintParams(hint.crc, broken))
+
+    async def of_a_fenced_epoch(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+        """The ends are right, the epoch is not, and what it holds is something else."""
+        body = msgspec.msgpack.decode(hint.body)
+        body[3] -= 1
+        body[6] = [[one, [[base, count, b"x" * len(data)] for base, count, data in rows]] for one, rows in body[6]]
+        encoded = msgspec.msgpack.encode(body)
+        await send_hint(self, broker, address, HintParams(crc32c(encoded), encoded))
+
+    return {one.__name__: one for one in (lost, doubled, stale, corrupted, of_a_fenced_epoch)}
+
+
+def test_a_hint_that_is_not_right_costs_a_read_and_nothing_else(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: dict[str, Counter[str]] = {}
+    with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
+        load.more()
+        for name, fault in faults().items():
+            monkeypatch.setattr(HintSender, "_send", fault)
+            before = Counter({outcome: hints(cluster, outcome) for outcome in HintBox(float).counts})
+            for node in cluster.nodes.values():
+                node._hint_sender._paused_until.clear()
+            for _ in range(3):
+                cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
+                load.more(10)
+            spent[name] = Counter({one: hints(cluster, one) - count for one, count in before.items()})
+    load.check(cluster.bootstrap)
+    assert spent["lost"]["taken"] == 0
+    assert spent["doubled"]["used"] == 3
+    assert spent["stale"]["used"] == 1, "the first was the right one"
+    assert (spent["corrupted"]["taken"], spent["corrupted"]["used"]) == (0, 0)
+    assert spent["corrupted"]["refused"] > 0
+    assert (spent["of_a_fenced_epoch"]["used"], spent["of_a_fenced_epoch"]["stale"]) == (0, 3)
