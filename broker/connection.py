@@ -352,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
         )
         exchange = self._begin(header, frame, codec)
         if header.api_key == _FETCH:
-            extra = FETCH_PARTITION_BYTES * sum(len(topic.partitions) for topic in request.topics)
+            extra = FETCH_PARTITION_BYTES * sum([len(topic.partitions) for topic in request.topics])
             exchange.charged += extra
             self._shared.budget.take(extra)
         self._call(exchange, api, context, request)
@@ -471,9 +471,7 @@ class Connection(asyncio.BufferedProtocol):
         size = 0
         while exchanges and exchanges[0].done:
             exchange = exchanges.popleft()
-            bytes_out = 0
-            for buffer in exchange.buffers:
-                bytes_out += len(buffer)
+            bytes_out = sum(map(len, exchange.buffers))
             out += exchange.buffers
             size += bytes_out
             self._shared.budget.release(exchange.charged)

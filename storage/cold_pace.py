@@ -169,6 +169,8 @@ class ColdPace:
         """`share`: see `cache.cold_busy_share`. `wal_end` is the WAL's end offset: what producers have written."""
         self._share = ColdShare(share)
         self._clock = clock
+        self.thread_s = cpu.thread_s
+        """CPU seconds of the calling thread: what work takes of them is handed to `spend`. For any thread."""
         self._cpu = cpu
         self._wal_end = wal_end
         self._line = asyncio.Lock()
@@ -186,18 +188,14 @@ class ColdPace:
         """Whether reads of history are held to a rate now."""
         return self._share.is_bound
 
-    def thread_s(self) -> float:
-        """CPU seconds of the calling thread: what work takes of them is handed to `spend`. For any thread."""
-        return self._cpu.thread_s()
-
     @contextmanager
     def measured(self) -> Iterator[None]:
         """What is done inside, without waiting, is work of the cold lane."""
-        started = self._cpu.thread_s()
+        started = self.thread_s()
         try:
             yield
         finally:
-            self.spend(self._cpu.thread_s() - started)
+            self.spend(self.thread_s() - started)
 
     def spend(self, seconds: float) -> None:
         """The cold lane has used so much CPU time."""

@@ -25,7 +25,7 @@ from broker.errors import (
     NOT_LEADER_OR_FOLLOWER,
     fetch_code,
 )
-from broker.fetch_sessions import FetchSession, FetchSessions, SessionError, SessionPartition
+from broker.fetch_sessions import FINAL_EPOCH, FetchSession, FetchSessions, SessionError, SessionPartition
 from broker.handlers.epochs import check_leader_epoch
 from broker.handlers.leaders import current_leader, endpoints
 from broker.partitions import LeaderNotAvailable
@@ -410,10 +410,47 @@ async def _wait(wake: asyncio.Event, seconds: float) -> None:
         return
 
 
+def _one_at_once(context: RequestContext, request: FetchRequest) -> FetchResponse | None:
+    """What `_Fetch` answers to a request for one partition that has enough in memory, in fewer steps; else None."""
+    topic, committed = request.topics[0], request.isolation_level == _READ_COMMITTED
+    spec, services = topic.partitions[0], context.services
+    limit = min(spec.partition_max_bytes, request.max_bytes, services.kafka.fetch_max_bytes)
+    try:
+        if context.api_version >= FIRST_WITH_TOPIC_ID:
+            log = services.partitions.get_by_id(topic.topic_id, spec.partition)
+        else:
+            log = services.partitions.get(topic.name, spec.partition)
+        if log.closed or spec.last_fetched_epoch >= 0 or spec.fetch_offset >= log.high_watermark:
+            return None
+        check_leader_epoch(log, spec.current_leader_epoch)
+        found = log.read_hot(spec.fetch_offset, max(limit, 0), committed=committed)
+    except TidelogError:
+        return None  # `_Fetch` meets the same, and tells the client
+    if found is None or found.size_bytes < max(request.min_bytes, 1):
+        return None
+    data = PartitionData(spec.partition, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset)
+    data.records = found.records
+    if committed:
+        data.aborted_transactions = found.aborted
+    services.metrics.fetched(log.topic, _count_records(data), found.size_bytes)
+    services.metrics.load.fetched(log.first_stream, found.size_bytes)
+    return FetchResponse([FetchTopicResponse(topic.name, topic.topic_id, [data])])
+
+
 def handle(context: RequestContext, request: FetchRequest) -> Awaitable[Any]:
     """Answer one Fetch request: at once from memory, without a task and turns of the loop, or when there is enough."""
     sessions, clock = context.services.fetch_sessions, context.services.clock
     answer = Answer()
+    topics = request.topics
+    if (
+        request.session_epoch == FINAL_EPOCH
+        and not request.session_id
+        and len(topics) == 1 == len(topics[0].partitions)
+    ):
+        response = _one_at_once(context, request)
+        if response is not None:
+            answer.give(response)
+            return answer
     try:
         session = sessions.begin(request, clock.monotonic(), by_id=context.api_version >= FIRST_WITH_TOPIC_ID)
     except SessionError as error:

@@ -65,7 +65,7 @@ class MessageCodec(Protocol):
 def parse_header(frame: bytearray) -> RequestHeader:
     """API key, version and correlation id of a frame. Raises `MalformedRequest` if it is too short."""
     try:
-        return RequestHeader._make(_FIXED_HEADER.unpack_from(frame, 0))
+        return RequestHeader(*_FIXED_HEADER.unpack_from(frame, 0))
     except error:
         raise MalformedRequest(f"a request of {len(frame)} bytes is shorter than its header") from None
 
@@ -134,6 +134,9 @@ class _FetchCodec:
         return client_id, fetch.decode_request(self._version, frame, at)
 
     def encode(self, correlation_id: int, response: Any) -> list[Buffer]:
+        one = fetch.encode_one(self._version, correlation_id, response)
+        if one is not None:
+            return one
         return _frame(fetch.encode_response(self._version, response, _response_head(correlation_id, self._flexible)))
 
 

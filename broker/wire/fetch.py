@@ -57,6 +57,19 @@ _PARTITION_REQUEST = {
 }
 _PARTITION_HEAD = Struct(">ihqq")
 _PAIR = Struct(">qq")
+_ONE_START = {
+    12: Struct(">4xiiibiiBB"),
+    15: Struct(">iiibiiBB"),
+}
+"""Up to the isolation level, the session, one topic, the length of its name (or the first byte of its id)."""
+_ONE_PARTITION = Struct(">BiiqiqiBBBB")
+"""One partition and its fields, no tags of it and its topic, no forgotten topics, the length of the rack."""
+_ONE_ANSWER = Struct(">iibihiB")
+"""Size, correlation id, no tags; throttle time, error, session; one topic."""
+_ONE_OUTCOME = Struct(">BihqqqBi")
+"""One partition without an error, its offsets, no aborted transactions, no preferred replica."""
+_ONE_END = bytes(3)
+"""No tags of the partition, the topic and the response."""
 
 
 class FetchPartition(NamedTuple):
@@ -146,9 +159,56 @@ class FetchResponse:
 def decode_request(version: int, frame: bytearray, at: int) -> FetchRequest:
     """Decode the body that starts at `at`. Raises `MalformedRequest`, and nothing else, for garbage."""
     try:
-        return _decode(version, frame, at)
+        return (_decode_one(version, frame, at) if version >= FIRST_FLEXIBLE else None) or _decode(version, frame, at)
     except (struct.error, *DECODE_ERRORS) as error:
         raise MalformedRequest(f"cannot decode Fetch v{version}: {error}") from error
+
+
+def _decode_one(version: int, frame: bytearray, at: int) -> FetchRequest | None:
+    """The request for one partition that a consumer repeats; None for any other, `_decode` tells which.
+
+    A response of a megabyte sweeps the caches, so each call counts for several (as in `produce`).
+    """
+    layout, replica_id = _ONE_START[15 if version >= 15 else 12], -1
+    start = at + layout.size
+    if len(frame) < start + _ONE_PARTITION.size:
+        return None
+    if version < 15:
+        (replica_id,) = INT32.unpack_from(frame, at)
+    max_wait_ms, min_bytes, max_bytes, isolation_level, session, epoch, topics, size = layout.unpack_from(frame, at)
+    if topics != 2:
+        return None
+    name, topic_id = "", b""
+    if version >= FIRST_WITH_TOPIC_ID:
+        end = start + 15
+        topic_id = bytes(frame[start - 1 : end])
+    elif 1 < size < 0x80:
+        end = start + size - 1
+        name = str(frame[start:end], "utf-8")
+    else:
+        return None
+    at = end + _ONE_PARTITION.size
+    if at >= len(frame):
+        return None
+    count, index, leader_epoch, offset, last_epoch, log_start, limit, tags, topic_tags, forgotten, rack = (
+        _ONE_PARTITION.unpack_from(frame, end)
+    )
+    end = at + rack - 1
+    if (count, tags, topic_tags, forgotten) != (2, 0, 0, 1) or not 0 < rack < 0x80 or frame[end : end + 1] != b"\0":
+        return None
+    partition = FetchPartition(index, offset, limit, leader_epoch, last_epoch, log_start)
+    return FetchRequest(
+        replica_id,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation_level,
+        session,
+        epoch,
+        [FetchTopic(name, topic_id, [partition])],
+        [],
+        str(frame[at:end], "utf-8"),
+    )
 
 
 def _decode(version: int, frame: bytearray, at: int) -> FetchRequest:
@@ -263,6 +323,46 @@ def _read_forgotten(version: int, frame: bytearray, at: int) -> tuple[list[Forgo
             at = skip_tags(frame, at)
         forgotten.append(ForgottenTopic(name, topic_id, partitions))
     return forgotten, at
+
+
+def encode_one(version: int, correlation_id: int, response: FetchResponse) -> list[Buffer] | None:
+    """The whole frame with records of one partition, in flexible versions; None for any other response."""
+    topic = response.topics[0] if len(response.topics) == 1 else None
+    if topic is None or len(topic.partitions) != 1 or version < FIRST_FLEXIBLE or response.node_endpoints:
+        return None
+    p = topic.partitions[0]
+    records = p.records
+    if not records or p.error_code or p.aborted_transactions or p.diverging_epoch or p.current_leader:
+        return None
+    if version >= FIRST_WITH_TOPIC_ID:
+        name = topic.topic_id
+    else:
+        name = topic.name.encode()
+        if len(name) >= 0x7F:
+            return None
+        name = bytes((len(name) + 1,)) + name
+    size = sum(map(len, records))
+    length = bytearray()
+    write_uvarint(length, size + 1)
+    size += _ONE_ANSWER.size - 4 + len(name) + _ONE_OUTCOME.size + len(length) + len(_ONE_END)
+    head = (
+        _ONE_ANSWER.pack(
+            size, correlation_id, 0, response.throttle_time_ms, response.error_code, response.session_id, 2
+        )
+        + name
+        + _ONE_OUTCOME.pack(
+            2,
+            p.partition,
+            0,
+            p.high_watermark,
+            p.last_stable_offset,
+            p.log_start_offset,
+            0 if p.aborted_transactions is None else 1,
+            p.preferred_read_replica,
+        )
+        + length
+    )
+    return [head, *records, _ONE_END]
 
 
 def encode_response(version: int, response: FetchResponse, head: bytearray) -> list[Buffer]:

@@ -231,6 +231,43 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(entity: Any) -> None:
     assert [topic.partitions for topic in request.forgotten_topics] == [list(topic.partitions) for topic in forgotten]
 
 
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from([12, 13, 14, 15, 17]), text, text, int32, int64, st.data())
+def test_a_fetch_of_one_partition_reads_the_same_both_ways(
+    version: int, name: str, rack: str, index: int, offset: int, data: st.DataObject
+) -> None:
+    """The short way takes what consumers repeat and leaves the rest, broken frames above all, to the long one."""
+    make = schema.request(1, version).make
+    limits = {"log_start_offset": -1, "partition_max_bytes": 1 << 20, "current_leader_epoch": 3}
+    partition = make("FetchPartition", partition=index, fetch_offset=offset, last_fetched_epoch=-1, **limits)
+    topic = {"topic_id": uuid.UUID(int=7)} if version >= 13 else {"topic": name}
+    entity = make(
+        "FetchRequest",
+        **({"replica_id": data.draw(int32)} if version < 15 else {}),
+        max_wait=dt.timedelta(milliseconds=500),
+        min_bytes=1,
+        max_bytes=1 << 24,
+        isolation_level=1,
+        session_id=data.draw(int32),
+        session_epoch=data.draw(int32),
+        topics=[make("FetchTopic", **topic, partitions=[partition])],
+        forgotten_topics_data=[],
+        rack_id=rack,
+    )
+    body = bytearray(_encode(entity))
+    one = fetch._decode_one(version, body, 0)
+    if len(rack.encode()) < 0x7F and (version >= 13 or 0 < len(name.encode()) < 0x7F):
+        assert one == fetch._decode(version, body, 0)
+    else:
+        assert one is None
+    for _ in range(data.draw(st.integers(0, 3))):
+        body[data.draw(st.integers(0, min(len(body) - 1, 99)))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        body = body[: data.draw(st.integers(0, len(body)))]
+    found = _outcome(fetch.decode_request, version, body)
+    assert found == _outcome(fetch._decode, version, body)
+
+
 fetch_partitions = st.builds(
     fetch.PartitionData,
     partition=int32,
@@ -307,6 +344,22 @@ def test_a_fetch_response_is_byte_identical_to_kio(version: int, response: fetch
     tags = b"\x00" if version >= 12 else b""
     body = struct.pack(">i", 77) + tags + expected
     assert b"".join(message_codec(1, version).encode(77, response)) == struct.pack(">i", len(body)) + body
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(range(12, fetch.MAX_VERSION + 1)), text, topic_ids, fetch_partitions, int32)
+def test_a_fetch_response_of_one_partition_is_the_same_both_ways(
+    version: int, name: str, topic_id: bytes, partition: fetch.PartitionData, session_id: int
+) -> None:
+    partition.error_code, partition.diverging_epoch, partition.current_leader = 0, None, None
+    partition.records = partition.records or [b"r"]
+    response = fetch.FetchResponse([fetch.FetchTopicResponse(name, topic_id, [partition])], 0, session_id, 9)
+    body = b"".join(fetch.encode_response(version, response, bytearray(struct.pack(">ib", 77, 0))))
+    one = fetch.encode_one(version, 77, response)
+    if partition.aborted_transactions or (version < 13 and len(name.encode()) >= 0x7F):
+        assert one is None
+    else:
+        assert one is not None and b"".join(one) == struct.pack(">i", len(body)) + body
 
 
 def test_records_go_out_as_the_very_buffers_that_came_in() -> None:
