@@ -576,6 +576,16 @@ class BrokerNode:
             "responses_bound_bytes": kafka.max_unread_bytes,
         }
 
+    @property
+    def accounted_bytes(self) -> int:
+        """What caches and buffers hold on purpose, of all that has a bound."""
+        if self._storage is None:
+            return 0
+        held = self._memory(self._storage)
+        return sum(
+            held[f"{name}_bytes"] for name in ("log_cache", "block_cache", "cold_in_flight", "requests", "responses")
+        )
+
     # --- end -----------------------------------------------------------------------------------------------------
 
     @property

@@ -12,18 +12,29 @@ a full collection stops the process for a tenth of a microsecond an object.
 A thread that wants the interpreter waits for `_SWITCH_S` if another one computes: the WAL's writer and the event loop
 must not wait 5 ms, the default, for a thread that builds an object to upload.
 
-Entry: `tune`, once, when all is imported and before the work begins; `give_back` when it has begun; `resident_bytes`
-says how much there is.
+What dies in a cycle that lived through two looks is so never found. Much that is made for a connection or an error is
+such a cycle, and strangers decide how often: they would fill the memory with what no account knows of. So everything is
+collected when the process grows and the accounts do not say why, and once an hour (`CollectionWatch`). What that frees
+is used again before the process grows more, so that growth alone makes it rare.
+
+Entry: `tune`, once, when all is imported and before the work begins; `give_back` when it has begun, and
+`collect_when_due` from then on; `resident_bytes` says how much there is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from runtime.clock import Clock
+
+log = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -39,6 +50,11 @@ Larger steps are no less work, only longer stops.
 """
 
 _SWITCH_S = 0.001
+_LOOK_S = 1.0
+UNEXPLAINED_BYTES = 64 << 20
+"""Growth beyond that of the accounts, from which on everything is collected."""
+LONGEST_S = 3600.0
+"""Everything is collected so often at least."""
 
 
 def keep_freed_memory() -> None:
@@ -72,3 +88,34 @@ def resident_bytes() -> int:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class CollectionWatch:
+    """Tells when everything should be collected: see the module.
+
+    Growth is counted from the size at the last collection: the allocator gives nothing back, so that is the largest.
+    """
+
+    def __init__(self, resident: int, accounted: int, now_s: float) -> None:
+        self._resident, self._accounted, self._at_s = resident, accounted, now_s
+
+    def is_due(self, resident: int, accounted: int, now_s: float) -> bool:
+        """Whether it is time, by the bytes of the process, those that it holds on purpose, and the time. Once told, it
+        counts as done."""
+        explained = max(0, accounted - self._accounted)
+        if resident - self._resident - explained < UNEXPLAINED_BYTES and now_s - self._at_s < LONGEST_S:
+            return False
+        self._resident, self._accounted, self._at_s = resident, accounted, now_s
+        return True
+
+
+async def collect_when_due(clock: Clock, accounted: Callable[[], int]) -> None:
+    """Collect everything whenever that is due, until cancelled. `accounted`: bytes that are held on purpose."""
+    watch = CollectionWatch(resident_bytes(), accounted(), clock.monotonic())
+    while True:
+        await clock.sleep(_LOOK_S)
+        started, resident = clock.monotonic(), resident_bytes()
+        if watch.is_due(resident, accounted(), started):
+            found = gc.collect()
+            took_ms = round((clock.monotonic() - started) * 1000, 1)
+            log.info("collected all", extra={"resident_bytes": resident, "unreachable": found, "took_ms": took_ms})

@@ -73,6 +73,11 @@ class NodeProcess:
         assert self._controller is not None
         return "controller={}:{}".format(*self._controller.address)
 
+    @property
+    def accounted_bytes(self) -> int:
+        """What the broker's caches and buffers hold on purpose."""
+        return self._broker.accounted_bytes if self._broker is not None else 0
+
     async def start(self) -> None:
         """Start the roles in their order. Raises the `TidelogError` that a person has to mend."""
         config = self._config

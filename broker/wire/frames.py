@@ -33,6 +33,10 @@ Grant = Callable[[int, int, int], int]
 """`(capacity, filled, size)` of a large frame → the capacity that its buffer may have now; unchanged: wait."""
 
 
+def _none_granted(capacity: int, _filled: int, _size: int) -> int:
+    return capacity
+
+
 class FrameReader:
     """The incoming half of one connection."""
 
@@ -137,6 +141,13 @@ class FrameReader:
             f"a request of {size} bytes is over the limit of {self._max_bytes}",
             hint="kafka.max_request_bytes, if it is a client's; else it does not speak Kafka",
         )
+
+    def close(self) -> None:
+        """Let go of what was received and of `grant`: no more bytes come."""
+        self._frame = None
+        self._carry = b""
+        self._filled = self._wanted = 0
+        self._grant = _none_granted
 
     def unblock(self) -> bool:
         """Ask for room if the frame needs it; True if reading may go on."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from broker.connection import REQUEST_OVERHEAD_BYTES
+from broker.connection import REQUEST_OVERHEAD_BYTES, Connection
 from broker.limits import FIRST_STEP_BYTES
 from broker.settings import KafkaSettings
 from broker.wire import schema
@@ -119,6 +121,39 @@ def test_a_request_that_does_not_come_is_not_waited_for(run: Run, start: bytes) 
                 assert await client.closed_by_broker()
             assert dropped(world) == {"half_sent": 1}
             await nothing_left(world)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(b"", id="nothing at all"),
+        pytest.param(struct.pack(">i", 500) + b"x", id="a small request"),
+        pytest.param(struct.pack(">i", 50 * MIB) + b"x" * 40_000, id="a large request"),
+        pytest.param(struct.pack(">i", -5), id="no request"),
+    ],
+)
+def test_who_leaves_is_freed_without_a_search_for_cycles(run: Run, start: bytes) -> None:
+    """A process collects everything once an hour or when it has grown: buffers cannot wait for that."""
+
+    async def work() -> None:
+        async with KafkaWorld() as world:
+            gc.collect()
+            gc.disable()
+            try:
+                async with world.client() as client:
+                    await until(lambda: world.server.connections == 1, "it is connected")
+                    (connection,) = map(weakref.ref, world.server._shared.connections)
+                    client.writer.write(start)
+                    await client.writer.drain()
+                    await until(lambda: not start or arrived(connection()), "it came in")
+                await until(lambda: connection() is None, "it is freed")
+            finally:
+                gc.enable()
+
+    def arrived(connection: Connection | None) -> bool:
+        return connection is None or connection._frames.incomplete
 
     run(work())
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from runtime import log, memory
+from runtime.clock import SystemClock
 from runtime.scheduling import wake_promptly
 from tidelog.config import Config
 from tidelog.options import config_options, load_config
@@ -76,11 +77,13 @@ async def _serve(config: Config) -> None:
     loop.add_signal_handler(signal.SIGUSR1, broker_only)
     starting = loop.create_task(process.start())
     stop = loop.create_task(stopping.wait())
+    collecting: asyncio.Task[None] | None = None
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():
             starting.result()
             memory.give_back()
+            collecting = loop.create_task(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes))
             click.echo(f"ready {process.ready_line}")
             await process.run_until(stop)
             await _drain(process, at_once)
@@ -91,6 +94,8 @@ async def _serve(config: Config) -> None:
         await asyncio.gather(*parts)
         await process.stop()
         stop.cancel()
+        if collecting is not None:
+            collecting.cancel()
 
 
 async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:
