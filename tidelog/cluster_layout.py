@@ -1,8 +1,8 @@
 """Where the processes of `tidelog up --brokers N` keep their state, and how they find each other.
 
-    DIR/cluster.json     {"format": 1, "controllers": {"1": port, …}, "kafka_ports": {"1": port, …}}
-                         "brokers": [1, …], "last_id": n, as `tidelog broker add` and `remove` left them
-                         "racks": ["a", …], what --racks said last
+    DIR/cluster.json     {"format": 2, "controllers": {"1": port, …}, "kafka_ports": {"1": port, …},
+                         "brokers": [1, …], "last_id": n, as `tidelog broker add` and `remove` left them,
+                         "racks": ["a", …], what --racks said last, "crc32c": of the other keys (docs/formats.md)}
     DIR/up.sock          reaches the `tidelog up` that runs (`tidelog.up_control`)
     DIR/cluster.secret   what they authenticate each other with
     DIR/bucket/          the embedded store, shared
@@ -11,7 +11,7 @@
 One broker alone uses DIR itself. Ports and controllers are chosen at the first start and kept: members of the quorum
 know each other by them. The id of a removed broker is not used again.
 
-Entry: `plan`, `add_broker`, `drop_broker`.
+Entry: `plan`, `add_broker`, `drop_broker`; `nodes` only looks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from pathlib import Path
 import msgspec
 
 from controller.handshake import write_secret
-from runtime.errors import ConfigError, CorruptData, InvalidInput
+from controller.journal import sync_directory
+from runtime.errors import ConfigError, CorruptData, DamagedFile, InvalidInput
 from runtime.ports import choose_port
 from storage.open_store import EMBEDDED_BUCKET
 from tidelog.config import Config, Loaded
+from tidelog.data_dir import json_checksum
 
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITHOUT_CHECKSUM = 1
 SECRET_FILE = "cluster.secret"
 LAYOUT_FILE = "cluster.json"
 MAX_BROKERS = 100
 
 
-class Layout(msgspec.Struct):
+class Layout(msgspec.Struct, forbid_unknown_fields=True):
     """The content of `cluster.json`."""
 
     format: int
@@ -110,9 +113,28 @@ def _processes(layout: Layout, ids: list[int]) -> list[int]:
     return sorted({*ids, *map(int, layout.controllers)})
 
 
-def is_cluster(loaded: Loaded) -> bool:
+def is_cluster(config: Config) -> bool:
     """Whether the data directory is that of a cluster, which `plan` has made."""
-    return (Path(loaded.config.node.data_dir) / LAYOUT_FILE).exists()
+    return (Path(config.node.data_dir) / LAYOUT_FILE).exists()
+
+
+def nodes(config: Config) -> list[Config]:
+    """The configuration of each process of a cluster, by id; changes nothing. Raises `CorruptData`."""
+    layout = _read(Path(config.node.data_dir) / LAYOUT_FILE)
+    assert layout is not None, "is_cluster"
+    ids = layout.brokers or list(range(1, layout.last_id + 1))
+    return [_node_config(config, layout, node_id) for node_id in _processes(layout, ids)]
+
+
+def nodes_found(config: Config) -> list[Config]:
+    """The same as far as the folders tell, if the layout is damaged: where each node's files are, and no more."""
+    found = []
+    for path in sorted(Path(config.node.data_dir).glob("node-*")):
+        node = msgspec.convert(msgspec.to_builtins(config), Config)
+        node.node.data_dir = str(path.absolute())
+        node.node.id = -1
+        found.append(node)
+    return found
 
 
 def add_broker(loaded: Loaded, running: list[int]) -> Loaded:
@@ -182,7 +204,14 @@ def _choose_ports(layout: Layout, config: Config, ids: list[int]) -> None:
 
 
 def _node(loaded: Loaded, layout: Layout, node_id: int) -> Loaded:
-    config = msgspec.convert(msgspec.to_builtins(loaded.config), Config)  # a copy that shares nothing
+    config = _node_config(loaded.config, layout, node_id)
+    if not config.s3.endpoint and not config.s3.bucket:
+        _share_bucket(Path(loaded.config.node.data_dir), Path(config.node.data_dir))
+    return Loaded(config, loaded.sources)
+
+
+def _node_config(shared: Config, layout: Layout, node_id: int) -> Config:
+    config = msgspec.convert(msgspec.to_builtins(shared), Config)  # a copy that shares nothing
     directory = Path(config.node.data_dir)
     config.node.id = node_id
     config.node.data_dir = str((directory / f"node-{node_id}").absolute())
@@ -204,9 +233,7 @@ def _node(loaded: Loaded, layout: Layout, node_id: int) -> Loaded:
         config.admin.port += node_id - 1
     if config.kafka.peer_port:
         config.kafka.peer_port += node_id - 1
-    if not config.s3.endpoint and not config.s3.bucket:
-        _share_bucket(directory, Path(config.node.data_dir))
-    return Loaded(config, loaded.sources)
+    return config
 
 
 def _share_bucket(directory: Path, node_directory: Path) -> None:
@@ -218,21 +245,36 @@ def _share_bucket(directory: Path, node_directory: Path) -> None:
 
 
 def _read(file: Path) -> Layout | None:
+    """None if there is none. Raises `CorruptData`."""
     try:
-        layout = msgspec.json.decode(file.read_bytes(), type=Layout)
+        raw = file.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
         raise CorruptData(f"cannot read {file}: {error}", hint="restore it from a copy") from error
-    if layout.format != FORMAT or not layout.controllers:
-        raise CorruptData(f"{file} has format {layout.format}; this version reads {FORMAT}")
+    try:
+        body = json.loads(raw)
+        checksum = body.pop("crc32c", None)
+        layout = msgspec.convert(body, Layout)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFile(str(file), 0, f"it is not a layout: {error}", hint="restore it from a copy") from error
+    if layout.format not in (FORMAT_WITHOUT_CHECKSUM, FORMAT):
+        what = f"it has format {layout.format}; this version reads {FORMAT}"
+        raise DamagedFile(str(file), 0, what, hint="restore it from a copy, or use a newer Tidelog")
+    if layout.format == FORMAT and checksum != json_checksum(body):
+        raise DamagedFile(str(file), 0, "its checksum does not match", hint="restore it from a copy")
+    if not layout.controllers:
+        raise DamagedFile(str(file), 0, "it names no controller", hint="restore it from a copy")
+    layout.format = FORMAT
     return layout
 
 
 def _write(file: Path, layout: Layout) -> None:
+    body = msgspec.to_builtins(layout)
     draft = file.with_name(file.name + ".tmp")
     with draft.open("w", encoding="utf-8") as output:
-        json.dump(msgspec.to_builtins(layout), output, indent=2)
+        json.dump({**body, "crc32c": json_checksum(body)}, output, indent=2)
         output.flush()
         os.fsync(output.fileno())
     draft.rename(file)
+    sync_directory(file.parent)

@@ -1,9 +1,10 @@
 """Every checksummed file of a data directory, checked without a broker: what `tidelog wal verify` stands on.
 
 Identity, controller journal and snapshot, WAL segments and epoch file; or, where the WAL lives in the bucket, its
-objects. It only reads, and may be used beside the running process. A torn tail is a note: recovery cuts it.
+objects. It only reads, and may be used beside the running process. A torn tail is a note: recovery cuts it. The
+directory of a `tidelog up --brokers N` has all that for each node, and its layout.
 
-Entry: `check_data`.
+Entry: `check_all`, `check_data` for one process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from storage import wal_s3_tool, wal_tool
 from storage.open_store import EMBEDDED_BUCKET, open_store
 from storage.wal_s3_tool import BucketWalInfo
 from storage.wal_tool import Finding, OnRecord, Progress, WalInfo
+from tidelog import cluster_layout
 from tidelog.config import Config
 from tidelog.data_dir import IDENTITY_FILE, LONE_NODE_ID, read_identity
 
@@ -32,6 +34,8 @@ CONTROLLER_FOLDER = "controller"
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `check_data` found. Each part is None where the directory has none, or where it cannot be read."""
 
+    node: str = ""
+    """The node's folder in the directory of a cluster."""
     identity: dict[str, Any] | None
     controller: ControllerFiles | None
     info: WalInfo | BucketWalInfo | None
@@ -50,6 +54,36 @@ def has_wal_on_disk(data_dir: Path) -> bool:
     return (data_dir / WAL_FOLDER).is_dir()
 
 
+async def check_all(config: Config, cluster_id: str, progress: Progress | None = None) -> list[DataReport]:
+    """Check the configuration's data directory: a report, or of a cluster's one for its layout and one for each node.
+
+    Raises as `check_data`.
+    """
+    if not cluster_layout.is_cluster(config):
+        return [await check_data(config, cluster_id, progress)]
+    directory = Path(config.node.data_dir)
+    findings: list[Finding] = []
+    try:
+        nodes = cluster_layout.nodes(config)
+    except CorruptData as error:
+        findings.append(_finding(directory, error))
+        nodes = cluster_layout.nodes_found(config)
+    reports = [DataReport(identity=None, controller=None, info=None, findings=findings)]
+    for node in nodes:
+        name = Path(node.node.data_dir).name
+        try:
+            report = await check_data(node, cluster_id, progress)
+        except NotFound as error:
+            report = DataReport(identity=None, controller=None, info=None, findings=[_absent(error)])
+        findings = [msgspec.structs.replace(one, file=f"{name}/{one.file}".rstrip("/")) for one in report.findings]
+        reports.append(msgspec.structs.replace(report, node=name, findings=findings))
+    return reports
+
+
+def _absent(error: NotFound) -> Finding:
+    return Finding(kind="missing", file="", file_offset=-1, wal_offset=-1, message=error.message)
+
+
 async def check_data(config: Config, cluster_id: str, progress: Progress | None = None) -> DataReport:
     """Check everything that the configuration's data directory and WAL hold.
 
@@ -61,7 +95,7 @@ async def check_data(config: Config, cluster_id: str, progress: Progress | None 
     identity = _check_identity(data_dir, findings)
     controller = _check_controller(data_dir, findings)
     info: WalInfo | BucketWalInfo | None = None
-    if config.wal.kind == "s3":
+    if config.wal.kind == "s3" and "broker" in config.node.roles:
         if not cluster_id and identity is None and findings:
             findings.append(_not_checked())
         else:
@@ -78,10 +112,11 @@ async def check_data(config: Config, cluster_id: str, progress: Progress | None 
 
 
 def nothing_there(data_dir: Path) -> NotFound:
-    """The error for a directory without anything of ours."""
-    return NotFound(
-        f"there is no write-ahead log in {data_dir}", hint="--data-dir names what was given to `tidelog up`"
-    )
+    """The error for a directory without anything of ours, or with a cluster's nodes."""
+    hint = "--data-dir names what was given to `tidelog up`"
+    if (data_dir / cluster_layout.LAYOUT_FILE).exists():
+        hint = f"it is a cluster's: --data-dir {data_dir / 'node-1'} has the first node's"
+    return NotFound(f"there is no write-ahead log in {data_dir}", hint=hint)
 
 
 def _node_id(config: Config) -> int:

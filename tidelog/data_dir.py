@@ -38,7 +38,8 @@ class WrongDataDirectory(TidelogError):
     exit_code = 9
 
 
-def _checksum(body: dict[str, Any]) -> int:
+def json_checksum(body: dict[str, Any]) -> int:
+    """CRC32C of a JSON object, however its text was laid out."""
     return int(crc32c.crc32c(json.dumps(body, sort_keys=True).encode()))
 
 
@@ -51,7 +52,7 @@ def read_identity(file: Path) -> dict[str, Any] | None:
     try:
         body = json.loads(raw.decode())
         stored = body.pop("crc32c")
-        if body["format"] != FORMAT or stored != _checksum(body):
+        if body["format"] != FORMAT or stored != json_checksum(body):
             raise ValueError("checksum or format does not match")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(
@@ -157,7 +158,7 @@ class DataDirectory:
         }
         draft = self.path / "identity.json.tmp"
         with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({**body, "crc32c": _checksum(body)}))
+            file.write(json.dumps({**body, "crc32c": json_checksum(body)}))
             file.flush()
             os.fsync(file.fileno())
         draft.rename(self.path / IDENTITY_FILE)

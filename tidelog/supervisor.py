@@ -83,7 +83,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         control = ControlServer(Path(self._loaded.config.node.data_dir), self._control)
-        if cluster_layout.is_cluster(self._loaded):
+        if cluster_layout.is_cluster(self._loaded.config):
             await control.start()
         try:
             for child in self._children.values():

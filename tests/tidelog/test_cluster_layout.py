@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from controller.quorum_file import parse_members
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, DamagedFile
 from runtime.ports import ephemeral_ports
 from simulation.ports import port_block
 from tidelog import cluster_layout
 from tidelog.commands.up import parse_racks
 from tidelog.config import Loaded
+from tidelog.data_dir import json_checksum
 from tidelog.options import load_config
 
 
@@ -71,3 +73,36 @@ def test_a_chosen_port_is_none_that_another_process_is_configured_for(
     monkeypatch.setattr("runtime.ports.lasting_ports", lambda: block[:6])
     brokers, controllers = ports(cluster_layout.plan(loaded(tmp_path, port=block.start), 3))
     assert set(brokers).isdisjoint(controllers)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def test_no_flipped_bit_of_the_layout_changes_what_is_started(tmp_path: Path) -> None:
+    cluster_layout.plan(loaded(tmp_path), 3, racks=["a", "b"])
+    cluster_layout.drop_broker(loaded(tmp_path), 2, [1, 2, 3])
+    file = tmp_path / cluster_layout.LAYOUT_FILE
+    sound, nodes = file.read_bytes(), cluster_layout.nodes(loaded(tmp_path).config)
+    refused = 0
+    for bit in range(len(sound) * 8):
+        file.write_bytes(flipped(sound, bit))
+        try:  # white space may be another one
+            assert cluster_layout.nodes(loaded(tmp_path).config) == nodes, bit
+        except DamagedFile as error:
+            assert error.path == str(file)
+            refused += 1
+    assert refused > len(sound) * 8 / 2
+    file.write_bytes(flipped(sound, sound.index(b"kafka_ports") * 8))
+    with pytest.raises(DamagedFile):
+        cluster_layout.plan(loaded(tmp_path), 3)
+
+
+def test_a_layout_of_the_first_format_is_read_and_gets_its_checksum(tmp_path: Path) -> None:
+    before = ports(cluster_layout.plan(loaded(tmp_path), 3))
+    file = tmp_path / cluster_layout.LAYOUT_FILE
+    body = json.loads(file.read_bytes())
+    del body["crc32c"]
+    file.write_text(json.dumps({**body, "format": 1}))
+    assert ports(cluster_layout.plan(loaded(tmp_path), 3)) == before
+    assert json.loads(file.read_bytes()) == {**body, "format": 2, "crc32c": json_checksum(body)}

@@ -1,8 +1,8 @@
 """`tidelog wal inspect|verify`: the write-ahead log, read without a broker from disk or bucket.
 
-`verify` checks the other checksummed files of the data directory, too: identity, controller journal and snapshot. It
-only reads, so a broker may be running meanwhile. `verify` exits 7 when a process would refuse to start; a torn tail is
-no corruption, recovery cuts it.
+`verify` checks the other checksummed files of the data directory, too: identity, controller journal and snapshot; of a
+cluster's directory those of all nodes. It only reads, so a broker may be running meanwhile. `verify` exits 7 when a
+process would refuse to start; a torn tail is no corruption, recovery cuts it.
 """
 
 from __future__ import annotations
@@ -83,26 +83,39 @@ def inspect(records: bool, style: str, **where: Any) -> None:
 @_where_options
 @format_option
 def verify(style: str, **where: Any) -> None:
-    """Check every byte of the log, and the data directory's other files. Changes nothing; exits 7 on damage."""
-    from tidelog.data_check import check_data
+    """Check every byte of the log, and the data directory's other files. Changes nothing; exits 7 on damage.
+
+    Of the directory of a `tidelog up --brokers N`: of all its nodes.
+    """
+    from tidelog.data_check import check_all
 
     config = _config(where)
     with output.Progress("verifying", 0) as progress:
-        report = _run(config, check_data(config, where["cluster_id"], progress.update))
-    document = {
-        "sound": report.is_sound,
-        "findings": [{**_as_document(one), "error": one.is_error} for one in report.findings],
-        "info": _as_document(report.info) if report.info is not None else None,
-        "identity": report.identity,
-        "controller": _as_document(report.controller) if report.controller is not None else None,
+        reports = _run(config, check_all(config, where["cluster_id"], progress.update))
+    findings = [one for report in reports for one in report.findings]
+    errors = sum(one.is_error for one in findings)
+    document: dict[str, Any] = {
+        "sound": not errors,
+        "findings": [{**_as_document(one), "error": one.is_error} for one in findings],
     }
-    output.show(style, lambda: document, lambda _: _render_report(report))
-    if not report.is_sound:
-        errors = sum(1 for one in report.findings if one.is_error)
+    if len(reports) == 1:
+        document |= _parts_document(reports[0])
+    else:
+        document["nodes"] = [{"node": one.node, **_parts_document(one)} for one in reports if one.node]
+    output.show(style, lambda: document, lambda _: _render_reports(reports, findings))
+    if errors:
         raise CorruptData(
             f"{config.node.data_dir}: {errors} finding{'' if errors == 1 else 's'} of damage",
             hint="keep a copy of the directory before anything else; see docs/operations.md",
         )
+
+
+def _parts_document(report: DataReport) -> dict[str, Any]:
+    return {
+        "info": _as_document(report.info) if report.info is not None else None,
+        "identity": report.identity,
+        "controller": _as_document(report.controller) if report.controller is not None else None,
+    }
 
 
 def _inspect(
@@ -212,10 +225,14 @@ def _span(first: int, last: int) -> str | None:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _render_report(report: DataReport) -> str:
-    verdict = "sound" if report.is_sound else "DAMAGED"
-    text = f"{verdict}: {', '.join(_parts(report))}"
-    if not report.findings:
+def _render_reports(reports: list[DataReport], findings: list[Finding]) -> str:
+    verdict = "DAMAGED" if any(one.is_error for one in findings) else "sound"
+    if len(reports) == 1:
+        text = f"{verdict}: {', '.join(_parts(reports[0]))}"
+    else:
+        nodes = [f"{one.node}: {', '.join(_parts(one)) or 'nothing'}" for one in reports if one.node]
+        text = "\n".join([f"{verdict}: {len(nodes)} nodes", *nodes])
+    if not findings:
         return text
     rows = [
         [
@@ -226,7 +243,7 @@ def _render_report(report: DataReport) -> str:
             one.wal_offset if one.wal_offset >= 0 else None,
             one.message,
         ]
-        for one in _worst_first(report.findings)
+        for one in _worst_first(findings)
     ]
     headers = ["LEVEL", "KIND", "FILE", "BYTE", "WAL-OFFSET", "WHAT"]
     return f"{text}\n\n{output.table(headers, rows, right=['BYTE', 'WAL-OFFSET'])}"
