@@ -441,9 +441,7 @@ class PartitionManager:
             ours = (StreamState.OPENED, wanted.partition.replica_set, wanted.leader_epoch)
             if one is None or (one.state, one.replica_set, one.epoch) != ours:
                 return None
-            opened[stream_id] = OpenedStream(
-                stream_id, one.epoch, one.start_offset, one.end_offset, one.owner_since_epoch
-            )
+            opened[stream_id] = one.as_opened()
         return opened
 
     def _start_moves(self) -> float | None:

@@ -13,6 +13,7 @@ from enum import IntEnum
 import msgspec
 
 from storage.managers import StreamRange, pack_ranges
+from stream.managers import OpenedStream
 
 NO_BROKER = -1
 NO_REPLICA_SET = -1
@@ -142,6 +143,14 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     owner_since_epoch: int
     quarantined: str = ""
     """Why the stream takes no commits, or empty."""
+    released_at: int = -1
+    """The committed end when a quarantine was lifted last; -1: never."""
+
+    def as_opened(self) -> OpenedStream:
+        """What its opener needs of it."""
+        return OpenedStream(
+            self.id, self.epoch, self.start_offset, self.end_offset, self.owner_since_epoch, self.released_at
+        )
 
     def ending_at(self, end_offset: int) -> StreamRecord:
         """The row after a commit up to `end_offset`; `msgspec.structs.replace` would take three times as long."""
@@ -154,6 +163,7 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             end_offset,
             self.owner_since_epoch,
             self.quarantined,
+            self.released_at,
         )
 
 

@@ -73,7 +73,7 @@ def open_stream(tables: Tables, stream_id: int, epoch: int, replica_set_id: int)
     )
     assert opened.epoch >= record.epoch
     tables.streams.put(stream_id, opened)
-    return OpenedStream(stream_id, epoch, opened.start_offset, opened.end_offset, opened.owner_since_epoch)
+    return opened.as_opened()
 
 
 def _require_epoch(record: StreamRecord, epoch: int) -> None:
@@ -127,7 +127,7 @@ def release_stream(tables: Tables, command: ReleaseStream) -> None:
         raise NotFound(f"there is no stream {command.stream_id}")
     if not record.quarantined:
         return
-    tables.streams.put(record.id, msgspec.structs.replace(record, quarantined=""))
+    tables.streams.put(record.id, msgspec.structs.replace(record, quarantined="", released_at=record.end_offset))
     key = tables.index.partition_key(record.id)
     partition = tables.partitions.get(key) if key is not None else None
     if key is not None and partition is not None:

@@ -18,6 +18,8 @@ class OpenedStream(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The committed end: what the bucket holds. What the WAL holds beyond it is the opener's to recover."""
     owner_since_epoch: int
     """WAL records of this stream with a smaller stream epoch are from an earlier ownership and do not count."""
+    released_at: int = -1
+    """Where the stream ended when an operator let it go on without what it held beyond (a quarantine); -1: never."""
 
 
 class StreamManager(Protocol):

@@ -4,6 +4,11 @@ Clean (the `clean` record is there and matches the streams): the meta stream is 
 the last checkpoint is loaded, then the batch headers from there to the end of the data stream are read again, which
 rebuilds producers, the active segment, leader epochs and what the time and txn indexes had not written.
 
+Released: an operator let a stream go on without what the WAL held of it (a quarantine), so that the streams do not fit
+any more: a checkpoint may cover records that are gone. Then the segments up to the data's end are kept, the one in
+which it lies is read again, and all is written anew. Producers that wrote nothing since its start are forgotten, and
+the time index begins anew: lookups in older segments read from their start.
+
 Invariant: what comes out is what an uninterrupted process would have in memory, save wall-clock times of appends since
 the checkpoint, which become the time of recovery. Entry: `recover`.
 """
@@ -49,6 +54,8 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     await state.meta.load()
     try:
         _load(state, now_ms)
+        if _needs_fitting(state):
+            return await _fit(state, config, now_ms)
         clean = _is_clean(state)
     except (*DECODE_ERRORS, ValueError) as error:
         raise CorruptData(f"stream {state.meta.stream.stream_id}: a meta value does not parse: {error}") from error
@@ -76,7 +83,8 @@ def _load(state: PartitionState, now_ms: int) -> None:
     start = _value(state, START, Start)
     state.log_start = max(state.data.start_offset, start.log_start_offset if start else 0)
     checkpoint = _value(state, CHECKPOINT, Checkpoint)
-    if checkpoint is not None and checkpoint.data_offset > state.data.next_offset:
+    is_ahead = checkpoint is not None and checkpoint.data_offset > state.data.next_offset
+    if checkpoint is not None and is_ahead and not state.data.is_released:
         raise CorruptData(
             f"stream {state.data.stream_id} ends at {state.data.next_offset}, "
             f"but its partition's checkpoint covers offsets up to {checkpoint.data_offset}"
@@ -97,6 +105,44 @@ def _load(state: PartitionState, now_ms: int) -> None:
         if segment is active or segments[index + 1].base_offset > state.log_start
     ]
     state.checkpoint_offset = checkpoint.data_offset if checkpoint is not None else 0
+
+
+def _needs_fitting(state: PartitionState) -> bool:
+    """Whether a stream was released and the others do not fit it yet. Once everything was written anew, they do."""
+    time = state.time.stream
+    return (
+        state.meta.stream.is_released
+        or (state.data.is_released and state.checkpoint_offset > state.data.next_offset)
+        or (time.is_released and state.segments[-1].time_start > time.next_offset)
+    )
+
+
+async def _fit(state: PartitionState, config: LogConfig, now_ms: int) -> int:
+    """Make everything fit the streams as they are now; see the module. Raises `WalFull`, `Overloaded`: try again."""
+    end, time = state.data.next_offset, state.time.stream
+    ends = [segment.base_offset for segment in state.segments[1:]]
+    kept = [segment for segment, its_end in zip(state.segments, ends, strict=False) if its_end <= end]
+    base = min(state.segments[len(kept)].base_offset, end)
+    log.warning(
+        "a stream was released: the partition goes on without what was set aside",
+        extra={
+            "stream": state.data.stream_id,
+            "log_end": end,
+            "checkpoint": state.checkpoint_offset,
+            "read_from": base,
+        },
+    )
+    await time.trim(time.next_offset)
+    for segment in kept:
+        segment.time_start = time.next_offset
+    state.segments = [*kept, Segment(base, now_ms, time.next_offset)]
+    state.epochs = LeaderEpochs(entry for entry in state.epochs.entries() if entry[1] < base)
+    state.producers = ProducerStates()
+    state.log_start = min(state.log_start, end)
+    state.checkpoint_offset = base
+    scanned = await _scan(state, config, now_ms)
+    state.rewrite()
+    return scanned
 
 
 def _is_clean(state: PartitionState) -> bool:

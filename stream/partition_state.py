@@ -148,6 +148,14 @@ class PartitionState:
         """Write all that recovery needs; the WAL end. Raises `WalFull`, `Overloaded`, `WalFailed`."""
         return self._write_checkpoint({}, self.segments[-1], clean=clean)
 
+    def rewrite(self) -> int:
+        """Write everything anew, whatever the meta stream says of segments and log start. Raises as `checkpoint`."""
+        entries: dict[str, bytes | None] = {key: None for key, _ in self.meta.items(SEGMENT_PREFIX)}
+        entries |= {segment_key(one.base_offset): msgspec.msgpack.encode(one) for one in self.segments[:-1]}
+        entries[START] = msgspec.msgpack.encode(Start(VERSION, self.log_start))
+        self.dirty = True
+        return self._write_checkpoint(entries, self.segments[-1])
+
     def roll(self, now_ms: int) -> None:
         """Seal the active segment and begin one at the log's end. Raises as `checkpoint`."""
         sealed = self.segments[-1]

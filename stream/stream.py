@@ -23,10 +23,17 @@ if TYPE_CHECKING:
 class Stream:
     """An append-only sequence with int64 offsets, open for this process."""
 
-    __slots__ = ("_manager", "_storage", "epoch", "next_offset", "start_offset", "stream_id")
+    __slots__ = ("_manager", "_storage", "epoch", "is_released", "next_offset", "start_offset", "stream_id")
 
     def __init__(
-        self, storage: Storage, manager: StreamManager, stream_id: int, epoch: int, start_offset: int, next_offset: int
+        self,
+        storage: Storage,
+        manager: StreamManager,
+        stream_id: int,
+        epoch: int,
+        start_offset: int,
+        next_offset: int,
+        is_released: bool = False,
     ) -> None:
         self._storage = storage
         self._manager = manager
@@ -36,6 +43,8 @@ class Stream:
         """First offset kept."""
         self.next_offset = next_offset
         """What the next append gets."""
+        self.is_released = is_released
+        """As of opening: an operator let it go on here without what it held beyond, and nothing was appended since."""
 
     @classmethod
     def open(cls, opened: OpenedStream, storage: Storage, manager: StreamManager) -> Stream:
@@ -48,7 +57,8 @@ class Stream:
                 f"stream {opened.stream_id} was trimmed to {opened.start_offset} and ends at {next_offset}",
                 hint="records that were not in the bucket yet are lost with their WAL",
             )
-        return cls(storage, manager, opened.stream_id, opened.epoch, opened.start_offset, next_offset)
+        is_released = opened.released_at == next_offset
+        return cls(storage, manager, opened.stream_id, opened.epoch, opened.start_offset, next_offset, is_released)
 
     def append(self, count: int, payload: Sequence[Buffer], batch_crc: int | None = None) -> tuple[int, int]:
         """Append `count` (≥ 1) offsets in one record; `(base offset, WAL end to wait for)`.

@@ -197,6 +197,7 @@ def test_a_released_stream_is_opened_anew_by_its_owner(driver: Driver) -> None:
     driver.run(c.ReleaseStream(one.first_stream + 1))
     assert driver.image.streams[one.first_stream + 1].quarantined == ""
     assert driver.image.leader(partition(driver, 0)) == (before[0], before[1] + 1)
+    assert driver.image.streams[one.first_stream + 1].as_opened().released_at == 0
     driver.run(c.ReleaseStream(one.first_stream + 1))  # the same again changes nothing
     assert driver.image.leader(partition(driver, 0)) == (before[0], before[1] + 1)
     open_all(driver, 0)

@@ -315,3 +315,64 @@ def test_an_idle_partition_costs_little_memory() -> None:
             tracemalloc.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("end", [0, 1, 13, 14, 15, 27, 33, 45, 59])
+def test_a_partition_goes_on_where_its_released_data_ends(end: int, clean: bool) -> None:
+    """Its checkpoints, segments, epochs and time index tell of records that were set aside."""
+
+    async def run() -> None:
+        world, clock = FakeWorld(), FakeClock(NOW)
+        log = await filled(world, clock, 60)
+        if clean:
+            await log.close()
+        world.release(DATA, end)
+        log = await Process(world, clock).open(SMALL)
+        assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, end, end)
+        await timestamps_are_found(log)
+        for n in range(end, 60):
+            assert log.append(batch(n, pid=10)).base_offset == n
+        segments = log._state.segments
+        assert [one.base_offset for one in segments] == sorted({one.base_offset for one in segments})
+        assert all(start < 60 for _, start in log._state.epochs.entries())
+        assert [entry[1] for entry in log._state.epochs.entries()] == [0, end][: 1 + bool(end)]
+        await timestamps_are_found(log)
+        before = facts(log)
+        world.crash()
+        log = await Process(world, clock).open(SMALL)
+        assert facts(log)["ends"] == before["ends"] and facts(log)["segments"] == before["segments"]
+        await timestamps_are_found(log)
+
+    asyncio.run(run())
+
+
+def test_data_that_is_gone_without_a_release_is_refused() -> None:
+    async def run() -> None:
+        world, clock = FakeWorld(), FakeClock(NOW)
+        await (await filled(world, clock, 60)).close()
+        world.release(DATA, 33)
+        world.released[DATA] = 32  # of an earlier time
+        with pytest.raises(CorruptData, match="checkpoint covers"):
+            await Process(world, clock).open(SMALL)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("stream", "end"), [(META, 5), (META, 0), (TIME, 3), (TIME, 0)])
+def test_released_meta_and_time_streams_lose_no_data(stream: int, end: int) -> None:
+    async def run() -> None:
+        world, clock = FakeWorld(), FakeClock(NOW)
+        await (await filled(world, clock, 60)).close()
+        starts = [record.base_offset for one, record in world.wal if one == stream]
+        world.release(stream, max(start for start in starts if start <= end))
+        log = await Process(world, clock).open(SMALL)
+        assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, 60, 60)
+        await timestamps_are_found(log)
+        for n in range(60, 90):
+            log.append(batch(n, pid=10))
+        await timestamps_are_found(log)
+        await log.close()
+        await timestamps_are_found(await Process(world, clock).open(SMALL))
+
+    asyncio.run(run())

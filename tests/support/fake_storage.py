@@ -43,6 +43,8 @@ class FakeWorld:
     starts: dict[int, int] = field(default_factory=dict)
     confirmed: int = 0
     epoch: int = 0
+    released: dict[int, int] = field(default_factory=dict)
+    """Where streams ended when a quarantine was lifted."""
     uploaded: int | None = None
     """How many records the bucket holds; None: all that are confirmed."""
 
@@ -53,7 +55,13 @@ class FakeWorld:
 
     def opened(self, stream_id: int) -> OpenedStream:
         start = self.starts.get(stream_id, 0)
-        return OpenedStream(stream_id, self.epoch, start, start, 0)
+        return OpenedStream(stream_id, self.epoch, start, start, 0, self.released.get(stream_id, -1))
+
+    def release(self, stream_id: int, end: int) -> None:
+        """An operator lets a stream go on at `end`, without what was beyond it."""
+        self.wal = [(one, record) for one, record in self.wal if one != stream_id or record.base_offset < end]
+        self.confirmed = len(self.wal)
+        self.released[stream_id] = end
 
 
 class FakeStorage:
