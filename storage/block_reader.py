@@ -24,7 +24,7 @@ from runtime.cpu_time import SystemCpu
 from runtime.errors import CorruptData, TidelogError
 from runtime.tasks import TaskSet
 from storage.block_cache import Flights
-from storage.block_fetcher import BlockFetcher, BlockRef, Offload
+from storage.block_fetcher import BlockFetcher, BlockFuture, BlockRef, Offload
 from storage.cold_budget import Level
 from storage.cold_pace import ColdPace
 from storage.cold_turns import ColdTurns
@@ -172,7 +172,7 @@ class BlockReader:
             self._ahead.adapt(reader, waited=waited, lost=lost)
             if found.refs:
                 self._top_up(reader, stream_id, found.refs[-1].entry.end_offset, end)
-            blocks = [flight if isinstance(flight, Block) else await Flights.outcome(flight) for flight in flights]
+            blocks = await _arrived(flights)
             await self._turns.take()
             with self._pace.measured():
                 _take_all(blocks, start, end, max_bytes, records)
@@ -277,7 +277,12 @@ class BlockReader:
             if self._fetcher.closed:
                 raise self._fetcher.closed_error()
             flights = [self._fetcher.index_flight(one, stream_id, level) for one in found.unknown]
-            known[found.unknown[0].object_id] = await Flights.outcome(flights[0])
+            try:
+                known[found.unknown[0].object_id] = await Flights.outcome(flights[0])
+            except TidelogError:
+                if not found.refs:
+                    raise
+                return _Found(found.refs, [], found.is_tail)  # as far as can be read; the next read meets it first
 
     def _look_up(
         self, stream_id: int, start: int, end: int, max_bytes: int, known: Mapping[int, ObjectIndex] = NO_INDEXES
@@ -297,13 +302,34 @@ class BlockReader:
             index = known.get(one.object_id) or self._fetcher.indexes.get(one.object_id)
             if index is None:
                 return _Found(refs, _plausible(slices[number:], max_bytes - size), is_tail)
-            for ref in _refs(one, index, stream_id, offset, end):
-                size += ref.entry.length if refs else _bytes_after(ref.entry, start)
-                refs.append(ref)
-                offset = ref.entry.end_offset
-                if size >= max_bytes:
-                    return _Found(refs, [], is_tail, slices[number + 1] if number + 1 < len(slices) else None)
+            try:
+                for ref in _refs(one, index, stream_id, offset, end):
+                    size += ref.entry.length if refs else _bytes_after(ref.entry, start)
+                    refs.append(ref)
+                    offset = ref.entry.end_offset
+                    if size >= max_bytes:
+                        return _Found(refs, [], is_tail, slices[number + 1] if number + 1 < len(slices) else None)
+            except CorruptData:
+                if not refs:
+                    raise
+                break
         return _Found(refs, [], is_tail)
+
+
+async def _arrived(flights: Iterable[Block | BlockFuture]) -> list[Block]:
+    """The blocks up to the first that cannot be had; raises its error if that is the first of all.
+
+    What lies before damage is served; who reads on from there meets it as the first.
+    """
+    blocks: list[Block] = []
+    for flight in flights:
+        try:
+            blocks.append(flight if isinstance(flight, Block) else await Flights.outcome(flight))
+        except TidelogError:
+            if not blocks:
+                raise
+            break
+    return blocks
 
 
 def _plausible(slices: Sequence[ObjectSlice], max_bytes: int) -> list[ObjectSlice]:

@@ -257,3 +257,20 @@ def test_compaction_leaves_a_damaged_object_alone_until_it_is_mended(tmp_path: P
         cli("object", "compact", "--eager")
         assert cli("consume", "many", "--exit").out == produced
         assert process.stop() == 0, process.tail()
+
+
+def test_what_can_be_read_before_damage_is_shown_by_the_command(tmp_path: Path) -> None:
+    data_dir, port = tmp_path / "data", free_port()
+    readable = in_the_bucket(data_dir, port)[0]
+    cli = Cli(f"127.0.0.1:{port}")
+    with running(data_dir, port=port) as process:
+        write(process.bootstrap, "t")
+        assert process.stop() == 0, process.tail()
+    with running(data_dir, port=port) as process:
+        damaged = blocks_of(cli, "data", 0)[-1]
+        assert damaged["start_offset"] == RECORDS
+        with bit_flip(data_dir / "bucket" / damaged["key"], (damaged["position"] + 100) * 8):
+            shown = cli("consume", "t", "--partition", 0, "--exit", "--format", "json", code=7)
+        assert [json.loads(line)["offset"] for line in shown.out.splitlines()] == list(range(len(readable)))
+        assert f"failed at offset {RECORDS}" in shown.err
+        assert process.stop() == 0, process.tail()

@@ -252,6 +252,29 @@ def test_a_bad_transfer_is_asked_for_again_and_a_bad_object_never_served() -> No
     run(scenario)
 
 
+@pytest.mark.parametrize("harm", ["block", "index", "footer", "gone"])
+def test_what_lies_before_damage_is_served_by_the_read_that_reaches_it(harm: str) -> None:
+    async def scenario() -> None:
+        bucket = Bucket()
+        await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
+        object_id = await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
+        key = object_key(CLUSTER, object_id)
+        body = bytearray(await bucket.store.get(key))
+        body[{"block": 5 * 20 * KIB, "index": -100, "footer": -10, "gone": 0}[harm]] ^= 1
+        await bucket.store.put(key, [body])
+        if harm == "gone":
+            await bucket.store.delete([key])
+        found: list[StreamRecord] = []
+        with pytest.raises(CorruptData, match=key):
+            while True:
+                found += await bucket.read(1, 2 * len(found), 1 << 20)
+        assert found == bucket.records[1][: len(found)]
+        assert 20 < len(found) < 40 if harm == "block" else len(found) == 20
+        await bucket.reader.close()
+
+    run(scenario)
+
+
 def test_a_bucket_that_does_not_answer_is_unavailable_and_later_it_works() -> None:
     async def scenario() -> None:
         bucket = Bucket()

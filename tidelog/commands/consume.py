@@ -194,8 +194,7 @@ class _Reader:
         last = time.monotonic()
         while not self._done():
             room = BATCH if self._end.max_records is None else min(BATCH, self._end.max_records - self._written)
-            messages = self._consumer.consume(room, POLL_S)
-            records = [message for message in messages if self._is_record(message)]
+            records, failure = self._sorted_out(self._consumer.consume(room, POLL_S))
             if records:
                 self._lost = False
                 for message in records:
@@ -204,7 +203,11 @@ class _Reader:
                 self._written += len(records)
                 self._store(records)
                 last = time.monotonic()
-            elif output.reader_gone():
+            if failure is not None:
+                raise failure
+            if records:
+                continue
+            if output.reader_gone():
                 output.leave_pipe()
             elif self._end.timeout_s is not None and time.monotonic() - last >= self._end.timeout_s:
                 self._timed_out()
@@ -222,6 +225,17 @@ class _Reader:
                 f"only {written} of {wanted} records came, then none for {self._end.timeout_s:g} s",
                 hint=f"`tidelog topic describe {self._topic}` shows what there is",
             )
+
+    def _sorted_out(self, messages: list[Message]) -> tuple[list[Message], TidelogError | None]:
+        """The records up to the first error that does not pass by itself, and that error."""
+        records: list[Message] = []
+        for message in messages:
+            try:
+                if self._is_record(message):
+                    records.append(message)
+            except TidelogError as error:
+                return records, error
+        return records, None
 
     def _is_record(self, message: Message) -> bool:
         """Whether it is one; the end of a partition is noted, an error that does not pass by itself is raised."""
