@@ -282,7 +282,8 @@ class Metrics(Collector):
         return latency, errors, received, sent
 
     def produced_bytes(self) -> dict[str, int]:
-        """Bytes appended for producers, by topic."""
+        """Bytes appended for producers, by topic: of those that exist, and `__other__`."""
+        self._forget_topics()
         return {topic: counts.produced_bytes for topic, counts in self._topics.items() if counts.produced_bytes}
 
     def _forget_topics(self) -> None:

@@ -11,6 +11,7 @@ Entry: `bill`, `difference`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,10 @@ from tidelog.prices import GB_BYTES, MONTH_S, Prices
 Usage = Mapping[str, Any]
 SHARED = None
 """The name of the row that belongs to no topic."""
+OTHER_TOPIC = "__other__"
+"""Under which brokers sum up topics that were deleted, or are too many (docs/metrics.md)."""
+_NO_ACCOUNT: Usage = {"requests": {}, "received_bytes": 0, "sent_bytes": 0}
+_NO_TOPIC: Usage = {"produced_bytes": 0, "purposes": {}}
 
 
 class Tally:
@@ -128,9 +133,9 @@ def difference(before: Usage, after: Usage) -> dict[str, Any]:
     """What was asked between two answers of one broker. One that was started anew meanwhile counts from its start."""
     if before["since_ms"] != after["since_ms"]:
         return dict(after)
-    topics = {}
+    topics, counted = {}, _as_folded(before["topics"], after["topics"])
     for topic, mine in after["topics"].items():
-        old = before["topics"].get(topic, {"produced_bytes": 0, "purposes": {}})
+        old = counted.get(topic, _NO_TOPIC)
         topics[topic] = {
             "produced_bytes": max(0, mine["produced_bytes"] - old["produced_bytes"]),
             "purposes": _subtract(mine["purposes"], old["purposes"]),
@@ -145,10 +150,44 @@ def difference(before: Usage, after: Usage) -> dict[str, Any]:
     }
 
 
+def _as_folded(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The earlier figures with topics that were deleted meanwhile in `__other__`, where the later ones have them."""
+    kept = {topic: mine for topic, mine in before.items() if not _went_back(mine, after.get(topic, _NO_TOPIC))}
+    gone = [mine for topic, mine in before.items() if topic not in kept]
+    if gone:
+        other: dict[str, Any] = copy.deepcopy(dict(kept.get(OTHER_TOPIC, _NO_TOPIC)))
+        for mine in gone:
+            other["produced_bytes"] += mine["produced_bytes"]
+            for purpose, account in mine["purposes"].items():
+                _add(other["purposes"].setdefault(purpose, copy.deepcopy(dict(_NO_ACCOUNT))), account)
+        kept[OTHER_TOPIC] = other
+    return kept
+
+
+def _went_back(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether the later figures of a topic cannot be the earlier ones and more: it is gone, or another one by now."""
+    if after["produced_bytes"] < before["produced_bytes"]:
+        return True
+    for purpose, old in before["purposes"].items():
+        new = after["purposes"].get(purpose, _NO_ACCOUNT)
+        if any(new["requests"].get(kind, 0) < count for kind, count in old["requests"].items()):
+            return True
+        if any(new[name] < old[name] for name in ("received_bytes", "sent_bytes")):
+            return True
+    return False
+
+
+def _add(account: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for kind, count in more["requests"].items():
+        account["requests"][kind] = account["requests"].get(kind, 0) + count
+    for name in ("received_bytes", "sent_bytes"):
+        account[name] += more[name]
+
+
 def _subtract(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for purpose, account in after.items():
-        old = before.get(purpose, {"requests": {}, "received_bytes": 0, "sent_bytes": 0})
+        old = before.get(purpose, _NO_ACCOUNT)
         found[purpose] = {
             "requests": {
                 kind: grown

@@ -95,6 +95,7 @@ def test_reads_of_history_are_the_topic_s_that_is_read_and_a_deleted_topic_s_ser
             return float(sum(mine.get(kind, {"received_bytes": 0})["received_bytes"] for kind in ("cold", "tail")))
 
         assert reads("read") >= len(lines)
+        fill(cli, "read", 1)
         cli("topic", "delete", "read", "--yes")
         until(lambda: "read" not in http_json(Cluster(process.bootstrap).admin_url, "/bucket/usage")["topics"])
         left = {one["topic"]: one for one in cli("cost", "--format", "json").json()["topics"]}

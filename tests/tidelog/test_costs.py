@@ -93,6 +93,22 @@ def test_a_window_is_the_difference_of_two_answers() -> None:
     assert bill([found], PRICES)["total"]["cost"] == pytest.approx(0.01)
 
 
+def test_what_topics_cost_that_are_deleted_in_a_window_is_not_of_the_window() -> None:
+    def topic(puts: int, produced: int) -> dict[str, Any]:
+        return {"produced_bytes": produced, "purposes": {"upload": account(sent=10 * puts, put=puts)}}
+
+    before = usage(
+        topics={"gone": topic(70, 700), "again": topic(30, 300), "t": topic(5, 50), "__other__": topic(1, 1)}
+    )
+    after = usage(seconds=3700, topics={"again": topic(2, 20), "t": topic(6, 60), "__other__": topic(104, 1_003)})
+    found = difference(before, after)["topics"]
+    puts = {name: mine["purposes"]["upload"]["requests"].get("put", 0) for name, mine in found.items()}
+    assert puts == {"again": 2, "t": 1, "__other__": 3}
+    assert {name: mine["produced_bytes"] for name, mine in found.items()} == {"again": 20, "t": 10, "__other__": 2}
+    assert found["__other__"]["purposes"]["upload"]["sent_bytes"] == 30
+    assert before["topics"]["__other__"] == topic(1, 1)  # as it was
+
+
 def test_a_broker_that_was_started_anew_counts_from_its_start() -> None:
     anew = usage(seconds=5, since_ms=99)
     assert difference(usage(), anew) == anew
