@@ -38,6 +38,7 @@ from broker.server import KafkaServer
 from broker.settings import KafkaSettings
 from runtime.network import TcpNetwork
 from tests.support.admin_world import CLUSTER_ID, NODE_ID, AdminWorld
+from tests.support.kafka_python import ClosingSelector
 
 MODULES = (
     acls,
@@ -156,7 +157,7 @@ def test_kafka_python_manages_topics_and_configs() -> None:
     kafka_admin = pytest.importorskip("kafka.admin")
 
     def client(bootstrap: str, world: AdminWorld) -> None:
-        admin = kafka_admin.KafkaAdminClient(bootstrap_servers=bootstrap)
+        admin = kafka_admin.KafkaAdminClient(bootstrap_servers=bootstrap, selector=ClosingSelector)
         try:
             admin.create_topics([kafka_admin.NewTopic("t", 2, 1)])
             assert set(admin.list_topics()) == {"t"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaTCPTransport
 
+from tests.support.kafka_python import ClosingSelector
 from tests.support.kafka_world import KafkaWorld
 
 COUNT = 300
@@ -77,13 +81,14 @@ def test_confluent_kafka(codec: str, idempotent: bool) -> None:
 @pytest.mark.parametrize("codec", [None, *CODECS[1:]])
 def test_kafka_python(codec: str | None) -> None:
     def work(bootstrap: str) -> None:
-        producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, compression_type=codec)
+        producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, selector=ClosingSelector, compression_type=codec)
         for partition, value in expected():
             producer.send("t", value, partition=partition)
         producer.flush(20)
         producer.close()
         consumer = kafka.KafkaConsumer(
             bootstrap_servers=bootstrap,
+            selector=ClosingSelector,
             auto_offset_reset="earliest",
             consumer_timeout_ms=20_000,
             enable_auto_commit=False,
@@ -95,6 +100,17 @@ def test_kafka_python(codec: str | None) -> None:
         assert sorted(got) == expected()
 
     run(work)
+
+
+def test_kafka_python_leaves_no_connection_open_that_it_has_not_written_to_when_it_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        net = NetworkSelector(selector=ClosingSelector)
+        transport = KafkaTCPTransport(net, ours)
+        transport.write(b"a request")
+        transport.close()  # once that is written
+        net.close()
+        assert ours.fileno() == -1
 
 
 @pytest.mark.parametrize("idempotent", [False, True])

@@ -25,6 +25,7 @@ from tests.support.cluster_process import (
     tidelog_json,
     up_cluster,
 )
+from tests.support.kafka_python import ClosingSelector
 from tests.support.ports import free_port
 
 TOPIC = "orders"
@@ -198,7 +199,7 @@ def test_killed_paused_and_absent_controllers_cause_no_produce_error(tmp_path: P
 
 def _described(cluster: ServeCluster) -> tuple[int, list[int]]:
     """Leader and voters that are with it, as another's client shows them."""
-    client = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    client = KafkaAdminClient(bootstrap_servers=cluster.bootstrap, selector=ClosingSelector)
     try:
         answer = client.describe_metadata_quorum()
     finally:

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.e2e.backends import QUIET
 from tests.support.clients import wait_until
+from tests.support.kafka_python import ClosingSelector
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.client import Cluster
 
@@ -108,7 +109,9 @@ def metric(process: TidelogProcess, name: str) -> float:
 def test_a_client_with_fetch_sessions_reads_hundreds_of_partitions_in_one(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         create(process.bootstrap)
-        consumer = kafka.KafkaConsumer(bootstrap_servers=process.bootstrap, auto_offset_reset="earliest")
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=process.bootstrap, selector=ClosingSelector, auto_offset_reset="earliest"
+        )
         kept: dict[Place, list[bytes]] = {}
         found: dict[Place, list[bytes]] = {place: [] for place in PLACES}
         try:

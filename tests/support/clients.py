@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.kafka_python import ClosingSelector
+
 Record = tuple[bytes | None, bytes]
 DEADLINE_S = 120.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -207,7 +209,7 @@ class KafkaPython(Kit):
     def create_topic(self, bootstrap: str, topic: str, partitions: int) -> None:
         from kafka.admin import KafkaAdminClient, NewTopic
 
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap, selector=ClosingSelector)
         try:
             admin.create_topics([NewTopic(topic, partitions, 1)])
         finally:
@@ -218,6 +220,7 @@ class KafkaPython(Kit):
 
         producer = KafkaProducer(
             bootstrap_servers=bootstrap,
+            selector=ClosingSelector,
             enable_idempotence=True,
             compression_type=None if codec == "none" else codec,
             linger_ms=5,
@@ -236,6 +239,7 @@ class KafkaPython(Kit):
         consumer = KafkaConsumer(
             topic,
             bootstrap_servers=bootstrap,
+            selector=ClosingSelector,
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
