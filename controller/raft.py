@@ -128,6 +128,7 @@ class RaftConsensus:
         self._on_failed: OnFailed = lambda error: None
         self._inbox: deque[tuple[bytes | MembershipChange, asyncio.Future[bytes]]] = deque()
         self._orders: deque[Callable[[RaftMember], None]] = deque()
+        self._adopted: deque[tuple[int, socket.socket, Session]] = deque()
         self._transfer: _Transfer | None = None
         self._pending: set[asyncio.Future[bytes]] = set()
         self._done: list[_Done] = []
@@ -169,6 +170,7 @@ class RaftConsensus:
             self._thread.join()
             os.close(self._wake_fd)
             self._thread = None
+            self._drop_adopted()
             raise
         self._tasks.spawn(self._watchdog(), "watchdog")
 
@@ -209,7 +211,13 @@ class RaftConsensus:
         if self._thread is None or self._stop.is_set() or self._error is not None:
             sock.close()
             return
-        self._order(lambda member: member.adopt(peer_id, sock, session))
+        self._adopted.append((peer_id, sock, session))
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _drop_adopted(self) -> None:
+        """When the thread takes no more turns: nobody else closes them."""
+        while self._adopted:
+            self._adopted.popleft()[1].close()
 
     def _order(self, order: Callable[[RaftMember], None]) -> None:
         self._orders.append(order)
@@ -248,6 +256,7 @@ class RaftConsensus:
         await asyncio.to_thread(self._thread.join)
         self._thread = None
         os.close(self._wake_fd)
+        self._drop_adopted()
         self._fail_pending(Closed("the controller is closed"))
         await asyncio.sleep(0)  # let the last deliveries run
 
@@ -285,6 +294,7 @@ class RaftConsensus:
         self._error = error
         self._role = Role(False, self._role.term, None)
         self._fail_pending(OutcomeUnknown(f"this controller has failed: {error}"))
+        self._drop_adopted()
         self._on_failed(error)
 
     async def _watchdog(self) -> None:
@@ -370,13 +380,16 @@ class RaftConsensus:
             if not ready:
                 ready = True
                 self._post(opened.set_result, None)
-            if not (self._inbox and self._transfer is None) and not self._orders and not member.has_work():
+            asked = (self._inbox and self._transfer is None) or self._orders or self._adopted
+            if not asked and not member.has_work():
                 member.wait(IDLE_S if member.is_alone() else self._settings.heartbeat_s / 2)
 
     def _turn(self, member: RaftMember) -> None:
         member.after_tick()  # what a stalled turn left behind must be durable before the next commit
         while self._orders:
             self._orders.popleft()(member)
+        while self._adopted:
+            member.adopt(*self._adopted.popleft())
         if self._transfer is not None:
             self._hand_over(member, self._transfer)
         while self._inbox and self._transfer is None:

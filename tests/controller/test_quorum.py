@@ -6,12 +6,13 @@ import asyncio
 import pickle
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from controller.handshake import MAX_FRAME_BYTES, ClientHandshake, Credentials, read_secret, write_secret
+from controller.handshake import MAX_FRAME_BYTES, ClientHandshake, Credentials, Session, read_secret, write_secret
 from controller.journal import Entry
 from controller.raft_links import MESSAGE
 from controller.raft_transport import conform
@@ -386,5 +387,34 @@ def test_a_port_scan_is_dropped_in_time(tmp_path: Path, monkeypatch: pytest.Monk
         silent = socket.create_connection(world._listening[1])
         silent.close()
         await world.propose(0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_socket_handed_over_in_the_last_turn_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    applying, stopping = threading.Event(), threading.Event()
+
+    async def scenario(world: QuorumWorld) -> None:
+        raft = (await world.start(1, ids=(1,))).raft
+        await world.propose(0)
+        apply = world.members[1].machine.apply
+
+        def held(blob: bytes, index: int) -> bytes:
+            applying.set()
+            assert stopping.wait(60)
+            return apply(blob, index)
+
+        monkeypatch.setattr(world.members[1].machine, "apply", held)
+        command = asyncio.create_task(raft.propose(b"1 ", 60))
+        await asyncio.to_thread(applying.wait, 60)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            raft.adopt_peer(2, ours, Session(b"", b""))
+            stop = asyncio.create_task(world.stop(1))
+            await until(raft._stop.is_set)
+            stopping.set()
+            await stop
+            assert ours.fileno() == -1
+        await asyncio.gather(command, return_exceptions=True)
 
     run(tmp_path, scenario)
