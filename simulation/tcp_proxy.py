@@ -20,6 +20,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from runtime.network import close_server
+
 T = TypeVar("T")
 CHUNK = 1 << 16
 
@@ -34,7 +36,7 @@ class Path:
         self._answers = asyncio.Event()
         self._requests.set()
         self._answers.set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self._delay_s = 0.0
         self.host = ""
@@ -42,7 +44,7 @@ class Path:
 
     async def start(self, host: str, port: int) -> None:
         """On the loop: listen."""
-        self._server = await asyncio.start_server(self._serve, host, port)
+        self._server = await asyncio.start_server(self._accept, host, port)
         self.host = host
         self.port = int(self._server.sockets[0].getsockname()[1])
 
@@ -51,31 +53,38 @@ class Path:
         """`host:port` for clients."""
         return f"{self.host}:{self.port}"
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._clients[task] = writer
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        writer = self._clients.pop(task)
+        if task.cancelled():  # perhaps before it began
+            writer.transport.abort()
+        else:
+            writer.close()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        onward: asyncio.StreamWriter | None = None
+        await self._requests.wait()
         try:
-            await self._requests.wait()
             answers, onward = await asyncio.open_connection(*self._target)
-            copies = {
-                asyncio.create_task(self._copy(reader, onward, self._requests)),
-                asyncio.create_task(self._copy(answers, writer, self._answers)),
-            }
-            try:
-                await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for copy in copies:
-                    copy.cancel()
-                await asyncio.gather(*copies, return_exceptions=True)
-        except (OSError, asyncio.CancelledError):
-            return  # the target is away, or `reset`
+        except OSError:
+            return  # the target is away
+        copies = {
+            asyncio.create_task(self._copy(reader, onward, self._requests)),
+            asyncio.create_task(self._copy(answers, writer, self._answers)),
+        }
+        try:
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            onward.transport.abort()
+            raise
         finally:
-            self._tasks.discard(task)
-            for end in (writer, onward):
-                if end is not None:
-                    end.close()
+            onward.close()
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         with contextlib.suppress(OSError):
@@ -126,7 +135,7 @@ class Path:
 
     async def drop(self) -> None:
         """On the loop: end the connections."""
-        tasks = list(self._tasks)
+        tasks = list(self._clients)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -134,7 +143,7 @@ class Path:
     async def close(self) -> None:
         """On the loop."""
         assert self._server is not None
-        self._server.close()
+        await close_server(self._server)
         await self.drop()
 
 
