@@ -458,6 +458,7 @@ class RpcChannel:
         self._at = 0
         self._connection: RpcConnection | None = None
         self._connecting = asyncio.Lock()
+        self._is_closed = False
         self._timeouts = 0
 
     @property
@@ -519,6 +520,9 @@ class RpcChannel:
                 except BaseException:
                     protocol.abort()
                     raise
+                if self._is_closed:
+                    protocol.abort()
+                    raise Unavailable(f"the channel to {host}:{port} is closed")
                 self._connection = protocol
             return self._connection
 
@@ -548,7 +552,8 @@ class RpcChannel:
             self._connection = None
 
     async def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection, also one that is being opened."""
+        self._is_closed = True
         if self._connection is not None:
             await self._connection.close()
             self._connection = None

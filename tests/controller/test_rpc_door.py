@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from controller.node import ControllerNode
+from controller.rpc import RpcChannel
+from runtime.errors import Unavailable
+from runtime.network import ProtocolFactory, TcpNetwork
 from runtime.wire import encode_frame
 from tests.controller.controller_helpers import make_client, make_node
 from tests.support.kafka_world import until
@@ -116,3 +119,33 @@ def test_a_request_in_work_ends_with_the_node_when_its_connection_is_lost_while_
         assert not left
 
     asyncio.run(run())
+
+
+class SlowNetwork(TcpNetwork):
+    """Hands connections over when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_connected, self.hands_over = asyncio.Event(), asyncio.Event()
+
+    async def connect(
+        self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        made = await super().connect(factory, host, port, timeout_s=timeout_s)
+        self.is_connected.set()
+        await self.hands_over.wait()
+        return made
+
+
+def test_a_channel_closed_while_it_connects_leaves_no_connection_open(tmp_path: Path) -> None:
+    async def work(node: ControllerNode) -> None:
+        network = SlowNetwork()
+        channel = RpcChannel([node.address], network)
+        call = asyncio.create_task(channel.call("status", None, 60))
+        await network.is_connected.wait()
+        await channel.close()
+        network.hands_over.set()
+        with pytest.raises(Unavailable):
+            await call
+        await until(lambda: node.status()["connections"] == 0, "closed")
+
+    serve(tmp_path, work)
