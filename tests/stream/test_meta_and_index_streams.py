@@ -164,7 +164,7 @@ def aborted_transactions(gaps: list[tuple[int, int]]) -> list[AbortedTxn]:
         at += step + 1
         markers.append((max(0, at - length), at))
     return [
-        AbortedTxn(n, first, last, min([f for f, m in markers[n + 1 :] if f < last] or [last + 1]))
+        AbortedTxn(n, first, last, min([f for f, m in markers[n + 1 :] if f <= last] or [last + 1]))
         for n, (first, last) in enumerate(markers)
     ]
 
