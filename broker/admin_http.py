@@ -52,9 +52,11 @@ from broker.object_report import (
     damage_of,
     describe_object,
     describe_problem,
+    describe_set_aside,
     list_objects,
     stream_owners,
     verify_object,
+    verify_set_aside,
 )
 from broker.quorum import merge_nodes
 from broker.settings import AdminSettings
@@ -64,7 +66,8 @@ from runtime.clock import Clock
 from runtime.errors import InvalidInput, NotFound, TidelogError
 from runtime.network import Listener, Network
 from storage.damage import DamageLog
-from storage.object_store import ObjectStore
+from storage.object_key import all_quarantined_prefix, object_key
+from storage.object_store import ObjectInfo, ObjectStore
 
 if TYPE_CHECKING:
     from controller.image import Image
@@ -279,13 +282,14 @@ class AdminHttp:
         image = self._sources.image()
         wanted = request.query.getall("id", [])
         records = [_committed(image, text) for text in wanted] or _all_committed(image)
+        set_aside = [] if wanted else await self._set_aside(image)
         if self._verifying:
             return json_answer({"error": "a verification is going on", "hint": "wait for it to end"}, status=409)
         self._verifying = True
         try:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
-            async for line in self._verification(image, records):
+            async for line in self._verification(image, records, set_aside):
                 async with asyncio.timeout(TAKE_S):
                     await response.write(json.dumps(line).encode() + b"\n")
             await response.write_eof()
@@ -297,12 +301,18 @@ class AdminHttp:
             self._verifying = False
         return response
 
-    async def _verification(self, image: Image, records: list[ObjectRecord]) -> AsyncIterator[dict[str, Any]]:
+    async def _set_aside(self, image: Image) -> list[ObjectInfo]:
+        """Records of quarantined streams, which nothing else has."""
+        return [each async for each in self._sources.store.list(all_quarantined_prefix(image.cluster_id))]
+
+    async def _verification(
+        self, image: Image, records: list[ObjectRecord], set_aside: list[ObjectInfo]
+    ) -> AsyncIterator[dict[str, Any]]:
         clock = self._sources.clock
-        total = sum(record.size for record in records)
+        total = sum(record.size for record in records) + sum(each.size for each in set_aside)
         checked = found = size = 0
         told = clock.monotonic()
-        yield {"event": "start", "objects": len(records), "bytes": total}
+        yield {"event": "start", "objects": len(records) + len(set_aside), "bytes": total}
         for record in records:
             try:
                 problems = await verify_object(image, self._sources.store, record)
@@ -316,12 +326,24 @@ class AdminHttp:
             for problem in problems:
                 found += 1
                 self._sources.damage.note(damage_of(image, record, problem))
-                yield {"event": "finding", **describe_problem(record, problem, owners)}
+                key = object_key(image.cluster_id, record.id)
+                yield {"event": "finding", **describe_problem(key, record, problem, owners)}
             checked += 1
             size += record.size
             if clock.monotonic() - told >= PROGRESS_INTERVAL_S:
                 told = clock.monotonic()
                 yield {"event": "progress", "objects": checked, "bytes": size, "findings": found}
+        for each in set_aside:
+            try:
+                problems = await verify_set_aside(self._sources.store, each.key)
+            except TidelogError as error:
+                yield {"event": "error", "object": each.key, "error": error.message, "hint": error.hint}
+                return
+            for problem in problems:
+                found += 1
+                yield {"event": "finding", **describe_set_aside(each.key, problem, stream_owners(image))}
+            checked += 1
+            size += each.size
         yield {"event": "done", "objects": checked, "bytes": size, "findings": found}
 
     # --- actions -------------------------------------------------------------------------------------------------

@@ -103,12 +103,34 @@ async def verify_object(image: Image, store: ObjectStore, record: ObjectRecord) 
     return problems if now is not None and now.state == ObjectState.COMMITTED else []
 
 
-def describe_problem(record: ObjectRecord, problem: Problem, owners: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+async def verify_set_aside(store: ObjectStore, key: str) -> list[Problem]:
+    """The same for records of a quarantined stream, which no metadata names and nothing else has."""
+    try:
+        return await object_tool.verify_object(store, key)
+    except ObjectNotFound:
+        return []  # somebody who had looked into it has deleted it
+
+
+def describe_set_aside(key: str, problem: Problem, owners: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """A problem of such an object as JSON."""
+    lost = [StreamRange(problem.stream_id, problem.start_offset, problem.end_offset)] if problem.stream_id >= 0 else []
+    return {"object": None, **_problem_document(key, problem, lost, owners)}
+
+
+def describe_problem(
+    key: str, record: ObjectRecord, problem: Problem, owners: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     """A problem as JSON, with the offsets that cannot be read because of it and whose they are."""
     if problem.stream_id >= 0:
         lost = [StreamRange(problem.stream_id, problem.start_offset, problem.end_offset)]
     else:
         lost = list(record.ranges)
+    return {"object": record.id, **_problem_document(key, problem, lost, owners)}
+
+
+def _problem_document(
+    key: str, problem: Problem, lost: list[StreamRange], owners: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     streams = [
         {
             "stream_id": one.stream_id,
@@ -119,7 +141,7 @@ def describe_problem(record: ObjectRecord, problem: Problem, owners: Mapping[int
         for one in lost
     ]
     return {
-        "object": record.id,
+        "key": key,
         "part": problem.part,
         "position": problem.position if problem.position >= 0 else None,
         "length_bytes": problem.length if problem.length >= 0 else None,
@@ -160,7 +182,7 @@ def _sentence(one: Damage, record: ObjectRecord, owners: Mapping[int, Mapping[st
         start_offset=one.start_offset,
         end_offset=one.end_offset,
     )
-    lost = describe_problem(record, problem, owners)["streams"]
+    lost = describe_problem(one.key, record, problem, owners)["streams"]
     shown = ", ".join(_whose(each) for each in lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
     return f"{one.message}; not readable: {shown} (see `tidelog object verify {one.object_id}`)"
 

@@ -41,6 +41,11 @@ def quarantine_key(cluster_id: str, stream_id: int, wal_start: int, part: int = 
     return f"{quarantine_prefix(cluster_id, stream_id)}{wal_start:016x}-{part}"
 
 
+def all_quarantined_prefix(cluster_id: str) -> str:
+    """What the keys of all quarantined records of a cluster begin with."""
+    return f"{cluster_id}/quarantine/"
+
+
 def quarantine_prefix(cluster_id: str, stream_id: int) -> str:
     """What the keys of all that was set aside of a stream begin with."""
-    return f"{cluster_id}/quarantine/{stream_id:016x}/"
+    return f"{all_quarantined_prefix(cluster_id)}{stream_id:016x}/"

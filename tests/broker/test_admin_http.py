@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import ANY
 
 import aiohttp
 import pytest
@@ -20,7 +21,8 @@ from runtime.clock import SystemClock
 from runtime.errors import Unavailable
 from runtime.network import AddressInUse, TcpNetwork
 from storage.managers import CommitObjects, ObjectKind
-from storage.object_key import object_key
+from storage.object_format import QUARANTINE_OBJECT_ID
+from storage.object_key import object_key, quarantine_key
 from storage.object_store_memory import MemoryObjectStore
 from storage.object_writer import build_object
 from storage.records import StreamRecord
@@ -243,6 +245,34 @@ def test_verification_names_objects_that_are_changed_lost_or_of_another_size() -
         assert lines[-1]["findings"] == 3
         assert lines[-1]["objects"] == 4
         assert sound not in found
+
+    serve(test)
+
+
+def test_verification_reads_what_was_set_aside_of_quarantined_streams() -> None:
+    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+        one = await place.commit(b"one")
+        stream = place.world.controller.image.objects[one].ranges[0].stream_id
+        aside = build_object(
+            object_id=QUARANTINE_OBJECT_ID,
+            kind=ObjectKind.STREAM,
+            cluster_id=CLUSTER_ID,
+            created_ms=5,
+            parts=[(stream, [StreamRecord(7, 2, b"acknowledged" * 9)])],
+            block_bytes=100,
+        )
+        key, body = quarantine_key(CLUSTER_ID, stream, 64), bytearray(b"".join(aside.body))
+        await place.memory.put(key, [body])
+        assert (await verify(session))[-1] == {"event": "done", "objects": 2, "bytes": ANY, "findings": 0}
+        body[60] ^= 1
+        await place.memory.put(key, [body])
+        finding, last = [line for line in await verify(session) if line["event"] in ("finding", "done")]
+        assert (finding["object"], finding["key"], finding["part"]) == (None, key, "block")
+        assert [(each["topic"], each["start_offset"], each["end_offset"]) for each in finding["streams"]] == [
+            ("t0", 7, 9)
+        ]
+        assert last["findings"] == 1
+        assert (await verify(session, f"?id={one}"))[-1]["objects"] == 1  # of those named only
 
     serve(test)
 

@@ -165,7 +165,7 @@ def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
 def _finding_rows(finding: dict[str, Any]) -> Iterator[list[Any]]:
     """A row for each stream whose offsets cannot be read because of it; of many the first few, and how many more."""
     streams = finding["streams"]
-    head = [finding["object"], finding["part"], finding["position"]]
+    head = [finding["key"] if finding["object"] is None else finding["object"], finding["part"], finding["position"]]
     for one in streams[:_STREAMS_SHOWN]:
         whose = [one["topic"], one["partition"], one["part"], one["start_offset"], one["end_offset"]]
         yield [*head, one["stream_id"], *whose, finding["problem"]]
