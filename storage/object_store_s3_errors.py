@@ -71,6 +71,7 @@ _ACCESS_HINTS: Final = {
     "SignatureDoesNotMatch": "check s3.secret_access_key, or AWS_SECRET_ACCESS_KEY in the environment",
 }
 _ACCESS_HINT: Final = "check the credentials and that their policy allows the bucket"
+_NAME_HINT: Final = "is {!r} a legal name? Buckets have 3 to 63 lower-case letters, digits, dots and hyphens"
 _REGION_CODES: Final = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
@@ -115,7 +116,11 @@ def _classify_answer(error: ClientError, *, what: str, key: str, bucket: str, en
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     text = str(error.response.get("Error", {}).get("Message", "") or code)
-    answer = f"{endpoint} answered {status} {code}" + (f": {text}" if text not in (code, "") else "")
+    answer = (
+        f"{endpoint} answered {status}"
+        + (f" {code}" if code != str(status) else "")
+        + (f": {text}" if text not in (code, "") else "")
+    )
     if code == "NotImplemented" or status == 501:
         return StoreUnsupported(f"{what} is not supported: {answer}")
     if code in _TRANSIENT_CODES or status >= 500 or status in _TRANSIENT_STATUS:
@@ -132,4 +137,5 @@ def _classify_answer(error: ClientError, *, what: str, key: str, bucket: str, en
         return ConfigError(f"{what} was sent to the wrong region: {answer}", hint="check s3.region and s3.endpoint")
     if code in _ACCESS_HINTS or status in (401, 403):
         return StoreAccessDenied(f"{what} was refused: {answer}", hint=_ACCESS_HINTS.get(code, _ACCESS_HINT))
-    return InvalidInput(f"{what} was refused: {answer}")
+    hint = _NAME_HINT.format(bucket) if status == 400 and not key else None  # a HEAD's refusal has no words
+    return InvalidInput(f"{what} was refused: {answer}", hint=hint)

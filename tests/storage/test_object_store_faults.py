@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from runtime.clock import SystemClock
 from runtime.errors import ConfigError, InvalidInput, Unavailable
@@ -21,7 +22,7 @@ from simulation.faulty_s3 import Fault, FaultyS3, Seen
 from storage.object_store import ObjectExists, ObjectNotFound
 from storage.object_store_common import StoreAccessDenied
 from storage.object_store_s3 import S3ObjectStore
-from storage.object_store_s3_errors import BucketMissing
+from storage.object_store_s3_errors import BucketMissing, classify
 from storage.settings import S3Settings
 from tests.support.s3_servers import S3Server, new_bucket
 
@@ -274,6 +275,16 @@ def test_a_missing_bucket_is_created_or_said(moto_server: S3Server) -> None:
             await store.close()
 
     asyncio.run(main())
+
+
+def test_a_name_that_no_bucket_can_have_is_suspected_when_the_server_refuses_it_without_a_word() -> None:
+    answer = {"Error": {"Code": "400", "Message": "Bad Request"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    error = classify(
+        ClientError(answer, "HeadBucket"), what="finding the bucket", key="", bucket="nd", endpoint="http://there"
+    )
+    assert isinstance(error, InvalidInput)
+    assert error.message == "finding the bucket was refused: http://there answered 400: Bad Request"
+    assert error.hint is not None and "'nd'" in error.hint and "3 to 63" in error.hint
 
 
 def ignores(*headers: str) -> Callable[[Seen], Fault]:
