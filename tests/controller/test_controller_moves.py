@@ -175,8 +175,7 @@ def test_a_target_that_is_ready_has_its_streams_opened_by_the_hand_over(driver: 
     assert states(driver) == {(StreamState.OPENED, 1, epoch)}
     first = record(driver).first_stream
     told = [driver.image.streams[first + n] for n in range(4)]
-    facts = [(one.id, one.epoch, one.start_offset, one.end_offset, one.owner_since_epoch) for one in told]
-    assert [tuple(msgspec.structs.astuple(one)) for one in open_on(driver, 1)] == facts, "asking would change nothing"
+    assert open_on(driver, 1) == [one.as_opened() for one in told], "asking would change nothing"
     assert {one.owner_since_epoch for one in told} == {epoch}
     with pytest.raises(Fenced):
         open_on(driver, 0)
