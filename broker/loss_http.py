@@ -5,12 +5,15 @@
     POST /losses/accept        ?id=ID&force=true: gives it up. `force`: although the WAL is in the bucket
     GET  /quarantine           quarantined streams: whose they are, why, and what of them lies under `quarantine/`
     POST /quarantine/release   ?stream=ID…: they go on at what is committed; what was set aside stays where it is
+    POST /quarantine/records   ?topic=T&partition=N: what was ever set aside of its data, a record a line of JSON
 
 Any broker answers. Entry: `LossRoutes.routes`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,10 +22,11 @@ from aiohttp import web
 
 from broker.http_answers import flag, integer, json_answer
 from broker.object_report import STREAM_PARTS
+from broker.quarantine_records import as_document, set_aside_records
 from controller.commands import MAX_MOVES_PER_COMMAND
 from controller.lost import LostReplicaSet, Salvaging, lost_replica_sets
 from controller.model import PartitionRecord, StreamRecord
-from runtime.errors import InvalidInput, NotFound
+from runtime.errors import CorruptData, InvalidInput, NotFound, TidelogError
 from storage.object_key import quarantine_prefix
 from storage.object_store import ObjectStore
 
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ID = (1 << 63) - 1
+TAKE_S = 60.0
+"""A client that does not read a line for so long is dropped."""
 DATA = STREAM_PARTS.index("data")
 
 
@@ -52,6 +58,7 @@ class LossRoutes:
             web.post("/losses/accept", self._accept),
             web.get("/quarantine", self._quarantined),
             web.post("/quarantine/release", self._release),
+            web.post("/quarantine/records", self._records),
         ]
 
     # --- brokers that are dead for good --------------------------------------------------------------------------
@@ -148,3 +155,37 @@ class LossRoutes:
             await self._controller.release_stream(stream_id)
             log.warning("an operator released a quarantined stream", extra={"stream": stream_id})
         return json_answer({"released": ids})
+
+    async def _records(self, request: web.Request) -> web.StreamResponse:
+        image = self._controller.image
+        name, index = (
+            request.query.get("topic", ""),
+            integer(request.query.get("partition", ""), "partition", 0, MAX_ID),
+        )
+        topic = next((each for each in image.topics.values() if each.name == name), None)
+        partition = image.partition(topic.id, index) if topic is not None else None
+        if partition is None:
+            raise NotFound(f"there is no partition {name}:{index}", hint="`tidelog topic list` shows the topics")
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        count = 0
+        try:
+            try:
+                async for record in set_aside_records(self._store, image.cluster_id, partition.first_stream + DATA):
+                    await _write(response, {"event": "record", "record": as_document(name, index, record)})
+                    count += 1
+                await _write(response, {"event": "done", "records": count})
+            except TidelogError as error:
+                corrupt = isinstance(error, CorruptData)
+                body = {"event": "error", "error": error.message, "hint": error.hint, "corrupt": corrupt}
+                await _write(response, body)
+            await response.write_eof()
+        except (ConnectionResetError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()  # the client went away, or does not read
+        return response
+
+
+async def _write(response: web.StreamResponse, line: dict[str, Any]) -> None:
+    async with asyncio.timeout(TAKE_S):
+        await response.write(json.dumps(line).encode() + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -85,6 +86,14 @@ def test_a_released_partition_goes_on_where_it_is_committed(tmp_path: Path, part
         assert "quarantine" in cli("status", code=10).text
         cli("object", "quarantine", "release", "t:0", code=2)  # nobody can be asked
         cli("object", "quarantine", "release", "other:0", "--yes", code=3)
+        acknowledged = numbered(BEFORE, LOST - len(taken))
+        aside = cli("object", "quarantine", "records", "t:0").out
+        found = [json.loads(line) for line in aside.splitlines()]
+        if part == "data":
+            assert [one["value"].encode() for one in found] == acknowledged and acknowledged
+            assert [one["offset"] for one in found] == list(range(BEFORE, BEFORE + len(acknowledged)))
+        else:
+            assert found == []
         released = cli("object", "quarantine", "release", "t:0", "--yes").text
         assert f"released the {part} stream of t:0" in released
         wait_until(lambda: cli("status", code=None).code == 0, "the partition is open again")
@@ -93,6 +102,11 @@ def test_a_released_partition_goes_on_where_it_is_committed(tmp_path: Path, part
         assert len(kept) == BEFORE if part == "data" else len(kept) >= BEFORE + LOST - len(taken)
         assert send(process.bootstrap, numbered(1000, AFTER)) == []
         assert values(process.bootstrap) == [*kept, *numbered(1000, AFTER)]
+        if part == "data":  # nothing of what was acknowledged need be lost
+            assert cli("object", "quarantine", "records", "t:0").out == aside
+            cli("produce", "t", "--format", "json", stdin=aside)
+            assert values(process.bootstrap) == [*kept, *numbered(1000, AFTER), *acknowledged]
+            return
         process.kill()
 
     with running(data_dir, FLAGS) as process:

@@ -11,7 +11,6 @@ Entry: `consume`.
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from runtime.errors import InvalidInput, TidelogError, Unavailable
+from runtime.text import text_or_base64
 from tidelog import output
 from tidelog.client import Cluster, message_error, translate
 from tidelog.options import TimestampType, bootstrap_option
@@ -341,10 +341,10 @@ def _as_json(message: Message) -> bytes:
         "partition": message.partition(),
         "offset": message.offset(),
         "timestamp": message.timestamp()[1],
-        **_text_or_base64("key", message.key()),
-        **_text_or_base64("value", message.value()),
+        **text_or_base64("key", message.key()),
+        **text_or_base64("value", message.value()),
         "headers": [
-            {"key": name, **_text_or_base64("value", _header_bytes(value))} for name, value in _headers(message)
+            {"key": name, **text_or_base64("value", _header_bytes(value))} for name, value in _headers(message)
         ],
     }
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
@@ -357,16 +357,6 @@ def _headers(message: Message) -> list[Any]:
 
 def _header_bytes(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
-
-
-def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """`{name: text}`, or `{name_base64: …}` for bytes that are not UTF-8."""
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _as_row(message: Message) -> bytes:

@@ -1,0 +1,78 @@
+"""What was set aside of a quarantined stream is read back in its order, and damage in it is an error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.quarantine_records import as_document, set_aside_records
+from runtime.errors import CorruptData
+from storage.managers import ObjectKind
+from storage.object_format import QUARANTINE_OBJECT_ID
+from storage.object_key import quarantine_key
+from storage.object_store_memory import MemoryObjectStore
+from storage.object_writer import build_object
+from storage.record_batch import Compression, Record, build_batch
+from storage.records import StreamRecord
+
+CLUSTER, STREAM = "cluster", 5
+
+
+async def set_aside(store: MemoryObjectStore, wal_start: int, part: int, offset: int, *values: bytes) -> str:
+    """One object with a batch at `offset`, whose header still has the offset 0."""
+    batch = build_batch([Record(0, 1000, None, value) for value in values], compression=Compression.GZIP)
+    built = build_object(
+        object_id=QUARANTINE_OBJECT_ID,
+        kind=ObjectKind.STREAM,
+        cluster_id=CLUSTER,
+        created_ms=5,
+        parts=[(STREAM, [StreamRecord(offset, len(values), batch)])],
+        block_bytes=100,
+    )
+    key = quarantine_key(CLUSTER, STREAM, wal_start, part)
+    await store.put(key, [b"".join(built.body)])
+    return key
+
+
+async def found(store: MemoryObjectStore) -> list[Record]:
+    return [record async for record in set_aside_records(store, CLUSTER, STREAM)]
+
+
+def test_records_come_in_the_order_of_the_log_with_its_offsets() -> None:
+    async def run() -> None:
+        store = MemoryObjectStore()
+        await set_aside(store, 512, 0, 30, b"last")
+        await set_aside(store, 64, 10, 20, b"c")
+        await set_aside(store, 64, 2, 10, b"a", b"b")
+        assert [(one.offset, one.value) for one in await found(store)] == [
+            *((10, b"a"), (11, b"b"), (20, b"c"), (30, b"last"))
+        ]
+
+    asyncio.run(run())
+
+
+def test_damage_is_told_and_not_passed_over() -> None:
+    async def run() -> None:
+        store = MemoryObjectStore()
+        key = await set_aside(store, 64, 0, 10, b"value")
+        body = bytearray(await store.get(key))
+        body[70] ^= 1
+        await store.put(key, [body])
+        with pytest.raises(CorruptData, match=key):
+            await found(store)
+
+    asyncio.run(run())
+
+
+def test_a_record_is_as_produce_takes_it() -> None:
+    document = as_document("t", 3, Record(7, 1000, b"\xff", b"value", [("h", None)]))
+    assert document == {
+        "topic": "t",
+        "partition": 3,
+        "offset": 7,
+        "timestamp": 1000,
+        "key_base64": "/w==",
+        "value": "value",
+        "headers": [{"key": "h", "value": None}],
+    }
