@@ -168,6 +168,12 @@ class Cluster:
                 return self._admin_url_of(broker, ADMIN_URL_TIMEOUT_S)
         return self._admin_url_of(brokers[-1], REQUEST_TIMEOUT_S)
 
+    def at(self, admin_url: str) -> Cluster:
+        """The same cluster, as the broker with this admin HTTP tells it."""
+        other = Cluster(self.bootstrap)
+        other.admin_url = admin_url
+        return other
+
     def _nearest_first(self) -> list[int]:
         """The ids of the brokers: those that were named, then who answered (any that is connected), then the others."""
         metadata = self.metadata()

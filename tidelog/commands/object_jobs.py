@@ -1,7 +1,8 @@
-"""`tidelog object compact|clean`: the work on objects that an operator asks a broker for, and sees done.
+"""`tidelog object compact|clean`: the work on objects that an operator asks brokers for, and sees done.
 
-Both happen in the broker, which has the bucket, the metadata and the right to change them; the command asks over admin
-HTTP and shows. `--dry-run` changes nothing. Ctrl-C ends a compaction: what is committed by then stays.
+Both happen in a broker, which has the bucket, the metadata and the right to change them; the command asks over admin
+HTTP and shows. A broker compacts what it owns, so that all are asked, one after the other. `--dry-run` changes nothing.
+Ctrl-C ends a compaction: what is committed by then stays.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import click
 from runtime.errors import Unavailable
 from tidelog import output
 from tidelog.client import Cluster
+from tidelog.commands.status import GOOD_STATES
 from tidelog.options import DurationType, bootstrap_option, format_option
 
 MAX_SHOWN_IDS = 8
@@ -35,32 +37,68 @@ MAX_SHOWN_IDS = 8
 @format_option
 @bootstrap_option
 def compact(topics: tuple[str, ...], eager: bool, full_pace: bool, dry_run: bool, style: str, bootstrap: str) -> None:
-    """Merge small objects into large ones now, as the broker does in the background. Exits 5 if some was given up."""
-    cluster = Cluster(bootstrap)
+    """Merge small objects into large ones now, as brokers do in the background. Exits 5 if some was given up."""
     query = [("topic", name) for name in topics] + [("eager", "true")] * eager
-    state = cluster.get(f"/compaction?{urlencode(query)}")
+    brokers = _brokers(Cluster(bootstrap))
+    states = {broker: one.get(f"/compaction?{urlencode(query)}") for broker, one in brokers.items()}
     if dry_run:
-        output.show(style, lambda: state, _render_plan)
+        _show_plans(style, states)
         return
-    if not state["plan"] and not state["active"]:
-        document: dict[str, Any] = {
-            "tasks": 0,
-            "inputs": 0,
-            "outputs": 0,
-            "read_bytes": 0,
-            "written_bytes": 0,
-            "given_up": [],
-        }
+    document: dict[str, Any] = {
+        "tasks": 0,
+        "inputs": 0,
+        "outputs": 0,
+        "read_bytes": 0,
+        "written_bytes": 0,
+        "given_up": [],
+    }
+    due = [broker for broker, state in states.items() if state["plan"] or state["active"]]
+    if not due:
         output.show(style, lambda: document, lambda _: _nothing_to_do(eager))
         return
-    document = _run(cluster, query + [("full_pace", "true")] * full_pace)
-    output.show(style, lambda: document, _render_outcome)
+    failures: list[Unavailable] = []
+    for broker in due:
+        try:
+            done = _run(brokers[broker], query + [("full_pace", "true")] * full_pace)
+        except Unavailable as error:
+            failures.append(error)  # the others can do theirs
+        else:
+            document = {key: document[key] + done[key] for key in document}
+    if len(failures) < len(due):
+        output.show(style, lambda: document, _render_outcome)
+    if failures:
+        raise failures[0]
     if document["given_up"]:
         count = len(document["given_up"])
         raise Unavailable(
             f"{count} of {count + document['tasks']} compactions were given up; nothing was changed by them",
             hint="run it again; `tidelog status` shows what is wrong",
         )
+
+
+def _brokers(cluster: Cluster) -> dict[int, Cluster]:
+    """Each living broker, to be asked itself, by id."""
+    asked = cluster.get("/status")
+    found = {asked["node_id"]: cluster}
+    for node in asked["nodes"]:
+        if "broker" not in node["roles"] or node["id"] in found:
+            continue
+        if node["state"] in GOOD_STATES:
+            found[node["id"]] = cluster.at(node["admin_url"])
+        else:
+            output.warn(f"broker {node['id']} is {node['state']}: what it owns is left as it is")
+    return dict(sorted(found.items()))
+
+
+def _show_plans(style: str, states: dict[int, dict[str, Any]]) -> None:
+    """The state of one broker as it is; of several as a list."""
+    if len(states) == 1:
+        (state,) = states.values()
+        output.show(style, lambda: state, _render_plan)
+        return
+    document = {"brokers": [{"broker": broker, **state} for broker, state in states.items()]}
+    parts = [f"broker {broker}\n{_render_plan(state)}" for broker, state in states.items()]
+    output.show(style, lambda: document, lambda _: "\n\n".join(parts))
 
 
 def _nothing_to_do(eager: bool) -> str:
