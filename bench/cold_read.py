@@ -3,10 +3,11 @@
     python bench/cold_read.py [--gb 5] [--store embedded|minio|both] [--runs 3] [--record-bytes 16384] [--readers 1]
 
 Objects of 64 MiB with one stream are put into the embedded store (a directory) and into MinIO. `raw` asks for them in
-ranges of 4 MiB, 16 at a time, by the same client (`bench.limit_s3`), and throws the bytes away: that is what the
-bucket, its client and this machine can do. `cold` is `BlockReader.read` in steps of 1 MiB, as Fetch asks: index,
-read-ahead, checksums, records. Both take turns in the same process, and the files are dropped from the page cache
-before each run (`posix_fadvise`), so that the limit is the disk; `--warm` leaves them there.
+ranges of 4 MiB, 16 at a time, by the same client (`bench.limit_s3`) without the broker's gate before the bucket, and
+throws the bytes away: that is what the bucket, its client and this machine can do. `cold` is `BlockReader.read` in
+steps of 1 MiB, as Fetch asks: index, read-ahead, checksums, records. Both take turns in the same process, and the files
+are dropped from the page cache before each run (`posix_fadvise`), so that the limit is the disk; `--warm` leaves them
+there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from storage.managers import ObjectKind, ObjectSlice
 from storage.object_key import object_key
 from storage.object_store import ObjectStore
 from storage.object_writer import build_object
-from storage.open_store import open_store
+from storage.open_store import open_backend, open_store
 from storage.records import StreamRecord
 from storage.settings import CacheSettings
 
@@ -126,7 +127,8 @@ async def timed(work: Callable[[], Awaitable[int]]) -> tuple[float, float]:
 
 async def measure(one: Bucket, args: argparse.Namespace) -> None:
     """Fill a store, and print the medians."""
-    store = open_store(one.s3, one.data_dir, SystemClock(), random.Random(1))
+    opening = (one.s3, one.data_dir, SystemClock(), random.Random(1))
+    bare, store = open_backend(*opening), open_store(*opening)
     if one.s3.endpoint:
         await store.probe()
     history = History()
@@ -135,15 +137,16 @@ async def measure(one: Bucket, args: argparse.Namespace) -> None:
     figures: dict[str, list[tuple[float, float]]] = {"raw": [], "cold": []}
     profile = cProfile.Profile() if args.profile else None
     for _ in range(args.runs):
-        for what, work in (("raw", raw), ("cold", cold)):
+        for what, work in (("raw", lambda: raw(bare, history)), ("cold", lambda: cold(store, history))):
             if not args.warm:
                 drop_page_cache(one.files)
             if profile is not None and what == "cold":
                 profile.enable()
-            figures[what].append(await timed(lambda work=work: work(store, history)))  # type: ignore[misc]
+            figures[what].append(await timed(work))
             if profile is not None and what == "cold":
                 profile.disable()
                 profile.dump_stats(args.profile)
+    await bare.close()
     await store.close()
     speeds = {what: Spread.of(speed for speed, _ in runs) for what, runs in figures.items()}
     costs = {what: Spread.of(cpu for _, cpu in runs) for what, runs in figures.items()}

@@ -20,7 +20,7 @@ import uvloop
 from bench._bucket import KINDS, Bucket, bucket
 from runtime.clock import SystemClock
 from storage.object_store import ObjectStore
-from storage.open_store import open_store
+from storage.open_store import open_backend
 
 RANGE_BYTES = 4 << 20
 RANGES_IN_FLIGHT = 16
@@ -77,7 +77,7 @@ async def get_all(
 
 
 async def measure(one: Bucket, args: argparse.Namespace) -> None:
-    store = open_store(one.s3, one.data_dir, SystemClock(), random.Random(1))
+    store = open_backend(one.s3, one.data_dir, SystemClock(), random.Random(1))
     await store.probe()
     for size, count in ((1 << 10, 100), (64 << 10, 60), (1 << 20, 30), (8 << 20, 8)):
         plain, conditional = [], []

@@ -1,6 +1,7 @@
 """Which object store the configuration means.
 
-Entry: `open_store`. The S3 client is imported only where it is used: that alone takes 0.7 s.
+Entry: `open_store`; `open_backend` for the store without the gate. The S3 client is imported only where it is used:
+that alone takes 0.7 s.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 
 from runtime.clock import Clock
 from storage.object_store_local import MAX_THREADS, LocalObjectStore
+from storage.object_store_stats import MeasuredObjectStore
 from storage.priority_gate import GatedObjectStore, PriorityGate
 from storage.settings import S3Settings
 
@@ -24,8 +26,18 @@ def open_store(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random)
     Behind a gate with as many slots as the store has connections (or threads): ask for a view with `for_purpose`.
     Does not touch the network: `probe()` does, and finds or creates the bucket. Raises `ConfigError`.
     """
-    if not s3.endpoint and not s3.bucket:
-        return GatedObjectStore(LocalObjectStore(data_dir / EMBEDDED_BUCKET, clock), PriorityGate(MAX_THREADS))
+    slots = s3.max_concurrency if _is_remote(s3) else MAX_THREADS
+    return GatedObjectStore(open_backend(s3, data_dir, clock, rng), PriorityGate(slots))
+
+
+def open_backend(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> MeasuredObjectStore:
+    """As `open_store`, without the gate: any number of requests go at once, whatever they are for."""
+    if not _is_remote(s3):
+        return LocalObjectStore(data_dir / EMBEDDED_BUCKET, clock)
     from storage.object_store_s3 import S3ObjectStore
 
-    return GatedObjectStore(S3ObjectStore(s3, clock, rng), PriorityGate(s3.max_concurrency))
+    return S3ObjectStore(s3, clock, rng)
+
+
+def _is_remote(s3: S3Settings) -> bool:
+    return bool(s3.endpoint or s3.bucket)
