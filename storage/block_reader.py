@@ -161,6 +161,7 @@ class BlockReader:
         reader = self._ahead.take(stream_id, start)
         pace: ColdPace | None = None
         records: list[StreamRecord] = []
+        size = 0
         try:
             found = await self._locate(stream_id, start, end, max_bytes, Level.DEMAND)
             if not found.is_tail:
@@ -175,13 +176,13 @@ class BlockReader:
             blocks = await _arrived(flights)
             await self._turns.take()
             with self._pace.measured():
-                _take_all(blocks, start, end, max_bytes, records)
+                size = _take_all(blocks, start, end, max_bytes, records)
         except BaseException:
             self._ahead.drop(reader)
             raise
         finally:
             if pace is not None:
-                pace.settle(max_bytes, sum(len(record.payload) for record in records))
+                pace.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
         return records
 
@@ -207,9 +208,9 @@ class BlockReader:
         self._top_up(reader, stream_id, found.refs[len(blocks) - 1].entry.end_offset, end_offset)
         records: list[StreamRecord] = []
         with self._pace.measured():
-            _take_all(blocks, start_offset, end_offset, max_bytes, records)
+            size = _take_all(blocks, start_offset, end_offset, max_bytes, records)
         if not found.is_tail:
-            self._pace.settle(max_bytes, sum(len(record.payload) for record in records))
+            self._pace.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
         return records
 
@@ -365,21 +366,17 @@ def _bytes_after(entry: IndexEntry, offset: int) -> int:
     return entry.length * (entry.end_offset - offset) // (entry.end_offset - entry.start_offset)
 
 
-def _take_all(blocks: Iterable[Block], start: int, end: int, max_bytes: int, records: list[StreamRecord]) -> None:
-    """Add the blocks' records to `records`, up to `max_bytes`, but one at least."""
-    left = max_bytes
+def _take_all(blocks: Iterable[Block], start: int, end: int, max_bytes: int, records: list[StreamRecord]) -> int:
+    """Add the blocks' records to `records`, up to `max_bytes`, but one at least; returns their bytes."""
+    size = 0
     for block in blocks:
-        left = _take(block, start, end, left, records)
-        if left <= 0:
-            return
-
-
-def _take(block: Block, start: int, end: int, left: int, records: list[StreamRecord]) -> int:
-    """Add the block's records to `records` while they fit; returns the bytes left, 0 when nothing more is wanted."""
-    first = 0 if records else block.find(start)
-    taken, size = block.take(first, end, left)
-    if not taken and not records:
-        taken = [block[first]]
-        size = len(taken[0].payload)
-    records += taken
-    return max(left - size, 0) if first + len(taken) == len(block) else 0
+        first = 0 if records else block.find(start)
+        taken, taken_bytes = block.take(first, end, max_bytes - size)
+        if not taken and not records:
+            taken = [block[first]]
+            taken_bytes = len(taken[0].payload)
+        records += taken
+        size += taken_bytes
+        if size >= max_bytes or first + len(taken) < len(block):
+            break
+    return size

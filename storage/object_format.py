@@ -30,7 +30,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -322,23 +322,24 @@ class Block:
 
     def take(self, first: int, end_offset: int, max_bytes: int) -> tuple[list[StreamRecord], int]:
         """Records from number `first` that begin before `end_offset`, as many as fit into `max_bytes`; their bytes."""
-        bases, ends, count = self._bases, self._ends, len(self._bases)
+        bases, ends, count, skip = self._bases, self._ends, len(self._bases), RECORD_HEADER.size
         start = ends[first - 1] if first else BLOCK_HEADER.size
         last = first
+        if end_offset >= self.end_offset and ends[-1] - start - (count - first) * skip <= max_bytes:
+            last = count
         while last < count and bases[last] < end_offset:
-            if ends[last] - start - (last + 1 - first) * RECORD_HEADER.size > max_bytes:
+            if ends[last] - start - (last + 1 - first) * skip > max_bytes:
                 break
             last += 1
         if last == first:
             return [], 0
-        view, skip = memoryview(self._data), RECORD_HEADER.size
+        view = memoryview(self._data)
         offsets = [*bases[first:last], bases[last] if last < count else self.end_offset]
-        positions = [start, *ends[first:last]]
-        taken = [
-            StreamRecord(base, following - base, view[begin + skip : end])
-            for (base, following), (begin, end) in zip(pairwise(offsets), pairwise(positions), strict=True)
-        ]
-        return taken, positions[-1] - start - (last - first) * skip
+        stops = ends[first:last].tolist()
+        payloads = [view[begin + skip : end] for begin, end in zip([start, *stops], stops, strict=False)]
+        counts = map(sub, offsets[1:], offsets)
+        taken = list(map(StreamRecord._make, zip(offsets, counts, payloads, strict=False)))
+        return taken, stops[-1] - start - (last - first) * skip
 
     @property
     def overhead_bytes(self) -> int:
