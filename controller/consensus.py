@@ -100,7 +100,8 @@ class Consensus(Protocol):
     async def transfer(self, target: int | None) -> None:
         """Hand the leadership over (None: to the member that has most); returns when it is given up.
 
-        Raises `NotController` if that did not come about in time: this member still leads.
+        Raises `NotController` if that did not come about in time: this member still leads; `OutcomeUnknown` if nobody
+        can tell, because this member is being closed or hangs.
         """
         ...
 

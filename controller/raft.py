@@ -61,6 +61,8 @@ MAX_REPEATED_ERRORS = 10
 HUNG_S = 5.0
 TRANSFER_S = 2.0
 """How long commands wait while the leadership is handed over; then the old leader goes on."""
+_TRANSFER_SLACK_S = 5.0
+"""After that the thread that hands over is taken to hang."""
 
 
 @dataclass(slots=True)
@@ -203,8 +205,11 @@ class RaftConsensus:
                 self._note_done(future, None, FAIL_REASON.REQUEST_DENIED)
 
         self._order(begin)
-        async with asyncio.timeout(timeout_s + 5.0):
-            await future
+        try:
+            async with asyncio.timeout(timeout_s + _TRANSFER_SLACK_S):
+                await future
+        except TimeoutError:
+            raise OutcomeUnknown("this controller ended, or hung, while it handed leadership over") from None
 
     def adopt_peer(self, peer_id: int, sock: socket.socket, session: Session) -> None:
         """See `Consensus.adopt_peer`."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from controller import raft
+from controller.errors import OutcomeUnknown
 from controller.handshake import MAX_FRAME_BYTES, ClientHandshake, Credentials, Session, read_secret, write_secret
 from controller.journal import Entry
 from controller.raft_links import MESSAGE
@@ -170,6 +172,20 @@ def test_the_leadership_is_handed_over_to_whom_one_names_without_losing_a_comman
 
     # so slow that only a hand-over elects: three members share an interpreter here, with whatever else the machine does
     run(tmp_path, scenario, election_min_s=1.5, election_max_s=3.0)
+
+
+def test_a_hand_over_that_nobody_works_at_ends_with_an_unknown_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: QuorumWorld) -> None:
+        await three(world)
+        leader = await world.leader()
+        monkeypatch.setattr(raft, "_TRANSFER_SLACK_S", 0.0)
+        monkeypatch.setattr(leader.raft, "_order", lambda _order: None)
+        with pytest.raises(OutcomeUnknown, match="ended, or hung"):
+            await leader.raft.transfer(None, 0.01)
+
+    run(tmp_path, scenario)
 
 
 def test_members_are_added_and_removed_while_commands_run_and_after_restarts_too(tmp_path: Path) -> None:

@@ -62,11 +62,17 @@ def test_a_bucket_that_fails_and_is_slow_loses_nothing(moto_server: S3Server) ->
 
 @pytest.mark.slow
 def test_a_log_that_is_only_in_memory_is_found_to_lose_records() -> None:
-    """The harness and its checkers can fail: here a kill truly loses what was acknowledged."""
-    lines: list[str] = []
-    options = ChaosOptions(seconds=30, rounds=1, faults=("kill",), wal="memory", moves=False, rate=400)
-    found = run(options, lines.append)
-    assert not found.clean and len(lines) == 1
+    """The harness and its checkers can fail: here a kill truly loses what was acknowledged.
+
+    On a busy machine a kill may come when all that was acknowledged is in the bucket: then another one is tried.
+    """
+    for seed in range(3):
+        lines: list[str] = []
+        options = ChaosOptions(seconds=30, rounds=1, faults=("kill",), wal="memory", moves=False, rate=400, seed=seed)
+        found = run(options, lines.append)
+        assert len(lines) == 1
+        if not found.clean:
+            break
     assert sum(row.lost for row in found.rows) > 0
     assert {one.rule for one in found.findings} >= {"lost-write", "inconsistent-offsets"}
 
