@@ -185,6 +185,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection. A waiting Fetch is cancelled; what may change state runs to its end unheard."""
         self._transport = None
+        reserved = self._frames.reserved_bytes
+        self._frames.close()  # it holds us, and may hold megabytes: cycles are looked for seldom (`runtime.memory`)
         if self not in self._shared.connections:
             return
         shared = self._shared
@@ -194,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics.connection_closed()
         held = sum(len(frame) + REQUEST_OVERHEAD_BYTES for frame in self._pending)
         self._pending.clear()
-        shared.budget.leave(self, self._frames.reserved_bytes, held)
+        shared.budget.leave(self, reserved, held)
         for exchange in self._exchanges:
             if exchange.api_key == _FETCH and exchange.future is not None:
                 exchange.future.cancel()

@@ -31,19 +31,6 @@ _SWEEPS_A_TIMEOUT = 4
 _LONGEST_SWEEP_S = 5.0
 
 
-class _ServedConnection(Connection):
-    """Lets go of its reader when it ends, so that nothing of it has to wait for the cycle collector.
-
-    The reader holds the connection, on whose account its buffers are. Cycles that lived for some seconds are looked
-    for seldom (`runtime.memory`), and a buffer may be 2 MiB: whoever announces and leaves would fill the memory.
-    """
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection and its buffers."""
-        super().connection_lost(exc)
-        self._frames.close()
-
-
 class KafkaServer:
     """One listener and its connections."""
 
@@ -94,7 +81,7 @@ class KafkaServer:
     async def start(self) -> None:
         """Listen on the configured address. Raises `AddressInUse`."""
         self._listener = await self._network.listen(
-            lambda: _ServedConnection(self._shared), self._settings.host, self._settings.port
+            lambda: Connection(self._shared), self._settings.host, self._settings.port
         )
         self._tasks.spawn(self._sweep(), "sweep")
 

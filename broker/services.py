@@ -117,7 +117,8 @@ class Answer:
         self.response = response
         self.error = error
         if self._heard is not None:
-            self._heard()
+            heard, self._heard = self._heard, None  # it holds this answer: no cycle is left for the collector
+            heard()
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done:
