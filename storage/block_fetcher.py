@@ -39,8 +39,8 @@ from storage.read_ahead import MAX_GET_BYTES
 log = logging.getLogger(__name__)
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
-_OFFLOAD_RECORDS = 2000
-"""A GET whose check would hold the loop for longer than this many records do (about 0.5 ms) is checked in a thread."""
+_OFFLOAD_RECORDS = 1000
+"""A GET whose check would hold the loop for longer than this many records do (about 0.25 ms) is checked in a thread."""
 _BYTES_A_RECORD = 5000
 """Bytes whose checksum takes as long as finding one record."""
 
