@@ -81,7 +81,8 @@ def test_switched_on_it_moves_by_itself_and_fills_a_new_broker(tmp_path: Path) -
         with Load(up.bootstrap, TOPIC, PARTITIONS) as load:
             load.more(50)
             eventually(lambda: set(owners(cluster)) == {1, 2, 3} and max(owners(cluster).values()) <= 5)
-            cluster.post("/controllers/transfer")  # the next active controller balances on
+            assert tidelog_json(up.bootstrap, "balancer", "status")["issued"] >= PARTITIONS - 5
+            cluster.post("/controllers/transfer")  # the next active controller balances on, and counts what it issues
             cluster.post("/brokers/drain?id=2")
             eventually(lambda: owners(cluster)[2] == 0)
             load.more(50)
@@ -91,7 +92,7 @@ def test_switched_on_it_moves_by_itself_and_fills_a_new_broker(tmp_path: Path) -
             eventually(lambda: owners(cluster)[2] >= 2)
             load.more(50)
         eventually(lambda: is_all_there(load, up.bootstrap))
-        assert tidelog_json(up.bootstrap, "balancer", "status")["issued"] >= 5
+        assert tidelog_json(up.bootstrap, "balancer", "status")["issued"] >= 2
         assert tidelog_json(up.bootstrap, "broker", "wanted")["brokers"] == 3
         assert cli("balancer", "mode", "configured").text == "advise\n"
         with pytest.raises(InvalidInput):
