@@ -37,7 +37,6 @@ Entry: `AdminHttp`.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from broker.admin_door import AdminDoor
-from broker.http_answers import integer, json_answer, number
+from broker.http_answers import integer, json_answer, number, write_line
 from broker.metrics import Metrics
 from broker.object_report import (
     damage_of,
@@ -77,8 +76,6 @@ MAX_PAGE = 1_000
 PROGRESS_INTERVAL_S = 0.5
 """Least time between two progress lines of a verification."""
 UPLOAD_TIMEOUT_MS = 60_000
-TAKE_S = 60.0
-"""How long a client of a verification may take to read a line."""
 MAX_BODY_BYTES = 64 << 10
 """No request has a body."""
 SHUTDOWN_S = 1.0
@@ -290,8 +287,7 @@ class AdminHttp:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             async for line in self._verification(image, records, set_aside):
-                async with asyncio.timeout(TAKE_S):
-                    await response.write(json.dumps(line).encode() + b"\n")
+                await write_line(response, line)
             await response.write_eof()
         except (ConnectionResetError, TimeoutError):
             if request.transport is not None:
@@ -339,9 +335,10 @@ class AdminHttp:
             except TidelogError as error:
                 yield {"event": "error", "object": each.key, "error": error.message, "hint": error.hint}
                 return
+            owners = stream_owners(image) if problems else {}
             for problem in problems:
                 found += 1
-                yield {"event": "finding", **describe_set_aside(each.key, problem, stream_owners(image))}
+                yield {"event": "finding", **describe_set_aside(each.key, problem, owners)}
             checked += 1
             size += each.size
         yield {"event": "done", "objects": checked, "bytes": size, "findings": found}

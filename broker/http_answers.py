@@ -1,18 +1,31 @@
 """What the admin HTTP's handlers share: JSON answers, lines of JSON as work goes on, and the reading of parameters.
 
-Entry: `json_answer`, `number`, `flag`.
+Entry: `json_answer`, `write_line`, `number`, `flag`.
 """
 
 from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
 
 from aiohttp import web
 
 from runtime.errors import InvalidInput
 
+TAKE_S = 60.0
+"""A client that does not read a line for so long is dropped."""
+
 
 def json_answer(body: object, *, status: int = 200) -> web.Response:
     """An answer of one document."""
     return web.json_response(body, status=status)
+
+
+async def write_line(response: web.StreamResponse, line: dict[str, Any]) -> None:
+    """Write one line of JSON. Raises `TimeoutError` if the client does not read for `TAKE_S`."""
+    async with asyncio.timeout(TAKE_S):
+        await response.write(json.dumps(line).encode() + b"\n")
 
 
 def number(request: web.Request, name: str, default: int, low: int, high: int) -> int:

@@ -12,15 +12,13 @@ Any broker answers. Entry: `LossRoutes.routes`.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from broker.http_answers import flag, integer, json_answer
+from broker.http_answers import flag, integer, json_answer, write_line
 from broker.object_report import STREAM_PARTS
 from broker.quarantine_records import as_document, set_aside_records
 from controller.commands import MAX_MOVES_PER_COMMAND
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ID = (1 << 63) - 1
-TAKE_S = 60.0
-"""A client that does not read a line for so long is dropped."""
 DATA = STREAM_PARTS.index("data")
 
 
@@ -158,11 +154,9 @@ class LossRoutes:
 
     async def _records(self, request: web.Request) -> web.StreamResponse:
         image = self._controller.image
-        name, index = (
-            request.query.get("topic", ""),
-            integer(request.query.get("partition", ""), "partition", 0, MAX_ID),
-        )
-        topic = next((each for each in image.topics.values() if each.name == name), None)
+        name = request.query.get("topic", "")
+        index = integer(request.query.get("partition", ""), "partition", 0, MAX_ID)
+        topic = image.topic(name)
         partition = image.partition(topic.id, index) if topic is not None else None
         if partition is None:
             raise NotFound(f"there is no partition {name}:{index}", hint="`tidelog topic list` shows the topics")
@@ -172,20 +166,15 @@ class LossRoutes:
         try:
             try:
                 async for record in set_aside_records(self._store, image.cluster_id, partition.first_stream + DATA):
-                    await _write(response, {"event": "record", "record": as_document(name, index, record)})
+                    await write_line(response, {"event": "record", "record": as_document(name, index, record)})
                     count += 1
-                await _write(response, {"event": "done", "records": count})
+                await write_line(response, {"event": "done", "records": count})
             except TidelogError as error:
                 corrupt = isinstance(error, CorruptData)
                 body = {"event": "error", "error": error.message, "hint": error.hint, "corrupt": corrupt}
-                await _write(response, body)
+                await write_line(response, body)
             await response.write_eof()
         except (ConnectionResetError, TimeoutError):
             if request.transport is not None:
                 request.transport.abort()  # the client went away, or does not read
         return response
-
-
-async def _write(response: web.StreamResponse, line: dict[str, Any]) -> None:
-    async with asyncio.timeout(TAKE_S):
-        await response.write(json.dumps(line).encode() + b"\n")

@@ -579,12 +579,9 @@ class BrokerNode:
     @property
     def accounted_bytes(self) -> int:
         """What caches and buffers hold on purpose, of all that has a bound."""
-        if self._storage is None:
-            return 0
-        held = self._memory(self._storage)
-        return sum(
-            held[f"{name}_bytes"] for name in ("log_cache", "block_cache", "cold_in_flight", "requests", "responses")
-        )
+        storage, server = self._storage, self._server
+        held = storage.held_bytes if storage is not None else 0
+        return held + (server.in_flight_bytes + server.unread_bytes if server is not None else 0)
 
     # --- end -----------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,12 @@ class BlockReader:
         self._turns = ColdTurns()
         self._tasks = TaskSet("storage.read")
 
+    @property
+    def held_bytes(self) -> int:
+        """What the caches and the GETs under way hold."""
+        fetcher = self._fetcher
+        return fetcher.blocks.bytes + fetcher.indexes.bytes + fetcher.budget.used_bytes
+
     def stats(self) -> dict[str, int | float]:
         """Counts and bytes for metrics."""
         fetcher = self._fetcher

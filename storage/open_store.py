@@ -26,18 +26,14 @@ def open_store(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random)
     Behind a gate with as many slots as the store has connections (or threads): ask for a view with `for_purpose`.
     Does not touch the network: `probe()` does, and finds or creates the bucket. Raises `ConfigError`.
     """
-    slots = s3.max_concurrency if _is_remote(s3) else MAX_THREADS
+    slots = MAX_THREADS if s3.is_embedded else s3.max_concurrency
     return GatedObjectStore(open_backend(s3, data_dir, clock, rng), PriorityGate(slots))
 
 
 def open_backend(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> MeasuredObjectStore:
     """As `open_store`, without the gate: any number of requests go at once, whatever they are for."""
-    if not _is_remote(s3):
+    if s3.is_embedded:
         return LocalObjectStore(data_dir / EMBEDDED_BUCKET, clock)
     from storage.object_store_s3 import S3ObjectStore
 
     return S3ObjectStore(s3, clock, rng)
-
-
-def _is_remote(s3: S3Settings) -> bool:
-    return bool(s3.endpoint or s3.bucket)

@@ -69,6 +69,11 @@ class S3Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     multipart_bytes: Annotated[int, Meta(ge=5 * MIB)] = 128 * MIB
     """Bodies from this size on go as multipart uploads; also the size of a part (≥ 5 MiB)."""
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the embedded store is meant."""
+        return not self.endpoint and not self.bucket
+
 
 class UploadSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[upload]`."""

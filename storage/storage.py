@@ -606,6 +606,11 @@ class Storage:
         """What is known to be damaged in the bucket."""
         return self._reader.damage
 
+    @property
+    def held_bytes(self) -> int:
+        """What the caches and the cold reads under way hold; asked every second."""
+        return self._cache.bytes + self._reader.held_bytes
+
     def stats(self) -> dict[str, int | float]:
         """Figures for metrics and status: bytes and counts."""
         uploads = self._uploader.stats

@@ -205,7 +205,7 @@ def _choose_ports(layout: Layout, config: Config, ids: list[int]) -> None:
 
 def _node(loaded: Loaded, layout: Layout, node_id: int) -> Loaded:
     config = _node_config(loaded.config, layout, node_id)
-    if not config.s3.endpoint and not config.s3.bucket:
+    if config.s3.is_embedded:
         _share_bucket(Path(loaded.config.node.data_dir), Path(config.node.data_dir))
     return Loaded(config, loaded.sources)
 

@@ -150,7 +150,7 @@ def _not_checked() -> Finding:
 def _open(config: Config) -> Any:
     data_dir = Path(config.node.data_dir)
     embedded = data_dir / EMBEDDED_BUCKET
-    if not config.s3.endpoint and not config.s3.bucket and not embedded.is_dir():
+    if config.s3.is_embedded and not embedded.is_dir():
         raise NotFound(
             f"there is no embedded bucket in {data_dir}",
             hint="name the bucket as for `tidelog up`: --s3-endpoint and --bucket, or --config",

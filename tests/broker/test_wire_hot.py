@@ -99,6 +99,13 @@ def _outcome(decode: Any, version: int, body: bytearray) -> Any:
         return MalformedRequest
 
 
+def _broken(body: bytearray, last: int, data: st.DataObject) -> bytearray:
+    """Up to three bytes up to number `last` changed, and perhaps cut short."""
+    for _ in range(data.draw(st.integers(0, 3))):
+        body[data.draw(st.integers(0, min(len(body) - 1, last)))] = data.draw(st.integers(0, 255))
+    return body[: data.draw(st.integers(0, len(body)))] if data.draw(st.booleans()) else body
+
+
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from([9, 12, 13]), text, int16, st.binary(max_size=300), st.data())
 def test_a_request_for_one_partition_reads_the_same_both_ways(
@@ -116,10 +123,7 @@ def test_a_request_for_one_partition_reads_the_same_both_ways(
         assert one == produce._decode_flexible(version, body, 0)
     else:
         assert one is None
-    for _ in range(data.draw(st.integers(0, 3))):
-        body[data.draw(st.integers(0, min(len(body) - 1, 40)))] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        body = body[: data.draw(st.integers(0, len(body)))]
+    body = _broken(body, 40, data)
     found = _outcome(produce.decode_request, version, body)
     assert found == _outcome(produce._decode_flexible, version, body)
 
@@ -260,10 +264,7 @@ def test_a_fetch_of_one_partition_reads_the_same_both_ways(
         assert one == fetch._decode(version, body, 0)
     else:
         assert one is None
-    for _ in range(data.draw(st.integers(0, 3))):
-        body[data.draw(st.integers(0, min(len(body) - 1, 99)))] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        body = body[: data.draw(st.integers(0, len(body)))]
+    body = _broken(body, 99, data)
     found = _outcome(fetch.decode_request, version, body)
     assert found == _outcome(fetch._decode, version, body)
 

@@ -44,14 +44,7 @@ def compact(topics: tuple[str, ...], eager: bool, full_pace: bool, dry_run: bool
     if dry_run:
         _show_plans(style, states)
         return
-    document: dict[str, Any] = {
-        "tasks": 0,
-        "inputs": 0,
-        "outputs": 0,
-        "read_bytes": 0,
-        "written_bytes": 0,
-        "given_up": [],
-    }
+    document = _nothing_done()
     due = [broker for broker, state in states.items() if state["plan"] or state["active"]]
     if not due:
         output.show(style, lambda: document, lambda _: _nothing_to_do(eager))
@@ -101,6 +94,11 @@ def _show_plans(style: str, states: dict[int, dict[str, Any]]) -> None:
     output.show(style, lambda: document, lambda _: "\n\n".join(parts))
 
 
+def _nothing_done() -> dict[str, Any]:
+    """The outcome of a compaction before it begins."""
+    return {"tasks": 0, "inputs": 0, "outputs": 0, "read_bytes": 0, "written_bytes": 0, "given_up": []}
+
+
 def _nothing_to_do(eager: bool) -> str:
     if eager:
         return "nothing to compact"
@@ -109,14 +107,7 @@ def _nothing_to_do(eager: bool) -> str:
 
 def _run(cluster: Cluster, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Have it done, showing the progress. Raises `Unavailable` when the broker gives up or goes away."""
-    totals: dict[str, Any] = {
-        "tasks": 0,
-        "inputs": 0,
-        "outputs": 0,
-        "read_bytes": 0,
-        "written_bytes": 0,
-        "given_up": [],
-    }
+    totals = _nothing_done()
     planned = 0
     with output.Progress("compacting", 0) as progress:
         for line in cluster.post_lines(f"/compaction?{urlencode(query)}"):

@@ -21,6 +21,7 @@ import click
 from runtime import log, memory
 from runtime.clock import SystemClock
 from runtime.scheduling import wake_promptly
+from runtime.tasks import TaskSet
 from tidelog.config import Config
 from tidelog.options import config_options, load_config
 
@@ -77,13 +78,13 @@ async def _serve(config: Config) -> None:
     loop.add_signal_handler(signal.SIGUSR1, broker_only)
     starting = loop.create_task(process.start())
     stop = loop.create_task(stopping.wait())
-    collecting: asyncio.Task[None] | None = None
+    tasks = TaskSet("serve")
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():
             starting.result()
             memory.give_back()
-            collecting = loop.create_task(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes))
+            tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
             click.echo(f"ready {process.ready_line}")
             await process.run_until(stop)
             await _drain(process, at_once)
@@ -94,8 +95,7 @@ async def _serve(config: Config) -> None:
         await asyncio.gather(*parts)
         await process.stop()
         stop.cancel()
-        if collecting is not None:
-            collecting.cancel()
+        await tasks.close()
 
 
 async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:
