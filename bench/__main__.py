@@ -1,10 +1,10 @@
-"""Runs every benchmark of this folder, one after the other, each in a process of its own, and prints one table.
+"""Run every benchmark of this folder sequentially, each in a separate process, and print one table.
 
     python -m bench [--quick] [NAME ...]
 
 A program that fails or takes longer than its limit (`LIMIT_S`, `LIMITS_S`) is named at the end, and makes the exit code
-1. A goal that is not held does not: this measures, it does not judge. Of a program that was stopped nothing stays,
-neither processes nor files (`bench._programs`).
+1. A missed goal does not: the benchmarks only report. A stopped program leaves neither processes nor files
+  (`bench._programs`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bench._common import QUICK_VARIABLE, ROWS_VARIABLE, read_rows, table
 
 HERE = Path(__file__).parent
 LIMIT_S = 300.0
-"""For one program; all of them take less than half an hour together."""
+"""Time limit of one program; all of them together take less than half an hour."""
 LIMITS_S = {"cold_read": 600.0}
-"""For those that need more: two buckets are filled with 5 GB and read six times."""
+"""Time limits of longer programs: two buckets are filled with 5 GB and read six times."""
 
 
 def run(name: str, environment: dict[str, str]) -> str:
-    """Run one program with its output here; why it failed, or nothing."""
+    """Run one program with its output here; return the reason of a failure, or an empty text."""
     print(f"== {name}", flush=True)
     started = time.monotonic()
     command = [sys.executable, "-m", f"bench.{name}"]

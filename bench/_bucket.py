@@ -1,4 +1,4 @@
-"""The buckets that benchmarks run against: the embedded store, and a MinIO that lives as long as it is measured."""
+"""The buckets of the benchmarks: the embedded store, and a MinIO that runs during a measurement."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench._programs import scratch_directory
-from storage.open_store import EMBEDDED_BUCKET
-from storage.settings import S3Settings
+from tidelog.storage.bucket.open import EMBEDDED_BUCKET
+from tidelog.storage.settings import S3Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("embedded", "minio")
@@ -21,18 +21,18 @@ KEY_ID, KEY = "tidelog", "tidelog-secret"
 
 
 class Bucket(NamedTuple):
-    """Where a store is."""
+    """The location of a store."""
 
     name: str
     s3: S3Settings
     data_dir: Path
     files: Path
-    """What the server of the bucket keeps on disk, to be dropped from the page cache."""
+    """Files of the bucket's server, to be dropped from the page cache."""
     server_pid: int = 0
     """Process of the server, 0 if the store is embedded."""
 
     def flags(self) -> list[str]:
-        """For `tidelog up`; the credentials go by the environment (`environment`)."""
+        """Flags for `tidelog up`; the credentials are passed in the environment (`environment`)."""
         if not self.s3.endpoint:
             return []
         return ["--set", f"s3.endpoint={self.s3.endpoint}", "--set", f"s3.bucket={self.s3.bucket}"]
@@ -40,7 +40,7 @@ class Bucket(NamedTuple):
 
 @contextmanager
 def minio(directory: Path) -> Iterator[tuple[str, int] | None]:
-    """Endpoint and pid of a MinIO with its files in `directory`; None if this machine cannot run one."""
+    """Yield endpoint and pid of a MinIO with its files in `directory`; None if this machine cannot run one."""
     server = subprocess.Popen(
         [sys.executable, ROOT / "localstack" / "serve.py", "minio", "--dir", str(directory)],
         stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ def minio(directory: Path) -> Iterator[tuple[str, int] | None]:
 
 @contextmanager
 def bucket(kind: str, base: str | None = None, **settings: Any) -> Iterator[Bucket | None]:
-    """A new, empty bucket; None, and a line that says so, if this machine cannot run its server."""
+    """Yield a new, empty bucket; None, with a printed line, if this machine cannot run its server."""
     with scratch_directory(base) as directory:
         if kind == "embedded":
             yield Bucket(kind, S3Settings(**settings), directory, directory / EMBEDDED_BUCKET)
@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
 
 
 def drop_page_cache(directory: Path) -> None:
-    """Ask the kernel to forget the files under `directory`, which are on disk already."""
+    """Drop the files under `directory`, which are on disk, from the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,12 +1,13 @@
-"""Clients to measure with: raw sockets that cost next to nothing, and librdkafka.
+"""Clients for measurements: raw sockets with negligible cost, and librdkafka.
 
-- `replay_produce` sends one Produce frame, encoded beforehand, again and again, so many at a time on each connection:
-  what it reaches is the server's speed, not the client's.
-- `Consumer` asks for the next records of one partition and looks at the batches' headers only.
-- `produce_with_librdkafka` is `confluent_kafka.Producer.produce_batch`: without a Python call for each record it is
-  librdkafka's threads that set the pace.
+- `replay_produce` sends one prepared Produce frame repeatedly, with a fixed number in flight on each connection: the
+  result is the server's speed, not the client's.
+- `Consumer` fetches the next records of one partition and reads only the batches' headers.
+- `produce_with_librdkafka` is `confluent_kafka.Producer.produce_batch`: without a Python call per record, librdkafka's
+  threads are the limit.
 
-All functions named in `bench._common.background` and `in_process` take `put` last, which hands over the result.
+All functions named in `bench._common.background` and `in_process` take `put` as the last argument, which returns the
+result.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from broker.wire import fetch, produce, schema
-from runtime.memory import keep_freed_memory
-from storage.record_batch import HEADER_BYTES, Record, build_batch
+from tests.support import schema
 from tests.support.kafka_client import encode_request, request_entity
+from tidelog.batch.batch import HEADER_BYTES, Record, build_batch
+from tidelog.broker.kafka.wire import fetch, produce
+from tidelog.runtime.memory import keep_freed_memory
 
 Address = tuple[str, int]
 PRODUCE_VERSION = 9
 FETCH_VERSION = 12
 FETCH_BYTES = 1 << 20
-"""`max.partition.fetch.bytes` as Java's and librdkafka's consumers have it."""
+"""`max.partition.fetch.bytes` of Java's and librdkafka's consumers."""
 MAX_RESPONSE_BYTES = 8 << 20
 RECORD_OVERHEAD_BYTES = 12
-"""What a record has around its value, at most, in batches of a megabyte."""
+"""Maximum overhead of a record in batches of a megabyte."""
 SENT_AT_A_TIME = 1000
 _HEADER = struct.Struct(">ii")
 _INT32 = struct.Struct(">i")
@@ -61,7 +63,7 @@ def receive(one: socket.socket, into: memoryview) -> None:
 
 
 def records_a_batch(record_bytes: int, batch_bytes: int) -> int:
-    """How many records of that size fit into a batch."""
+    """Return the number of records of that size in a batch."""
     return max(1, (batch_bytes - HEADER_BYTES) // (record_bytes + RECORD_OVERHEAD_BYTES))
 
 
@@ -71,12 +73,17 @@ def produce_frame(topic: str, partition: int, record_bytes: int, batch_bytes: in
     value = os.urandom(record_bytes)
     count = records_a_batch(record_bytes, batch_bytes)
     batch = build_batch([Record(0, now_ms, None, value)] * count)
-    make = schema.request(produce.API_KEY, PRODUCE_VERSION).make
+    make = schema.request(produce.ProduceRequest.API_KEY, PRODUCE_VERSION).make
     part = make("PartitionProduceData", index=partition, records=batch)
     data = make("TopicProduceData", name=topic, partition_data=[part])
     return encode_request(
         request_entity(
-            produce.API_KEY, PRODUCE_VERSION, transactional_id=None, acks=-1, timeout=30_000, topic_data=[data]
+            produce.ProduceRequest.API_KEY,
+            PRODUCE_VERSION,
+            transactional_id=None,
+            acks=-1,
+            timeout=30_000,
+            topic_data=[data],
         ),
         1,
         CLIENT_ID,
@@ -87,7 +94,7 @@ _ERROR_AT = 4 + 5 + 1  # size, correlation id and tags, count of topics; then th
 
 
 def check_produced(response: memoryview, topic: str) -> None:
-    """Raise if a Produce response (with its size) of one partition carries an error."""
+    """Raise if a Produce response (with its size) of one partition has an error."""
     at = _ERROR_AT + 1 + len(topic) + 1 + 4
     error = int.from_bytes(response[at : at + 2], "big", signed=True)
     if error:
@@ -112,7 +119,7 @@ def replay_produce(
     seconds: float,
     put: Callable[[Any], None],
 ) -> None:
-    """Puts (payload bytes acknowledged, seconds) of `partitions` connections, each with `in_flight` requests."""
+    """Put (payload bytes acknowledged, seconds) of `partitions` connections, each with `in_flight` requests."""
     frames = [produce_frame(topic, index, record_bytes, batch_bytes) for index in range(partitions)]
     totals: list[int] = []
     started = time.perf_counter()
@@ -138,7 +145,7 @@ def replay_produce(
 
 
 def run_threads(works: list[Callable[[], None]]) -> None:
-    """Run all at the same time; raises what the first of them raised."""
+    """Run all concurrently; raise the first exception."""
     with ThreadPoolExecutor(len(works)) as threads:
         for done in [threads.submit(work) for work in works]:
             done.result()
@@ -152,7 +159,7 @@ def produce_with_librdkafka(
     settings: dict[str, Any],
     put: Callable[[Any], None],
 ) -> None:
-    """Puts (payload bytes acknowledged, seconds). Whether all arrived is for the caller to see from the offsets."""
+    """Put (payload bytes acknowledged, seconds). The caller checks the offsets for completeness."""
     from confluent_kafka import KafkaException, Producer
 
     def failed(error: Any) -> None:
@@ -170,7 +177,7 @@ def produce_with_librdkafka(
 
 
 def send_batch(producer: Any, topic: str, value: bytes) -> int:
-    """Hand librdkafka `SENT_AT_A_TIME` records, as fast as it takes them; how many that were."""
+    """Pass `SENT_AT_A_TIME` records to librdkafka at its speed; return their number."""
     left = SENT_AT_A_TIME
     while left:
         left -= producer.produce_batch(topic, [{"value": value} for _ in range(left)])
@@ -185,8 +192,8 @@ def flush(producer: Any) -> None:
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
-    """Create it and wait until it is there."""
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+    """Create a topic and wait until it exists."""
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(30)
@@ -212,7 +219,7 @@ def records_in(bootstrap: str, topic: str, partitions: int) -> int:
 
 
 class Consumer:
-    """Reads one partition over a connection of its own."""
+    """Reads one partition over a separate connection."""
 
     def __init__(self, address: Address, topic: str, partition: int, max_bytes: int = FETCH_BYTES) -> None:
         self._socket = connect(address)
@@ -224,7 +231,7 @@ class Consumer:
         self._records_at = self._error_at + 2 + 24 + 1 + 4
 
     def fetch(self, offset: int) -> tuple[int, int]:
-        """Ask for what follows `offset`: the next offset to ask for, and the bytes that came. Waits up to 500 ms."""
+        """Fetch from `offset`; return the next offset and the bytes received. Waits up to 500 ms."""
         view = self._view
         _INT64.pack_into(self._request, self._offset_at, offset)
         self._socket.sendall(self._request)
@@ -246,14 +253,14 @@ class Consumer:
         return (_after_last_batch(view, at, at + length) if length > 0 else offset), size + 4
 
     def find_end(self) -> int:
-        """Read from offset 0 to the end; the end. Nobody may write meanwhile. Waits 500 ms there, so do not time it."""
+        """Read from offset 0 to the end and return it, without concurrent writes. Waits 500 ms, so do not time it."""
         offset = 0
         while (after := self.fetch(offset)[0]) != offset:
             offset = after
         return offset
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
@@ -269,7 +276,7 @@ def _after_last_batch(view: memoryview, at: int, end: int) -> int:
 
 
 def _fetch_request(topic: str, partition: int, max_bytes: int) -> bytes:
-    make = schema.request(fetch.API_KEY, FETCH_VERSION).make
+    make = schema.request(fetch.FetchRequest.API_KEY, FETCH_VERSION).make
     wanted = make(
         "FetchPartition",
         partition=partition,
@@ -281,7 +288,7 @@ def _fetch_request(topic: str, partition: int, max_bytes: int) -> bytes:
     )
     return encode_request(
         request_entity(
-            fetch.API_KEY,
+            fetch.FetchRequest.API_KEY,
             FETCH_VERSION,
             replica_id=-1,
             max_wait=500,

@@ -1,10 +1,10 @@
-"""What the benchmarks share: medians and their spread, CPU time of a process, a broker to measure, and the table.
+"""Shared code of the benchmarks: medians and spread, CPU time of a process, a broker to measure, and the table.
 
-A program measures in *runs* that take turns with the runs of its limit (`interleaved`), because this machine's disk
+A program measures in *runs* that alternate with the runs of its limit (`interleaved`), because this machine's disk has
 bursts and its cores are shared. It prints one line for each goal with `row`; `python -m bench` collects those lines of
 all programs (through the file that `ROWS_VARIABLE` names) into one table at the end.
 
-`row` calls a goal held when the medians hold it. Nothing here asserts: a benchmark reports.
+`row` reports a goal as reached if the medians reach it. Nothing is asserted: a benchmark reports.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from bench._programs import MEMORY_DIRECTORY, MEMORY_VARIABLE, scratch_directory
-from storage.open_store import EMBEDDED_BUCKET
 from tests.support.tidelog_process import TidelogProcess
+from tidelog.storage.bucket.open import EMBEDDED_BUCKET
 
 ROWS_VARIABLE = "TIDELOG_BENCH_ROWS"
-"""Environment variable with the file that `row` appends to, a JSON object a line."""
+"""Environment variable with the file that `row` appends to, one JSON object per line."""
 QUICK_VARIABLE = "TIDELOG_BENCH_QUICK"
-"""Environment variable that asks for short runs (`python -m bench --quick`)."""
+"""Environment variable that requests short runs (`python -m bench --quick`)."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 spawned = multiprocessing.get_context("spawn")
-"""Processes that share nothing with the one that starts them."""
+"""Processes that share no state with their parent."""
 
 
 def quick() -> bool:
-    """Whether short runs are asked for: a look, not a measurement."""
+    """Whether short runs are requested: a check, not a measurement."""
     return bool(os.environ.get(QUICK_VARIABLE))
 
 
@@ -52,7 +52,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of at least one value."""
+        """Compute the spread of at least one value."""
         found = list(values)
         return cls(statistics.median(found), min(found), max(found))
 
@@ -74,7 +74,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def settle(pid: int, timeout_s: float = 10.0) -> None:
-    """Wait until a process has used less than a tenth of a core for 0.3 s: its uploads are done, say."""
+    """Wait until a process has used less than a tenth of a core for 0.3 s, for example until its uploads are done."""
     deadline, used = time.monotonic() + timeout_s, cpu_seconds(pid)
     while time.monotonic() < deadline:
         time.sleep(0.3)
@@ -84,7 +84,7 @@ def settle(pid: int, timeout_s: float = 10.0) -> None:
 
 
 def interleaved(runs: int, **phases: Callable[[], Any]) -> dict[str, list[Any]]:
-    """Call every phase in turn, `runs` times round; what each returned."""
+    """Call every phase in turn, `runs` times; return the results of each."""
     found: dict[str, list[Any]] = {name: [] for name in phases}
     for _ in range(runs):
         for name, phase in phases.items():
@@ -97,7 +97,7 @@ def interleaved(runs: int, **phases: Callable[[], Any]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Row:
-    """One goal: what was measured, the limit of the same run, and how the two compare."""
+    """One goal: the measured value, the limit in the same run, and their ratio."""
 
     measure: str
     figure: str
@@ -105,17 +105,17 @@ class Row:
     ratio: str = ""
     goal: str = ""
     holds: bool | None = None
-    """None where there is no goal: the figure is only reported."""
+    """None without a goal: the figure is only reported."""
 
     def verdict(self) -> str:
-        """For the last column."""
+        """Return the text of the last column."""
         return "" if self.holds is None else "yes" if self.holds else "NO"
 
 
 def row(
     measure: str, figure: str, *, limit: str = "", ratio: str = "", goal: str = "", holds: bool | None = None
 ) -> None:
-    """Print one line of the table, and hand it to `python -m bench` if that started this program."""
+    """Print one line of the table, and pass it to `python -m bench` if that started this program."""
     found = Row(measure, figure, limit, ratio, goal, holds)
     parts = [figure]
     parts += [f"limit {limit}"] if limit else []
@@ -128,16 +128,16 @@ def row(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All rows, in columns that line up."""
-    lines = [("measure", "figure", "limit", "ratio", "goal", "holds")]
+    """Format all rows in aligned columns."""
+    lines: list[tuple[str, ...]] = [("measure", "figure", "limit", "ratio", "goal", "holds")]
     lines += [(one.measure, one.figure, one.limit, one.ratio, one.goal, one.verdict()) for one in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    lines.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]
+    lines.insert(1, tuple("-" * width for width in widths))
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What the programs handed over, in their order."""
+    """Read the programs' rows, in order."""
     return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -145,7 +145,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def pin(cores: set[int], pid: int = 0) -> None:
-    """Keep a process, all its threads and those it will start on these cores; not if the machine lacks them."""
+    """Pin a process with all current and future threads to these cores, if the machine has them."""
     if not cores <= set(range(os.cpu_count() or 1)):
         return
     for thread in os.listdir(f"/proc/{pid or os.getpid()}/task"):
@@ -155,7 +155,7 @@ def pin(cores: set[int], pid: int = 0) -> None:
 
 @contextlib.contextmanager
 def on_cores(cores: set[int] | None) -> Iterator[None]:
-    """Keep the calling thread on these cores inside the block; None is wherever it may run."""
+    """Pin the calling thread to these cores inside the block; None: no pinning."""
     before = os.sched_getaffinity(0)
     if cores is not None and cores < before:
         os.sched_setaffinity(0, cores)
@@ -166,14 +166,14 @@ def on_cores(cores: set[int] | None) -> Iterator[None]:
 
 
 def memory_directory() -> str | None:
-    """Where files are kept in memory; None if this machine has no such place."""
+    """Return a directory in memory; None if this machine has none."""
     chosen = os.environ.get(MEMORY_VARIABLE)
     return chosen or (str(MEMORY_DIRECTORY) if MEMORY_DIRECTORY.is_dir() else None)
 
 
 @contextlib.contextmanager
 def directory(parent: str | None = None) -> Iterator[Path]:
-    """An empty directory that is removed at the end; `parent` chooses the disk."""
+    """Yield an empty directory that is removed at the end; `parent` chooses the disk."""
     with scratch_directory(parent) as path:
         yield path
 
@@ -182,7 +182,7 @@ def directory(parent: str | None = None) -> Iterator[Path]:
 def broker(
     data_dir: Path, settings: Iterable[str] = (), *, bucket_in_memory: bool = False, cores: set[int] | None = None
 ) -> Iterator[TidelogProcess]:
-    """A real `tidelog up` on `data_dir`; `settings` are `section.key=value`.
+    """Run a real `tidelog up` on `data_dir`; `settings` are `section.key=value`.
 
     `bucket_in_memory` keeps the embedded store's files in memory, as if the bucket were on other machines: otherwise
     each byte is written to the WAL's disk a second time. `cores` pins the broker process.
@@ -202,7 +202,7 @@ def broker(
 
 
 def in_process(target: Callable[..., None], *args: Any, cores: set[int] | None = None) -> Any:
-    """Run `target(*args, put)` in a process of its own; what it put."""
+    """Run `target(*args, put)` in a separate process; return the put value."""
     with background(target, *args, cores=cores) as result:
         return result()
 
@@ -211,9 +211,9 @@ def in_process(target: Callable[..., None], *args: Any, cores: set[int] | None =
 def background(
     target: Callable[..., None], *args: Any, cores: set[int] | None = None, ends: bool = True
 ) -> Iterator[Callable[[], Any]]:
-    """`target(*args, put)` in a process of its own beside what is in the block; yields what waits for its next put.
+    """Run `target(*args, put)` in a separate process during the block; yield a function that waits for its next put.
 
-    A process that `ends` by itself is given 10 s for that after the block; another one is ended.
+    A process that `ends` by itself has 10 s for that after the block; others are killed.
     """
     results: Any = spawned.Queue()
     process = spawned.Process(target=_pinned, args=(target, cores, args, results), daemon=True)

@@ -1,13 +1,13 @@
-"""The clients of `bench.partition_moves`, each a process of its own: they write or read and keep the times.
+"""The clients of `bench.partition_moves`, each in a separate process: they write or read and record the times.
 
     python -m bench._move_clients '{"role": "produce", "client": "aiokafka", …}'
 
-The process prints `ready`, works until a line comes on its standard input, and then writes what it saw to the file
+The process prints `ready`, works until a line arrives on its standard input, and then writes its results to the file
 `out`: for each of its partitions the monotonic times (one clock for all processes of a machine) of acknowledgements or
-arrivals, and what was wrong. Record n of a partition carries n as its first 8 bytes, and the partition has one
-producer: an acknowledged offset must be the number, and a reader must see the numbers from 0 on, in order, once each.
+arrivals, and errors. Record n of a partition has n as its first 8 bytes, and the partition has one producer: an
+acknowledged offset must equal the number, and a reader must receive the numbers from 0 on, in order, once each.
 
-`back_off_ms` 0 leaves each client's own back-off as it is: librdkafka 100 ms for a producer and 500 ms for a consumer,
+`back_off_ms` 0 keeps each client's default back-off: librdkafka 100 ms for a producer and 500 ms for a consumer,
 aiokafka 100 ms.
 """
 
@@ -31,14 +31,14 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 LINGER_MS = 2
 TICK_S = 0.02
-"""A producer sleeps this long, and then writes what has become due: it wakes for many records at a time."""
+"""Sleep of a producer between batches of due records."""
 
 FETCH_BYTES, FETCH_WAIT_MS = 64 << 10, 5
-"""A consumer asks for what comes within 5 ms, or for 16 records: not for each record by itself."""
+"""A consumer polls for 5 ms or 16 records, not for single records."""
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """What a process is to do."""
+    """The task of a process."""
 
     role: str
     """`produce` or `consume`."""
@@ -48,14 +48,14 @@ class Job(msgspec.Struct, kw_only=True):
     topic: str
     partitions: list[int]
     rate_bytes: float
-    """Of a producer, over all its partitions."""
+    """Rate of a producer, over all its partitions."""
     record_bytes: int
     back_off_ms: int
     out: str
 
 
 class Seen:
-    """The times and the faults of one process."""
+    """The times and the errors of one process."""
 
     def __init__(self, job: Job) -> None:
         self._out = Path(job.out)
@@ -63,7 +63,7 @@ class Seen:
         self.faults: list[str] = []
 
     def note(self, partition: int, number: int, offset: int) -> None:
-        """Record `number` of a partition was acknowledged or has arrived at `offset`, which must be next and equal."""
+        """Record that `number` was acknowledged or has arrived at `offset`, which must be next and equal."""
         due = len(self.times[partition])
         if not number == offset == due and len(self.faults) < 20:
             self.faults.append(f"partition {partition}: record {number} at offset {offset}, {due} was due")
@@ -96,7 +96,7 @@ def _stop_line() -> threading.Event:
 
 
 def produce_confluent(job: Job, seen: Seen) -> None:
-    """librdkafka."""
+    """Produce with librdkafka."""
     config: dict[str, Any] = {"bootstrap.servers": job.bootstrap, "enable.idempotence": True, "log_level": 0}
     config |= {"linger.ms": LINGER_MS, "queue.buffering.max.messages": 1_000_000}
     if job.back_off_ms:
@@ -124,7 +124,7 @@ def produce_confluent(job: Job, seen: Seen) -> None:
 
 
 def consume_confluent(job: Job, seen: Seen) -> None:
-    """librdkafka."""
+    """Consume with librdkafka."""
     config: dict[str, Any] = {"bootstrap.servers": job.bootstrap, "group.id": "bench", "log_level": 0}
     if job.back_off_ms:
         config |= {"retry.backoff.ms": job.back_off_ms, "fetch.error.backoff.ms": job.back_off_ms}
@@ -147,7 +147,7 @@ def consume_confluent(job: Job, seen: Seen) -> None:
 
 
 async def produce_aiokafka(job: Job, seen: Seen) -> None:
-    """Pure Python."""
+    """Produce with aiokafka."""
     options: dict[str, Any] = {"retry_backoff_ms": job.back_off_ms} if job.back_off_ms else {}
     producer = AIOKafkaProducer(
         bootstrap_servers=job.bootstrap, enable_idempotence=True, linger_ms=LINGER_MS, acks="all", **options
@@ -182,7 +182,7 @@ async def produce_aiokafka(job: Job, seen: Seen) -> None:
 
 
 async def consume_aiokafka(job: Job, seen: Seen) -> None:
-    """Pure Python."""
+    """Consume with aiokafka."""
     options: dict[str, Any] = {"retry_backoff_ms": job.back_off_ms} if job.back_off_ms else {}
     consumer = AIOKafkaConsumer(
         bootstrap_servers=job.bootstrap,
@@ -206,7 +206,7 @@ async def consume_aiokafka(job: Job, seen: Seen) -> None:
 
 
 def main() -> None:
-    """Entry."""
+    """Run the job given on the command line."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it warns of each retry
     job = msgspec.json.decode(sys.argv[1], type=Job)
     seen = Seen(job)

@@ -1,9 +1,9 @@
-"""Runs a program so that nothing of it stays: no process, no file, however it ends.
+"""Runs a program without leaving processes or files behind, however it ends.
 
-- Its temporary files go into a folder of its own on disk (`TMPDIR`) and one in memory (`MEMORY_VARIABLE`), which are
-  removed when it has ended.
-- It leads a process group, which is killed when its time is up. What has a group of its own (a broker under its
-  supervisor) becomes this process's child when its parent dies (Linux: a child subreaper), and is killed then.
+- Its temporary files are in a separate folder on disk (`TMPDIR`) and one in memory (`MEMORY_VARIABLE`), which are
+  removed at the end.
+- It leads a process group, which is killed at the time limit. A process with another group (a broker under its
+  supervisor) becomes this process's child when its parent dies (Linux: a child subreaper), and is then killed.
 
 Entry: `run`.
 """
@@ -24,18 +24,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 MEMORY_VARIABLE = "TIDELOG_BENCH_MEMORY"
-"""Environment variable with the folder for what is to be kept in memory."""
+"""Environment variable with the folder for files in memory."""
 MEMORY_DIRECTORY = Path("/dev/shm")
 _PREFIX = "tidelog-bench-"
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 10.0
-"""How long what was killed may take to be gone: gigabytes of memory have to be freed."""
+"""Time-out for the end of killed processes: gigabytes of memory have to be freed."""
 
 
 def run(command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], limit_s: float) -> int | None:
-    """Run `command`; its exit code, or None if it took longer than `limit_s` seconds and was killed.
+    """Run `command`; return its exit code, or None if it was killed after `limit_s` seconds.
 
-    Whatever else the calling process has started is killed, too: it must have no other children.
+    All other children of the calling process are killed, too.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -54,7 +54,7 @@ def run(command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], li
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[dict[str, str]]:
-    """The folders, as environment variables."""
+    """Create the folders; yield the environment variables."""
     places = {"TMPDIR": tempfile.mkdtemp(prefix=_PREFIX)}
     if MEMORY_DIRECTORY.is_dir():
         places[MEMORY_VARIABLE] = tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY_DIRECTORY)
@@ -69,9 +69,9 @@ def _scratch() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def scratch_directory(parent: str | Path | None = None) -> Iterator[Path]:
-    """An empty directory (`parent` chooses the disk) that is removed at the end, SIGTERM included.
+    """Yield an empty directory (`parent` chooses the disk) that is removed at the end, also after SIGTERM.
 
-    What programs left that were killed (`kill -9`) is removed first: the names have their process's id.
+    Directories of killed programs (`kill -9`) are removed first: the names contain the process id.
     """
     place = Path(parent or tempfile.gettempdir())
     for left in place.glob(f"{_PREFIX}[0-9]*-*"):
@@ -92,7 +92,7 @@ def scratch_directory(parent: str | Path | None = None) -> Iterator[Path]:
 
 
 def _reap() -> None:
-    """Kill what was left behind, and what that leaves behind."""
+    """Kill remaining children, and the children that they leave."""
     deadline = time.monotonic() + _KILL_S
     while (left := _children()) and time.monotonic() < deadline:
         for pid in left:

@@ -1,16 +1,16 @@
-"""A bucket on another machine, as far as a broker can tell: it takes objects over a socket, and costs nothing here.
+"""A stand-in for a bucket on another machine: it accepts objects over a socket, at negligible cost on this machine.
 
-What a broker pays for an upload is its S3 client: it makes the request and sends the bytes. What the server then does
-with them happens elsewhere, but on a machine of two cores any store that keeps them takes a core from the broker or
-from its client. (A folder in memory costs the broker 0.35 CPU seconds a GB for pages and copies and 0.15 for their
-release, all of it the bucket's work.) So this server lets the kernel drop the bodies of large objects instead of
-copying them (`MSG_TRUNC`, tcp(7)) and keeps only their names and sizes. Whole objects up to `KEPT_BYTES` it keeps and
-gives back. A GET of what it dropped fails with 501, so that nothing can be measured that read it by mistake.
+A broker's cost of an upload is its S3 client: building the request and sending the bytes. The server's work happens
+elsewhere in production, but on a machine with two cores any store that keeps the objects takes CPU from the broker or
+its client. (A folder in memory costs the broker 0.35 CPU seconds a GB for pages and copies and 0.15 for their release,
+all of it the bucket's work.) So this server lets the kernel drop the bodies of large objects instead of copying them
+(`MSG_TRUNC`, tcp(7)) and keeps only their names and sizes. Objects up to `KEPT_BYTES` are stored and can be read. A GET
+of a dropped object fails with 501, so that no measurement reads it by mistake.
 
-It speaks what a broker asks of S3: PUT (with `If-None-Match: *`), GET with and without a range, HEAD, DELETE, batch
-delete, list. It checks no signature.
+It implements the S3 requests of a broker: PUT (with `If-None-Match: *`), GET with and without a range, HEAD, DELETE,
+batch delete, list. Signatures are not checked.
 
-Entry: `sink`, a process of its own.
+Entry: `sink`, a separate process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from xml.sax.saxutils import escape, unescape
 from bench._common import background
 
 KEPT_BYTES = 1 << 20
-"""Larger than a meta stream's objects, smaller than those of data."""
+"""Larger than the objects of meta streams, smaller than those of data."""
 _PIECE_BYTES = 1 << 20
 _RECEIVE_BYTES = 4 << 20
 """Receive buffer of a connection, as far as the kernel allows."""
 _WAKE_BYTES = 256 << 10
-"""The middle of a body is taken in steps of at least so much, well below what the receive buffer holds."""
+"""Minimum step when dropping a body, well below the size of the receive buffer."""
 _HEAD_BYTES = 64 << 10
 _META = "x-amz-meta-"
 _KEY = re.compile(rb"<Key>(.*?)</Key>", re.DOTALL)
@@ -44,7 +44,7 @@ _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 class _Object(NamedTuple):
     size: int
     body: bytes | None
-    """None if it was dropped."""
+    """None if the body was dropped."""
     headers: dict[str, str]
     etag: str
     modified_s: float
@@ -63,7 +63,7 @@ Response = tuple[int, dict[str, str], bytes]
 
 
 class Sink:
-    """The objects, and the answer to each request."""
+    """The objects, and the response to each request."""
 
     def __init__(self) -> None:
         self._objects: dict[str, _Object] = {}
@@ -71,7 +71,7 @@ class Sink:
         self._puts = 0
 
     def answer(self, request: _Request) -> Response:
-        """Status, headers and body."""
+        """Return status, headers and body."""
         with self._lock:
             if not request.key:
                 return self._bucket(request)
@@ -126,7 +126,7 @@ class Sink:
         return (200, {}, b"") if request.method in ("HEAD", "PUT") else _error(501, "NotImplemented")
 
     def _list(self, query: dict[str, list[str]]) -> Response:
-        """All in one page: a benchmark has some hundred objects."""
+        """List all objects in one page: a benchmark has some hundred."""
         prefix, after = query.get("prefix", [""])[0], query.get("start-after", [""])[0]
         out = [f"<ListBucketResult {_NAMESPACE}><IsTruncated>false</IsTruncated>"]
         for key in sorted(self._objects, key=str.encode):
@@ -154,7 +154,7 @@ class _Connection:
         self._scratch = bytearray(_PIECE_BYTES)
 
     def serve(self) -> None:
-        """Answer requests until the client hangs up."""
+        """Serve requests until the client disconnects."""
         while (head := self._head()) is not None:
             lines = head.decode("latin-1").split("\r\n")
             method, target, _ = lines[0].split(" ")
@@ -164,7 +164,11 @@ class _Connection:
             if headers.get("expect", "").lower() == "100-continue":
                 self._socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             size = int(headers.get("content-length", "0"))
-            body = self._take(size) if size <= KEPT_BYTES else self._drop(size)
+            body = None
+            if size <= KEPT_BYTES:
+                body = self._take(size)
+            else:
+                self._drop(size)
             url = urlsplit(target)
             _, _, key = url.path.lstrip("/").partition("/")
             query = parse_qs(url.query, keep_blank_values=True)
@@ -233,6 +237,6 @@ def _serve_quietly(one: socket.socket, objects: Sink) -> None:
 
 @contextlib.contextmanager
 def sink(cores: set[int] | None = None) -> Iterator[str]:
-    """The server in a process of its own; yields its endpoint. Its buckets have any name."""
+    """Run the server in a separate process; yield its endpoint. Any bucket name is accepted."""
     with background(_serve, cores=cores, ends=False) as result:
         yield f"http://127.0.0.1:{result()}"

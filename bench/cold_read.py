@@ -1,13 +1,13 @@
-"""A cold read of history from the bucket, by one reader, against raw concurrent GETs of the same objects.
+"""A cold read of history from the bucket by one reader, compared with raw concurrent GETs of the same objects.
 
     python bench/cold_read.py [--gb 5] [--store embedded|minio|both] [--runs 3] [--record-bytes 16384] [--readers 1]
 
-Objects of 64 MiB with one stream are put into the embedded store (a directory) and into MinIO. `raw` asks for them in
-ranges of 4 MiB, 16 at a time, by the same client (`bench.limit_s3`) without the broker's gate before the bucket, and
-throws the bytes away: that is what the bucket, its client and this machine can do. `cold` is `BlockReader.read` in
-steps of 1 MiB, as Fetch asks: index, read-ahead, checksums, records. Both take turns in the same process, and the files
-are dropped from the page cache before each run (`posix_fadvise`), so that the limit is the disk; `--warm` leaves them
-there.
+Objects of 64 MiB with one stream are put into the embedded store (a directory) and into MinIO. `raw` reads them in
+ranges of 4 MiB, 16 at a time, with the same client (`bench.limit_s3`) without the broker's limit of concurrent
+requests, and discards the bytes: this is the limit of the bucket, its client and this machine. `cold` is
+`BlockReader.read` in steps of 1 MiB, as for Fetch: index, read-ahead, checksums, records. Both alternate in the same
+process, and the files are dropped from the page cache before each run (`posix_fadvise`), so that the limit is the disk;
+`--warm` keeps them there.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import uvloop
 from bench._bucket import KINDS, Bucket, bucket, drop_page_cache
 from bench._common import Spread, quick, row
 from bench.limit_s3 import get_all
-from runtime import memory
-from runtime.clock import SystemClock
-from runtime.cpu_time import SystemCpu
-from storage.block_reader import BlockReader
-from storage.cold_pace import ColdPace
-from storage.managers import ObjectKind, ObjectSlice
-from storage.object_key import object_key
-from storage.object_store import ObjectStore
-from storage.object_writer import build_object
-from storage.open_store import open_backend, open_store
-from storage.records import StreamRecord
-from storage.settings import CacheSettings
+from tidelog.runtime import memory
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.cpu_time import SystemCpu
+from tidelog.storage.bucket.open import open_backend, open_store
+from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.commits import ObjectKind, ObjectSlice
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.reads.reader import BlockReader
+from tidelog.storage.reads.throttle import ColdThrottle
+from tidelog.storage.records import StreamEntry
+from tidelog.storage.settings import CacheSettings
 
 CLUSTER = "bench"
 OBJECT_BYTES = 64 << 20
@@ -46,15 +46,21 @@ GOAL = 0.8
 
 
 class History:
-    """The objects of some streams, as the metadata knows them."""
+    """The objects of some streams, as in the metadata."""
 
     def __init__(self) -> None:
         self.slices: dict[int, list[ObjectSlice]] = {}
         self.next_id = 1
 
+    def check_current(self) -> None:
+        """See `ObjectManager.check_current`."""
+
+    async def catch_up(self) -> None:
+        """See `ObjectManager.catch_up`."""
+
     def find_objects(self, stream_id: int, start: int, end: int, limit: int) -> list[ObjectSlice]:
         """See `ObjectManager.find_objects`."""
-        found = []
+        found: list[ObjectSlice] = []
         first = next((n for n, one in enumerate(self.slices[stream_id]) if one.end_offset > start), 0)
         for one in self.slices[stream_id][first:]:
             if one.start_offset >= end or len(found) == limit:
@@ -69,7 +75,7 @@ class History:
         offset = 0
         while size >= record_bytes:
             count = min(size, OBJECT_BYTES) // record_bytes
-            records = [StreamRecord(offset + n, 1, noise) for n in range(count)]
+            records = [StreamEntry(offset + n, 1, noise) for n in range(count)]
             built = build_object(
                 object_id=self.next_id,
                 kind=ObjectKind.STREAM,
@@ -86,13 +92,13 @@ class History:
 
 
 async def raw(store: ObjectStore, history: History) -> int:
-    """GETs of ranges; the bytes are thrown away."""
+    """GETs of ranges; the bytes are discarded."""
     objects = [(object_key(CLUSTER, one.object_id), one.size) for part in history.slices.values() for one in part]
     return await get_all(store, objects)
 
 
 async def cold(store: ObjectStore, history: History, cache: CacheSettings = CACHE) -> int:
-    """Each stream read from its start to its end, one reader a stream."""
+    """Read each stream from its start to its end, one reader per stream."""
     reader = BlockReader(
         store=store,
         objects=history,  # type: ignore[arg-type]  # reading is all it does here
@@ -100,7 +106,7 @@ async def cold(store: ObjectStore, history: History, cache: CacheSettings = CACH
         cluster_id=CLUSTER,
         cache_bytes=cache.block_bytes,
         in_flight_bytes=cache.cold_in_flight_bytes,
-        pace=ColdPace(cache.cold_busy_share, SystemClock(), SystemCpu()),
+        throttle=ColdThrottle(cache.cold_busy_share, SystemClock(), SystemCpu()),
     )
 
     async def replay(stream_id: int) -> int:
@@ -118,7 +124,7 @@ async def cold(store: ObjectStore, history: History, cache: CacheSettings = CACH
 
 
 async def timed(work: Callable[[], Awaitable[int]]) -> tuple[float, float]:
-    """MB/s and CPU seconds a GB of this process."""
+    """Return MB/s and CPU seconds per GB of this process."""
     started, cpu = time.perf_counter(), time.process_time()
     size = await work()
     seconds = time.perf_counter() - started

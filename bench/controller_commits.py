@@ -1,10 +1,10 @@
-"""How many metadata commands a second a single-member controller commits durably, beside what the disk can do.
+"""Metadata commands per second committed durably by a single-member controller, compared with the disk's limit.
 
     python bench/controller_commits.py [--directory DIR] [--seconds N]
 
-The Raft log alone, and the whole way a broker's `commit_objects` goes (client, loopback RPC, Raft, state machine, delta
-back into the client's image), one at a time and 64 in flight. Beside each line stands what the bare disk did right then
-(append 200 bytes, fdatasync, one at a time); the ratio to it is what to compare between machines.
+The Raft log alone, and the whole path of a broker's `commit_objects` (client, loopback RPC, Raft, state machine, delta
+back into the client's image), one at a time and 64 in flight. Each line includes the concurrent rate of the bare disk
+(append 200 bytes, fdatasync, one at a time); compare the ratio to it between machines.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from bench._programs import scratch_directory
-from controller.client import ControllerClient
-from controller.node import ControllerNode
-from controller.raft import RaftConsensus, RaftSettings
-from controller.settings import ControllerSettings
-from runtime.clock import SystemClock
-from runtime.network import TcpNetwork
-from storage.managers import CommitObjects, NewObject, pack_ranges
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.model.commands import RegisterBroker
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.network import TcpNetwork
+from tidelog.storage.commits import CommitObjects, NewObject, pack_ranges
 
 IN_FLIGHT = 64
 SNAPSHOT_ENTRIES = 10_000
@@ -60,7 +62,7 @@ def raw_syncs(directory: Path, seconds: float) -> float:
 
 
 async def rate(work: Callable[[int], Awaitable[object]], workers: int, seconds: float) -> tuple[float, float, float]:
-    """Calls a second, and p50 and p99 in milliseconds."""
+    """Return calls per second, and p50 and p99 in milliseconds."""
     times: list[float] = []
     end = time.perf_counter() + seconds
 
@@ -94,7 +96,7 @@ async def bench_raft(directory: Path, seconds: float) -> None:
 async def start_client(node: ControllerNode, streams: int) -> tuple[ControllerClient, int, list[int]]:
     client = ControllerClient([node.address], TcpNetwork(), SystemClock(), random.Random())
     await client.start()
-    await client.register_broker(broker_id=0, check_code="c", incarnation="i", host="h", port=1)
+    await client.register_broker(RegisterBroker(0, "c", "i", "h", 1, "", ""))
     epoch = (await client.elect(0, 0)).master_epoch
     topic = await client.create_topic("bench", streams, {})
     ids = [each.first_stream + 1 for each in client.image.partitions(topic.id)]
@@ -104,12 +106,11 @@ async def start_client(node: ControllerNode, streams: int) -> tuple[ControllerCl
 
 async def bench_client(directory: Path, seconds: float) -> None:
     node = ControllerNode(
-        node_id=0,
-        directory=directory,
-        settings=ControllerSettings(snapshot_entries=SNAPSHOT_ENTRIES),
-        network=TcpNetwork(),
-        clock=SystemClock(),
-        rng=random.Random(),
+        ControllerIdentity(0, directory),
+        ControllerSections(ControllerSettings(snapshot_entries=SNAPSHOT_ENTRIES)),
+        TcpNetwork(),
+        SystemClock(),
+        random.Random(),
     )
     await node.start()
     client, epoch, streams = await start_client(node, 100)

@@ -1,10 +1,10 @@
-"""What 100,000 partitions (400,000 streams) cost a controller and a broker that loads their metadata.
+"""The cost of 100,000 partitions (400,000 streams) for a controller, and for a broker that loads their metadata.
 
     python -m bench.controller_image [--partitions N] [--seconds S] [--members 1|3] [--directory DIR]
 
-Controllers run as processes of their own; their memory is VmHWM and VmRSS as the kernel counts them. Measured, with
-the goals of the design in brackets: memory [≤ 2 GiB], restart after kill -9 [≤ 30 s], a broker's load of the image
-[≤ 10 s], commands a second with 64 in flight [≥ 300], and the longest that one took (a snapshot is written meanwhile).
+Controllers run as separate processes; their memory is VmHWM and VmRSS. Measured, with the goals in brackets: memory [≤
+2 GiB], restart after kill -9 [≤ 30 s], a broker's load of the image [≤ 10 s], commands a second with 64 in flight [≥
+300], and the longest latency (a snapshot is written meanwhile).
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench._programs import scratch_directory
-from controller.client import ControllerClient
-from controller.handshake import NO_NODE, Credentials, read_secret, write_secret
-from controller.node import ControllerNode
-from controller.settings import ControllerSettings
-from runtime.clock import SystemClock
-from runtime.errors import TidelogError
-from runtime.network import TcpNetwork
-from simulation.ports import free_port
-from storage.managers import CommitObjects, NewObject, pack_ranges
+from tidelog.chaos.ports import free_port
+from tidelog.controller.client.client import ClientTiming, ControllerClient
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.model.commands import RegisterBroker
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.rpc.handshake import NO_NODE, Credentials
+from tidelog.controller.rpc.secret import read_secret, write_secret
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.network import TcpNetwork
+from tidelog.storage.commits import CommitObjects, NewObject, pack_ranges
 
 BROKERS = 10
 TOPIC_PARTITIONS = 1_000
 IN_FLIGHT = 64
 RANGES = 20
 SNAPSHOT_ENTRIES = 3_000
-"""Less than the default, so that a run of seconds has some."""
+"""Less than the default, so that a short run includes snapshots."""
 MIB = 1 << 20
 
 
@@ -55,13 +58,13 @@ async def serve(directory: Path, node_id: int, members: Sequence[str]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     node = ControllerNode(
-        node_id=node_id,
-        directory=directory / f"controller-{node_id}",
-        settings=ControllerSettings(members=list(members), snapshot_entries=SNAPSHOT_ENTRIES),
-        network=TcpNetwork(),
-        clock=SystemClock(),
-        rng=random.Random(),
-        credentials=Credentials(read_secret(directory / "secret"), node_id),
+        ControllerIdentity(
+            node_id, directory / f"controller-{node_id}", Credentials(read_secret(directory / "secret"), node_id)
+        ),
+        ControllerSections(ControllerSettings(members=list(members), snapshot_entries=SNAPSHOT_ENTRIES)),
+        TcpNetwork(),
+        SystemClock(),
+        random.Random(),
     )
     await node.start()
     print("started", flush=True)
@@ -70,7 +73,7 @@ async def serve(directory: Path, node_id: int, members: Sequence[str]) -> None:
 
 
 async def load(directory: Path, members: Sequence[str]) -> None:
-    """As a broker does at its start."""
+    """Load the image, as a broker does at its start."""
     client = make_client(directory, members)
     before = kernel_mib(os.getpid(), "VmRSS")
     begin, cpu = time.perf_counter(), time.process_time()
@@ -86,7 +89,7 @@ def make_client(directory: Path, members: Sequence[str]) -> ControllerClient:
     endpoints = [(host, int(port)) for host, port in (each.split("@")[1].split(":") for each in members)]
     credentials = Credentials(read_secret(directory / "secret"), NO_NODE)
     return ControllerClient(
-        endpoints, TcpNetwork(), SystemClock(), random.Random(), budget_s=120, credentials=credentials
+        endpoints, TcpNetwork(), SystemClock(), random.Random(), timing=ClientTiming(120), credentials=credentials
     )
 
 
@@ -94,7 +97,7 @@ def make_client(directory: Path, members: Sequence[str]) -> ControllerClient:
 
 
 class Run:
-    """The controllers and what is asked of them."""
+    """The controllers and the requests to them."""
 
     def __init__(self, directory: Path, members: int) -> None:
         self.directory = directory
@@ -123,7 +126,7 @@ class Run:
             process.stdout.close()
 
     async def active(self, client: ControllerClient) -> None:
-        """Until one of them accepts commands."""
+        """Wait until one of them accepts commands."""
         while True:
             for endpoint in client.endpoints:
                 try:
@@ -146,10 +149,10 @@ class Run:
 
 
 async def fill(client: ControllerClient, partitions: int) -> list[int]:
-    """Topics on ten brokers, their streams open; the master epochs."""
+    """Create topics on ten brokers with open streams; return the master epochs."""
     epochs = []
     for broker in range(BROKERS):
-        await client.register_broker(broker_id=broker, check_code=f"c{broker}", incarnation="i", host="h", port=1)
+        await client.register_broker(RegisterBroker(broker, f"c{broker}", "i", "h", 1, "", ""))
         epochs.append((await client.elect(broker, broker)).master_epoch)
     for number in range(0, partitions, TOPIC_PARTITIONS):
         assignment = [(number + each) % BROKERS for each in range(min(TOPIC_PARTITIONS, partitions - number))]
@@ -165,7 +168,7 @@ async def fill(client: ControllerClient, partitions: int) -> list[int]:
 
 
 async def commit_all(client: ControllerClient, epochs: Sequence[int]) -> None:
-    """One committed object for each broker that names every data stream of it."""
+    """Commit one object per broker with all of its data streams."""
     for broker, epoch in enumerate(epochs):
         image = client.image
         ranges = pack_ranges(
@@ -179,7 +182,7 @@ async def commit_all(client: ControllerClient, epochs: Sequence[int]) -> None:
 
 
 async def commits(client: ControllerClient, epochs: Sequence[int], seconds: float) -> tuple[float, float, float, float]:
-    """Committed objects a second, p50, p99 and the longest, in milliseconds: prepare and commit count as one each."""
+    """Committed objects per second; p50, p99 and maximum in milliseconds. Prepare and commit count as one each."""
     streams = [
         [each.first_stream + 1 for each in client.image.all_partitions() if each.replica_set == broker]
         for broker in range(BROKERS)

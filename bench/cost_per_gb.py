@@ -1,11 +1,11 @@
-"""What a GB costs a broker: CPU seconds, and requests to the bucket, with upload and compaction.
+"""A broker's cost per GB: CPU seconds, and requests to the bucket, with upload and compaction.
 
     python -m bench.cost_per_gb [--mb 1024] [--wal disk|s3] [--client obstore|aiobotocore] [--record-bytes 1024]
 
-A real `tidelog up` over a MinIO on this machine. Records are produced to 16 partitions by raw connections (acks=all) in
-batches of 64 KiB; then it is waited until all of it is uploaded and compacted: nothing waits for an upload, and no
-compaction has begun for some seconds. CPU seconds are those of the broker's process, all threads, user and system. A GB
-is 10⁹ bytes of record payload. Uploads are of 16 MiB, so that there is something to compact; it runs at full pace.
+A real `tidelog up` with a MinIO on this machine. Records are produced to 16 partitions by raw connections (acks=all) in
+batches of 64 KiB; then the benchmark waits until all of it is uploaded and compacted: nothing waits for an upload, and
+no compaction has begun for some seconds. CPU seconds are those of the broker's process, all threads, user and system. A
+GB is 10⁹ bytes of record payload. Uploads are of 16 MiB, so that there is something to compact; it runs unthrottled.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from unittest import mock
 from bench._bucket import bucket, environment
 from bench._clients import create_topic, replay_produce
 from bench._common import broker, cpu_seconds, directory, in_process, quick, row
-from simulation.ports import free_port
 from tests.support.tidelog_process import TidelogProcess
+from tidelog.chaos.ports import free_port
 
 TOPIC = "cost"
 PARTITIONS = 16
@@ -31,11 +31,11 @@ SETTINGS = (
     "upload.age_ms=2000",
     "upload.delete_delay_ms=0",
     "compaction.interval_ms=500",
-    f"compaction.pace_bytes_per_s={1 << 30}",
+    f"compaction.throttle_bytes_per_s={1 << 30}",
     f"compaction.busy_bytes_per_s={1 << 30}",
 )
 QUIET_S = 3.0
-"""Done is when nothing has been asked of the bucket for so long."""
+"""The work is complete after this time without requests to the bucket."""
 SETTLE_S = 60.0
 _SAMPLE = re.compile(r"^(tidelog_\w+)(?:\{([^}]*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -48,13 +48,13 @@ class Figures:
         self._url = f"http://127.0.0.1:{port}/metrics"
 
     def read(self) -> dict[tuple[str, str, str], float]:
-        """(name, purpose, operation or direction) → value; labels that are not there are empty."""
-        found = {}
+        """(name, purpose, operation or direction) → value; missing labels are empty."""
+        found: dict[tuple[str, str, str], float] = {}
         with urllib.request.urlopen(self._url, timeout=30) as answer:
             text = answer.read().decode()
         for line in text.splitlines():
             if match := _SAMPLE.match(line):
-                labels = dict(_LABEL.findall(match[2] or ""))
+                labels: dict[str, str] = dict(_LABEL.findall(match[2] or ""))
                 kind = labels.get("operation", labels.get("direction", ""))
                 found[match[1], labels.get("purpose", ""), kind] = float(match[3])
         return found
@@ -66,7 +66,7 @@ class Figures:
 
 
 def wait_until_done(figures: Figures) -> float:
-    """Wait until all is uploaded and compacted; how long ago that was."""
+    """Wait until all is uploaded and compacted; return the time since then."""
     deadline, last, since = time.monotonic() + SETTLE_S, figures.requests(), time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(0.25)
@@ -82,7 +82,7 @@ def wait_until_done(figures: Figures) -> float:
 
 
 def measure(tidelog: TidelogProcess, port: int, args: argparse.Namespace) -> None:
-    """Produce, wait, and print what it took."""
+    """Produce, wait, and print the cost."""
     create_topic(tidelog.bootstrap, TOPIC, PARTITIONS)
     pid, figures = tidelog.broker_pid(), Figures(port)
     before, cpu = figures.requests(), cpu_seconds(pid)

@@ -1,11 +1,11 @@
-"""The limit of a write-ahead log on this machine's disk: `pwrite` and `fdatasync`, in place, one after the other.
+"""The limit of a write-ahead log on this machine's disk: sequential in-place `pwrite` and `fdatasync`.
 
     python -m bench.limit_disk [--seconds 3] [--runs 3] [--dir DIR] [--burst-seconds 0]
 
-The file is filled with zeros and synced before, as the WAL's files are: a disk (a virtual one above all) may take
-longer to give new blocks than to write old ones, and the WAL writes into recycled files. `--burst-seconds` writes for
-so long and prints each second: where the disk is throttled after a burst, that shows when. It also prints the rate of
-filling new files, which the WAL does only until it has enough of them.
+The file is filled with zeros and synced first, as the WAL's files are: a disk (especially a virtual one) may take
+longer to allocate new blocks than to overwrite old ones, and the WAL writes into recycled files. `--burst-seconds`
+writes for this time and prints the rate of each second, which shows throttling after a burst. It also prints the rate
+of filling new files, which the WAL does only until it has enough of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from bench._common import Spread, directory, interleaved, percentile, quick
 
 FILE_BYTES = 1 << 30
-"""About what a busy WAL goes round: twice the log cache."""
+"""About the total size of a busy WAL's files: twice the log cache."""
 _FILL_BYTES = 4 << 20
 
 
 class RawDisk:
-    """One zero-filled file that is written round and round."""
+    """A zero-filled file that is overwritten cyclically."""
 
     def __init__(self, path: Path, size: int = FILE_BYTES) -> None:
         self._size = size
@@ -37,7 +37,7 @@ class RawDisk:
         self.fill_mb_per_s = size / 1e6 / (time.perf_counter() - started)
 
     def write(self, data: bytes) -> float:
-        """Write and sync at the next place; the seconds it took."""
+        """Write and sync at the next position; return the duration in seconds."""
         if self._at + len(data) > self._size:
             self._at = 0
         started = time.perf_counter()
@@ -56,10 +56,10 @@ class RawDisk:
         return count * chunk_bytes / 1e6 / (time.perf_counter() - started)
 
     def latencies(self, size: int, per_s: float, seconds: float) -> list[float]:
-        """Seconds until each of the writes of `size` bytes, of which `per_s` are due a second, was synced.
+        """Seconds until each write of `size` bytes was synced, at `per_s` writes per second.
 
-        A write that was due while the one before ran has waited for that, as requests have of a client that sends on
-        whether or not it was answered. What the timer is late is nobody's and does not count.
+        A write that is due while the previous one runs includes that wait, as do requests of a client that does not
+        wait for responses. The delay of the timer is not counted.
         """
         data = os.urandom(size)
         started = began = time.perf_counter()
@@ -80,7 +80,7 @@ class RawDisk:
 
 
 def burst(disk: RawDisk, seconds: float) -> None:
-    """Print each second's rate: does it fall?"""
+    """Print the rate of each second."""
     rates = [f"{disk.throughput(4 << 20, 1.0):,.0f}" for _ in range(int(seconds))]
     print(f"MB/s of each second: {' '.join(rates)}", flush=True)
 

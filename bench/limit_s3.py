@@ -1,9 +1,9 @@
-"""What a bucket, its client and this machine can do: bare puts, conditional puts, and concurrent GETs of ranges.
+"""The limits of a bucket, its client and this machine: bare puts, conditional puts, and concurrent GETs of ranges.
 
     python -m bench.limit_s3 [--store embedded|minio|both] [--client aiobotocore|obstore] [--mb 256]
 
-The limits that the other measures of the bucket are held against. Nothing of Tidelog is between but the door
-`ObjectStore`, which retries and counts.
+The reference for other measurements of the bucket. The only code of Tidelog involved is the interface `ObjectStore`,
+which retries and counts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Sequence
 import uvloop
 
 from bench._bucket import KINDS, Bucket, bucket
-from runtime.clock import SystemClock
-from storage.object_store import ObjectStore
-from storage.open_store import open_backend
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.open import open_backend
+from tidelog.storage.bucket.store import ObjectStore
 
 RANGE_BYTES = 4 << 20
 RANGES_IN_FLIGHT = 16
 
 
 async def put_latencies_s(store: ObjectStore, prefix: str, sizes: Sequence[int], *, if_absent: bool) -> list[float]:
-    """One put after the other, seconds each. The objects stay."""
+    """Sequential puts, seconds each. The objects are kept."""
     body = random.Random(1).randbytes(max(sizes))
     found = []
     for number, size in enumerate(sizes):
@@ -39,7 +39,7 @@ async def put_latencies_s(store: ObjectStore, prefix: str, sizes: Sequence[int],
 
 
 async def put_mb_per_s(store: ObjectStore, prefix: str, size: int, total: int, in_flight: int) -> float:
-    """Puts of `size` bytes, `in_flight` at a time, `total` bytes in all."""
+    """Puts of `size` bytes, `in_flight` at a time, `total` bytes."""
     body = random.Random(2).randbytes(size)
     numbers = iter(range(max(1, total // size)))
     done = 0
@@ -61,7 +61,7 @@ async def get_all(
     range_bytes: int = RANGE_BYTES,
     in_flight: int = RANGES_IN_FLIGHT,
 ) -> int:
-    """GETs of ranges of objects (key, size), `in_flight` at a time; the bytes are thrown away. Returns how many."""
+    """GETs of ranges of objects (key, size), `in_flight` at a time; the bytes are discarded. Return their number."""
     pending = iter(
         [(key, start, min(start + range_bytes, size)) for key, size in objects for start in range(0, size, range_bytes)]
     )

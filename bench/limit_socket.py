@@ -1,12 +1,12 @@
-"""The limit of a Kafka server on this machine's sockets: one that reads and answers, and does nothing else.
+"""The limit of a Kafka server on this machine's sockets: a server that only reads and responds.
 
     python -m bench.limit_socket [--seconds 3] [--runs 3] [--connections 4] [--batch-bytes 1000000]
 
-A thread for each connection receives into one buffer that it uses again and again, finds the frames by their size and
-answers each with bytes made beforehand: Produce with success, Fetch with the same megabyte, ApiVersions and Metadata so
-that librdkafka can start. With `stored_mb` a Fetch gets one of so many megabytes in turn, which no processor's cache
-holds then. It keeps nothing, checks nothing and waits for no disk. `bare_server` runs it in a process of its own, so
-that a measure can be taken against it and against a broker in turns, by the same client.
+A thread per connection receives into a reused buffer, finds the frames by their size and responds to each with prepared
+bytes: Produce with success, Fetch with the same megabyte, ApiVersions and Metadata so that librdkafka can start. With
+`stored_mb` a Fetch gets one of that many megabytes in turn, which then do not fit in a CPU cache. The server stores
+nothing, checks nothing and waits for no disk. `bare_server` runs it in a separate process, so that the same client can
+measure it and a broker alternately.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ from typing import Any
 
 from bench._clients import FETCH_BYTES, FETCH_VERSION, Address, Consumer, replay_produce, run_threads
 from bench._common import Spread, background, in_process, interleaved, quick
-from broker.wire import fetch, produce, schema
-from broker.wire.codec import message_codec
-from broker.wire.fetch import FetchResponse, FetchTopicResponse, PartitionData
-from broker.wire.primitives import read_compact_string, skip_tags
-from broker.wire.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
-from storage.record_batch import Record, build_batch
+from tests.support import schema
+from tidelog.batch.batch import Record, build_batch
+from tidelog.broker.kafka.wire import fetch, produce
+from tidelog.broker.kafka.wire.codec import EncodedBody, message_codec
+from tidelog.broker.kafka.wire.fetch import FetchResponse, FetchTopicResponse, PartitionData
+from tidelog.broker.kafka.wire.primitives import read_compact_string, skip_tags
+from tidelog.broker.kafka.wire.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
 TOPIC = "bench"
 _METADATA, _API_VERSIONS = 3, 18
-_VERSIONS = {produce.API_KEY: (3, 9), fetch.API_KEY: (4, 12), _METADATA: (4, 9), _API_VERSIONS: (0, 3)}
+_VERSIONS = {
+    produce.ProduceRequest.API_KEY: (3, 9),
+    fetch.FetchRequest.API_KEY: (4, 12),
+    _METADATA: (4, 9),
+    _API_VERSIONS: (0, 3),
+}
 _RECEIVE_BYTES = 1 << 20
 _HEAD_BYTES = 192
-"""Enough of a frame to know how to answer it."""
+"""Bytes of a frame that determine the response."""
 _INT32 = struct.Struct(">i")
 
 
@@ -52,11 +58,11 @@ class Answers:
             self._fetched(*next(self._turns))
 
     def to(self, head: bytes) -> bytes:
-        """The whole response to a frame that begins (without its size) with `head`."""
+        """Return the whole response to a frame that begins (without its size) with `head`."""
         api_key, version, correlation_id = struct.unpack_from(">hhi", head)
-        if api_key == produce.API_KEY:
+        if api_key == produce.ProduceRequest.API_KEY:
             return self._produced(head, version, correlation_id)
-        if api_key == fetch.API_KEY:
+        if api_key == fetch.FetchRequest.API_KEY:
             if version != FETCH_VERSION:
                 raise ValueError(f"the bare server takes Fetch v{FETCH_VERSION}, not v{version}")
             return self._fetched(*next(self._turns))
@@ -65,14 +71,14 @@ class Answers:
 
     @functools.cache  # noqa: B019 — lives as long as its process
     def _described(self, api_key: int, version: int) -> tuple[bytes, bytes]:
-        """What stands before and after the correlation id of a response that is always the same."""
+        """The bytes before and after the correlation id of a constant response."""
         if api_key == _METADATA:
             response = self._metadata(version)
         elif api_key == _API_VERSIONS:
             response = self._versions(version)
         else:
             raise ValueError(f"the bare server does not serve API {api_key}")
-        encoded = b"".join(message_codec(api_key, version).encode(0, response))
+        encoded = b"".join(message_codec(api_key, version).encode(0, EncodedBody(schema.body(response))))
         return encoded[:4], encoded[8:]
 
     def _produced(self, head: bytes, version: int, correlation_id: int) -> bytes:
@@ -91,7 +97,7 @@ class Answers:
         batch = build_batch([Record(0, 0, None, bytes(FETCH_BYTES - 100))])
         data = PartitionData(0, 0, 1 << 40, 1 << 40, 0, records=[batch])
         response = FetchResponse([FetchTopicResponse(TOPIC, b"", [data])])
-        return b"".join(message_codec(fetch.API_KEY, version).encode(1, response))
+        return b"".join(message_codec(fetch.FetchRequest.API_KEY, version).encode(1, response))
 
     def _versions(self, version: int) -> Any:
         make = schema.response(_API_VERSIONS, version).make
@@ -136,7 +142,7 @@ def _produced_body(version: int, name: str, index: int) -> bytes:
 
 
 def _answer_connection(one: socket.socket, answers: Answers) -> None:
-    """Read frames and answer them until the client hangs up."""
+    """Read frames and respond until the client disconnects."""
     buffer = memoryview(bytearray(_RECEIVE_BYTES))
     start = end = 0  # what of the buffer is received and not looked at yet
     skip = 0  # bytes of the current frame that are still to come
@@ -164,7 +170,7 @@ def _answer_connection(one: socket.socket, answers: Answers) -> None:
 
 
 def _cut(buffer: memoryview, start: int, end: int) -> tuple[int, int, bytes] | None:
-    """Where the frame at `start` begins, its size and its head; None if too little of it is there."""
+    """Return position, size and head of the frame at `start`; None if too few bytes have arrived."""
     if end - start < 4:
         return None
     (size,) = _INT32.unpack_from(buffer, start)
@@ -173,7 +179,7 @@ def _cut(buffer: memoryview, start: int, end: int) -> tuple[int, int, bytes] | N
 
 
 def _serve(partitions: int, topics: Sequence[str], stored_mb: int, put: Callable[[Any], None]) -> None:
-    """Listen, put the address, and answer until the process is ended."""
+    """Listen, put the address, and serve until the process is killed."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     address = listener.getsockname()[:2]
     answers = Answers(address, partitions, topics, stored_mb)
@@ -193,15 +199,15 @@ def _answer_quietly(one: socket.socket, answers: Answers) -> None:
 def bare_server(
     partitions: int = 1, cores: set[int] | None = None, topics: Sequence[str] = (TOPIC,), stored_mb: int = 1
 ) -> Iterator[Address]:
-    """The server in a process of its own; yields its address. Each topic has so many partitions."""
+    """Run the server in a separate process; yield its address. Each topic has `partitions` partitions."""
     with background(_serve, partitions, topics, stored_mb, cores=cores, ends=False) as result:
         yield result()
 
 
 def consume(address: Address, topic: str, partitions: list[int], seconds: float, put: Callable[[Any], None]) -> None:
-    """Puts (bytes received, seconds) of one consumer for each entry, each beginning again when it has got the end.
+    """Put (bytes received, seconds) of one consumer per entry, each restarting at the end.
 
-    None asks for what is not there yet: a broker would hold that request for 500 ms, the bare server would not.
+    They do not fetch past the end: a broker would hold such a request for 500 ms, the bare server would not.
     """
     totals: list[int] = []
     finder = Consumer(address, topic, partitions[0])

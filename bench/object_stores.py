@@ -1,11 +1,11 @@
-"""The two clients of S3, obstore and aiobotocore, under the loads that Tidelog puts on a bucket.
+"""The two S3 clients, obstore and aiobotocore, under Tidelog's loads on a bucket.
 
     python -m bench.object_stores [--runs 3] [--mb 512]
 
-Against a MinIO on this machine, the clients in turns: `upload` puts objects of 64 MiB, four at a time, in buffers of
-256 KiB as the uploader does; `wal` creates objects of 16 KiB conditionally, 16 at a time; `cold` is a replay by
-`BlockReader`; `gets` are bare GETs of 4 MiB, 16 at a time. CPU is that of this process, all threads. The stall is how
-late a task of the same loop that sleeps 1 ms is woken: what a producer would wait.
+Against a MinIO on this machine, alternating between the clients: `upload` puts objects of 64 MiB, four at a time, in
+buffers of 256 KiB as the uploader does; `wal` creates objects of 16 KiB conditionally, 16 at a time; `cold` is a replay
+by `BlockReader`; `gets` are bare GETs of 4 MiB, 16 at a time. CPU is that of this process, all threads. The stall is
+the wake-up delay of a task on the same event loop that sleeps 1 ms: the delay of a producer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 import uvloop
@@ -23,13 +24,13 @@ from bench._bucket import Bucket, bucket
 from bench._common import Spread, percentile, quick, row
 from bench.cold_read import CLUSTER, History, cold
 from bench.limit_s3 import get_all
-from runtime import memory
-from runtime.clock import SystemClock
-from storage.object_key import object_key
-from storage.object_store import ObjectStore
-from storage.open_store import open_store
-from storage.purpose import Purpose, for_purpose
-from storage.settings import CacheSettings
+from tidelog.runtime import memory
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.settings import CacheSettings
 
 CLIENTS = ("aiobotocore", "obstore")
 UPLOAD_BYTES = 64 << 20
@@ -47,7 +48,7 @@ class Run(NamedTuple):
 
 
 async def timed(work: Callable[[], Awaitable[tuple[int, int]]]) -> Run:
-    """Run `work`, which returns bytes and requests, beside a task that measures how late it is woken."""
+    """Run `work`, which returns bytes and requests, beside a task that measures its wake-up delay."""
     late_s: list[float] = []
 
     async def watch() -> None:
@@ -66,7 +67,7 @@ async def timed(work: Callable[[], Awaitable[tuple[int, int]]]) -> Run:
 
 async def upload(store: ObjectStore, total: int) -> tuple[int, int]:
     """Objects as the uploader puts them."""
-    view = for_purpose(store, Purpose.UPLOAD)
+    view = store.for_purpose(Purpose.UPLOAD)
     block = random.Random(1).randbytes(256 << 10)
     numbers = iter(range(max(4, total // UPLOAD_BYTES)))
     count = 0
@@ -83,7 +84,7 @@ async def upload(store: ObjectStore, total: int) -> tuple[int, int]:
 
 async def wal(store: ObjectStore, prefix: str) -> tuple[int, int]:
     """Small conditional creates."""
-    view = for_purpose(store, Purpose.WAL)
+    view = store.for_purpose(Purpose.WAL)
     data = random.Random(2).randbytes(WAL_BYTES)
     numbers = iter(range(WAL_PUTS))
 
@@ -119,10 +120,10 @@ async def measure(one: Bucket, args: argparse.Namespace) -> None:
     for turn in range(args.runs + 1):
         for client, store in stores.items():
             loads: dict[str, Callable[[], Awaitable[tuple[int, int]]]] = {
-                "upload": lambda store=store: upload(store, args.mb << 20),  # type: ignore[misc]
-                "wal": lambda store=store, client=client: wal(store, f"wal/{client}/{turn}"),  # type: ignore[misc] # noqa: B023
-                "cold": lambda store=store: replay(store),  # type: ignore[misc]
-                "gets": lambda store=store: gets(store),  # type: ignore[misc]
+                "upload": partial(upload, store, args.mb << 20),
+                "wal": partial(wal, store, f"wal/{client}/{turn}"),
+                "cold": partial(replay, store),
+                "gets": partial(gets, store),
             }
             for load, work in loads.items():
                 run = await timed(work)

@@ -1,9 +1,9 @@
-"""What one append to a partition log costs on the loop's thread, without disk and network.
+"""The cost of one append to a partition log on the event loop's thread, without disk and network.
 
 Run: `python bench/partition_append.py [--batches N] [--records N] [--value-bytes N] [--partitions N]`. Prints
-microseconds of the loop's thread for an append of a plain and of an idempotent batch: over a storage that does nothing
-(checks, CRC32C, sequences, bookkeeping) and over the real one with a WAL in memory (log cache, upload planning and
-confirming included); and bytes resident for an idle open partition.
+microseconds of the loop's thread for an append of a plain and of an idempotent batch: with a storage that does nothing
+(checks, CRC32C, sequences, bookkeeping) and with the real one and a WAL in memory (including log cache, upload planning
+and confirmation); and bytes resident for an idle open partition.
 """
 
 from __future__ import annotations
@@ -19,38 +19,33 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from storage.object_store_memory import MemoryObjectStore
-from storage.record_batch import Record, build_batch
-from storage.settings import CacheSettings, UploadSettings, WalSettings
-from storage.storage import Storage
-from storage.wal_memory import MemoryWal
-from stream.log_config import LogConfig
-from stream.managers import OpenedStream
-from stream.partition_log import PartitionLog
 from tests.support.fake_objects import FakeObjects
 from tests.support.fake_storage import FakeClock, FakeManager, FakeWorld, Process
+from tidelog.batch.batch import Record, build_batch
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.inputs import ReplicaSetData
+from tidelog.storage.settings import CacheSettings, StorageSettings, UploadSettings, WalSettings
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.memory import MemoryWal
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import LedPartition, PartitionLog
 
 
 async def open_on_real_storage(clock: FakeClock) -> tuple[PartitionLog, Storage]:
     storage = Storage(
-        wal=MemoryWal(WalSettings(max_bytes=1 << 40)),
-        store=MemoryObjectStore(clock),
-        objects=FakeObjects(clock=clock),
-        clock=clock,
-        cluster_id="bench",
-        replica_set_id=1,
-        upload=UploadSettings(size_bytes=1 << 40, age_ms=1 << 40),
-        cache=CacheSettings(log_bytes=1 << 40),
-        rng=random.Random(1),
+        ReplicaSetData(
+            "bench", 1, MemoryWal(WalSettings(max_bytes=1 << 40)), MemoryObjectStore(clock), FakeObjects(clock=clock)
+        ),
+        StorageSettings(UploadSettings(size_bytes=1 << 40, age_ms=1 << 40), CacheSettings(log_bytes=1 << 40)),
+        clock,
+        random.Random(1),
     )
     await storage.recover()
     await storage.start(1)
     opened = [OpenedStream(stream, 1, 0, 0, 0) for stream in range(4)]
     log = await PartitionLog.open(
-        topic="t",
-        topic_id=bytes(16),
-        partition=0,
-        leader_epoch=1,
+        led=LedPartition("t", bytes(16), 0, 1),
         streams=(opened[0], opened[1], opened[2], opened[3]),
         storage=storage,
         manager=FakeManager(FakeWorld()),  # type: ignore[arg-type]
@@ -70,8 +65,9 @@ async def append_cost(batches: int, records: int, value_bytes: int, *, idempoten
     rows = [Record(0, clock.now_ms, b"key", bytes(value_bytes))] * records
     views = []
     for n in range(batches):
-        fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": n * records} if idempotent else {}
-        views.append(memoryview(bytearray(build_batch(rows, **fields))))
+        producer_id, producer_epoch, base_sequence = (1, 0, n * records) if idempotent else (-1, -1, -1)
+        batch = build_batch(rows, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
+        views.append(memoryview(bytearray(batch)))
     gc.collect()
     started = time.perf_counter()
     for n, view in enumerate(views):
@@ -79,7 +75,7 @@ async def append_cost(batches: int, records: int, value_bytes: int, *, idempoten
         if n % 64 == 0:
             await asyncio.sleep(0)  # let what was appended be confirmed, as in the broker
     if storage is not None:
-        await storage.confirm.wait(result.wal_end)
+        await log.wait_acked(result.wal_end)
     elapsed = time.perf_counter() - started
     if storage is not None:
         await storage.close(upload=False)

@@ -1,4 +1,4 @@
-"""How long a partition takes no writes, and gives no reads, while it moves between brokers.
+"""Unavailability of a partition for writes and reads while it moves between brokers.
 
     python -m bench.partition_moves --partitions 100 --mb-per-s 20 --moves 300 --clients confluent,aiokafka \\
         --back-offs 10,defaults                      # the full figure; without arguments a short look
@@ -6,15 +6,15 @@
 
 Three brokers and three controllers as processes. Each client library has a share of the partitions (confluent 7,
 aiokafka 1) and two processes, an idempotent producer at a constant rate and a consumer (`bench._move_clients`).
-Partitions are moved to the next broker, one by one or `--side-by-side` some. A partition's stall is the longest gap
-between two acknowledgements (arrivals) that overlaps the time from its close at the source to 0.2 s after its opening
-at the target; the same figure for spans of the same length without a move stands beside it. Every record carries its
-number, and the run fails if one is lost, doubled or out of order.
+Partitions are moved to the next broker, sequentially or `--side-by-side` several. A partition's stall is the longest
+gap between two acknowledgements (arrivals) that overlaps the time from its close at the source to 0.2 s after its
+opening at the target; the same figure for spans of the same length without a move is printed for comparison. Every
+record contains its number, and the run fails if one is lost, duplicated or out of order.
 
 `--back-offs 10` sets each client's back-off to 10 ms; `defaults` leaves librdkafka's 100 ms (consumer: 500 ms) and
-aiokafka's 100 ms, which are in every figure then.
+aiokafka's 100 ms, which are then included in every figure.
 
-`--sizes` moves one partition of each size to and fro under a small load: the stall must not grow with the size.
+`--sizes` moves one partition of each size back and forth under a small load: the stall must not grow with the size.
 `10GB-metadata` has as many segments (10) and uploaded objects (1,280) as 10 GB have, each small.
 """
 
@@ -40,12 +40,12 @@ from bench._common import percentile, quick, row
 from bench._move_clients import Job
 from tests.e2e.backends import create_topic
 from tests.support.cluster_process import UpCluster, eventually, up_cluster
-from tidelog.client import Cluster, http_json
+from tidelog.cli.client import ClusterConnection, http_json
 
 TOPIC = "moved"
 SHARES = {"confluent": 7, "aiokafka": 1}
 AFTER_S = 0.2
-"""After the opening at the target: the acknowledgement that ends the gap comes within this, or the gap overlaps it."""
+"""Time after the opening at the target within which the acknowledgement that ends the gap arrives."""
 SETTLE_S = 0.3
 STEPS = ("close", "drain", "hand_over")
 SIZES = {"10MB": 10 << 20, "1GB": 1 << 30}
@@ -64,7 +64,7 @@ class Client:
         assert self._process.stdout.readline().strip() == "ready"
 
     def stop(self) -> dict[int, list[float]]:
-        """End it; its times by partition. Raises `AssertionError` for what was lost, doubled or reordered."""
+        """Stop; return times by partition. Raises `AssertionError` for lost, duplicate or reordered records."""
         self._process.communicate("stop\n", timeout=120)
         assert self._process.returncode == 0, self.job
         found = json.loads(Path(self.job.out).read_text())
@@ -72,7 +72,7 @@ class Client:
         return {int(partition): times for partition, times in found["times"].items()}
 
     def kill(self) -> None:
-        """Whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait(30)
 
@@ -122,7 +122,7 @@ class Load:
                 )
 
     def stop(self) -> dict[tuple[str, str], dict[int, list[float]]]:
-        """Times by partition, by client and role. Everything written was read."""
+        """Stop all; return times by partition, by client and role. Checks that everything written was read."""
         producers = {one.job.client: one.stop() for one in self._clients if one.job.role == "produce"}
         consumers = {one.job.client: one.stop() for one in self._clients if one.job.role == "consume"}
         for name, acked in producers.items():
@@ -135,7 +135,7 @@ class Load:
         }
 
     def kill(self) -> None:
-        """After a failure."""
+        """Kill all clients after a failure."""
         for one in self._clients:
             one.kill()
 
@@ -147,8 +147,8 @@ def longest_gap_ms(times: list[float], start: float, end: float) -> float:
     return max((later - earlier for earlier, later in pairwise(times[first:last])), default=0.0) * 1000
 
 
-def move_all(cluster: Cluster, topic: str, moves: int, partitions: int, side_by_side: int) -> None:
-    """Move partitions on to the next broker, wave after wave."""
+def move_all(cluster: ClusterConnection, topic: str, moves: int, partitions: int, side_by_side: int) -> None:
+    """Move partitions to the next broker, in waves."""
     done = 0
     order = sorted(range(partitions), key=lambda number: number * 0.618034 % 1)  # all clients have a share early on
     while done < moves:
@@ -167,8 +167,8 @@ def move_all(cluster: Cluster, topic: str, moves: int, partitions: int, side_by_
         time.sleep(SETTLE_S)
 
 
-def spans_of(cluster: Cluster, topic: str) -> list[Span]:
-    """The moves of a topic that ended, as source and target tell; steps that a target has not told of are left out."""
+def spans_of(cluster: ClusterConnection, topic: str) -> list[Span]:
+    """The completed moves of a topic, as reported by source and target; steps not reported by a target are left out."""
     wall_to_monotonic = time.monotonic() - time.time()
     reports = [http_json(node["admin_url"], "/moves") for node in cluster.get("/status")["nodes"]]
     arrivals = {
@@ -200,7 +200,7 @@ def measure(up: UpCluster, directory: Path, options: argparse.Namespace, back_of
     """One run."""
     topic = f"{TOPIC}-{back_off}"
     create_topic(up.bootstrap, topic, options.partitions)
-    cluster = Cluster(up.bootstrap)
+    cluster = ClusterConnection(up.bootstrap)
     load = Load(up, directory, options, 0 if back_off == "defaults" else int(back_off), topic)
     try:
         time.sleep(3.0)
@@ -268,14 +268,14 @@ def report(
 
 
 def fill(up: UpCluster, topic: str, size: str) -> None:
-    """Make partition 0 of `topic` as large as `size` says, all of it uploaded."""
-    cluster = Cluster(up.bootstrap)
+    """Fill partition 0 of `topic` to `size`, all of it uploaded."""
+    cluster = ClusterConnection(up.bootstrap)
     if size in SIZES:
         create_topic(up.bootstrap, topic, 1)
     else:
         create_topic(up.bootstrap, topic, 1, **{"segment.bytes": str(METADATA_OBJECTS * 1_024 // METADATA_SEGMENTS)})
     nodes = {node["id"]: node["admin_url"] for node in cluster.get("/status")["nodes"]}
-    url = nodes[cluster.get(f"/partitions?topic={topic}")["partitions"][0]["broker"]]
+    leader = cluster.at(nodes[cluster.get(f"/partitions?topic={topic}")["partitions"][0]["broker"]])
     producer = Producer({"bootstrap.servers": up.bootstrap, "linger.ms": 5, "log_level": 0, "batch.size": MIB})
     if size in SIZES:
         value = bytes(64 << 10)
@@ -287,14 +287,14 @@ def fill(up: UpCluster, topic: str, size: str) -> None:
         for number in range(METADATA_OBJECTS):
             producer.produce(topic, number.to_bytes(8, "big") + bytes(1_000), partition=0)
             assert producer.flush(60) == 0
-            http_json(url, "/upload", method="POST")
+            leader.post("/upload")
     assert producer.flush(300) == 0
-    http_json(url, "/upload", method="POST")
+    leader.post("/upload")
 
 
 def measure_sizes(up: UpCluster, directory: Path, options: argparse.Namespace) -> None:
     """The stall by the size of the partition."""
-    cluster = Cluster(up.bootstrap)
+    cluster = ClusterConnection(up.bootstrap)
     for size in options.sizes.split(","):
         topic = f"of-{size}"
         fill(up, topic, size)
@@ -350,7 +350,7 @@ def _end_offset(up: UpCluster, topic: str) -> int:
 
 
 def main() -> None:
-    """Entry."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=24 if quick() else 60)
     parser.add_argument("--partitions", type=int, default=20)

@@ -1,26 +1,26 @@
-"""Ten thousand partitions in one process: start, memory, throughput, and the administration around them.
+"""Ten thousand partitions in one process: start, memory, throughput, and administration.
 
     python -m bench.partitions [--partitions 10000] [--topics 100] [--seconds 5] [--runs 3] [--dir DIR]
 
 A real `tidelog up` (embedded store, WAL on disk, sync flush) is driven by librdkafka and measured from outside:
 
-- `create`, `delete`: CreateTopics and DeleteTopics of all topics, a few topics to a request, until each is answered.
-- `start`: from `exec` to the ready line of a process that has all partitions, cleanly closed; `after kill`:
-  the same after `kill -9` while it was being written to.
-- `idle`: resident memory of the broker process with all partitions open less that of the same process without a topic,
-  by partition. Both are taken right after a start.
-- `throughput`: the same records to all partitions in turn and to one partition alone, in turns, medians and spread.
-  Batches have 64 KiB in both: `BURST_RECORDS` for each partition in its turn.
+- `create`, `delete`: CreateTopics and DeleteTopics of all topics, a few topics per request, until each is answered.
+- `start`: from `exec` to the ready line of a process that has all partitions, cleanly closed; `after kill`: the same
+  after `kill -9` under writes.
+- `idle`: resident memory per partition of the broker process with all partitions open, minus that of the same process
+  without topics. Both are measured directly after a start.
+- `throughput`: the same records to all partitions round-robin and to one partition, alternating, medians and spread.
+  Batches have 64 KiB in both: `BURST_RECORDS` per partition.
 
-Throughput is measured with two clients, and with both also at a server that only receives and answers
-(`bench.limit_socket`), with as many topics and partitions, in the same turns (`at a bare socket`): that shows what the
-client loses by itself when its records go to all of them.
+Throughput is measured with two clients, each also against a server that only receives and responds
+(`bench.limit_socket`), with the same number of topics and partitions, in the same rounds (`at a bare socket`): this
+shows the client's own loss with all partitions.
 
-- `raw requests`: prepared Produce requests over plain sockets, so that the client costs next to nothing. What it
-  reaches is the server's speed: the rate to all must be 0.8 of the rate to one.
-- `librdkafka`: its thread looks at all its partitions again and again, and that bounds it. So the limit of the rate to
-  all is the smaller of the rate to one and the same client's at the bare server to all; the ratio of all to one is
-  reported beside it. Server and client have a core each, as if each were on a machine of its own.
+- `raw requests`: prepared Produce requests over plain sockets, so that the client's cost is negligible. The result is
+  the server's speed: the rate to all must be 0.8 of the rate to one.
+- `librdkafka`: its thread scans all its partitions repeatedly, which limits it. So the limit of the rate to all is the
+  smaller of the rate to one and the same client's at the bare server to all; the ratio of all to one is reported beside
+  it. Server and client have a core each, as if each were on a machine of its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from bench._clients import Address
 from bench._common import cpu_seconds, interleaved, on_cores, pin, quick, row
 from bench._programs import scratch_directory
 from bench.limit_socket import bare_server
-from broker.wire import schema
+from tests.support import schema
 from tests.support.kafka_client import encode_request, request_entity
 from tests.support.kafka_world import batch
 from tests.support.tidelog_process import TidelogProcess
@@ -57,10 +57,10 @@ IDLE_GOAL_BYTES = 10_240
 THROUGHPUT_GOAL = 0.8
 RECORD_BYTES = 1024
 BURST_RECORDS = 64
-"""Records for one partition before the next one's turn: as the sticky partitioner of Java's producer does it."""
+"""Consecutive records for one partition, as with the sticky partitioner of Java's producer."""
 LINGER_MS = 200
-"""Long enough that a burst becomes one batch: librdkafka looks at all its partitions in turn, and would otherwise send
-what it finds half-filled. Full batches do not wait for it."""
+"""Long enough that a burst becomes one batch: librdkafka scans its partitions in turn, and would otherwise send
+half-filled batches. Full batches do not wait for it."""
 RAW_CONNECTIONS = 4
 RAW_IN_FLIGHT = 5
 SERVER_CORES, CLIENT_CORES = {0}, {1}
@@ -91,7 +91,7 @@ class Cluster:
 
     @property
     def pid(self) -> int:
-        """Of the broker, not of its supervisor."""
+        """Pid of the broker, not of its supervisor."""
         return self._process.broker_pid()
 
     @property
@@ -103,14 +103,14 @@ class Cluster:
         return "127.0.0.1", self._process.port
 
     def start(self) -> float:
-        """Seconds to the ready line."""
+        """Start; return the seconds to the ready line."""
         self._process = TidelogProcess(self._data_dir, self._flags, self._process.port)
         started = time.perf_counter()
         self._process.start(timeout_s=180)
         return time.perf_counter() - started
 
     def stop(self) -> float:
-        """Seconds to a clean end."""
+        """Stop; return the seconds to a clean end."""
         started = time.perf_counter()
         self._process.stop(timeout_s=180)
         return time.perf_counter() - started
@@ -119,7 +119,7 @@ class Cluster:
         self._process.kill()
 
     def settled_rss(self) -> int:
-        """The least of a few looks over 3 s: what a start used for a moment is given back by then."""
+        """The minimum of a few samples over 3 s, when temporary memory of a start has been freed."""
         found = []
         for _ in range(6):
             time.sleep(0.5)
@@ -128,7 +128,7 @@ class Cluster:
 
 
 def wait_all(futures: dict[Any, Future[Any]]) -> None:
-    """Every answer of an admin request, or its error."""
+    """Wait for every result of an admin request; raise its error."""
     for future in futures.values():
         future.result(ADMIN_TIMEOUT_S)
 
@@ -162,22 +162,22 @@ def delete(admin: AdminClient, names: list[str]) -> float:
 
 
 class Rate(NamedTuple):
-    """What one run of a producer came to."""
+    """The result of one run of a producer."""
 
     mib_per_s: float
     broker_ms_per_mib: float
     """CPU time of the broker."""
     client_cores: float
-    """CPU time of the client by elapsed time: near a core it is the client's limit that is seen."""
+    """CPU time of the client per elapsed time: close to 1 the client is the limit."""
 
 
 def broker_cpu_s(pid: int | None) -> float:
-    """CPU time of the server; none is counted for the bare one."""
+    """CPU time of the server; not counted for the bare one."""
     return cpu_seconds(pid) if pid is not None else 0.0
 
 
 def produce(bootstrap: str, pid: int | None, targets: list[tuple[str, int]], seconds: float) -> Rate:
-    """Rate acknowledged by acks=all of `BURST_RECORDS` records to each target in turn."""
+    """Acknowledged rate (acks=all) of `BURST_RECORDS` records to each target in turn."""
     failed: list[Any] = []
     producer = Producer(
         {
@@ -217,8 +217,8 @@ def produce(bootstrap: str, pid: int | None, targets: list[tuple[str, int]], sec
 
 
 def raw_frames(targets: list[tuple[str, int]], records: int = BURST_RECORDS) -> list[list[bytes]]:
-    """One Produce request for each target, with one batch of a burst, which all of them share: as warm in the client's
-    caches for ten thousand targets as for one."""
+    """One Produce request per target, all with the same batch of a burst: it is as warm in the client's caches for ten
+    thousand targets as for one."""
     make = schema.request(0, PRODUCE_VERSION).make
     data_bytes = batch(random.Random(1).randbytes(RECORD_BYTES * records))
     frames: list[list[bytes]] = []
@@ -235,7 +235,7 @@ def raw_frames(targets: list[tuple[str, int]], records: int = BURST_RECORDS) -> 
 
 
 def send(connection: socket.socket, parts: list[bytes]) -> None:
-    """All of one request."""
+    """Send all bytes of one request."""
     sent = connection.sendmsg(parts)
     left = sum(map(len, parts)) - sent
     if left:
@@ -243,7 +243,7 @@ def send(connection: socket.socket, parts: list[bytes]) -> None:
 
 
 def produce_raw(address: tuple[str, int], pid: int | None, frames: list[list[bytes]], seconds: float) -> Rate:
-    """Rate acknowledged of prepared requests, `RAW_IN_FLIGHT` on each of a few connections."""
+    """Acknowledged rate of prepared requests, `RAW_IN_FLIGHT` on each of a few connections."""
     sockets = [socket.create_connection(address) for _ in range(RAW_CONNECTIONS)]
     readers = [one.makefile("rb", 1 << 16) for one in sockets]
     for one in sockets:
@@ -276,19 +276,19 @@ Run = Callable[[bool, bool], Rate]
 
 
 def ratios(found: dict[str, list[Rate]], to: str, of: str) -> list[float]:
-    """Throughput by throughput, of the runs of each turn."""
+    """Ratios of throughputs, of the runs of each round."""
     return [a.mib_per_s / b.mib_per_s for a, b in zip(found[to], found[of], strict=True)]
 
 
 def spread(values: list[float]) -> str:
-    """The median, and from where to where they lie."""
+    """The median and the range."""
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def compare(what: str, runs: int, run: Run, *, client_bound: bool) -> None:
-    """All four kinds of runs in turns; the medians of the ratios, and where the CPU time went.
+    """Alternate all four kinds of runs; print the medians of the ratios, and the CPU times.
 
-    `client_bound`: the limit is the smaller of the rate to one and of the bare server's to all, not the former alone.
+    `client_bound`: the limit is the smaller of the rate to one and the bare server's rate to all, not only the former.
     """
     found = interleaved(
         runs,
@@ -328,7 +328,7 @@ def compare(what: str, runs: int, run: Run, *, client_bound: bool) -> None:
 
 
 def read_back(bootstrap: str, targets: list[tuple[str, int]], seconds: float) -> None:
-    """One consumer of all partitions, idle at their ends: what its long polls cost is seen in the broker's CPU."""
+    """One consumer of all partitions, idle at their ends: the broker's CPU time shows the cost of its long polls."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, partition, -1) for topic, partition in targets])
     deadline = time.perf_counter() + seconds
@@ -344,7 +344,7 @@ def idle_memory(cluster: Cluster, args: argparse.Namespace, empty: int, what: st
 
 
 def throughput(cluster: Cluster, bare: Address, targets: list[tuple[str, int]], args: argparse.Namespace) -> None:
-    """Prepared requests."""
+    """Measure with prepared requests."""
     frames = {False: raw_frames(targets[:1]), True: raw_frames(targets)}
 
     def prepared(to_all: bool, at_bare: bool) -> Rate:
@@ -357,7 +357,7 @@ def throughput(cluster: Cluster, bare: Address, targets: list[tuple[str, int]], 
 def throughput_pinned(
     cluster: Cluster, bare: Address, targets: list[tuple[str, int]], args: argparse.Namespace
 ) -> None:
-    """librdkafka on a core of its own; so has the broker while it is measured."""
+    """Measure with librdkafka and the broker pinned to separate cores."""
     wanted = {False: targets[:1], True: targets}
 
     def librdkafka(to_all: bool, at_bare: bool) -> Rate:

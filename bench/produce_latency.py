@@ -1,27 +1,25 @@
-"""Produce latency of a real `tidelog up` at 5 MB/s, acks=all, WAL on disk with sync flush, against bare `fdatasync`.
+"""Produce latency of a real `tidelog up` at 5 MB/s, acks=all, WAL on disk with sync flush, vs. bare `fdatasync`.
 
     python -m bench.produce_latency [--seconds 5] [--runs 3] [--mb-per-s 5] [--batch-bytes 16384]
                                     [--cores pinned|shared]
 
-`raw` writes and syncs as many bytes as a batch has, in place, as often (`bench.limit_disk`); `broker` is one raw
-socket that sends one Produce request with such a batch at those times, whether or not the one before was answered. So
-what waits for the one before counts in both, and what the timer was late in neither: that is the kernel's. They take
-turns.
+`raw` writes and syncs the size of a batch, in place, at the same rate (`bench.limit_disk`); `broker` is one raw socket
+that sends one Produce request with such a batch at those times, without waiting for the previous response. So the wait
+for the previous one counts in both, and the delay of the timer in neither, because it is the kernel's. They alternate.
 
-`bare` is that raw socket at `bench.limit_socket`, which reads the same requests and answers at once: what sending,
-waking up twice and receiving take on this machine after 3 ms of rest. No server on this disk and this socket is quicker
-than both together, and how far that is from the disk alone stands beside the goal.
+`bare` is the same raw socket with `bench.limit_socket`, which reads the same requests and responds immediately: the
+time of sending, two wake-ups and receiving on this machine after 3 ms idle. No server on this disk and socket is faster
+than both together; the ratio to the disk alone is printed beside the goal.
 
-Before, the broker is given a second of large batches at full speed: its WAL then has files enough to go round, as that
-of any broker that has run for a while, and fills none with zeros in the midst of a measure. The file of `raw` was
-filled before, too.
+First, the broker gets a second of large batches at full speed: its WAL then has enough files to recycle, like a broker
+that has run for a while, and fills none with zeros during a measurement. The file of `raw` is also filled first.
 
-Pinned, the broker (and `raw`, and the bare server) has the first core and the client the second, as if each were on a
-machine of its own.
+Pinned, the broker (and `raw`, and the bare server) has the first core and the client the second, as if on separate
+machines.
 
 `librdkafka` is `confluent_kafka` with `linger.ms=0` and records of 1 KiB at the same rate: its latency is from
-`produce()` to the delivery report and holds its own threads' hand-overs. Beside it stands the same client at
-`bench.limit_socket`, which answers at once: what lies below that is the client's.
+`produce()` to the delivery report and includes its own thread switches. The same client with `bench.limit_socket`,
+which responds immediately, shows the client's share.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ _INT32 = struct.Struct(">i")
 def raw_client(
     address: Address, topic: str, batch_bytes: int, per_s: float, seconds: float, put: Callable[[Any], None]
 ) -> None:
-    """Puts the latencies, in seconds, of requests that begin `per_s` times a second."""
+    """Put the latencies, in seconds, of requests sent `per_s` times per second."""
     frame = produce_frame(topic, 0, RECORD_BYTES, batch_bytes)
     one, scratch, filled = connect(address), memoryview(bytearray(1 << 16)), 0
     sent: deque[float] = deque()
@@ -96,7 +94,7 @@ def raw_client(
 
 
 def librdkafka_client(bootstrap: str, topic: str, mb_per_s: float, seconds: float, put: Callable[[Any], None]) -> None:
-    """Puts the latencies, in seconds, that librdkafka reports with `linger.ms=0`."""
+    """Put the latencies, in seconds, reported by librdkafka with `linger.ms=0`."""
     from confluent_kafka import Producer
 
     latencies: list[float] = []
@@ -122,7 +120,7 @@ def librdkafka_client(bootstrap: str, topic: str, mb_per_s: float, seconds: floa
 
 
 def give_files(tidelog: TidelogProcess) -> None:
-    """Have the WAL make its files and get them back from uploads."""
+    """Have the WAL create its files and recycle them after uploads."""
     in_process(replay_produce, ("127.0.0.1", tidelog.port), TOPIC, 1, RECORD_BYTES, 1_000_000, 5, FILL_S)
     settle(tidelog.broker_pid())
 

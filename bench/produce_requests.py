@@ -1,12 +1,12 @@
-"""Produce requests of one record that a core serves.
+"""Produce requests of one record per second and core.
 
     python -m bench.produce_requests [--requests 100000] [--connections 8] [--in-flight 5] [--value-bytes 100]
 
-`up` is a real `tidelog up` with sync flush, pinned to one core; `memory` is the data path alone in this process:
-listener, handlers and logs are real, the WAL and the bucket are in memory. The client is a process of its own on the
-other core that sends one prepared frame again and again, `--in-flight` at a time on each connection. What is judged is
-requests for each second of the server's CPU time, all its threads (and the kernel's work for them) counted: the rate
-itself shares the machine with whatever else runs. `--profile FILE` writes the cProfile of `memory`.
+`up` is a real `tidelog up` with sync flush, pinned to one core; `memory` is only the data path, in this process:
+listener, handlers and logs are real, the WAL and the bucket are in memory. The client is a separate process on the
+other core that sends one prepared frame repeatedly, `--in-flight` at a time on each connection. The result is requests
+per second of the server's CPU time, including all its threads and the kernel's work for them, because the rate itself
+depends on other load on the machine. `--profile FILE` writes the cProfile of `memory`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import uvloop
 
 from bench._clients import create_topic
 from bench._common import Spread, background, broker, cpu_seconds, directory, in_process, pin, quick, row, settle
-from broker.wire import schema
-from runtime import memory
-from storage.settings import CacheSettings, UploadSettings
+from tests.support import schema
 from tests.support.kafka_client import encode_request, request_entity
 from tests.support.kafka_world import KafkaWorld, batch
+from tidelog.runtime import memory
+from tidelog.storage.settings import CacheSettings, UploadSettings
 
 PRODUCE_VERSION = 9
 TOPIC = "bench"

@@ -3,22 +3,21 @@
     python -m bench.produce_throughput [--seconds 3] [--runs 3] [--record-bytes 1024,100]
                                        [--cores pinned,shared] [--bucket elsewhere|memory|disk]
 
-Three things take turns, so that a disk's burst and other load meet them alike:
+Three measurements alternate, so that bursts of the disk and other load affect them equally:
 
 - `disk`: bare `pwrite` + `fdatasync` of 16 MiB, the largest group that the WAL commits at once (`bench.limit_disk`);
-- `bare`: the same client against a server that only receives and answers (`bench.limit_socket`);
-- `broker`: `tidelog up`. Its bucket is elsewhere (`bench._sink`): the broker pays for its S3 client, nobody here for
-  keeping the objects. With `--bucket memory` the embedded store keeps them in a folder in memory, and the broker's
-  core does the bucket's work, too; with `disk` it writes everything to the WAL's disk a second time.
+- `bare`: the same client against a server that only receives and responds (`bench.limit_socket`);
+- `broker`: `tidelog up`. Its bucket is elsewhere (`bench._sink`): the cost includes the broker's S3 client, but not the
+  storage of objects. With `--bucket memory` the embedded store keeps them in a folder in memory, and the broker's core
+  does the bucket's work, too; with `disk` everything is written to the WAL's disk a second time.
 
-Pinned, the server has the first core and the client the second, as if each were on a machine of its own. The goal is
-taken so: where the two share all cores, a server that costs nothing leaves the client more of them than a server that
-works, and the limit would be that of another client. How it is when they share is reported, too, for 1 KiB records of
-librdkafka.
+Pinned, the server has the first core and the client the second, as if on separate machines. The goal applies to this
+mode: with shared cores, a server without cost leaves more CPU to the client, so the limit would be that of a faster
+client. The result with shared cores is also reported, for 1 KiB records of librdkafka.
 
-The clients: librdkafka through `produce_batch` (the goal is taken with it), and a replayer of requests encoded
-beforehand, which costs so little that it shows the broker's own ceiling. CPU seconds are the broker's for each GB,
-uploads included. It does not compact meanwhile; `bench.cost_per_gb` has what that costs.
+The clients: librdkafka through `produce_batch` (used for the goal), and a replayer of prepared requests, whose low cost
+shows the broker's own limit. CPU seconds are the broker's per GB, including uploads. There is no compaction meanwhile;
+its cost is in `bench.cost_per_gb`.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ SETTINGS = ("upload.age_ms=1000", "upload.delete_delay_ms=0", "compaction.enable
 
 @dataclass(frozen=True)
 class Cores:
-    """Where the two sides run; None is wherever the kernel likes."""
+    """Cores of the two sides; None: no pinning."""
 
     name: str
     server: set[int] | None = None
@@ -68,14 +67,14 @@ CORES = {one.name: one for one in (Cores("pinned", {0}, {1}), Cores("shared"))}
 
 
 def librdkafka(bootstrap: str, topic: str, record_bytes: int, seconds: float, cores: Cores) -> tuple[int, float]:
-    """Payload bytes acknowledged, seconds."""
+    """Run librdkafka; return acknowledged payload bytes and seconds."""
     load = (bootstrap, topic, record_bytes, seconds, LIBRDKAFKA)
     found: tuple[int, float] = in_process(produce_with_librdkafka, *load, cores=cores.client)
     return found
 
 
 def replay(bootstrap: str, topic: str, record_bytes: int, seconds: float, cores: Cores) -> tuple[int, float]:
-    """Payload bytes acknowledged, seconds."""
+    """Run the replayer; return acknowledged payload bytes and seconds."""
     host, _, port = bootstrap.rpartition(":")
     load = ((host, int(port)), topic, PARTITIONS, record_bytes, BATCH_BYTES, IN_FLIGHT, seconds)
     found: tuple[int, float] = in_process(replay_produce, *load, cores=cores.client)
@@ -87,13 +86,13 @@ CLIENTS: dict[str, Client] = {"librdkafka": librdkafka, "replay": replay}
 
 
 def runs_for(cores: Cores, clients: str, record_bytes: str) -> list[tuple[str, int]]:
-    """(client, record size) that are measured there: all of them pinned; shared, what the goal is about."""
+    """The measured (client, record size) pairs: all of them if pinned, those of the goal if shared."""
     chosen = [(name, int(size)) for size in record_bytes.split(",") for name in clients.split(",")]
     return chosen if cores.name == "pinned" else [one for one in chosen if one == ("librdkafka", 1024)]
 
 
 class Measured:
-    """The broker, with a topic for each run that is deleted after it: so the bucket stays small."""
+    """The broker, with a topic per run that is deleted afterwards to keep the bucket small."""
 
     def __init__(self, tidelog: TidelogProcess, cores: Cores) -> None:
         from confluent_kafka.admin import AdminClient
@@ -103,7 +102,7 @@ class Measured:
         self._cores = cores
 
     def run(self, client: Client, record_bytes: int, seconds: float) -> tuple[float, float]:
-        """MB/s, and CPU seconds a GB with the uploads that follow."""
+        """Return MB/s, and CPU seconds per GB including the following uploads."""
         tidelog = self._tidelog
         topic = f"bench-{os.urandom(4).hex()}"
         create_topic(tidelog.bootstrap, topic, PARTITIONS)
@@ -165,9 +164,9 @@ def measure(
 def measure_all(
     disk: RawDisk, data_dir: Path, cores: Cores, wanted: list[tuple[str, int]], args: argparse.Namespace
 ) -> None:
-    """All that is wanted of one way to run."""
+    """Run all measurements with one assignment of cores."""
     with contextlib.ExitStack() as stack:
-        settings = SETTINGS
+        settings: tuple[str, ...] = SETTINGS
         if args.bucket == "elsewhere":
             os.environ.update(environment())
             settings += (f"s3.endpoint={stack.enter_context(sink(cores.client))}", "s3.bucket=bench")

@@ -1,21 +1,21 @@
-"""What a replay of the whole history costs the producers of a real `tidelog up`.
+"""The cost of a full-history replay for the producers of a real `tidelog up`.
 
     python -m bench.replay_vs_producers [--history-mb 1024] [--seconds 1.2] [--turns 10] [--mb-per-s 30]
 
-A topic is filled, and lies in the bucket but for what the log cache keeps (128 MiB). Then librdkafka produces records
-of 1 KiB (acks=all) to another topic, which keeps only its end. Measured twice:
+A topic is filled; it is in the bucket except for the part in the log cache (128 MiB). Then librdkafka produces records
+of 1 KiB (acks=all) to another topic with a short retention. Two measurements:
 
-- As fast as it can be, for all of `--turns` turns without a pause. In each turn nothing is beside it at first; then a
-  raw consumer replays the history over and over as fast as it is served; then, after another part alone, a process
-  that uses as much CPU time as that consumer did spins (`spin`): what that takes is the machine's doing, which has two
-  cores for broker, producer and consumer, and not the broker's. What is lost is judged by the speeds alone just before
-  and after, because this machine is not equally fast for a minute. Consumer and spinning process are stopped and
-  continued by signals.
-- Held at a rate that leaves room (`--mb-per-s`, 0: not), with latencies, in `--runs` runs of `--run-seconds` each.
+- At full speed, for `--turns` turns without a pause. In each turn the producer first runs alone; then a raw consumer
+  replays the history repeatedly at full speed; then, after another part alone, a process spins that uses as much CPU
+  time as that consumer did (`spin`): its effect is due to the machine, which has two cores for broker, producer and
+  consumer, and not to the broker. The loss is relative to the speeds alone directly before and after, because the
+  machine's speed varies within a minute. Consumer and spinning process are stopped and continued by signals.
+- At a constant rate below the maximum (`--mb-per-s`, 0: none), with latencies, in `--runs` runs of `--run-seconds`
+  each.
 
-The bucket is in memory, as if it were on other machines, so that the cores are what there is too little of, and not the
-bytes that this machine's disk takes in a minute; `--bucket disk` puts it beside the WAL. `--wal memory` takes the disk
-out of it. `--set cache.cold_busy_share=1` takes away the pace that yields to producers, to see what it does.
+The bucket is in memory, as if it were on other machines, so that the cores are the bottleneck and not the throughput of
+this machine's disk; `--bucket disk` puts it beside the WAL. `--wal memory` removes the disk.
+`--set cache.cold_busy_share=1` disables the throttle that yields to producers, to show its effect.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ SETTINGS = (
     "admin.port=0",
 )
 KEPT = {"retention.bytes": str(64 << 20), "segment.bytes": str(16 << 20)}
-"""Of what is produced: the bucket need not hold tens of GB."""
+"""Retention of the produced records: the bucket need not hold tens of GB."""
 LIBRDKAFKA = {"linger.ms": 5, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 65_536}
 GOAL = 0.1
 TICK_S = 0.025
-"""How often the clients note how far they are."""
+"""Interval at which the clients record their progress."""
 WARM_S = 2.0
 
 
 Progress = list[tuple[float, int]]
-"""Bytes by time: `time.perf_counter`, which all processes of this machine have in common."""
+"""Bytes by time: `time.perf_counter`, which is the same for all processes of this machine."""
 
 
 class Run(NamedTuple):
-    """One run of the producer that is held at a rate."""
+    """One run of the producer at a constant rate."""
 
     mb_per_s: float
     latencies_ms: tuple[float, float]
@@ -81,22 +81,22 @@ class Run(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a turn: what was beside the producer, and for how long."""
+    """A part of a turn: the process beside the producer, and the duration."""
 
     beside: str
     """`alone`, `replay` or `spin`."""
     began: float
     ended: float
     client_cores: float
-    """What the process beside it used."""
+    """CPU time of the process beside it."""
     broker_cores: float
 
 
-# --- clients, in processes of their own ------------------------------------------------------------------------------
+# --- clients, in separate processes ----------------------------------------------------------------------------------
 
 
 def produce_on(bootstrap: str, seconds: float, put: Callable[[Any], None]) -> None:
-    """Produce as fast as it goes. Puts its pid first, and the `Progress` of what is acknowledged at the end."""
+    """Produce at full speed. Puts its pid first, and the `Progress` of acknowledged bytes at the end."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **LIBRDKAFKA})
@@ -114,7 +114,7 @@ def produce_on(bootstrap: str, seconds: float, put: Callable[[Any], None]) -> No
 
 
 def produce_at(bootstrap: str, seconds: float, mb_per_s: float, put: Callable[[Any], None]) -> None:
-    """Puts (bytes acknowledged, when it began and ended, p50 and p99 in ms) of a producer that is held at a rate."""
+    """Produce at a constant rate. Puts (bytes acknowledged, start and end time, p50 and p99 in ms)."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **LIBRDKAFKA})
@@ -140,7 +140,7 @@ def produce_at(bootstrap: str, seconds: float, mb_per_s: float, put: Callable[[A
 
 
 def replay(address: tuple[str, int], done: Any, put: Callable[[Any], None]) -> None:
-    """Read the history over and over; puts its pid first, and its `Progress` when `done` is set."""
+    """Read the history repeatedly; puts its pid first, and its `Progress` when `done` is set."""
     consumer = Consumer(address, HISTORY, 0)
     end = consumer.find_end()
     put(os.getpid())
@@ -156,7 +156,7 @@ def replay(address: tuple[str, int], done: Any, put: Callable[[Any], None]) -> N
 
 
 def spin(cores: Any, done: Any, put: Callable[[Any], None]) -> None:
-    """Use as much of a core as `cores` says, which changes; puts its pid first."""
+    """Use the share of a core in `cores`, which changes; puts its pid first."""
     put(os.getpid())
     while not done.is_set():
         until = time.process_time() + 0.01 * cores.value
@@ -180,7 +180,7 @@ def _bytes_at(progress: Progress, when: float) -> float:
 
 
 class Measured:
-    """The broker with its history, and the replay of it, stopped."""
+    """The broker with its history, and the stopped replay process."""
 
     def __init__(self, tidelog: TidelogProcess, args: argparse.Namespace) -> None:
         self._tidelog = tidelog
@@ -188,7 +188,7 @@ class Measured:
         self._done = spawned.Event()
 
     def fill(self) -> None:
-        """Write the history, until nothing of it is waiting to be uploaded."""
+        """Write the history, and wait until all of it is uploaded."""
         create_topic(self._tidelog.bootstrap, HISTORY, 1)
         create_topic(self._tidelog.bootstrap, WRITES, PARTITIONS, KEPT)
         left = self._args.history_mb << 20
@@ -201,7 +201,7 @@ class Measured:
 
     @contextlib.contextmanager
     def _beside(self, target: Callable[..., None], first: Any) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """A process that does nothing yet: its pid, and what waits for its result."""
+        """Start a stopped process: return its pid, and a function that waits for its result."""
         self._done.clear()
         with background(target, first, self._done) as result:
             pid = result()
@@ -213,7 +213,7 @@ class Measured:
                 self._done.set()
 
     def _part(self, beside: str, pid: int | None) -> Part:
-        """Let the process go on for `--seconds`; None: nothing."""
+        """Continue the process for `--seconds`; None: only wait."""
         broker_pid = self._tidelog.broker_pid()
         if pid is not None:
             os.kill(pid, signal.SIGCONT)
@@ -233,7 +233,7 @@ class Measured:
         return part
 
     def turns(self) -> tuple[list[Part], Progress, Progress]:
-        """The parts, what the producer and what the replay came to. The last part is a replay without a producer."""
+        """Return the parts, and the results of producer and replay. The last part is a replay without a producer."""
         cores = spawned.Value("d", 0.05)
         length = (4 * self._args.turns + 1) * (self._args.seconds + 0.05) + WARM_S
         address = "127.0.0.1", self._tidelog.port
@@ -277,7 +277,7 @@ class Measured:
 
 
 def lost_beside(parts: list[Part], progress: Progress, beside: str) -> Spread:
-    """What the producer lost while that was beside it: of its mean speed in the parts before and after, for each."""
+    """The producer's losses beside that process, relative to its mean speed in the parts before and after."""
     speeds = [speed(progress, part.began, part.ended) for part in parts]
     return Spread.of(
         1 - speeds[number] / ((speeds[number - 1] + speeds[number + 1]) / 2)
@@ -287,12 +287,12 @@ def lost_beside(parts: list[Part], progress: Progress, beside: str) -> Spread:
 
 
 def share(spread: Spread) -> str:
-    """Of something, as a percentage."""
+    """Format a share as a percentage."""
     return f"{spread.median:.1%} ({spread.low:.1%} to {spread.high:.1%})"
 
 
 def full_speed(measured: Measured) -> None:
-    """Print what producers lose that use all there is."""
+    """Print the losses of producers at full speed."""
     parts, acknowledged, replayed = measured.turns()
     held_back = parts.pop()
     produced, read = {}, {}
@@ -328,7 +328,7 @@ def full_speed(measured: Measured) -> None:
 
 
 def held(measured: Measured, mb_per_s: float, runs: int) -> None:
-    """Print what producers lose that are held at a rate."""
+    """Print the losses of producers at a constant rate."""
     found: dict[bool, list[Run]] = {False: [], True: []}
     for _ in range(runs):
         for beside, made in found.items():

@@ -1,18 +1,18 @@
-"""From 3 brokers to 6 and back to 3 under load: how long until it is balanced, and what clients notice.
+"""Scaling from 3 brokers to 6 and back to 3 under load: time to balance, and the effect on clients.
 
     python -m bench.scaling [--partitions 1000] [--watched 100] [--mb-per-s 2]
 
 Three brokers and three controllers as processes, a topic of `--partitions`, idempotent confluent-kafka producers at a
 constant rate and consumers that read all (`bench._move_clients`, back-off 10 ms). `--watched` partitions get three
-quarters of the load, so that a stall can be told from the time between two records; the others get the rest. Then three
-brokers more are started and the balancer is run; when it is done, the three are drained together.
+quarters of the load, so that a stall is longer than the time between two records; the others get the rest. Then three
+more brokers are started and the balancer is run; when it is done, the three are drained together.
 
-Each way: seconds until it is balanced (from the command to the last opening; a plan that was voided, by a broker that
-was taken for dead, say, is made anew within that time; the start of the processes is printed by itself); for how
-long each moved partition was closed (source's close to target's opening) and the sum; the stall of the watched ones
-(longest gap between two acknowledgements that overlaps their move); what was uploaded while partitions were closed, and
-all that went to the bucket; the processor time of all nodes, which says what a quiet machine could do. The run fails
-if a record is lost, doubled or out of order.
+Measured in each direction: seconds to balance (from the command to the last opening, including new plans after a plan
+was voided, for example by a broker declared dead; the start of the processes is printed separately); the time for which
+each moved partition was closed (source's close to target's opening) and the sum; the stall of the watched ones (longest
+gap between two acknowledgements that overlaps their move); the bytes uploaded while partitions were closed, and all
+bytes sent to the bucket; the CPU time of all nodes, which is independent of other load on the machine. The run fails if
+a record is lost, duplicated or out of order.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from bench._move_clients import Job
 from bench.partition_moves import AFTER_S, Client, Span, line, longest_gap_ms, spans_of
 from tests.e2e.backends import create_topic
 from tests.support.cluster_process import UpCluster, up_cluster
-from tidelog import up_control
-from tidelog.client import Cluster, http_json
+from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.process import up_control
 
 TOPIC = "scaled"
 GOAL_S = 10.0
 STEADY_S = 4.0
-"""After brokers have come: their first load reports are in."""
+"""Wait after brokers were added, for their first load reports."""
 WATCHED_SHARE = 0.75
 EVEN_SHARE = 0.25
-"""Of a mean broker's partitions: the difference between most and fewest that `balancer.partitions_threshold_percent`
-allows, and what the goal of bytes may add."""
+"""Share of a broker's mean number of partitions: the difference between maximum and minimum that
+`balancer.partitions_threshold_percent` allows, and what the goal for bytes may add."""
 
 
 class Phase(NamedTuple):
-    """One way."""
+    """One direction."""
 
     name: str
     seconds: float
@@ -53,36 +53,36 @@ class Phase(NamedTuple):
     spans: list[Span]
     sent_bytes: int
     cpu_s: float
-    """Of all brokers and controllers: what it costs, however busy the machine is with something else."""
+    """CPU time of all brokers and controllers, independent of other load on the machine."""
     counts: Counter[int]
 
 
-def owners(cluster: Cluster) -> list[int]:
+def owners(cluster: ClusterConnection) -> list[int]:
     """The broker of each partition, by index."""
     return [each["broker"] for each in cluster.get(f"/partitions?topic={TOPIC}")["partitions"]]
 
 
-def sent_bytes(cluster: Cluster) -> int:
+def sent_bytes(cluster: ClusterConnection) -> int:
     """Bytes sent to the bucket so far, by all brokers."""
     urls = [node["admin_url"] for node in cluster.get("/status")["nodes"] if node["admin_url"]]
     usages = [http_json(url, "/bucket/usage")["purposes"].values() for url in urls]
     return sum(int(purpose["sent_bytes"]) for usage in usages for purpose in usage)
 
 
-def is_even(cluster: Cluster) -> bool:
-    """Whether the brokers that have partitions have about as many."""
+def is_even(cluster: ClusterConnection) -> bool:
+    """Whether the brokers with partitions have about the same number."""
     counts = Counter(owners(cluster)).values()
     return max(counts) - min(counts) <= EVEN_SHARE * sum(counts) / len(counts)
 
 
-def is_still(cluster: Cluster) -> bool:
-    """Whether nothing moves and nothing is to be issued."""
+def is_still(cluster: ClusterConnection) -> bool:
+    """Whether no moves are running or to be issued."""
     found = cluster.get("/balancer")
     return not found["left"] and not found["in_flight"]
 
 
 def cpu_s(up: UpCluster) -> float:
-    """Processor time of all nodes so far, in seconds."""
+    """CPU time of all nodes so far, in seconds."""
     ticks = 0
     for pid in up.node_pids():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -90,8 +90,10 @@ def cpu_s(up: UpCluster) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def phase(name: str, up: UpCluster, cluster: Cluster, begin: Callable[[], Any], is_done: Callable[[], bool]) -> Phase:
-    """Begin something that moves partitions, and wait until it is done."""
+def phase(
+    name: str, up: UpCluster, cluster: ClusterConnection, begin: Callable[[], Any], is_done: Callable[[], bool]
+) -> Phase:
+    """Start moves of partitions, and wait until they are done."""
     before, sent, cpu, start = owners(cluster), sent_bytes(cluster), cpu_s(up), time.monotonic()
     begin()
     while not is_done():
@@ -107,8 +109,8 @@ def phase(name: str, up: UpCluster, cluster: Cluster, begin: Callable[[], Any], 
     return Phase(name, seconds, moved, spans, sent_bytes(cluster) - sent, cpu, Counter(after))
 
 
-def grow(up: UpCluster, cluster: Cluster, directory: Path) -> tuple[Phase, list[int]]:
-    """Three brokers more."""
+def grow(up: UpCluster, cluster: ClusterConnection, directory: Path) -> tuple[Phase, list[int]]:
+    """Add three brokers."""
     start = time.monotonic()
     added = [up_control.ask(directory, {"do": "add"})["id"] for _ in range(3)]
     started_s, plans = time.monotonic() - start, 1
@@ -129,8 +131,8 @@ def grow(up: UpCluster, cluster: Cluster, directory: Path) -> tuple[Phase, list[
     return found, added
 
 
-def shrink(up: UpCluster, cluster: Cluster, leaving: list[int]) -> Phase:
-    """They leave again."""
+def shrink(up: UpCluster, cluster: ClusterConnection, leaving: list[int]) -> Phase:
+    """Drain and remove them."""
 
     def begin() -> None:
         for each in leaving:
@@ -144,7 +146,7 @@ def shrink(up: UpCluster, cluster: Cluster, leaving: list[int]) -> Phase:
 
 
 def start_clients(up: UpCluster, directory: Path, options: argparse.Namespace) -> list[Client]:
-    """Consumers first; of the watched partitions, then of the others."""
+    """Start consumers first; for the watched partitions, then for the others."""
     parts = [
         (list(range(options.watched)), WATCHED_SHARE),
         (list(range(options.watched, options.partitions)), 1 - WATCHED_SHARE),
@@ -170,7 +172,7 @@ def start_clients(up: UpCluster, directory: Path, options: argparse.Namespace) -
 
 
 def stop_clients(clients: list[Client]) -> dict[int, list[float]]:
-    """Times of acknowledgements by partition. Everything written was read, in order, once."""
+    """Return the times of acknowledgements by partition. Checks that everything was read once, in order."""
     acked = {key: times for one in clients if one.job.role == "produce" for key, times in one.stop().items()}
     read = {key: times for one in clients if one.job.role == "consume" for key, times in one.stop().items()}
     for partition, times in acked.items():
@@ -186,7 +188,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
         directory / "data", flags=["--set", "balancer.mode=off", "--set", "balancer.min_bytes_per_s=1000"]
     ) as up:
         create_topic(up.bootstrap, TOPIC, options.partitions)
-        cluster = Cluster(up.bootstrap)
+        cluster = ClusterConnection(up.bootstrap)
         clients = start_clients(up, directory, options)
         try:
             time.sleep(5.0)
@@ -212,7 +214,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
 
 
 def report(found: Phase, acked: dict[int, list[float]], watched: int) -> None:
-    """Print the lines of one way."""
+    """Print the lines of one direction."""
     row(
         f"time to balance, {found.name}",
         f"{found.seconds:.1f} s",
@@ -243,7 +245,7 @@ def report(found: Phase, acked: dict[int, list[float]], watched: int) -> None:
 
 
 def main() -> None:
-    """Entry."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", type=int, default=200 if quick() else 1_000)
     parser.add_argument("--watched", type=int, default=50 if quick() else 100)

@@ -1,18 +1,18 @@
-"""Tail fetch from a real `tidelog up`: 1 and 10 consumers read what is in its memory, against the bare socket.
+"""Tail fetch from a real `tidelog up`: 1 and 10 consumers read from its memory, compared with the bare socket.
 
     python -m bench.tail_fetch [--seconds 3] [--runs 3] [--fill-mb 256] [--batch-bytes 131072]
 
-Consumers are raw sockets that read the batches' headers only (`bench._clients.Consumer`), a megabyte a request, one
-request at a time on each connection as real ones do; all of them read the same partition, which lies in the log cache,
-from its start to its end and over again. They take turns with the same consumers at `bench.limit_socket`, which answers
-each request with the same megabyte, and with one of as many as the partition has: where a megabyte stays in the
-processor's cache, that is another limit, and it stands beside the goal's. Figures are the sums of bytes received. The
-server is pinned to one core and the consumers to the other.
+Consumers are raw sockets that read the batches' headers only (`bench._clients.Consumer`), a megabyte per request, one
+request at a time on each connection, like real ones; all of them read the same partition, which is in the log cache,
+from its start to its end, repeatedly. They alternate with the same consumers at `bench.limit_socket`, which responds to
+each request with the same megabyte, or with one of as many as the partition has: a single megabyte stays in the CPU
+cache, which is another limit, reported beside the goal. Figures are the sums of bytes received. The server is pinned to
+one core and the consumers to the other.
 
-`live` has the consumers follow a producer of `--live-mb-per-s`, and shows how far behind its acknowledgements the
-slowest was when the producer stopped.
+`live` has the consumers follow a producer of `--live-mb-per-s`, and shows the lag of the slowest behind its
+acknowledgements when the producer stopped.
 
-`fill`, `Consumer` and `TOPIC` are for other programs, too.
+`fill`, `Consumer` and `TOPIC` are also used by other programs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _fill_one(address: Address, partition: int, size: int, batch_bytes: int) -> 
 
 
 def measure(tidelog: TidelogProcess, bare: Address, stored: Address, consumers: int, args: argparse.Namespace) -> None:
-    """Print the rows of so many consumers."""
+    """Print the rows for the given number of consumers."""
     address, pid = ("127.0.0.1", tidelog.port), tidelog.broker_pid()
 
     def read(server: Address) -> tuple[float, float]:
@@ -107,7 +107,7 @@ def measure(tidelog: TidelogProcess, bare: Address, stored: Address, consumers: 
 
 
 def follow(address: Address, consumers: int, mb_per_s: float, seconds: float, put: Callable[[Any], None]) -> None:
-    """Puts (bytes consumed, seconds, longest time in seconds until the last record was everywhere)."""
+    """Put (bytes consumed, seconds, longest time in seconds until all consumers had the last record)."""
     frame_bytes = 65_536
     start = _end_of(address)
     frame = produce_frame(TOPIC, 0, RECORD_BYTES, frame_bytes)
@@ -145,7 +145,7 @@ def follow(address: Address, consumers: int, mb_per_s: float, seconds: float, pu
 
 
 def _end_of(address: Address) -> int:
-    """The partition's end, found by reading: nobody writes now."""
+    """The partition's end, found by reading; requires no concurrent writes."""
     consumer = Consumer(address, 0)
     end = consumer.find_end()
     consumer.close()
@@ -153,7 +153,7 @@ def _end_of(address: Address) -> int:
 
 
 def live(tidelog: TidelogProcess, consumers: int, args: argparse.Namespace) -> None:
-    """Print the row of consumers that follow a producer."""
+    """Print the row for consumers that follow a producer."""
     pid = tidelog.broker_pid()
     cpu = cpu_seconds(pid)
     load = (("127.0.0.1", tidelog.port), consumers, args.live_mb_per_s, args.seconds)

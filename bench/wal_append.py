@@ -1,10 +1,10 @@
-"""Appends per second and latency of the disk WAL, beside the bare disk in the same run.
+"""Appends per second and latency of the disk WAL, compared with the bare disk in the same run.
 
     python bench/wal_append.py [--dir DIR] [--size 4096] [--in-flight 64] [--seconds 5] [--flush sync|async]
 
 The bare disk is one thread that writes the same bytes to a zero-filled file with `pwritev` and `fdatasync`, in groups
-of `in-flight` records: the best that group commit could do here. The two take turns of half a second, because a disk
-bursts and is throttled, and others may use it. CPU per append is that of the event loop's thread, the load's included.
+of `in-flight` records: the upper bound of group commit. The two alternate every half second, because a disk has bursts
+and throttling, and may be shared. CPU per append is that of the event loop's thread, including the load generator.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from pathlib import Path
 import uvloop
 
 from bench._programs import scratch_directory
-from runtime.disk import FileDisk
-from storage.settings import MIB, WalSettings
-from storage.wal import WalFull
-from storage.wal_disk import DiskWal
+from tidelog.runtime.disk import FileDisk
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import MIB, WalSettings
+from tidelog.storage.wal.base import WalFull
+from tidelog.storage.wal.disk.wal import DiskWal
 
 RAW_FILE_BYTES = 64 * MIB
 TURN_S = 0.5
@@ -68,7 +69,7 @@ class Raw:
 
 
 class Load:
-    """Keeps `in_flight` appends under way from one task, as a busy broker would."""
+    """Keeps `in_flight` appends in flight from one task, like a busy broker."""
 
     def __init__(self, wal: DiskWal, size: int, in_flight: int) -> None:
         self.wal = wal
@@ -97,7 +98,7 @@ class Load:
         while time.perf_counter() - started < seconds:
             while len(self.waiting) < self.in_flight:
                 try:
-                    end = wal.append(1, 1, self.base, 1, (payload,))
+                    end = wal.append(StreamAppend(1, 1, self.base, 1, (payload,)))
                 except WalFull:
                     self.full += 1
                     await wal.writable(len(payload))

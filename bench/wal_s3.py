@@ -1,14 +1,14 @@
-"""The diskless WAL's acknowledgements against bare puts of the same objects at the same times.
+"""Acknowledgements of the WAL in the bucket, compared with bare puts of the same objects at the same times.
 
     python -m bench.wal_s3 [--store embedded|minio|distant] [--seconds 3] [--rounds 3] [--load single|5|half]
 
-`distant` is a bucket in memory with the latencies of one over a network (25 ms and a long tail).
+`distant` is a bucket in memory with network latencies (25 ms and a long tail).
 
-Loads: `single` is one append of 1 KiB after the other; `5` is 5 MB/s in appends of 16 KiB, evenly spaced; `half` is
-half of what eight puts of 1 MiB at a time reach in this bucket, in appends of 64 KiB. Each round of the WAL is
-followed by one of bare puts: of the sizes that the WAL put, begun at the times when it put them: the bucket is as busy.
-An acknowledgement may take 1.5 times a bare put and half a batch interval (the goal); the batch interval is the time
-between two objects of the WAL as it was.
+Loads: `single` is sequential appends of 1 KiB; `5` is 5 MB/s in appends of 16 KiB, evenly spaced; `half` is half of the
+throughput of eight concurrent puts of 1 MiB in this bucket, in appends of 64 KiB. Each round of the WAL is followed by
+one of bare puts with the sizes and start times of the WAL's puts, so that the bucket is equally busy. An
+acknowledgement may take 1.5 times a bare put and half a batch interval (the goal); the batch interval is the measured
+time between two objects of the WAL.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ import uvloop
 from bench._bucket import KINDS, Bucket, bucket
 from bench._common import percentile, quick, row
 from bench.limit_s3 import put_mb_per_s
-from runtime.clock import SystemClock
-from storage.object_store import Buffer, ObjectInfo, ObjectStore
-from storage.object_store_memory import MemoryObjectStore
-from storage.open_store import open_store
-from storage.purpose import Purpose, for_purpose
-from storage.settings import WalSettings
-from storage.wal import WalFull
-from storage.wal_s3 import S3Wal
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.types import Buffer
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import WalSettings
+from tidelog.storage.wal.base import WalFull
+from tidelog.storage.wal.s3.wal import S3Wal
 
 MOST_MB_PER_S = 80.0
-"""More measures how a disk behind the bucket is throttled."""
+"""A larger amount would measure the throttling of the disk behind the bucket."""
 STORES = (*KINDS, "distant")
 LOADS = ("single", "5", "half")
 
 
 class Put(NamedTuple):
-    """One put as it was."""
+    """One recorded put."""
 
     began_s: float
     size: int
@@ -51,15 +53,15 @@ class Put(NamedTuple):
 
 
 class Recorder:
-    """The WAL's store, with a note of every put."""
+    """The WAL's store, which records every put."""
 
     def __init__(self, store: ObjectStore, puts: list[Put] | None = None) -> None:
         self._store = store
         self.puts: list[Put] = [] if puts is None else puts
 
     def for_purpose(self, purpose: Purpose) -> Recorder:
-        """See `PurposefulStore.for_purpose`."""
-        return Recorder(for_purpose(self._store, purpose), self.puts)
+        """See `ObjectStore.for_purpose`."""
+        return Recorder(self._store.for_purpose(purpose), self.puts)
 
     async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
         """See `ObjectStore.put`."""
@@ -73,7 +75,7 @@ class Recorder:
 
 
 class Distant(MemoryObjectStore):
-    """A bucket in memory that answers as a distant one does: 25 ms, and a second for each 80 MB, with a long tail."""
+    """A bucket in memory with the latency of a distant one: 25 ms, and a second per 80 MB, with a long tail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +89,7 @@ class Distant(MemoryObjectStore):
 
 
 class Figures(NamedTuple):
-    """One load: what each round found, in seconds."""
+    """One load: the results of each round, in seconds."""
 
     acks: list[float]
     raw: list[float]
@@ -119,12 +121,12 @@ class Load:
         self._durable.set()
 
     def _append(self, due_s: float) -> None:
-        end = self._wal.append(1, 1, self._offset, 1, (self._noise,))
+        end = self._wal.append(StreamAppend(1, 1, self._offset, 1, (self._noise,)))
         self._offset += 1
         self._pending.append((end, due_s))
 
     async def run(self, seconds: float) -> None:
-        """Append for so long, then wait for what is left. Latency counts from when an append was due."""
+        """Append for the given time, then wait for the rest. Latency counts from the due time of an append."""
         started = time.perf_counter()
         if not self._rate:
             while time.perf_counter() - started < seconds:
@@ -149,7 +151,7 @@ class Load:
 
 
 async def again(store: ObjectStore, prefix: str, puts: Sequence[Put], one_by_one: bool) -> list[float]:
-    """Bare puts of the same sizes, begun at the same times (or one after the other); seconds each."""
+    """Bare puts of the same sizes, started at the same times (or sequentially); return seconds each."""
     noise = random.Random(4).randbytes(max(one.size for one in puts))
     started, first = time.perf_counter(), min(one.began_s for one in puts)
     took: list[float] = []
@@ -190,7 +192,7 @@ async def measure_load(
         load = Load(wal, record_bytes, mb_per_s)
         await load.run(args.seconds if turn else 0.5)  # the first round warms up
         await wal.close()
-        raw = await again(for_purpose(store, Purpose.WAL), f"raw/{name}-{turn}", recorder.puts, one_by_one=not mb_per_s)
+        raw = await again(store.for_purpose(Purpose.WAL), f"raw/{name}-{turn}", recorder.puts, one_by_one=not mb_per_s)
         if turn:
             figures.acks.extend(load.acks)
             figures.raw.extend(raw)

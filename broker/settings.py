@@ -21,30 +21,30 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     port: Port = 9092
     """Port of the Kafka listener; 0 chooses a free one. `tidelog up` gives broker i port + i - 1."""
     advertised_host: str = ""
-    """What clients are told; empty: `host`."""
+    """Host announced to clients; empty: `host`."""
     advertised_port: Port = 0
-    """What clients are told; 0: `port`."""
+    """Port announced to clients; 0: `port`."""
     peer_port: Port = 0
-    """Port on `host` where other brokers tell what a partition consists of that moves here; 0 chooses a free
+    """Port on `host` for hints from other brokers about partitions that move here; 0 chooses a free
     one. `tidelog up` gives broker i peer_port + i - 1."""
     peer_advertised_host: str = ""
-    """What other brokers are told instead of `advertised_host`, where clients reach a broker under another name."""
+    """Host announced to other brokers instead of `advertised_host`, if clients use another name."""
     rack: str = ""
-    """Where this broker is (Kafka: broker.rack)."""
+    """Rack of this broker (Kafka: broker.rack)."""
     max_request_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 100 * MIB
-    """A larger frame closes the connection before memory is spent (Kafka: socket.request.max.bytes)."""
+    """A larger frame closes the connection before memory is allocated (Kafka: socket.request.max.bytes)."""
     max_connections: Positive = 4096
-    """Open connections; one more is closed at once (Kafka: max.connections)."""
+    """Open connections; further ones are closed at once (Kafka: max.connections)."""
     max_connections_per_address: Positive = 2048
-    """Open connections from one address; one more is closed at once (Kafka: max.connections.per.ip)."""
+    """Open connections from one address; further ones are closed at once (Kafka: max.connections.per.ip)."""
     max_in_flight_bytes: Annotated[int, Meta(ge=MIB)] = 512 * MIB
     """Bytes of requests being received or handled; at the bound the broker stops reading from sockets."""
     max_unread_bytes: Annotated[int, Meta(ge=MIB)] = 512 * MIB
-    """Bytes of responses that clients do not read; at the bound no Fetch starts and clients that stall are dropped."""
+    """Bytes of responses that clients have not read; at the bound no Fetch starts and stalled clients are dropped."""
     receive_timeout_ms: Positive = 30_000
     """A request, and the first one of a connection, must arrive within this time, or at 16 KiB/s after it."""
     idle_timeout_ms: Positive = 600_000
-    """A connection without a request for so long is closed (Kafka: connections.max.idle.ms)."""
+    """A connection without a request for this long is closed (Kafka: connections.max.idle.ms)."""
     auto_create_topics: bool = True
     """A Metadata request may create the topics it names (Kafka: auto.create.topics.enable)."""
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 4
@@ -52,9 +52,9 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     message_max_bytes: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 1_048_588
     """Largest record batch (Kafka: message.max.bytes); a topic's max.message.bytes overrides it."""
     fetch_max_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 55 * MIB
-    """Largest Fetch response, whatever the client asks (Kafka: fetch.max.bytes)."""
+    """Largest Fetch response, whatever the client requests (Kafka: fetch.max.bytes)."""
     fetch_session_partitions: Annotated[int, Meta(ge=0, le=10_000_000)] = 50_000
-    """Partitions in all fetch sessions (KIP-227) together, some 1 KB each; 0: no sessions are given."""
+    """Partitions in all fetch sessions (KIP-227) together, some 1 KB each; 0: no sessions."""
 
 
 class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,14 +62,15 @@ class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     """Address the admin HTTP listener binds."""
-    port: Port = 0
-    """0 chooses a free one; clients find it through DescribeConfigs of the broker (`tidelog.admin.url`)."""
+    port: Annotated[int, Meta(ge=-1, le=65_535)] = -1
+    """-1: 9644, or the first free one after it on a machine with several brokers; 0 chooses a free one. Clients find it
+    through DescribeConfigs of the broker (`tidelog.admin.url`). `tidelog up` gives broker i port + i - 1."""
     advertised_host: str = ""
-    """What clients are told; empty: `host`."""
+    """Host announced to clients; empty: `host`."""
 
 
 class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Section `[log]`: defaults of topics, named as Kafka's own."""
+    """Section `[log]`: defaults of topics, named as in Kafka."""
 
     retention_ms: Annotated[int, Meta(ge=-1)] = 604_800_000
     """Age at which a segment is deleted; -1: never (Kafka: log.retention.ms)."""
@@ -82,31 +83,31 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     retention_check_interval_ms: Positive = 300_000
     """How often retention is applied."""
     producer_id_expiration_ms: Positive = 86_400_000
-    """An idempotent producer that is silent for so long is forgotten."""
+    """An idempotent producer that is silent for this long is forgotten."""
     timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
-    """Whose time a record carries (Kafka: message.timestamp.type)."""
+    """Source of a record's timestamp (Kafka: message.timestamp.type)."""
     moves_at_once: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """Partitions that are closed side by side while they leave this broker; as many more upload meanwhile."""
+    """Partitions leaving this broker that are closed concurrently; as many more upload meanwhile."""
     move_drain_timeout_ms: Positive = 5_000
-    """How long a partition that moves may be closed while its last bytes are uploaded; then it is served here again."""
+    """How long a moving partition may be closed during its last upload; after that it is served here again."""
 
 
 class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Section `[group]`: consumer groups, named as Kafka's own."""
+    """Section `[group]`: consumer groups, named as in Kafka."""
 
     min_session_timeout_ms: Positive = 6_000
-    """Smallest session time-out a member may ask for."""
+    """Smallest session time-out that a member may request."""
     max_session_timeout_ms: Positive = 1_800_000
-    """Largest session time-out a member may ask for."""
+    """Largest session time-out that a member may request."""
     initial_rebalance_delay_ms: Annotated[int, Meta(ge=0)] = 3_000
     """How long the first rebalance of an empty group waits for more members."""
     max_size: Positive = 2_147_483_647
-    """Members of one group."""
+    """Limit of members in one group."""
     offsets_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """Partitions of `__consumer_offsets`; fixed when the topic is created (Kafka's default is 50)."""
     offsets_retention_ms: Positive = 604_800_000
     """How long offsets of an empty group are kept."""
     offsets_check_interval_ms: Positive = 600_000
-    """How often expired offsets are looked for."""
+    """How often expired offsets are searched for."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0)] = 4096
     """Bound on the metadata string of a committed offset."""

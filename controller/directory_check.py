@@ -1,7 +1,7 @@
-"""Looking at a controller's directory without starting it: is every byte of journal, snapshot and quorum file right?
+"""Offline check of a controller's directory: verify every byte of its files.
 
-It only reads, and may be used beside a running controller: the journal is read before the snapshot, so that a
-compaction in between shows more than is needed, never less.
+The check only reads, and may run beside a running controller: it reads the journal before the snapshot, so that a
+concurrent compaction shows entries twice rather than not at all.
 
 Entry: `check_directory`.
 """
@@ -12,22 +12,23 @@ from pathlib import Path
 
 import msgspec
 
-from controller.journal import Journal
-from controller.quorum_file import QuorumFile
-from controller.snapshot_file import check_joined, read_snapshot, require_journal
-from controller.state import ControllerState
-from runtime.errors import CorruptData
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.raft.directory_id import DirectoryFile
+from tidelog.controller.raft.journal import Journal
+from tidelog.controller.raft.quorum import QuorumFile
+from tidelog.controller.raft.snapshot import check_joined, read_snapshot, require_journal
+from tidelog.runtime.errors import CorruptData
 
 JOURNAL_FILE = "journal"
 SNAPSHOT_FILE = "snapshot"
 
 
 class ControllerFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What journal and snapshot hold. Indexes are of Raft entries; 0: none."""
+    """Content of journal and snapshot. Indexes are of Raft entries; 0: none."""
 
     journal_bytes: int
     torn_bytes: int
-    """At the journal's end, of a write that did not complete: recovery cuts them."""
+    """Bytes of an incomplete write at the end of the journal; recovery cuts them."""
     term: int
     first_index: int
     last_index: int
@@ -36,7 +37,7 @@ class ControllerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_directory(directory: Path) -> tuple[ControllerFiles | None, list[CorruptData]]:
-    """What is there and what is damaged; None without a journal or if that cannot be read. Raises `OSError`."""
+    """Return the content and the damage found; None if the journal is absent or unreadable. Raises `OSError`."""
     damage: list[CorruptData] = []
     journal: Journal | None = None
     torn_bytes = 0
@@ -54,10 +55,11 @@ def check_directory(directory: Path) -> tuple[ControllerFiles | None, list[Corru
             ControllerState().load(snapshot.state)
     except CorruptData as error:
         damage.append(error)
-    try:
-        QuorumFile(directory).read()
-    except CorruptData as error:
-        damage.append(error)
+    for file in (QuorumFile(directory), DirectoryFile(directory)):
+        try:
+            file.read()
+        except CorruptData as error:
+            damage.append(error)
     if journal is None:
         return None, damage
     if not damage:

@@ -1,8 +1,8 @@
-"""`ControllerNode`: one controller in this process: replicated log, state machine, RPC server and life-cycle work.
+"""`ControllerNode`: one controller in this process: replicated log, state machine, RPC server and periodic work.
 
-A member serves polls and images whatever its role. It accepts commands and heartbeats only while it is *active*: it is
-Raft's leader and its own `BecomeActive` of that term has been applied. Losing the leadership ends that at once; the
-state machine refuses what an old term still has under way.
+A member serves polls and images in any role. It accepts commands and heartbeats only while it is *active*: it is Raft's
+leader and its own `BecomeActive` of that term has been applied. Loss of the leadership ends this at once; the state
+machine refuses commands of an old term that are still in flight.
 
 `start` returns when the log is loaded and the RPC port is open; `wait_active` when commands are accepted.
 Entry: `ControllerNode`.
@@ -17,26 +17,32 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from controller import commands as c
-from controller.addresses import split_address
-from controller.balancer import Balancer
-from controller.consensus import Consensus, Role
-from controller.errors import NotController, StaleBrokerEpoch, from_wire
-from controller.feed import DeltaFeed
-from controller.handshake import Credentials
-from controller.image import Delta, Image
-from controller.lifecycle import DeleteObjects, Lifecycle
-from controller.load import HeartbeatReply
-from controller.quorum_file import MAX_MEMBERS, MembershipChange, parse_member, parse_members
-from controller.raft import RaftConsensus, RaftSettings
-from controller.replica import Replica
-from controller.rpc import (
+from tidelog.controller.active.balancer import Balancer
+from tidelog.controller.active.duties import Duties
+from tidelog.controller.active.lifecycle import DeleteObjects, Lifecycle
+from tidelog.controller.active.readers import Readers
+from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.active.sessions import BrokerSessions
+from tidelog.controller.image.feed import DeltaFeed
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.image.replica import Replica
+from tidelog.controller.image.transfer import decode_params
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.machine.state import FailedCommand
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
+from tidelog.controller.model.load import HeartbeatReply
+from tidelog.controller.raft.consensus import Consensus, Role
+from tidelog.controller.raft.quorum import MAX_MEMBERS, MembershipChange, Quorum, parse_member, parse_members
+from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
+from tidelog.controller.rpc.connection import (
     DELTA_VERSION,
     ChangeParams,
     CommandParams,
@@ -47,94 +53,90 @@ from controller.rpc import (
     RpcConnection,
     SessionReply,
     TransferParams,
+    UnknownObjectsParams,
 )
-from controller.rpc_listener import RpcListener
-from controller.sessions import BrokerSessions
-from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
-from runtime.clock import Clock
-from runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
-from runtime.network import Network, refuses
-from runtime.tasks import Backoff, TaskSet
+from tidelog.controller.rpc.listener import RpcListener
+from tidelog.runtime.backoff import Backoff
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError, Unavailable
+from tidelog.runtime.network import Network, refuses
+from tidelog.runtime.tasks import TaskSet
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4_096
 MEET_S = 3.0
 ASK_S = 1.0
-"""A host that is there refuses at once."""
+"""Time-out of a connection attempt; a reachable host refuses at once."""
 MAX_WAIT_MS = 30_000
 """Bound on a long poll."""
+MAX_UNKNOWN_IDS = 10_000
+"""Ids in one `unknown-objects` request, which is answered in one turn of the event loop."""
 BALANCE_METHODS = frozenset({"balance", "balance-plan", "balance-status", "scale"})
 ADDRESS_FILE = "address"
-"""In the controller's directory: `host:port` of the RPC server, for the tools of this machine."""
+"""File in the controller's directory: `host:port` of the RPC server, for tools on this machine."""
 
 
 class ControllerNode:
-    """See the module. `directory` holds journal, snapshot and the address file; only one process may use it. None is
-    for a `consensus` that is passed in and keeps its own.
+    """One controller.
 
-    `delete_objects` deletes destroyed objects from the bucket (without it they stay, and stay known). `on_failed` is
-    called when this controller cannot go on (its disk failed, or a defect ended a background task). `serves_broker`: a
-    broker of this process will use the image through `feed`.
+    `delete_objects` deletes destroyed objects from the bucket (without it they stay there and in the metadata).
+    `on_failed` is called when this controller cannot continue (its disk failed, or an unexpected exception ended a
+    background task).
     """
 
     def __init__(
         self,
-        *,
-        node_id: int,
-        directory: Path | None,
-        settings: ControllerSettings,
+        identity: ControllerIdentity,
+        sections: ControllerSections,
         network: Network,
         clock: Clock,
         rng: random.Random,
-        delete_delay_ms: int = 60_000,
+        *,
         delete_objects: DeleteObjects | None = None,
         on_failed: Callable[[Exception], None] | None = None,
         consensus: Consensus | None = None,
-        credentials: Credentials | None = None,
-        serves_broker: bool = False,
-        balancer: BalancerSettings | None = None,
-        scale: ScaleSettings | None = None,
     ) -> None:
-        self._node_id = node_id
-        self._directory = directory
+        settings = sections.controller
+        self._node_id = identity.node_id
+        self._directory = identity.directory
+        self._credentials = identity.credentials
         self._settings = settings
+        self._delete_delay_ms = sections.delete_delay_ms
         self._network = network
         self._clock = clock
         self._rng = rng
-        self._delete_delay_ms = delete_delay_ms
-        self._credentials = credentials
         self._members = parse_members(settings.members)
         self._consensus = consensus or self._raft()
         self._consensus.set_on_role(self._role_changed)
         self._consensus.set_on_failed(self._consensus_failed)
-        self.feed = DeltaFeed(finds_objects=serves_broker)
-        """The metadata, for followers elsewhere and in this process."""
+        self.feed = DeltaFeed(finds_objects=identity.serves_broker, limits=sections.feed)
+        """The metadata, for followers in this and other processes."""
         self._on_failed = on_failed or (lambda error: None)
         self._tasks = TaskSet("controller", self._task_failed)
         self._closing = False
-        self._unsaved: dict[int, tuple[int, int]] = {}
-        """By broker: bytes of its WAL that were not in the bucket at the last heartbeat, and when that was."""
+        self._failed_command: Callable[[], FailedCommand | None] = lambda: None
+        self._not_uploaded: dict[int, tuple[int, int]] = {}
+        """By broker: bytes of its WAL that were not uploaded at the last heartbeat, and the time of that."""
         self._sessions = BrokerSessions(settings.session_timeout_ms / 1000, settings.startup_timeout_ms / 1000)
+        self._readers = Readers(settings.read_grace_ms / 1000)
+        self._term_began = (0, 0.0)
+        """A term, and the monotonic time at which this controller became active in it."""
+        role = ActiveRole(
+            lambda: self.feed.image, self._propose_own, lambda: self._active_term is not None, self._cluster_time_ms
+        )
         self._lifecycle = Lifecycle(
-            image=lambda: self.feed.image,
+            role,
             sessions=self._sessions,
-            propose=self._propose_own,
-            is_active=lambda: self._active_term is not None,
+            readers=self._readers,
             clock=clock,
             delete=delete_objects,
-            reelect_timeout_ms=settings.reelect_timeout_ms,
-            controllers=lambda: self._consensus.members,
+            duties=Duties(role.image, self._sessions, lambda: self._consensus.members, settings.reelect_timeout_ms),
             refuses=self._refuses,
+            partitions_per_deletion=sections.partitions_per_deletion,
         )
-        self._balancer = Balancer(
-            balancer or BalancerSettings(),
-            scale or ScaleSettings(),
-            image=lambda: self.feed.image,
-            propose=self._propose_own,
-            is_active=lambda: self._active_term is not None,
-            clock=clock,
-        )
+        self._partitions_per_deletion = sections.partitions_per_deletion
+        self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
         self._active_term: int | None = None
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
@@ -143,7 +145,7 @@ class ControllerNode:
             self._handle,
             network=network,
             clock=clock,
-            credentials=credentials,
+            credentials=identity.credentials,
             max_connections=MAX_CONNECTIONS,
             on_lost=self._lost,
             adopt_peer=self._consensus.adopt_peer,
@@ -157,42 +159,49 @@ class ControllerNode:
                 credentials=self._credentials if self._members else None,
                 members=self._members,
                 snapshot_entries=self._settings.snapshot_entries,
+                snapshot_bytes=self._settings.snapshot_bytes,
             ),
             self._clock,
         )
 
     @property
     def image(self) -> Image:
-        """This member's copy of the metadata."""
+        """Return this member's copy of the metadata."""
         return self.feed.image
+
+    def hears(self, broker_id: int) -> bool:
+        """Whether this member gets heartbeats of the broker, which it does without being active, too."""
+        return self._sessions.hears(broker_id)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the RPC server listens."""
+        """Return the address of the RPC server."""
         return self._rpc.address
 
     @property
     def is_active(self) -> bool:
-        """Whether commands are accepted here."""
+        """Whether this controller accepts commands."""
         return self._active_term is not None
 
     async def start(self) -> None:
-        """Load, listen, take part. Raises `CorruptData`, `StorageFailed`, `ConfigError`, `AddressInUse`."""
+        """Load, listen and join the quorum. Raises `CorruptData`, `StorageFailed`, `ConfigError`, `AddressInUse`."""
         loop = asyncio.get_running_loop()
         await self._rpc.start(*self._listen_address())
         try:
             replica = Replica(loop, self._take_deltas, self._take_image, self.feed.new_image)
+            self._failed_command = lambda: replica.state.failed
             await self._consensus.start(replica)
             self._write_address()
         except (TidelogError, OSError):
             await self._rpc.close()
             await self._consensus.close()
             raise
-        self._tasks.spawn(self._lifecycle.run(), "lifecycle")
-        self._tasks.spawn(self._lifecycle.run_removals(), "removals")
-        self._tasks.spawn(self._lifecycle.run_asking(), "asking")
-        self._tasks.spawn(self._balancer.run(), "balancer")
-        log.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
+        self._tasks.keep(self._lifecycle.run, "lifecycle")
+        self._tasks.keep(self._lifecycle.run_removals, "removals")
+        self._tasks.keep(self._lifecycle.run_deletions, "deletions")
+        self._tasks.keep(self._lifecycle.run_asking, "asking")
+        self._tasks.keep(self._balancer.run, "balancer")
+        logger.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
 
     def _listen_address(self) -> tuple[str, int]:
         settings = self._settings
@@ -209,7 +218,7 @@ class ControllerNode:
         temporary.replace(self._directory / ADDRESS_FILE)
 
     async def wait_active(self, timeout_s: float) -> None:
-        """Return when commands are accepted here. Raises `NotController` after `timeout_s`."""
+        """Return when this controller accepts commands. Raises `NotController` after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._active.wait()
@@ -217,9 +226,9 @@ class ControllerNode:
             raise NotController(f"this controller did not become active within {timeout_s} s") from None
 
     async def fence_objects(self) -> int:
-        """An object id newer than all given out so far; `image` contains everything before it. Raises `Unavailable`.
+        """Return an object id newer than all allocated ones; `image` then contains all before it. Raises `Unavailable`.
 
-        The id is given up at once: nothing is written under it.
+        The id expires at once: nothing is written under it.
         """
         result = await self._propose(c.PrepareObjects(1, 1), self._require_active())
         await self.feed.wait_newer(result.version - 1, 10.0)
@@ -227,20 +236,36 @@ class ControllerNode:
             raise NotController("the metadata did not reach this member in time")
         return msgspec.msgpack.decode(result.value, type=int)
 
+    async def unknown_objects(self, object_ids: Sequence[int], version: int = 0) -> list[int]:
+        """Return those of the ids that metadata of at least `version` does not name in any state.
+
+        An id that was given out before `version` and is unknown then stays unknown. Raises `NotController` unless this
+        controller is active and has that version.
+        """
+        self._require_active()
+        if len(object_ids) > MAX_UNKNOWN_IDS:
+            raise InvalidInput(f"{len(object_ids)} ids in one request; at most {MAX_UNKNOWN_IDS}")
+        await self.feed.wait_newer(version - 1, 1.0)
+        self._require_active()
+        if self.image.version < version:
+            raise NotController(f"this member's metadata is of version {self.image.version}, older than {version}")
+        return [object_id for object_id in object_ids if object_id not in self.image.objects]
+
     async def close(self) -> None:
-        """Stop serving; everything acknowledged is durable."""
+        """Stop serving. Everything acknowledged is durable."""
         self._closing = True
         if self.is_active and len(self._consensus.members) > 1:
             with contextlib.suppress(TidelogError, TimeoutError):
-                await self._consensus.transfer(None)  # spare the others an election time-out
+                await self._consensus.transfer(None)  # avoids an election time-out for the other members
         self._deactivate()
         await self._rpc.close()
         await self._tasks.close()
         await self._consensus.close()
 
     def status(self) -> dict[str, Any]:
-        """Facts for operators."""
+        """Return facts for operators."""
         members = self._consensus.members
+        failed = self._failed_command()
         return {
             "address": "{}:{}".format(*self.address),
             "leader": self._consensus.role.leader,
@@ -251,8 +276,12 @@ class ControllerNode:
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,
             "connections": len(self._rpc.connections),
+            "read_versions": {str(each): version for each, version in self._readers.versions().items()},
             "receiving_bytes": self._rpc.receiving_bytes,
-            "unsaved": {str(each): told for each, told in self._unsaved.items() if each in self.image.brokers},
+            "not_uploaded": {
+                str(each): told for each, told in self._not_uploaded.items() if each in self.image.brokers
+            },
+            "failed_command": msgspec.structs.asdict(failed) if failed is not None else None,
             **self._consensus.status(),
         }
 
@@ -261,7 +290,7 @@ class ControllerNode:
         self._on_failed(error)
 
     def _task_failed(self, error: BaseException) -> None:
-        """A defect ended a background task: this controller must not linger half alive."""
+        """Fail the controller: without a background task that ended it would work only in part."""
         self._on_failed(error if isinstance(error, Exception) else StorageFailed(f"a task ended: {error!r}"))
 
     # Role
@@ -269,7 +298,7 @@ class ControllerNode:
     def _role_changed(self, role: Role) -> None:
         self._deactivate()
         if role.is_leader and not self._closing:
-            self._activation = self._tasks.spawn(self._activate(role.term), "activate")
+            self._activation = self._tasks.keep(partial(self._activate, role.term), "activate")
 
     def _deactivate(self) -> None:
         self._active_term = None
@@ -279,22 +308,27 @@ class ControllerNode:
             self._activation = None
 
     async def _activate(self, term: int) -> None:
-        backoff = Backoff(rng=self._rng)
+        backoff = Backoff(0.05, 5.0, self._rng)
         while True:
             cluster_id = base64.urlsafe_b64encode(self._rng.randbytes(16)).decode().rstrip("=")
             try:
-                await self._propose(c.BecomeActive(self._node_id, term, cluster_id, self._delete_delay_ms), term)
+                become = c.BecomeActive(self._node_id, term, cluster_id, self._delete_delay_ms)
+                active_at = (await self._propose(become, term)).version
                 break
             except TidelogError as error:
-                log.warning("not active yet", extra={"term": term, "error": str(error)})
+                logger.warning("not active yet", extra={"term": term, "error": str(error)})
                 await self._clock.sleep(backoff.next_delay_s())
+        while self.image.version < active_at:
+            await self.feed.wait_newer(active_at - 1, 1.0)
+        self._term_began = (term, self._clock.monotonic())
         self._sessions.activated(self._clock.monotonic())
-        self._balancer.activated(self._clock.monotonic())
+        self._readers.activated(self._clock.monotonic())
+        self._balancer.schedule.activated(self._clock.monotonic())
         self._client_numbers = itertools.count(1)
         self._active_term = term
         self._active.set()
-        self._lifecycle.hurry()
-        log.info("this controller is active", extra={"node": self._node_id, "term": term})
+        self._lifecycle.wake()
+        logger.info("this controller is active", extra={"node": self._node_id, "term": term})
 
     def _require_active(self) -> int:
         if self._active_term is None:
@@ -308,6 +342,16 @@ class ControllerNode:
             error.address = self._consensus.members.get(int(leader), "")
         return error
 
+    def _elapsed_ms(self, term: int) -> int:
+        """Return the time since the term began by the monotonic clock: what the cluster time is moved on by."""
+        began_term, began_s = self._term_began
+        return int((self._clock.monotonic() - began_s) * 1000) if term == began_term else 0
+
+    def _cluster_time_ms(self) -> int:
+        cluster, term = self.image.cluster, self._require_active()
+        assert cluster is not None  # an active controller has applied its `BecomeActive`
+        return cluster.active_since_ms + self._elapsed_ms(term)
+
     async def _propose(self, command: c.AnyCommand, term: int) -> c.Result:
         data = await self._propose_envelope(command, term, "", 0, 0)
         result = c.decode_result(data)
@@ -320,16 +364,26 @@ class ControllerNode:
         await self.feed.wait_newer(result.version - 1, 1.0)
 
     async def _propose_envelope(self, command: c.AnyCommand, term: int, client: str, sequence: int, done: int) -> bytes:
-        now_ms = self._clock.time_ms()
-        envelope = c.Envelope(c.FORMAT_VERSION, term, now_ms, client, sequence, done, command)
+        now_ms, elapsed_ms = self._clock.time_ms(), self._elapsed_ms(term)
+        envelope = c.Envelope(c.FORMAT_VERSION, term, now_ms, client, sequence, done, command, elapsed_ms)
         return await self._consensus.propose(c.encode(envelope), self._settings.command_timeout_ms / 1000)
 
-    # What the consensus thread posts
+    # Callbacks posted by the consensus thread
 
     def _take_deltas(self, deltas: list[Delta]) -> None:
+        """A copy that cannot follow would be out of date for good, and nobody would know: this controller ends."""
         for delta in deltas:
-            self.feed.append(delta)
-            self._balancer.note(delta)
+            try:
+                self.feed.append(delta)
+                self._balancer.schedule.note(delta, self._clock.monotonic())
+            except Exception as error:
+                logger.critical("the metadata cannot follow a command", extra={"index": delta.version}, exc_info=error)
+                failure = StorageFailed(
+                    f"the copy of the metadata cannot follow the command at index {delta.version}: {error!r}",
+                    hint="restart this controller: it builds the copy anew from its snapshot and journal",
+                )
+                self._consensus_failed(failure)
+                return
 
     def _take_image(self, image: Image) -> None:
         self.feed.reset(image)
@@ -339,7 +393,7 @@ class ControllerNode:
     def _lost(self, connection: RpcConnection) -> None:
         self.feed.forget(connection)
         if self._sessions.connection_closed(connection):
-            self._lifecycle.hurry()
+            self._lifecycle.wake()
 
     async def _handle(self, connection: RpcConnection, method: str, params: msgspec.Raw) -> bytes:
         if method == "command":
@@ -347,7 +401,7 @@ class ControllerNode:
         if method == "poll":
             return msgspec.msgpack.encode(await self._poll(msgspec.msgpack.decode(params, type=PollParams)))
         if method == "image":
-            return msgspec.msgpack.encode(self.feed.image_chunk(connection))
+            return msgspec.msgpack.encode(self.feed.image_chunk(connection, decode_params(params)))
         if method == "heartbeat":
             return msgspec.msgpack.encode(
                 self._heartbeat(connection, msgspec.msgpack.decode(params, type=HeartbeatParams))
@@ -356,6 +410,9 @@ class ControllerNode:
             return msgspec.msgpack.encode(await self._session())
         if method in BALANCE_METHODS:
             return msgspec.msgpack.encode(await self._ask_balancer(method))
+        if method == "unknown-objects":
+            asked = msgspec.msgpack.decode(params, type=UnknownObjectsParams)
+            return msgspec.msgpack.encode(await self.unknown_objects(asked.object_ids, asked.version))
         if method == "status":
             return msgspec.msgpack.encode(self.status())
         if method == "transfer":
@@ -372,28 +429,33 @@ class ControllerNode:
             raise InvalidInput(f"a command exceeds the limit of {c.MAX_COMMAND_BYTES} bytes")
         command = c.decode_command(params.command)
         if type(command) in c.INTERNAL:
-            raise InvalidInput(f"{type(command).__name__} is for the controller itself")
+            raise InvalidInput(f"{type(command).__name__} is reserved for the controller")
         if not params.client_id:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
+        if isinstance(command, c.DeleteTopic):
+            command = msgspec.structs.replace(command, at_once=self._partitions_per_deletion)
         if isinstance(command, c.CreateTopic | c.CreatePartitions):
-            command = msgspec.structs.replace(command, loads=self._balancer.weights())
+            command = msgspec.structs.replace(command, loads=self._balancer.schedule.weights(self._clock.monotonic()))
         result = await self._propose_envelope(command, term, params.client_id, params.sequence, params.done)
         if isinstance(command, c.DrainBroker | c.HandOver) and any(one.draining for one in self.image.brokers.values()):
-            self._lifecycle.hurry()  # the next partitions may go
+            self._lifecycle.wake()  # the next partitions may move
         if isinstance(command, c.HandOver):
-            self._balancer.hurry()
+            self._balancer.wake()
+        if isinstance(command, c.DeleteTopic):
+            self._lifecycle.wake_deletions()
         return result
 
     async def _ask_balancer(self, method: str) -> dict[str, Any]:
         self._require_active()
+        now_s = self._clock.monotonic()
         if method == "scale":
-            return self._balancer.scale()
+            return self._balancer.schedule.scale(now_s)
         if method == "balance-plan":
-            return self._balancer.plan()
-        return await self._balancer.carry_out() if method == "balance" else self._balancer.status()
+            return self._balancer.schedule.plan(now_s, self._clock.time_ms())
+        return await self._balancer.carry_out() if method == "balance" else self._balancer.schedule.status(now_s)
 
     async def _session(self) -> SessionReply:
-        """Unique: one term has one active controller, and this process counts within it."""
+        """Return a unique session id: a term has one active controller, and this process counts within the term."""
         term = self._require_active()
         return SessionReply(f"{term}.{self._node_id}.{next(self._client_numbers)}", self.image.cluster_id)
 
@@ -420,11 +482,7 @@ class ControllerNode:
         timeout_s = self._settings.command_timeout_ms / 1000
         if params.operation == "add":
             node_id, address = parse_member(f"{params.node_id}@{params.address}")
-            if members.get(node_id) == address:
-                return
-            self._check_newcomer(members, node_id, address)
-            await self._meet(node_id, address)
-            await self._consensus.change_membership(MembershipChange("add", node_id, address), timeout_s)
+            await self._add_member(members, node_id, address, timeout_s)
         elif params.operation == "rem":
             if params.node_id not in members:
                 return
@@ -432,12 +490,39 @@ class ControllerNode:
                 raise InvalidInput("the last controller cannot be removed")
             if params.node_id == self._node_id:
                 await self._consensus.transfer(None)
-                raise self._not_active(f"controller {self._node_id} has handed over before it is removed; ask again")
-            change = MembershipChange("rem", params.node_id, members[params.node_id])
-            await self._consensus.change_membership(change, timeout_s)
+                raise self._not_active(
+                    f"controller {self._node_id} transferred its leadership before its removal; retry"
+                )
+            await self._change_members(MembershipChange("rem", params.node_id, members[params.node_id]), timeout_s)
         else:
             raise InvalidInput(f"there is no operation {params.operation[:20]!r}")
-        self._lifecycle.hurry()
+        self._lifecycle.wake()
+
+    async def _add_member(self, members: dict[int, str], node_id: int, address: str, timeout_s: float) -> None:
+        """A new one, or one that has lost its directory: that is removed first, so that its old votes are over."""
+        if members.get(node_id) == address:
+            known = self._consensus.directories.get(node_id)
+            if known is None or node_id == self._node_id:
+                return
+            directory = await self._meet(node_id, address)
+            if directory in ("", known):
+                return
+            await self._change_members(MembershipChange("rem", node_id, address), timeout_s)
+        else:
+            self._check_newcomer(members, node_id, address)
+            directory = await self._meet(node_id, address)
+        await self._change_members(MembershipChange("add", node_id, address, directory), timeout_s)
+
+    async def _change_members(self, change: MembershipChange, timeout_s: float) -> None:
+        quorum = Quorum(self._consensus.members, self._consensus.directories)
+        unheard = quorum.with_change(change).unheard()
+        if unheard:
+            raise Unavailable(
+                f"after this change the quorum might elect nobody: too few of its members were heard from since this"
+                f" cluster began (not yet: {', '.join(map(str, unheard))})",
+                hint="start these controllers, or remove them first",
+            )
+        await self._consensus.change_membership(change, timeout_s)
 
     @staticmethod
     def _check_newcomer(members: dict[int, str], node_id: int, address: str) -> None:
@@ -451,8 +536,11 @@ class ControllerNode:
         if len(members) >= MAX_MEMBERS:
             raise InvalidInput(f"a quorum has at most {MAX_MEMBERS} members")
 
-    async def _meet(self, node_id: int, address: str) -> None:
-        """The new member must answer, and be who it should be: adding one that does not costs availability."""
+    async def _meet(self, node_id: int, address: str) -> str:
+        """The new member must answer, and be who it should be: adding one that does not costs availability.
+
+        Returns the id of its directory; empty if it has none.
+        """
         channel = RpcChannel([split_address(address)], self._network, self._credentials)
         try:
             raw = await channel.call("status", None, MEET_S)
@@ -468,12 +556,13 @@ class ControllerNode:
             raise InvalidInput(f"node {found['node']} answers at {address}, not {node_id}")
         if found["cluster_id"] not in ("", self.image.cluster_id):
             raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
+        return str(found.get("directory", ""))
 
     async def _refuses(self, address: str) -> bool:
         return await refuses(self._network, *split_address(address), ASK_S)
 
     def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
-        """Taken by every member, so that the next active one knows who lives; a follower's image may be behind."""
+        """Record a heartbeat, on every member, for the next active controller. A follower's image may be behind."""
         record = self.image.brokers.get(params.broker_id)
         known = record.registration_epoch if record is not None else 0
         if not self.is_active and (record is None or known < params.registration_epoch):
@@ -486,18 +575,22 @@ class ControllerNode:
         now_s = self._clock.monotonic()
         age_s = params.age_ms / 1000
         self._sessions.heartbeat(params.broker_id, params.registration_epoch, connection, now_s, age_s)
+        self._readers.heartbeat(params.broker_id, params.registration_epoch, params.version, now_s)
         if params.leaving:
             self._sessions.leaving(params.broker_id, now_s)
-        if params.unsaved_bytes >= 0:
-            self._unsaved[params.broker_id] = (params.unsaved_bytes, self._clock.time_ms())
+        if params.not_uploaded_bytes >= 0:
+            self._not_uploaded[params.broker_id] = (params.not_uploaded_bytes, self._clock.time_ms())
         if params.load is not None:
-            self._balancer.loads.note(params.broker_id, params.registration_epoch, params.load, now_s)
+            self._balancer.schedule.loads.note(params.broker_id, params.registration_epoch, params.load, now_s)
         if self.is_active and not record.alive:
-            self._lifecycle.hurry()
-        return self._balancer.told() if self.is_active else None
+            self._lifecycle.wake()
+        if not self.is_active:
+            return None
+        told = self._balancer.schedule.told() or HeartbeatReply(0, 0, 0, 0)
+        return msgspec.structs.replace(told, read_grace_ms=self._settings.read_grace_ms)
 
     def _require_leader(self) -> None:
-        """A member that knows no leader may be cut off: who follows it should follow another."""
+        """Refuse followers while no leader is known: this member may be cut off, and another may not be."""
         if self._consensus.role.leader is None:
             raise self._not_active("this controller knows no leader")
 

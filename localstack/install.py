@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Install what the tests and examples need beyond Python packages, into a cache of the user's.
+"""Install the non-Python requirements of tests and examples into the user's cache.
 
     python localstack/install.py {minio|localstack|kcat|all}
 
-prints one line `<kind> <path of the executable>` each. What is there already is left alone; several callers may run at
-once (a lock file each kind). The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`;
+prints one line `<kind> <path of the executable>` each. Existing installations are kept; several callers may run at once
+(one lock file per kind). The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`;
 deleting it is safe.
 
 - minio: built from source by the Go toolchain (MinIO publishes no binaries any more). About 3 minutes on two cores.
-- localstack: an environment of its own, because its requirements clash with ours. About 40 seconds.
-- kcat: the one on PATH; else Debian's or Ubuntu's packages, unpacked without installing them. A few seconds.
+- localstack: a separate environment, because its requirements conflict with Tidelog's. About 40 seconds.
+- kcat: the one on PATH; else Debian's or Ubuntu's packages, unpacked without installation. A few seconds.
 
-Exit codes: 0 all is there; 1 something could not be installed (said on stderr, one line each, `missing: <kind>: why`).
-Needs the standard library only, and never has the repository's root on `sys.path`: this folder's name is also that of
-the package `localstack`.
+Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
+`missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
+folder has the same name as the package `localstack`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ LOCALSTACK_PACKAGES = (
 )
 
 KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "libzstd1", "libssl3", "zlib1g")
-"""kcat and what it is linked with, less the C library. Which of them a release of the distribution has, varies."""
+"""kcat and its libraries, except the C library. Their names vary between releases of the distribution."""
 
 COMMAND_TIMEOUT_S = 1800
 PAUSES_S = (5, 30)
-"""Between the attempts of a command that downloads: a registry that is busy or away for a moment fails no run."""
+"""Pauses between attempts of a download, so that a short outage of a registry does not fail a run."""
 
 
 class Missing(Exception):
-    """Something cannot be installed here; the message says why."""
+    """A requirement cannot be installed on this machine; the message has the reason."""
 
 
 def cache_dir() -> Path:
-    """The cache of the user's; not created yet."""
+    """Return the path of the user's cache, without creating it."""
     chosen = os.environ.get("TIDELOG_CACHE")
     if chosen:
         return Path(chosen).absolute()
@@ -67,7 +67,7 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def locked(kind: str) -> Iterator[None]:
-    """Only one process at a time installs `kind`; the others wait and then find it there."""
+    """Allow one process at a time to install `kind`; the others wait and then find it installed."""
     path = cache_dir() / f"{kind}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -76,7 +76,7 @@ def locked(kind: str) -> Iterator[None]:
 
 
 def run(command: Sequence[str | Path], *, cwd: Path, **environment: str) -> None:
-    """Run a command quietly in `cwd`; raise `Missing` with the end of its output when it fails."""
+    """Run a command quietly in `cwd`; raise `Missing` with the end of its output if it fails."""
     try:
         result = subprocess.run(
             [str(part) for part in command],
@@ -97,7 +97,7 @@ def run(command: Sequence[str | Path], *, cwd: Path, **environment: str) -> None
 
 
 def download(command: Sequence[str | Path], *, cwd: Path, **environment: str) -> None:
-    """As `run`, a few times: each failure but the last is told on stderr."""
+    """As `run`, with retries: each failure but the last is reported on stderr."""
     for attempt, pause_s in enumerate(PAUSES_S, 1):
         try:
             return run(command, cwd=cwd, **environment)
@@ -108,7 +108,7 @@ def download(command: Sequence[str | Path], *, cwd: Path, **environment: str) ->
 
 
 def minio_path() -> Path:
-    """Where the MinIO binary is or will be."""
+    """Return the path of the MinIO binary, installed or not."""
     return cache_dir() / f"minio-{MINIO_VERSION}" / "minio"
 
 
@@ -126,13 +126,13 @@ def install_minio(work: Path) -> None:
 
 
 def localstack_path() -> Path:
-    """The Python of LocalStack's environment."""
+    """Return the path of the Python of LocalStack's environment."""
     release = f"py{sys.version_info.major}{sys.version_info.minor}"
     return cache_dir() / f"localstack-{LOCALSTACK_VERSION}-{release}" / "bin" / "python"
 
 
 def install_localstack(work: Path) -> None:
-    """Make an environment and install LocalStack with pip. An environment cannot be moved: a link marks it complete."""
+    """Create an environment and install LocalStack with pip. It cannot be moved: a link marks it complete."""
     environment = localstack_path().parent.parent
     contents = environment.with_name(environment.name + ".d")
     shutil.rmtree(contents, ignore_errors=True)
@@ -145,7 +145,7 @@ def install_localstack(work: Path) -> None:
 
 
 def kcat_path() -> Path:
-    """The kcat on PATH, or else the wrapper in the cache."""
+    """Return the path of kcat: on PATH, or else the wrapper in the cache."""
     found = shutil.which("kcat")
     return Path(found) if found else cache_dir() / "kcat" / "kcat"
 
@@ -156,7 +156,7 @@ def install_kcat(work: Path) -> None:
         raise Missing("no `kcat` on PATH, and no apt-get to fetch its package: install kcat")
     downloads = work / "downloads"
     downloads.mkdir()
-    downloads.chmod(0o777)  # apt fetches as another user, where it can
+    downloads.chmod(0o777)  # apt fetches as another user if possible
     try:
         run(["apt-get", "download", "kcat"], cwd=downloads)
     except Missing:
@@ -164,7 +164,7 @@ def install_kcat(work: Path) -> None:
             download(["apt-get", "update"], cwd=downloads)
         download(["apt-get", "download", "kcat"], cwd=downloads)
     for package in KCAT_PACKAGES[1:]:
-        with contextlib.suppress(Missing):  # named otherwise in this release, or not needed; the run below decides
+        with contextlib.suppress(Missing):  # has another name in this release, or is not needed; the run below decides
             run(["apt-get", "download", package], cwd=downloads)
     root = work / "root"
     for archive in sorted(downloads.glob("*.deb")):
@@ -193,7 +193,7 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
 
 
 def install(kind: str) -> Path:
-    """The path of `kind`'s executable, installed now if it was not there. Raises `Missing`."""
+    """Return the path of `kind`'s executable; install it if necessary. Raises `Missing`."""
     path, make = KINDS[kind]
     if path().exists():
         return path()

@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
-"""A cluster lives through a day in a minute, on a real S3 server and without containers; then every promise is checked.
+"""Run a cluster through scaling, moves and failures under load on a real S3 server, without containers, and check it.
 
     python localstack/scenario.py --bucket {minio|localstack} [--rounds 1] [--seconds 5] [--mb-per-s 4]
 
-It starts the server (`serve.py`), `tidelog up --brokers 3 --wal s3` over a bucket of its own, an idempotent producer on
-all partitions at a constant rate, and a consumer group of two. Under that load each round
+It starts the server (`serve.py`), `tidelog up --brokers 3 --wal s3` on a separate bucket, an idempotent producer on all
+partitions at a constant rate, and a consumer group of two. Under that load each round
 
 1. moves partitions through Kafka's AlterPartitionReassignments (kafka-python), and others by `tidelog partition move`;
-2. adds two brokers and gives them their share: 3 → 5;
-3. drains the three oldest brokers side by side and removes them: 5 → 2. After the first round the controllers are
-   alone. With `--follow-signal` it is a small autoscaler: brokers are told to carry little, so that the load wants five
-   of them; one is added while `/scale` wants more than there are; then the load becomes less, and one is drained and
-   removed while fewer are wanted;
-4. kills a broker (`kill -9`), waits until the other has taken over and the dead one is back, and shares again;
-5. kills the active controller, makes a topic and moves a partition meanwhile.
+2. adds two brokers and rebalances: 3 → 5;
+3. drains the three oldest brokers in parallel and removes them: 5 → 2. After the first round their nodes run only
+   controllers. With `--follow-signal` it is a small autoscaler: the capacity of a broker is set low, so that the load
+   needs five; one is added while `/scale` requests more; then the load is reduced, and one is drained and removed while
+   fewer are needed;
+4. kills a broker (`kill -9`), waits until the other has taken over and the dead one has restarted, and rebalances;
+5. kills the active controller, and creates a topic and moves a partition meanwhile.
 
-At the end: every acknowledged record is there, once, in order, at its offset; the group has read them all, and its
-committed offsets never went back; `tidelog object verify` and `tidelog status` find nothing; removed brokers left no
-files; everything ends when asked, and no process is left.
+At the end: every acknowledged record exists once, in order, at its offset; the group has read them all, and its
+committed offsets never decreased; `tidelog object verify` and `tidelog status` find no problem; removed brokers left no
+files; everything stops on request, and no process is left.
 
-A row of the table is a step: how long it took (not counting the `--seconds` that the load goes on after it), how many
-partitions have another leader than before, the longest time that each partition was without an acknowledgement (the
-median partition, the 99th percentile, the worst) and without a record for the group (the worst), errors of clients.
+A row of the table is a step: its duration (without the following `--seconds` of load), the number of partitions with a
+new leader, the longest time that each partition was without an acknowledgement (the median partition, the 99th
+percentile, the worst) and without a record for the group (the worst), errors of clients.
 
-Exit codes: 0 everything held; 1 a check failed, or a step did not come about in its time; 3 the server cannot be
-installed here. Every wait has a deadline. Needs the `dev` extra.
+Exit codes: 0 all checks passed; 1 a check failed, or a step timed out; 3 the server cannot be installed on this
+machine. Every wait has a deadline. Needs the `dev` extra.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidelog.chaos.report import quantile
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from confluent_kafka import KafkaException
@@ -53,32 +55,32 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from runtime.errors import TidelogError
 from tests.e2e.backends import create_topic, s3_flags
-from tests.harness.controller_kills import Controllers, make_topic, quantile
+from tests.harness.controller_kills import Controllers, make_topic
 from tests.harness.failover import ask
 from tests.support.cluster_process import UpCluster, eventually, up_cluster
 from tests.support.group_load import GroupLoad
 from tests.support.partition_load import PartitionLoad
 from tests.support.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, Missing, S3Server, ServerPool
-from tidelog import output
-from tidelog.client import http_json
+from tidelog.cli import output
+from tidelog.cli.client import http_json
+from tidelog.runtime.errors import TidelogError
 
 TOPIC = "orders"
 OFFSETS = "__consumer_offsets"
 RECORD_BYTES = 2_048
 MANY = 5
-"""Brokers, when there are most."""
+"""Maximum number of brokers."""
 SLOW = 0.07
-"""What is left of the load when fewer brokers shall do."""
+"""The share of the load that remains for scaling down."""
 COMMAND_TIMEOUT_S = 120.0
 DEADLINE_S = 90.0
 END_S = 5.0
-"""How long a process may take to be gone once it was told or its parent was killed."""
+"""Time-out for the end of a process after a stop request or the death of its parent."""
 MISSING = 3
 PR_SET_CHILD_SUBREAPER = 36
 EXPECTED = (AssertionError, TidelogError, KafkaException, KafkaError, subprocess.SubprocessError, OSError)
-"""What ends a run as a failure with its table; anything else is a fault of this script."""
+"""Exceptions that end a run as a failure with its table; any other is a bug of this script."""
 
 
 @dataclass
@@ -94,8 +96,9 @@ class Step:
     note: str = ""
 
     def cells(self) -> list[str]:
-        """As they are printed; stalls in milliseconds."""
-        stalls = [f"{quantile(self.producer_s, q) * 1000:.0f}" for q in (0.5, 0.99, 1.0)] if self.producer_s else []
+        """The printed cells; stalls in milliseconds."""
+        quantiles = [quantile(self.producer_s, q) for q in (0.5, 0.99, 1.0)]
+        stalls = [f"{one * 1000:.0f}" for one in quantiles if one is not None]
         measured = [str(self.moved), *stalls, f"{self.consumer_s * 1000:.0f}", str(self.errors)] if stalls else [""] * 6
         return [self.name, f"{self.took_s:.1f}", *measured, self.note]
 
@@ -114,14 +117,14 @@ class Scene:
         self.steps: list[Step] = []
         self.removed: list[int] = []
 
-    # --- what there is ---------------------------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------------------
 
     def _layout(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.up.data_dir / "cluster.json").read_text())
         return found
 
     def brokers(self) -> list[int]:
-        """Their ids, the oldest first."""
+        """The broker ids, the oldest first."""
         layout = self._layout()
         return sorted(layout["brokers"] or map(int, layout["kafka_ports"]))
 
@@ -138,25 +141,25 @@ class Scene:
         return {row["partition"]: row["leader"] for row in rows}
 
     def controllers(self) -> Controllers:
-        """The quorum, to be asked directly."""
+        """The addresses of the quorum, for direct requests."""
         ports = self._layout()["controllers"]
         addresses = {int(node): f"127.0.0.1:{port}" for node, port in ports.items()}
         return Controllers(addresses, self.up.data_dir / "cluster.secret")
 
-    # --- what is done ----------------------------------------------------------------------------------------------
+    # --- actions ---------------------------------------------------------------------------------------------------
 
     def tidelog(self, *arguments: str, asks: bool = True, ok: Sequence[int] = (0,)) -> str:
-        """What a command prints. Raises `AssertionError` if it fails."""
+        """Return the output of a command. Raises `AssertionError` if it fails."""
         return finished(self.begin(*arguments, asks=asks), ok)
 
     def begin(self, *arguments: str, asks: bool = True) -> subprocess.Popen[str]:
-        """A command that goes on beside us; `asks`: it wants a broker's address."""
+        """Start a command in the background; `asks`: it needs a broker's address."""
         where = ["--bootstrap", self.bootstrap()] if asks else []
         command = [sys.executable, "-m", "tidelog", *arguments, *where]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def reassign(self, wanted: dict[int, int]) -> None:
-        """Kafka's own way, by a client that is not ours: AlterPartitionReassignments, then List until none is left."""
+        """Move partitions by a third-party client: AlterPartitionReassignments, then List until none is left."""
         with closing(KafkaAdminClient(bootstrap_servers=self.bootstrap().split(","))) as admin:
             targets = {TopicPartition(TOPIC, index): [to] for index, to in wanted.items()}
             refused = {one: error for one, error in admin.alter_partition_reassignments(targets).items() if error}
@@ -165,7 +168,7 @@ class Scene:
         self.wait_led(wanted)
 
     def share(self) -> None:
-        """Every broker gets its part of the topic, by `tidelog partition move --file`."""
+        """Distribute the topic evenly over the brokers, by `tidelog partition move --file`."""
         brokers, found = self.brokers(), self.leaders()
         wanted = {index: brokers[index % len(brokers)] for index in found}
         rows = [
@@ -178,16 +181,16 @@ class Scene:
         self.wait_led(wanted)
 
     def wait_led(self, wanted: dict[int, int]) -> None:
-        """Until the partitions are where they should be."""
+        """Wait until the partitions are on their target brokers."""
         eventually(lambda: wanted.items() <= self.leaders().items(), DEADLINE_S)
 
     def slow_down(self) -> None:
-        """A load that two brokers carry easily, by `scale_flags`."""
+        """Reduce the load to what two brokers carry easily, by `scale_flags`."""
         self.load.pause_s = pause_s(self.options) / SLOW
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """A row of the table: everything in between, and the load's `--seconds` after it."""
+        """Measure a row of the table: the block, and the following `--seconds` of load."""
         row = Step(name)
         self.steps.append(row)
         before = self._places()
@@ -199,7 +202,7 @@ class Scene:
             yield row
             row.took_s = time.monotonic() - began
             self.load.wait_grown(5, DEADLINE_S)
-            time.sleep(self.options.seconds)  # the length of the measurement, not a wait for anything
+            time.sleep(self.options.seconds)  # the duration of the measurement, not a wait for a condition
         finally:
             row.took_s = row.took_s or time.monotonic() - began
             row.producer_s = list(self.load.gaps_s().values())
@@ -213,26 +216,26 @@ class Scene:
 
 
 def finished(process: subprocess.Popen[str], ok: Sequence[int] = (0,)) -> str:
-    """What the command printed. Raises `AssertionError` if it failed, `TimeoutExpired`."""
+    """Return the output of a background command. Raises `AssertionError` if it failed, `TimeoutExpired`."""
     try:
         said, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise
-    assert process.returncode in ok, f"{process.args} ended with {process.returncode}: {said}{errors}"
+    assert process.returncode in ok, f"{process.args!r} ended with {process.returncode}: {said}{errors}"
     return said
 
 
 def pause_s(options: argparse.Namespace) -> float:
-    """Between two records of a partition, so that all together are `--mb-per-s`."""
+    """The interval between two records of a partition, for `--mb-per-s` in total."""
     return float(options.partitions * RECORD_BYTES / (options.mb_per_s * 1e6))
 
 
 def scale_flags(options: argparse.Namespace) -> list[str]:
-    """What a broker carries: so little that half of the load wants five at the mark of 70 %; and windows of seconds.
+    """The capacity of a broker: so low that half of the load needs five at a target of 70 %; and windows of seconds.
 
-    Half of it: a machine that is busy with other things may not carry more. `max_brokers` bounds what all of it wants.
+    Half of the load, because a busy machine may not carry more. `max_brokers` bounds the brokers for the whole load.
     """
     settings = {
         "broker_bytes_in_per_s": int(0.5 * options.mb_per_s * 1e6 / (0.7 * (MANY - 0.3))),
@@ -251,13 +254,13 @@ def scale_flags(options: argparse.Namespace) -> list[str]:
 
 
 def quiet(scene: Scene) -> None:
-    """Nothing happens: the gaps that there are anyway."""
+    """No action: measure the gaps of the load alone."""
     with scene.step("load alone"):
         pass
 
 
 def reassignments(scene: Scene) -> None:
-    """Half of the partitions go to the next broker, a quarter by each way."""
+    """Move half of the partitions to the next broker, a quarter by each method."""
     brokers = scene.brokers()
     following = dict(zip(brokers, [*brokers[1:], brokers[0]], strict=True))
     placed = sorted(scene.leaders().items())
@@ -284,7 +287,7 @@ def scale_up(scene: Scene) -> None:
 
 
 def scale_down(scene: Scene) -> None:
-    """5 → 2: the oldest leave, drained side by side; one by one where the signal is followed."""
+    """5 → 2: drain the oldest in parallel, or one by one with `--follow-signal`."""
     brokers = scene.brokers()
     leaving = brokers[:-2]
     with scene.step(f"brokers {len(brokers)} → 2") as row:
@@ -309,34 +312,34 @@ def scale_down(scene: Scene) -> None:
 
 
 def signalled(scene: Scene, holds: Callable[[Any], bool]) -> str:
-    """What a script around an autoscaler does: asks how many brokers are wanted until it is time to act; why it is."""
+    """Poll the number of brokers that the load needs until it requires an action; return the reason."""
     began = time.monotonic()
     found = ask(scene.bootstrap(), "/scale", holds, DEADLINE_S)
     return f"{found['wanted']} wanted after {time.monotonic() - began:.1f} s: {found['reason']}"
 
 
 def remove(scene: Scene, broker: int) -> None:
-    """Of a drained one. It is not asked itself, for it ends."""
+    """Remove a drained broker, by a request to another one."""
     scene.removed.append(broker)
     command = ["broker", "remove", str(broker), "--data-dir", str(scene.up.data_dir)]
     finished(scene.begin(*command, "--bootstrap", scene.bootstrap(spare=broker), asks=False))
 
 
 def alive(scene: Scene) -> list[int]:
-    """The brokers that the cluster knows and takes for living ones."""
+    """The brokers that are alive according to the cluster."""
     rows = ask(scene.bootstrap(), "/brokers", lambda found: found["brokers"], DEADLINE_S)["brokers"]
     return sorted(row["id"] for row in rows if row["state"] == "alive")
 
 
 def pid_of(scene: Scene, broker: int) -> int:
-    """Its process, which only itself knows."""
+    """The pid of a broker, which only that broker reports."""
     rows = ask(scene.bootstrap(), "/brokers", lambda found: found["brokers"], DEADLINE_S)["brokers"]
     url = next(row["admin_url"] for row in rows if row["id"] == broker)
     return next(int(row["pid"]) for row in http_json(url, "/status")["nodes"] if row["id"] == broker)
 
 
 def kill_broker(scene: Scene) -> None:
-    """`kill -9`; the others take over what it had, and it comes back empty."""
+    """`kill -9` of a broker: the others take over its partitions, and it restarts empty."""
     victim = scene.brokers()[0]
     others = scene.bootstrap(spare=victim)
     with scene.step(f"kill -9 of broker {victim}") as row:
@@ -344,15 +347,15 @@ def kill_broker(scene: Scene) -> None:
         died_ms = int(time.time() * 1000)
         os.kill(pid, signal.SIGKILL)
 
-        def salvaged(found: Any) -> list[Any]:
-            done: list[Any] = found["salvaged"]
+        def taken_over(found: Any) -> list[Any]:
+            done: list[Any] = found["taken_over"]
             return [one for one in done if one["broker"] == victim and one["since_ms"] >= died_ms]
 
-        done = salvaged(ask(others, "/failover", salvaged, DEADLINE_S))[-1]
+        done = taken_over(ask(others, "/failover", taken_over, DEADLINE_S))[-1]
         declared_s = (done["since_ms"] - died_ms) / 1000
-        salvage_s = sum(done["steps_ms"].values()) / 1000
+        takeover_s = sum(done["steps_ms"].values()) / 1000
         placed = done["partitions_placed"]
-        row.note = f"declared dead after {declared_s:.2f} s, {placed} partitions placed {salvage_s:.2f} s later"
+        row.note = f"declared dead after {declared_s:.2f} s, {placed} partitions placed {takeover_s:.2f} s later"
         scene.load.wait_grown(1, DEADLINE_S)
         eventually(lambda: alive(scene) == scene.brokers(), DEADLINE_S)
     with scene.step("shared again"):
@@ -360,7 +363,7 @@ def kill_broker(scene: Scene) -> None:
 
 
 def kill_controller(scene: Scene) -> None:
-    """`kill -9` of the active one; a topic is made and a partition moved meanwhile."""
+    """`kill -9` of the active controller; create a topic and move a partition meanwhile."""
     admin = AdminClient({"bootstrap.servers": scene.bootstrap(), "log_level": 0})
     index, leader = min((index, at) for index, at in scene.leaders().items() if at is not None)
     target = next(each for each in scene.brokers() if each != leader)
@@ -393,31 +396,31 @@ async def _all_follow(scene: Scene) -> None:
 
 
 def back_to_three(scene: Scene) -> None:
-    """For the next round."""
+    """Restore three brokers for the next round."""
     scene.load.pause_s = pause_s(scene.options)
     with scene.step("brokers 2 → 3"):
         scene.tidelog("broker", "add", "--data-dir", str(scene.up.data_dir), asks=False)
         scene.share()
 
 
-# --- what must hold --------------------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 class Checks:
-    """What was looked at, and what was wrong."""
+    """The checks and their problems."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.failed = 0
 
     def hold(self, what: str, problems: Sequence[str]) -> None:
-        """Note that `what` holds, if there are no problems."""
+        """Record the check `what`, passed if there are no problems."""
         self.failed += bool(problems)
         self.lines.append(f"{'FAILED' if problems else 'ok':<6}  {what}")
         self.lines += [f"        {problem}" for problem in problems[:10]]
 
     def run(self, what: str, check: Callable[[], Sequence[str]]) -> None:
-        """The same, of a check that may not come to an end."""
+        """Run and record a check that may time out."""
         try:
             problems = check()
         except EXPECTED as error:
@@ -426,7 +429,7 @@ class Checks:
 
 
 def verify(scene: Scene, checks: Checks) -> None:
-    """Everything that can be asked of a cluster that runs. The load has ended, the group has not."""
+    """Check the running cluster. The load has ended, the group has not."""
     load, facts = scene.load, scene.group.facts
     checks.run(
         f"{load.count():,} acknowledged records are there once, in order, at their offsets; no produce error",
@@ -449,14 +452,14 @@ def verify(scene: Scene, checks: Checks) -> None:
 
 
 def left_files(scene: Scene, broker: int) -> list[Path]:
-    """What should not be there any more; the controller of such a node keeps its own."""
+    """Return the remaining files of removed brokers, except those of a controller on the node."""
     node = scene.up.data_dir / f"node-{broker}"
     kept = str(broker) in json.loads((scene.up.data_dir / "cluster.json").read_text())["controllers"]
     return [path for path in ([node / "wal"] if kept else [node]) if path.exists()]
 
 
 def unhealthy(scene: Scene) -> list[str]:
-    """What `tidelog status` finds, once all is done that was begun."""
+    """Return the problems of `tidelog status`, once all work has completed."""
 
     def settled() -> list[str]:
         document = json.loads(scene.tidelog("status", "--format", "json", ok=(0, 10)))
@@ -479,7 +482,7 @@ def unhealthy(scene: Scene) -> list[str]:
 
 
 def children() -> list[int]:
-    """The processes whose parent we are; orphans of our children's are ours, too (`PR_SET_CHILD_SUBREAPER`)."""
+    """The child processes, including orphans of children (`PR_SET_CHILD_SUBREAPER`)."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):
@@ -488,7 +491,7 @@ def children() -> list[int]:
 
 
 def processes_left(spared: set[int]) -> list[str]:
-    """Who is still there a moment later, the dead reaped; each is ended."""
+    """Reap ended processes, return those still running after a moment, and kill them."""
     deadline = time.monotonic() + END_S
     while left := {pid for pid in set(children()) - spared if os.waitpid(pid, os.WNOHANG) == (0, 0)}:
         if time.monotonic() > deadline:
@@ -503,11 +506,11 @@ def processes_left(spared: set[int]) -> list[str]:
     return lines
 
 
-# --- the whole -------------------------------------------------------------------------------------------------------
+# --- main program ----------------------------------------------------------------------------------------------------
 
 
 def play(scene: Scene) -> None:
-    """All rounds."""
+    """Run all rounds."""
     quiet(scene)
     for number in range(scene.options.rounds):
         if number:
@@ -520,7 +523,7 @@ def play(scene: Scene) -> None:
 
 
 def run(server: S3Server, options: argparse.Namespace, directory: Path) -> int:
-    """Play it over this server, print what happened; the exit code."""
+    """Run the scenario on this server, print the results and return the exit code."""
     checks = Checks()
     steps: list[Step] = []
     spared = set(children())
@@ -562,7 +565,7 @@ def run(server: S3Server, options: argparse.Namespace, directory: Path) -> int:
 
 @contextmanager
 def s3_server(options: argparse.Namespace, directory: Path) -> Iterator[S3Server]:
-    """The server named, or one that runs already. Raises `Missing`."""
+    """Yield the given kind of server, or one that is already running. Raises `Missing`."""
     if options.endpoint:
         yield S3Server(options.bucket, options.endpoint, options.access_key, options.secret_key)
         return
@@ -590,7 +593,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that everything is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that everything is stopped
     with tempfile.TemporaryDirectory(prefix="tidelog-scenario-") as scratch:
         try:
             with s3_server(options, Path(scratch)) as server:

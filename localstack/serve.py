@@ -3,16 +3,16 @@
 
     python localstack/serve.py {moto|minio|localstack} [--port P] [--dir D] [--while-locked FILE]
 
-Installs the server if it is not there (`install.py`), prints one line `ready endpoint=http://127.0.0.1:PORT` once it
-answers, and serves until SIGTERM or SIGINT, until its parent is gone, or until its stdin (if that is a pipe) ends. With
-`--while-locked FILE` it serves for as long as any process holds a shared flock(2) on FILE instead: the kernel gives the
-lock back however that process ends, so many users can share a server and none has to stop it.
+Installs the server if necessary (`install.py`), prints one line `ready endpoint=http://127.0.0.1:PORT` once it
+responds, and serves until SIGTERM or SIGINT, until its parent ends, or until its stdin (if that is a pipe) is closed.
+With `--while-locked FILE` it serves while any process holds a shared flock(2) on FILE instead: the kernel releases the
+lock when that process ends, so many users can share a server and none has to stop it.
 
-It listens on 127.0.0.1 only. Port 0 (the default) takes a free one. The data is in D (default: a temporary folder,
+It listens on 127.0.0.1 only. Port 0 (the default) selects a free one. The data is in D (default: a temporary folder,
 removed at the end; moto keeps it in memory), the server's output in `D/server.log`. The access key is
 `$AWS_ACCESS_KEY_ID`, default `tidelog`; the secret `$AWS_SECRET_ACCESS_KEY`, default `tidelog-secret`.
 
-Exit codes: 0 asked to stop; 1 the server could not be started or died; 3 it cannot be installed here.
+Exit codes: 0 stopped on request; 1 the server could not be started or died; 3 it cannot be installed on this machine.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import install
-
-from runtime.network import AddressInUse
-from runtime.ports import choose_port
+from localstack import install
+from tidelog.runtime.network import AddressInUse
+from tidelog.runtime.ports import choose_port
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 180
@@ -55,7 +54,7 @@ HEALTH = {
 
 
 def command_for(kind: str, port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
-    """The server's command line and what its environment has beyond ours."""
+    """Return the server's command line and additional environment variables."""
     if kind == "moto":
         return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)], {}
     if kind == "minio":
@@ -71,10 +70,10 @@ def command_for(kind: str, port: int, directory: Path) -> tuple[list[str], dict[
         }
     return [str(install.install("localstack")), "-m", "localstack.runtime.main"], {
         "SERVICES": "s3",
-        "OVERRIDE_IN_DOCKER": "0",  # else it writes to system folders
+        "OVERRIDE_IN_DOCKER": "0",  # otherwise it writes to system folders
         "FILESYSTEM_ROOT": str(directory / "fs"),
         "GATEWAY_LISTEN": f"{HOST}:{port}",
-        "GATEWAY_SERVER": "hypercorn",  # the other one binds all addresses
+        "GATEWAY_SERVER": "hypercorn",  # the other variable binds all addresses
         "DNS_ADDRESS": "0",
         "DISABLE_EVENTS": "1",
         "SKIP_SSL_CERT_DOWNLOAD": "1",
@@ -83,7 +82,7 @@ def command_for(kind: str, port: int, directory: Path) -> tuple[list[str], dict[
 
 
 def end_with_parent() -> None:
-    """Between fork and exec: the child is told to end when we are killed."""
+    """Called between fork and exec: request SIGTERM for the child when this process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -108,7 +107,7 @@ def wait_until_ready(kind: str, child: subprocess.Popen[bytes], port: int) -> bo
 
 
 class Lifetime:
-    """Says when it is time to stop."""
+    """Decides when to stop."""
 
     def __init__(self, lock: Path | None) -> None:
         self._lock = lock.open("a") if lock else None
@@ -122,7 +121,7 @@ class Lifetime:
         self.asked = True
 
     def _is_used(self) -> bool:
-        """Whether anybody holds the lock. If not we take it and keep it: a newcomer waits until we are gone."""
+        """Whether another process holds the lock. If not, take and keep it: a new user waits until this server ends."""
         assert self._lock is not None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +130,7 @@ class Lifetime:
         return False
 
     def over(self) -> bool:
-        """Waits a moment, then answers."""
+        """Wait briefly, then return whether to stop."""
         if self._lock is not None:
             time.sleep(POLL_S)
             return self.asked or not self._is_used()

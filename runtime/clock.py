@@ -1,12 +1,12 @@
-"""`Clock`, the door to time.
+"""`Clock`, the interface to time.
 
-Invariant: no module outside this one asks the operating system for the time, but for the real sides of other doors
-(`runtime.disk`, the Raft under `Consensus`), which are not there where time is simulated. Wall-clock time (milliseconds
-since the Unix epoch, UTC) is for what users see: timestamps, retention, TTLs. Monotonic time (seconds) is for time-outs
-and ages; it never jumps. The event loop's own timers (`asyncio.sleep`, `loop.call_later`) are virtual in the simulator,
-so code may use them freely.
+Invariant: no other module reads the operating system's clocks, except the real implementations of the other interfaces
+(`tidelog.runtime.disk`, the Raft under `Consensus`), which are absent where time is simulated. Wall-clock time
+(milliseconds since the Unix epoch, UTC) is for times that users see: timestamps, retention, TTLs. Monotonic time
+(seconds) is for time-outs and ages; it never jumps. The event loop's own timers (`asyncio.sleep`, `loop.call_later`)
+are virtual in the simulator and may be used freely.
 
-Entry: `SystemClock` in production, a simulated one under `simulation`.
+Entry: `SystemClock` in production, a simulated clock in `simulation`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the rest of the house knows of time."""
+    """Source of time."""
 
     def time_ms(self) -> int:
-        """Wall-clock time in milliseconds since the Unix epoch (int64). May jump when an operator sets the clock."""
+        """Return wall-clock time in milliseconds since the Unix epoch (int64). May jump when the clock is set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start. Never goes back."""
+        """Return seconds since an arbitrary start. Never decreases."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -40,7 +40,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     monotonic = staticmethod(time.monotonic)
-    """See `Clock.monotonic`. Not wrapped: a request asks three times."""
+    """See `Clock.monotonic`. Not wrapped, because each request calls it three times."""
 
     async def sleep(self, seconds: float) -> None:
         """See `Clock.sleep`."""

@@ -1,11 +1,11 @@
-"""`CpuMeter`, the door to the CPU time of this process, and what a byte costs of it.
+"""`CpuMeter`, the interface to the CPU time of this process, and the CPU cost of a byte.
 
-Invariant: nothing but speed depends on it. A meter that always answers the same is a machine that is never busy, which
-is what a simulation hands in.
+Invariant: the figures affect only speed. A meter with constant values represents a machine that is never busy;
+simulations use one.
 
-*Waiting* is the time in which a thread could have run and another one had the core: Linux counts it for each thread
-(`/proc/thread-self/schedstat`). It tells a machine (or a container's quota) that has nothing left from one that is
-idle, whoever uses it. Where the file is missing, waiting is unknown and counts as none.
+*Waiting* is the time in which a thread was runnable while another one had the core. Linux counts it for each thread
+(`/proc/thread-self/schedstat`). It distinguishes a machine (or a container's quota) without idle capacity from an idle
+one, whichever process uses it. Without the file, waiting is unknown and counts as none.
 
 Entry: `SystemCpu`; `ByteCost`.
 """
@@ -20,30 +20,30 @@ _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
 class CpuTimes(NamedTuple):
-    """Seconds since some start; they only grow."""
+    """Seconds since an arbitrary start; they only grow."""
 
     process_s: float
     """CPU time of all threads of the process."""
     loop_run_s: float
-    """CPU time of the calling thread: the event loop's."""
+    """CPU time of the calling thread, which is the event loop's."""
     loop_wait_s: float
-    """How long the calling thread waited for a core."""
+    """Time for which the calling thread waited for a core."""
 
 
 class CpuMeter(Protocol):
-    """What the rest of the house knows of CPU time."""
+    """Source of CPU times."""
 
     def times(self) -> CpuTimes:
-        """The figures now. Called on the event loop's thread; takes some 20 µs."""
+        """Return the current figures. Called on the event loop's thread; takes about 20 µs."""
         ...
 
     def thread_s(self) -> float:
-        """CPU seconds of the calling thread, whichever it is. Takes less than a microsecond."""
+        """Return the CPU seconds of the calling thread. Takes less than a microsecond."""
         ...
 
 
 class SystemCpu:
-    """The operating system's figures."""
+    """CPU times of the operating system."""
 
     def __init__(self) -> None:
         self._has_schedstat = _SCHEDSTAT.exists()
@@ -60,16 +60,16 @@ class SystemCpu:
 
 
 class ByteCost:
-    """CPU seconds that something takes for a byte, as measured lately."""
+    """Recent CPU cost of an operation, in seconds per byte."""
 
     def __init__(self, first: float) -> None:
-        """`first` is the guess before anything was measured."""
+        """`first` is the estimate before the first measurement."""
         assert first > 0
         self._bounds = first / 10, first * 10
         self.seconds_a_byte = first
 
     def note(self, size: int, seconds: float) -> None:
-        """`size` bytes took `seconds`: weighs as much as its part of `_MEMORY_BYTES`. Wild figures are bounded."""
+        """Add a measurement with the weight `size` / `_MEMORY_BYTES`. Outliers are bounded."""
         if size <= 0:
             return
         low, high = self._bounds
@@ -79,4 +79,4 @@ class ByteCost:
 
 
 _MEMORY_BYTES: Final = 64 << 20
-"""What is remembered: about the last 64 MiB."""
+"""The average covers about the last 64 MiB."""

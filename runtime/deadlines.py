@@ -1,8 +1,9 @@
-"""Time-outs for what is nearly always done in time: one timer of the loop for all of them.
+"""Time-outs that rarely expire, with one timer of the event loop for all of them.
 
-A timer of the loop for each request costs more than the rest of its acknowledgement. Here a deadline is an entry in the
-slot of its tenth of a second; one timer looks at the slots that are over, and only while there are entries. A call
-comes up to `TICK_S` late, never early. What is done takes its entry away, so nothing is kept alive for longer.
+A timer of the loop for each request costs more than the rest of its acknowledgement. Here a deadline is an entry in a
+slot of a tenth of a second. One timer handles the slots that are due, and runs only while there are entries. A callback
+runs up to `TICK_S` late, never early. A completed operation removes its entry, so nothing is kept alive longer than
+needed.
 
 Entry: `Deadlines`.
 """
@@ -25,11 +26,11 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """How many deadlines are waited for."""
+        """Return the number of pending deadlines."""
         return sum(map(len, self._slots.values()))
 
     def add(self, seconds: float, callback: Callable[[], None]) -> int:
-        """Call `callback` after `seconds` (≥ 0), unless `discard` is called with it and the slot returned here."""
+        """Call `callback` after `seconds` (≥ 0), unless it is discarded. Returns the slot that `discard` needs."""
         loop = asyncio.get_running_loop()
         slot = int((loop.time() + seconds) / TICK_S) + 1
         entries = self._slots.get(slot)
@@ -41,7 +42,7 @@ class Deadlines:
         return slot
 
     def discard(self, slot: int, callback: Callable[[], None]) -> None:
-        """Forget a deadline; one that is over or forgotten already is left alone."""
+        """Cancel a deadline. Does nothing if it has expired or was cancelled."""
         entries = self._slots.get(slot)
         if entries is not None:
             entries.pop(callback, None)
@@ -54,5 +55,5 @@ class Deadlines:
         for slot in sorted(slot for slot in self._slots if slot <= now):
             while entries := self._slots.get(slot):
                 callback = next(iter(entries))
-                self.discard(slot, callback)  # before the call: if it raises, the next tick goes on behind it
+                self.discard(slot, callback)  # before the call: if it raises, the next tick continues after it
                 callback()

@@ -1,36 +1,35 @@
-"""`Disk`, the door to the files of a write-ahead log.
+"""`Disk`, the interface to the files of a write-ahead log.
 
 A disk is one flat directory of files. It has two lanes:
 
-- The *ordered lane*: `DiskFile.write`, `sync` and `publish` are submitted without waiting and run strictly in the order
-  of submission, over all files of the disk. Each ends with one call of its `done` on the event loop, in that order, and
-  after the submitting call has returned, unless that was a write that said `may_block`.
-- The *background lane*: everything declared `async` (open, read, fill with zeros, list, rename, remove, replace). Calls
-  on one file must not contradict writes of the ordered lane that are still under way.
+- The *ordered lane*: `DiskFile.write`, `sync` and `publish` return at once and run strictly in the order of submission,
+  over all files of the disk. Each ends with one call of its `done` on the event loop, in that order, and after the
+  submitting call has returned, except for a write with `may_block`.
+- The *background lane*: all `async` methods (open, read, fill with zeros, list, rename, remove, replace). Calls on one
+  file must not conflict with writes of the ordered lane that are in progress.
 
-Invariants that the log above builds on:
+Invariants for the log above:
 1. `done(None)` of a write with `sync=True`, or of a sync, means: those bytes, and all bytes submitted for the same file
    before them, survive a power loss.
-2. After one failed operation in the ordered lane every later one of the disk fails with the same error. A failed fsync
-   is never repeated as if nothing had happened: the kernel may have dropped the dirty pages already.
+2. After a failed operation in the ordered lane every later one of the disk fails with the same error. A failed fsync is
+   never repeated, because the kernel may already have dropped the dirty pages.
 3. `publish`, `rename`, `remove`, `replace` and a newly created file's name are durable (directory fsync) when they
    report success.
 
-Errors are plain `OSError`s with their errno: the log above decides what is back-pressure and what is the end.
+Errors are plain `OSError`s with their errno. The log above decides which cause back-pressure and which are fatal.
 
-`FileDisk`, the real one, has one writer thread that merges everything that arrived while the last fdatasync ran into
-one `pwritev` and one `fdatasync` (group commit), and two helper threads for the background lane.
+`FileDisk`, the real implementation, has one writer thread that merges everything that arrived during the last fdatasync
+into one `pwritev` and one `fdatasync` (group commit), and two helper threads for the background lane.
 
-A lone small write is quicker without that thread: the hand-over there and back costs about half of a sync. So a write
-that says `may_block` is done where it was submitted, on the loop's own thread, while the disk is quick and has little
-to do:
-- The last group, whichever thread committed it, took no longer than `QUICK_S`. After a slower one the next goes to the
-  writer thread, which finds out whether the disk is quick again; the first one ever, too.
-- Since each group the lane has rested for `REST` times as long as that took. So the loop gives at most a fifth of its
-  time to such syncs, and under load, when the lane is hardly ever idle, all go to the writer thread and are merged.
+A single small write is answered faster if the loop waits for it than if it is called back, because its wake-up costs as
+much as a good part of a sync. The calling thread, the event loop's, therefore waits for a write with `may_block` while
+the disk is fast and lightly loaded:
+- The last group took no longer than `QUICK_S`. For a slower one, and for the first one, the loop does not wait.
+- The lane has been idle since the last group for `REST` times as long as that took. The loop therefore spends at most a
+  fifth of its time on such syncs. Under load the lane is hardly ever idle, and writes are merged.
 
-What cannot be bounded is the one sync that is slow after a quick one: for so long the loop does nothing else. A disk
-that hangs therefore stops the process, its heartbeats included, and others take over, if there are any.
+It waits for `WAIT_S` at most: a disk that hangs right after a fast sync does not stop the loop, which is called back
+when the disk answers.
 
 Entry: `FileDisk`.
 """
@@ -45,17 +44,18 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from runtime.scheduling import wake_promptly
+from tidelog.runtime.scheduling import wake_promptly
+from tidelog.runtime.types import Buffer
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-Buffer = bytes | bytearray | memoryview
 Done = Callable[[OSError | None], None]
 T = TypeVar("T")
 
@@ -64,16 +64,18 @@ _IOV_MAX = 1024
 _GROUP_BYTES = 16 << 20
 """Bound on one group commit, so that its first record does not wait for megabytes of later ones."""
 _ZERO_PIECE = 4 << 20
-"""Zeros are written and synced in pieces, so that filling a spare file never floods the device's queue."""
+"""Zeros are written and synced in pieces, so that filling a spare file does not saturate the device's queue."""
 _ZEROS = memoryview(bytes(_ZERO_PIECE))
 QUICK_S = 0.001
-"""A disk that took longer for its last group gets no write on the loop's thread."""
+"""If the last group took longer, the loop's thread does not wait for the next one."""
+WAIT_S = 0.005
+"""The longest time that the loop's thread waits for a group."""
 REST = 4
-"""For how long after a group no write is done on the loop's thread, as a multiple of the time that the group took."""
+"""Idle time after a group before the loop's thread may wait for one, as a multiple of the group's duration."""
 INLINE_BYTES = 64 << 10
-"""Larger writes are left to the writer thread: copying them alone would take the loop's time."""
+"""The loop does not wait for larger writes: copying them would block it too long."""
 _TEMPORARY = ".tmp"
-"""Suffix of files that a crash may leave half-written; their owner removes them at recovery."""
+"""Suffix of files that a crash may leave incomplete; their owner removes them at recovery."""
 
 
 class FileInfo(NamedTuple):
@@ -89,19 +91,19 @@ class DiskFile(Protocol):
 
     @property
     def name(self) -> str:
-        """The file's current name (after the last rename or publish asked for)."""
+        """Return the file's current name (after the last submitted rename or publish)."""
         ...
 
     @property
     def size(self) -> int:
-        """Size when opened, or as grown by `fill_zeros` since. Writes of the ordered lane stay below it."""
+        """Return the size when opened, or after `fill_zeros`. Writes of the ordered lane stay below it."""
         ...
 
     def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
-        """Submit a write of `buffers`, one after the other, at `offset`; with `sync` it is durable when done.
+        """Submit a write of the concatenated `buffers` at `offset`; with `sync` it is durable when done.
 
-        The buffers (contiguous, of bytes) must not change until `done` was called. With `may_block` the caller lends
-        its thread for as long as a quick disk takes, and `done` may be called before this returns.
+        The buffers (contiguous, of bytes) must not change until `done` was called. With `may_block` the write may run
+        in the calling thread if the disk is fast, and `done` may be called before this method returns.
         """
         ...
 
@@ -110,30 +112,30 @@ class DiskFile(Protocol):
         ...
 
     def publish(self, name: str, done: Done) -> None:
-        """Submit a durable rename to `name`: later writes start only after it is durable."""
+        """Submit a durable rename to `name`. Later writes start only after it is durable."""
         ...
 
     async def rename(self, name: str) -> None:
-        """Rename durably, in the background lane."""
+        """Rename the file durably, in the background lane."""
         ...
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer only at the end of the file."""
+        """Return up to `length` bytes from `offset`; fewer only at the end of the file."""
         ...
 
     async def fill_zeros(self, offset: int, length: int) -> None:
-        """Write real zeros over the range and sync, growing the file where it ends before. Not atomic."""
+        """Write zeros over the range and sync, growing the file if needed. Not atomic."""
         ...
 
     async def settle(self) -> None:
-        """Sync, and have the reads that follow see what the device holds.
+        """Sync, and make later reads return the content of the device.
 
-        After an fsync error the page cache may show bytes that never reached the device (and calls them clean).
+        After an fsync error the page cache may return bytes that never reached the device (and mark them clean).
         """
         ...
 
     async def close(self) -> None:
-        """Release the file after all its operations have ended."""
+        """Close the file after all its operations have ended."""
         ...
 
 
@@ -141,34 +143,34 @@ class Disk(Protocol):
     """One flat directory of files. Names hold no '/'."""
 
     async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> DiskFile:
-        """Open a file; `create` makes an empty one (`FileExistsError` if there is one already).
+        """Open a file. `create` creates an empty one, and raises `FileExistsError` if the file exists.
 
         Raises `FileNotFoundError` and other `OSError`s.
         """
         ...
 
     async def entries(self) -> list[FileInfo]:
-        """All files, sorted by name; empty if the directory is not there."""
+        """Return all files, sorted by name; empty if the directory does not exist."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove a file durably. `FileNotFoundError` if there is none."""
+        """Remove a file durably. Raises `FileNotFoundError`."""
         ...
 
     async def load(self, name: str) -> bytes | None:
-        """The whole of a small file; None if there is none."""
+        """Return the content of a small file; None if it does not exist."""
         ...
 
     async def replace(self, name: str, data: Buffer) -> None:
-        """Put `data` into a small file atomically and durably: after a crash it is the old or the new one, whole."""
+        """Replace the content of a small file atomically and durably: after a crash it is the old or the new one."""
         ...
 
     async def free_bytes(self) -> int:
-        """What an ordinary process may still write to the file system, in bytes."""
+        """Return the bytes that an unprivileged process may still write to the file system."""
         ...
 
     async def close(self) -> None:
-        """End the threads after all submitted operations. Open files are the caller's to close before."""
+        """Stop the threads after all submitted operations. The caller closes its open files first."""
         ...
 
 
@@ -187,7 +189,7 @@ class _Operation:
 
 
 def _pwritev(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write all of `buffers` at `offset`, however often the kernel stops short."""
+    """Write all of `buffers` at `offset`, continuing after partial writes."""
     for first in range(0, len(buffers), _IOV_MAX):
         chunk = buffers[first : first + _IOV_MAX]
         total = sum(map(len, chunk))
@@ -242,7 +244,7 @@ class FileDiskFile:
         """See `DiskFile.write`."""
         disk = self._disk
         if may_block and disk._is_quick() and sum(map(len, buffers)) <= INLINE_BYTES:
-            disk._write_here(self._fd, offset, buffers, sync, done)
+            disk._write_here(_Operation(self, done, offset, buffers, sync))
         else:
             disk._submit(_Operation(self, done, offset, buffers, sync))
 
@@ -344,17 +346,24 @@ class FileDisk:
         self._writer: threading.Thread | None = None
         self._error: OSError | None = None  # set by the thread that commits; only one does at a time
         # The loop's view of the ordered lane:
-        self._under_way = 0  # operations that the writer thread was given and has not reported
+        self._under_way = 0  # operations that the writer thread has not completed
         self._rests_until = 0.0
         self._last_group_s = math.inf
         self.groups = 0
-        """How many groups were committed; submitted operations per group is the merging."""
+        """Number of committed groups; operations per group measure the merging."""
         self.groups_here = 0
-        """How many of them on the loop's thread."""
+        """Number of groups that the loop's thread has waited for."""
+        self._handing = threading.Lock()
+        """Held to decide whether a group is reported to the waiting loop, or by a call."""
+        self._awaited = False
+        self._arrived = threading.Lock()
+        """Free while a group that was waited for is in `_reported`."""
+        self._arrived.acquire()
+        self._reported: deque[tuple[list[tuple[Done, OSError | None]], float]] = deque()
 
     @property
     def path(self) -> str:
-        """The directory."""
+        """Return the directory."""
         return self._path
 
     async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> FileDiskFile:
@@ -363,7 +372,7 @@ class FileDisk:
         try:
             await self._run(lambda: opened.append(self._open(name, create, read_only)))
         except asyncio.CancelledError:
-            for fd, _ in opened:  # nobody is left to close it
+            for fd, _ in opened:  # the caller was cancelled and cannot close it
                 os.close(fd)
             raise
         (fd, size) = opened[0]
@@ -403,14 +412,14 @@ class FileDisk:
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         """Run `function` on a helper thread. A cancelled caller still waits until it has ended.
 
-        Otherwise a file could be closed, and its descriptor given away, under a call that uses it.
+        Otherwise a file could be closed, and its descriptor reused, during a call that uses it.
         """
         future = asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait([future])
-            future.exception()  # heard: the caller is gone
+            future.exception()  # marks it as retrieved: the caller was cancelled
             raise
 
     def _full(self, name: str) -> str:
@@ -442,7 +451,7 @@ class FileDisk:
                 try:
                     if entry.is_file():
                         found.append(FileInfo(entry.name, entry.stat().st_size))
-                except FileNotFoundError:  # removed while we looked
+                except FileNotFoundError:  # removed in the meantime
                     continue
         return sorted(found)
 
@@ -486,51 +495,59 @@ class FileDisk:
         self._queue.put(operation)
 
     def _is_quick(self) -> bool:
-        """Whether a small write is best done on the loop's thread (see the module)."""
+        """Whether the loop's thread should wait for a small write (see the module docstring)."""
         if self._under_way or self._last_group_s > QUICK_S or self._error is not None:
             return False
         return time.perf_counter() >= self._rests_until
 
-    def _write_here(self, fd: int, offset: int, buffers: Sequence[Buffer], sync: bool, done: Done) -> None:
-        """Write on the loop's thread; nothing is under way, so it is in order. Few calls: all of this is waited for."""
+    def _write_here(self, operation: _Operation) -> None:
+        """Have an operation carried out, and wait for it on the loop's thread, for `WAIT_S` at most.
+
+        No other is in progress, so that what is reported meanwhile is this one.
+        """
         assert not self._under_way and self._error is None
-        started = time.perf_counter()
-        try:
-            _pwritev(fd, buffers, offset)
-            if sync:
-                os.fdatasync(fd)
-        except OSError as error:
-            self._error = error
-        self._note_group(time.perf_counter() - started)
-        self.groups += 1
+        with self._handing:
+            self._awaited = True
+        self._submit(operation)
+        in_time = self._arrived.acquire(timeout=WAIT_S)
+        with self._handing:
+            self._awaited = False
+        if not in_time and not self._arrived.acquire(blocking=False):
+            return  # the writer thread will call the loop
         self.groups_here += 1
-        _report(((done, self._error),))
+        self._committed(*self._reported.popleft())
 
     def _note_group(self, group_s: float) -> None:
         self._last_group_s = group_s
         self._rests_until = max(self._rests_until, time.perf_counter() + REST * group_s)
 
     def _committed(self, finished: Sequence[tuple[Done, OSError | None]], group_s: float) -> None:
-        """The writer thread has committed a group (on the loop)."""
+        """Handle a group that the writer thread has committed (on the loop)."""
         self._under_way -= len(finished)
         self._note_group(group_s)
         _report(finished)
 
     def _write_forever(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The writer thread: take what is there, commit it as one group, report, again."""
+        """Run the writer thread: commit all submitted operations as one group, report, repeat."""
         wake_promptly()
         while (group := self._next_group()) is not None:
             started = time.perf_counter()
             finished = self._commit(group)
             took_s = time.perf_counter() - started
             self.groups += 1
+            with self._handing:
+                if self._awaited:
+                    self._awaited = False
+                    self._reported.append((finished, took_s))
+                    self._arrived.release()
+                    continue
             try:
                 loop.call_soon_threadsafe(self._committed, finished, took_s)
-            except RuntimeError:  # the loop was closed under us: nobody is left to be told
+            except RuntimeError:  # the loop was closed: there is no caller
                 return
 
     def _next_group(self) -> list[_Operation] | None:
-        """Everything submitted so far, up to `_GROUP_BYTES`; waits for the first. None: close was asked for."""
+        """Wait for an operation and return all submitted ones, up to `_GROUP_BYTES`. None: close was requested."""
         operation = self._queue.get()
         if operation is None:
             return None
@@ -542,7 +559,7 @@ class FileDisk:
             except queue.Empty:
                 break
             if operation is None:
-                self._queue.put(None)  # close comes last by contract: seen again after this group
+                self._queue.put(None)  # close comes last by contract: read again after this group
                 break
             group.append(operation)
             size += sum(map(len, operation.buffers))
@@ -562,7 +579,7 @@ class FileDisk:
                     file._commit(operations)
                 except OSError as error:
                     self._error = error
-            if operations[-1].close:  # the last of its file by contract; also after a failure
+            if operations[-1].close:  # the last operation of its file by contract; also after a failure
                 os.close(file._fd)
             finished.extend((operation.done, self._error) for operation in operations)
             first = last
@@ -570,9 +587,9 @@ class FileDisk:
 
 
 def _report(finished: Sequence[tuple[Done, OSError | None]]) -> None:
-    """Call each `done`, in order, all before a later group's; one that raises does not keep the others from hearing."""
+    """Call each `done`, in order, before those of a later group. An exception does not prevent the remaining calls."""
     for done, error in finished:
         try:
             done(error)
         except Exception:
-            log.exception("a callback of the disk failed")
+            logger.exception("a disk callback raised an exception")

@@ -1,10 +1,10 @@
-"""The few kinds of errors, each knowing its Kafka code, whether a retry can help, and what to do next.
+"""Base classes of errors, each with its Kafka code, whether a retry can help, and a hint.
 
-An error raised anywhere in Tidelog on purpose is a `TidelogError`. Three facts ride on the class, so that a caller need
-not know the message: `kafka_code` (what a Kafka client is told), `retriable` (whether the same request may succeed
-later) and `exit_code` (what a command-line tool leaves behind). `hint` names the next step for a person.
+Every error that Tidelog raises on purpose is a `TidelogError`. Three facts are attributes of the class, so a caller
+need not parse the message: `kafka_code` (for a Kafka client), `retriable` (whether the same request may succeed later)
+and `exit_code` (of a command-line tool). `hint` names the next step for a person.
 
-A room adds kinds of its own by subclassing one of these; it does not invent a second hierarchy.
+Other packages add errors by subclassing one of these and define no second hierarchy.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import ClassVar
 
 
 class TidelogError(Exception):
-    """The root of all errors that Tidelog raises on purpose.
+    """Base class of all errors that Tidelog raises on purpose.
 
-    `message` says what was wrong and where the value came from; `hint` says what to do next.
+    `message` states what is wrong and the origin of the value; `hint` states what to do next.
     """
 
     kafka_code: ClassVar[int] = -1
@@ -33,51 +33,51 @@ class TidelogError(Exception):
 
 
 class InvalidInput(TidelogError):
-    """The caller's input can never succeed as it stands. Kafka: INVALID_REQUEST (42)."""
+    """The caller's input is invalid and cannot succeed on a retry. Kafka: INVALID_REQUEST (42)."""
 
     kafka_code = 42
     exit_code = 2
 
 
 class ConfigError(InvalidInput):
-    """A configuration key or value is wrong; the message names the key and the source it came from."""
+    """A configuration key or value is invalid; the message names the key and its source."""
 
     kafka_code = 40
     exit_code = 2
 
 
 class NotFound(TidelogError):
-    """The thing named does not exist (any more). Kafka: UNKNOWN_TOPIC_OR_PARTITION (3)."""
+    """The named object does not exist (any more). Kafka: UNKNOWN_TOPIC_OR_PARTITION (3)."""
 
     kafka_code = 3
     exit_code = 3
 
 
 class AlreadyExists(TidelogError):
-    """The thing named exists already. Kafka: TOPIC_ALREADY_EXISTS (36)."""
+    """The named object already exists. Kafka: TOPIC_ALREADY_EXISTS (36)."""
 
     kafka_code = 36
     exit_code = 4
 
 
 class NotLeader(TidelogError):
-    """This broker does not lead the partition now. Kafka: NOT_LEADER_OR_FOLLOWER (6)."""
+    """This broker is not the leader of the partition. Kafka: NOT_LEADER_OR_FOLLOWER (6)."""
 
     kafka_code = 6
     retriable = True
 
 
 class Fenced(TidelogError):
-    """The caller's epoch is stale: somebody newer owns what it wants to change. Kafka: FENCED_LEADER_EPOCH (74).
+    """The caller's epoch is stale: there is a newer owner. Kafka: FENCED_LEADER_EPOCH (74).
 
-    Never retried with the same epoch (DESIGN.md, rule 4).
+    Never retried with the same epoch (docs/rules.md, rule 4).
     """
 
     kafka_code = 74
 
 
 class Unavailable(TidelogError):
-    """A dependency (bucket, controller, disk) does not answer now. Retriable. Kafka: REQUEST_TIMED_OUT (7)."""
+    """A dependency (bucket, controller, disk) does not respond now. Retriable. Kafka: REQUEST_TIMED_OUT (7)."""
 
     kafka_code = 7
     retriable = True
@@ -87,7 +87,7 @@ class Unavailable(TidelogError):
 class Overloaded(TidelogError):
     """A bound was reached and back-pressure applies. Retriable. Kafka: THROTTLING_QUOTA_EXCEEDED (89).
 
-    Raised only where waiting is not possible; most bounds make the caller wait instead.
+    Raised only where the caller cannot wait; most bounds make the caller wait instead.
     """
 
     kafka_code = 89
@@ -111,10 +111,10 @@ class CorruptData(TidelogError):
 
 
 class DamagedFile(CorruptData):
-    """A file of our own on a local disk fails its check; nothing in it was changed."""
+    """A local file of Tidelog fails its check; its content was not changed."""
 
     def __init__(self, path: str, position: int, what: str, *, hint: str) -> None:
-        """`position`: the byte of the file that `what` is about; what is checked as a whole begins there."""
+        """`position`: the byte of the file that `what` refers to; the start of the part that is checked as a whole."""
         super().__init__(f"{path} at byte {position}: {what}", hint=hint)
         self.path = path
         self.position = position
@@ -122,7 +122,7 @@ class DamagedFile(CorruptData):
 
 
 class Closed(TidelogError):
-    """The object was closed by its owner; the caller should find the new one. Kafka: NOT_LEADER_OR_FOLLOWER (6)."""
+    """The object was closed; the caller should look up its successor. Kafka: NOT_LEADER_OR_FOLLOWER (6)."""
 
     kafka_code = 6
     retriable = True

@@ -1,7 +1,7 @@
-"""Structured logs: one event a line, with the ids it concerns.
+"""Structured logs: one event per line, with the ids that it concerns.
 
 Modules log through the standard library: `log.info("object committed", extra={"object": 7, "stream": 3})`. The text is
-a constant; what varies goes into `extra`, so that lines can be searched by field. `configure` chooses the rendering:
+constant; variable values are in `extra`, so that lines can be searched by field. `configure` selects the rendering:
 `text` for people (`12:00:00.123 INFO storage.upload object committed object=7 stream=3`) or `json` for machines.
 Nothing logs in a hot loop.
 """
@@ -22,7 +22,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time (local, milliseconds), level, logger, event, fields."""
+    """Formats a line for people: time (local, milliseconds), level, logger, event, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: `time_ms`, `level`, `logger`, `event`, then the fields."""
+    """Formats one JSON object per line: `time_ms`, `level`, `logger`, `event`, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""

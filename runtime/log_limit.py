@@ -1,9 +1,8 @@
-"""Log lines that strangers can cause, kept to a rate.
+"""Rate limit for log lines that unauthenticated peers can cause.
 
-Whoever can open a connection can cause a line for each; a scanner must not fill the disk with them. `LogLimiter` lets
-`burst` lines of a kind pass in each `period_s` and counts the rest; the next line that passes says how many were left
-out. What happened is never lost: metrics count every case. Kinds are named in code, never by a client: their number is
-bounded.
+Any peer that can open a connection can cause log lines; a scanner must not fill the disk with them. `LogLimiter` passes
+`burst` lines of a kind in each `period_s` and counts the rest; the next line that passes reports how many were
+suppressed. Metrics count every case. Kinds are named in code, never by a client, so their number is bounded.
 
 Entry: `LogLimiter`.
 """
@@ -14,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.clock import Clock
+from tidelog.runtime.clock import Clock
 
 
 class _Kind:
@@ -27,7 +26,7 @@ class _Kind:
 
 
 class LogLimiter:
-    """Passes at most `burst` lines of a kind in `period_s` seconds on to a logger."""
+    """Passes at most `burst` lines of a kind in `period_s` seconds to a logger."""
 
     def __init__(self, log: logging.Logger, clock: Clock, *, burst: int = 10, period_s: float = 60.0) -> None:
         self._log = log
@@ -39,7 +38,7 @@ class LogLimiter:
     def line(
         self, kind: str, level: int, event: str, extra: Mapping[str, Any], error: BaseException | None = None
     ) -> None:
-        """Log `event`, with `error`'s traceback if given, unless this kind has had its share."""
+        """Log `event`, with `error`'s traceback if given, unless the limit of its kind is reached."""
         now = self._clock.monotonic()
         state = self._kinds.get(kind)
         if state is None:
@@ -55,5 +54,5 @@ class LogLimiter:
             fields["left_out"] = state.suppressed
             state.suppressed = 0
         elif not state.left:
-            fields["next"] = f"further lines like this are left out for up to {self._period_s:.0f} s"
+            fields["next"] = f"further lines of this kind are suppressed for up to {self._period_s:.0f} s"
         self._log.log(level, event, exc_info=error, extra=fields)

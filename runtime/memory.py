@@ -1,24 +1,25 @@
-"""How this process runs: the allocator keeps what was freed, the collector looks seldom, threads take short turns.
+"""Process-wide tuning: the allocator keeps freed memory, the garbage collector runs rarely, threads switch often.
 
-A broker receives every batch into memory of its own, keeps it in a cache of fixed size and frees the oldest for it. So
-what is freed is wanted again at once. The C library's defaults give large blocks back to the kernel, and each new batch
-then costs a page fault for every 4 KiB: on a virtual machine 0.5 CPU seconds a GB, more than all else that is done for
-a large batch together. Told to keep them, the process stays as large as it once was, which the caches bound.
+A broker receives every batch into separately allocated memory, keeps it in a cache of fixed size and frees the oldest
+batches for it, so freed memory is needed again at once. By default the C library returns large blocks to the kernel,
+and each new batch then costs a page fault for every 4 KiB: on a virtual machine 0.5 CPU seconds per GB, more than all
+other work for a large batch. Without that the process keeps its largest size, which the caches bound.
 
-Python's collector walks over all containers that were made since it last looked; the caches hold millions and no cycle.
-With its defaults (700 new objects) it takes 3 µs of a small Produce request. The last threshold is as good as never:
-a full collection stops the process for a tenth of a microsecond an object.
+Python's collector visits all containers created since its last run; the caches hold millions of them, without cycles.
+With its defaults (700 new objects) it takes 3 µs of a small Produce request. The last threshold practically disables
+full collections, which stop the process for a tenth of a microsecond per object.
 
-A thread that wants the interpreter waits for `_SWITCH_S` if another one computes: the WAL's writer and the event loop
-must not wait 5 ms, the default, for a thread that builds an object to upload.
+A thread that wants the GIL waits `_SWITCH_S` for a computing thread: the WAL's writer and the event loop must not wait
+5 ms, the default, for a thread that builds an object to upload.
 
-What dies in a cycle that lived through two looks is so never found. Much that is made for a connection or an error is
-such a cycle, and strangers decide how often: they would fill the memory with what no account knows of. So everything is
-collected when the process grows and the accounts do not say why, and once an hour (`CollectionWatch`). What that frees
-is used again before the process grows more, so that growth alone makes it rare.
+A cycle that survived two collections and then becomes unreachable is thus never found. Many objects of connections and
+errors are in such cycles, and clients determine their number, so they would fill the memory without being accounted
+for. Therefore a full collection runs when the process grows more than the accounted bytes explain, and once an hour
+(`CollectionWatch`). The memory that it frees is reused before the process grows further, so collections due to growth
+are rare.
 
-Entry: `tune`, once, when all is imported and before the work begins; `give_back` when it has begun, and
-`collect_when_due` from then on; `resident_bytes` says how much there is.
+Entry: `tune`, once, after all imports and before the work begins; `give_back` when it has begun, and `collect_when_due`
+from then on; `resident_bytes` returns the size.
 """
 
 from __future__ import annotations
@@ -32,33 +33,33 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.clock import Clock
+from tidelog.runtime.clock import Clock
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_KEPT_BYTES = 32 << 20
-"""glibc's bound on M_MMAP_THRESHOLD. What is larger comes from the kernel and goes back to it."""
+"""glibc's bound on M_MMAP_THRESHOLD. Larger blocks come from the kernel and are returned to it."""
 _KEPT_BYTES = (1 << 31) - 1
-"""Free bytes at the end of the heap that are not given back: mallopt takes an int."""
+"""Free bytes kept at the end of the heap; mallopt takes an int."""
 _STATM = Path("/proc/self/statm")
 _COLLECTOR_THRESHOLDS = (2_000, 5, 5_000)
-"""Net new containers until the youngest is collected (0.2 ms), its collections for one of the middle (1 ms) …
+"""New containers (net) per collection of the youngest generation (0.2 ms), and such collections per middle one (1 ms) …
 
-Larger steps are no less work, only longer stops.
+Larger thresholds save no work and only lengthen the pauses.
 """
 
 _SWITCH_S = 0.001
 _LOOK_S = 1.0
 UNEXPLAINED_BYTES = 64 << 20
-"""Growth beyond that of the accounts, from which on everything is collected."""
+"""Growth beyond that of the accounted bytes that triggers a full collection."""
 LONGEST_S = 3600.0
-"""Everything is collected so often at least."""
+"""Longest interval between full collections."""
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what is freed, where the C library is glibc."""
+    """Make the allocator keep freed memory, if the C library is glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
@@ -66,23 +67,23 @@ def keep_freed_memory() -> None:
 
 
 def tune() -> None:
-    """Set up the allocator, where the C library is glibc, the collector and the switching of threads."""
+    """Set up the allocator (if the C library is glibc), the collector and the thread switch interval."""
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
-    gc.freeze()  # what was imported lives for ever: keep it out of every collection
+    gc.freeze()  # imported objects are permanent: exclude them from every collection
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
 
 
 def give_back() -> None:
-    """Give what is free to the kernel, once: what a start needed for a moment, metadata decoded twice above all."""
+    """Return free memory to the kernel, once: temporary memory of the start, mainly metadata that was decoded twice."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now; where there is no /proc, the most that it ever was."""
+    """Return the resident memory of this process; without /proc, its maximum so far."""
     try:
         pages = int(_STATM.read_text().split()[1])
     except OSError:
@@ -91,17 +92,16 @@ def resident_bytes() -> int:
 
 
 class CollectionWatch:
-    """Tells when everything should be collected: see the module.
+    """Decides when a full collection is due; see the module docstring.
 
-    Growth is counted from the size at the last collection: the allocator gives nothing back, so that is the largest.
+    Growth is counted from the size at the last collection. That is the maximum, because the allocator returns nothing.
     """
 
     def __init__(self, resident: int, accounted: int, now_s: float) -> None:
         self._resident, self._accounted, self._at_s = resident, accounted, now_s
 
     def is_due(self, resident: int, accounted: int, now_s: float) -> bool:
-        """Whether it is time, by the bytes of the process, those that it holds on purpose, and the time. Once told, it
-        counts as done."""
+        """Whether a collection is due, by resident bytes, accounted bytes and time. If so, it counts as done."""
         explained = max(0, accounted - self._accounted)
         if resident - self._resident - explained < UNEXPLAINED_BYTES and now_s - self._at_s < LONGEST_S:
             return False
@@ -110,7 +110,7 @@ class CollectionWatch:
 
 
 async def collect_when_due(clock: Clock, accounted: Callable[[], int]) -> None:
-    """Collect everything whenever that is due, until cancelled. `accounted`: bytes that are held on purpose."""
+    """Run a full collection whenever it is due, until cancelled. `accounted` returns the bytes held on purpose."""
     watch = CollectionWatch(resident_bytes(), accounted(), clock.monotonic())
     while True:
         await clock.sleep(_LOOK_S)
@@ -118,4 +118,6 @@ async def collect_when_due(clock: Clock, accounted: Callable[[], int]) -> None:
         if watch.is_due(resident, accounted(), started):
             found = gc.collect()
             took_ms = round((clock.monotonic() - started) * 1000, 1)
-            log.info("collected all", extra={"resident_bytes": resident, "unreachable": found, "took_ms": took_ms})
+            logger.info(
+                "full garbage collection", extra={"resident_bytes": resident, "unreachable": found, "took_ms": took_ms}
+            )

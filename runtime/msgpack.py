@@ -1,7 +1,7 @@
-"""What msgspec raises for bytes that are no msgpack of the wanted type.
+"""The exceptions of msgspec for bytes that are not msgpack of the wanted type.
 
-`msgspec.DecodeError` is not all: invalid UTF-8 in a string is a `UnicodeDecodeError`, and deep nesting a
-`RecursionError` (both found by `make fuzz`). Whoever decodes bytes of a peer or a file catches `DECODE_ERRORS`.
+Besides `msgspec.DecodeError`, invalid UTF-8 in a string raises `UnicodeDecodeError`, and deep nesting `RecursionError`
+(both found by `make fuzz`). Code that decodes bytes of a peer or a file catches `DECODE_ERRORS`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`Network`, the door to byte streams between processes.
+"""`Network`, the interface to byte streams between processes.
 
-It is asyncio's protocol interface and nothing more: a factory makes a protocol object for each connection, a transport
-is handed to it. The real door asks the running event loop (uvloop in production); the simulated one joins two
-protocols in memory and may delay, cut or slow what flows between them. Byte streams keep their order on a connection;
-nothing is promised across connections.
+It is asyncio's protocol interface: a factory creates a protocol object for each connection, which gets a transport. The
+real implementation uses the running event loop (uvloop in production); the simulated one connects two protocols in
+memory and may delay, cut or throttle the data. Bytes keep their order on a connection; there is no order between
+connections.
 
 Entry: `TcpNetwork`.
 """
@@ -16,7 +16,8 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from runtime.errors import TidelogError, Unavailable
+from tidelog.runtime.errors import TidelogError, Unavailable
+from tidelog.runtime.task_errors import ERRORS, as_unavailable
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -28,7 +29,7 @@ class AddressInUse(TidelogError):
 
 
 class ConnectionRefused(Unavailable):
-    """The host answers, and says that nobody listens at the port."""
+    """The host responds that the port has no listener."""
 
 
 class Listener(Protocol):
@@ -36,11 +37,11 @@ class Listener(Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The bound host and port; the port is the one the system chose where 0 was asked for."""
+        """Return the bound host and port; the port is the one the system selected if 0 was requested."""
         ...
 
     async def close(self) -> None:
-        """Stop accepting. Connections already accepted are left to their protocols, which all have got theirs then."""
+        """Stop accepting. Accepted connections stay open, and all have been passed to their protocols."""
         ...
 
 
@@ -54,23 +55,26 @@ class Network(Protocol):
     async def connect(
         self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        """Open a connection within `timeout_s` seconds. Raises `Unavailable`, where it is so `ConnectionRefused`."""
+        """Open a connection within `timeout_s` seconds. Raises `Unavailable`, or its subclass `ConnectionRefused`."""
         ...
 
 
 def cannot_connect(host: str, port: int, error: Exception) -> Unavailable:
-    """What a `Network` raises."""
+    """Return the error that a `Network` raises."""
     kind = ConnectionRefused if isinstance(error, ConnectionRefusedError) else Unavailable
-    return kind(f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="is the process up?")
+    return kind(f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="check that the process is running")
 
 
 async def refuses(network: Network, host: str, port: int, timeout_s: float) -> bool:
-    """Whether nobody listens there for certain: no answer in time is none, and neither is another error."""
+    """Whether the address certainly has no listener. A time-out or another error proves nothing."""
     try:
         transport, _ = await network.connect(asyncio.Protocol, host, port, timeout_s=timeout_s)
     except ConnectionRefused:
         return True
     except Unavailable:
+        return False
+    except Exception as error:  # noqa: BLE001  # noted; it proves nothing
+        ERRORS.note("network", error, ended=False)
         return False
     transport.close()
     return False
@@ -91,9 +95,9 @@ class _TcpListener:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Close a server of the running loop; every connection that it has accepted is with its protocol then.
+    """Close a server of the running loop after all accepted connections were passed to their protocols.
 
-    A connection that asyncio has accepted and not handed over yet when its server closes would be lost, and left open.
+    A connection that asyncio has accepted and not passed on when its server closes would be lost and left open.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -106,7 +110,7 @@ async def close_server(server: asyncio.Server) -> None:
 
 
 async def _hand_over() -> None:
-    """Return when what the loop has accepted before is handed over: a turn makes the protocol, another one calls it."""
+    """Return when all accepted connections are passed on: one iteration creates the protocol, another calls it."""
     for _ in range(2):
         await asyncio.sleep(0)
 
@@ -133,14 +137,16 @@ class TcpNetwork:
     async def connect(
         self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
-        """See `Network.connect`."""
+        """See `Network.connect`. A connection lost while it is made is `Unavailable` on every loop."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
                 transport, protocol = await loop.create_connection(factory, host, port)
-            sock = transport.get_extra_info("socket")
-            if sock is not None:  # closed already, if the peer was so quick to reset the connection
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if transport.is_closing():  # by a peer that reset it immediately, or by the protocol
+                raise ConnectionAbortedError(errno.ECONNABORTED, "the connection was lost while it was made")
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, TimeoutError) as error:
             raise cannot_connect(host, port, error) from error
+        except Exception as error:  # such as of a socket that is closed already: its descriptor is -1
+            raise as_unavailable("network", error) from error
         return transport, protocol

@@ -1,7 +1,7 @@
-"""The process's limit of open files, raised as far as the system lets it.
+"""The process's limit of open files, raised as far as the system allows.
 
-Every connection is an open file, and so are WAL segments and requests to the bucket. A listener that takes the last one
-would stop the storage with it; so listeners are bounded below the limit (`connections_that_fit`).
+Connections, WAL segments and requests to the bucket are open files. A listener that used the last one would stop the
+storage, so listeners are bounded below the limit (`connections_that_fit`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import resource
 
 RESERVED = 512
-"""Open files for everything that is not a client: WAL segments, bucket connections, other listeners."""
+"""Open files reserved for other uses: WAL segments, bucket connections, other listeners."""
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit to the hard one; returns what holds now."""
+    """Raise the soft limit to the hard one. Returns the current limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -21,5 +21,5 @@ def raise_open_files() -> int:
 
 
 def connections_that_fit(open_files: int, wanted: int) -> int:
-    """`wanted`, or as many connections as leave room for the rest of the process (at least 16)."""
+    """Return `wanted`, or fewer (at least 16) so that `RESERVED` files remain for the rest of the process."""
     return min(wanted, max(16, open_files - RESERVED))

@@ -1,10 +1,9 @@
-"""Ports to listen on later, or again after a restart.
+"""Ports for a listener that is opened later, or again after a restart.
 
-A port that the system hands out (bind to port 0) is one of its ephemeral ports: once it is let go, any outgoing
-connection of any process on the machine may be given it, and whoever meant to listen on it finds it in use. So a port
-that is written down first and listened on later is chosen outside that range, at random, among those that nobody uses
-now. Two choosers at the same moment meet once in thousands of times; who must exclude that, keeps an account of its own
-(`besides`).
+A port that the system assigns (bind to port 0) is an ephemeral port. Once it is released, the system may assign it to
+any outgoing connection of any process, and the listener then finds it in use. A port that is recorded first and opened
+later is therefore chosen at random outside that range, among the free ones. Two processes that choose at the same
+moment collide once in thousands of times; a caller that must exclude that tracks its own choices (`besides`).
 
 Entry: `choose_port`, `check_free`.
 """
@@ -16,18 +15,18 @@ import socket
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from runtime.network import AddressInUse
+from tidelog.runtime.network import AddressInUse
 
 EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 EPHEMERAL_ELSEWHERE = range(32_768, 65_536)
-"""Linux's default and the dynamic ports of RFC 6335 section 6, where the system does not say."""
+"""Linux's default and the dynamic ports of RFC 6335 section 6, for systems that do not report their range."""
 PREFERRED = range(20_000, 30_000)
-"""Above what most services have by custom, below the node ports of Kubernetes (from 30000)."""
+"""Above the customary ports of most services, below the node ports of Kubernetes (from 30000)."""
 UNPRIVILEGED = range(1_024, 65_536)
 
 
 def ephemeral_ports() -> range:
-    """What outgoing connections are given by this system."""
+    """Return the ports that this system assigns to outgoing connections."""
     try:
         first, last = map(int, EPHEMERAL_FILE.read_text(encoding="ascii").split())
     except (OSError, ValueError):
@@ -36,7 +35,7 @@ def ephemeral_ports() -> range:
 
 
 def lasting_ports(ephemeral: range | None = None) -> Sequence[int]:
-    """The ports to choose from. Where the system takes all unprivileged ones for connections, there are no better."""
+    """Return the ports to choose from; all unprivileged ones if the system uses all of them for connections."""
     taken = ephemeral_ports() if ephemeral is None else ephemeral
     for ports in (PREFERRED, UNPRIVILEGED):
         found = [port for port in ports if port not in taken]
@@ -46,10 +45,9 @@ def lasting_ports(ephemeral: range | None = None) -> Sequence[int]:
 
 
 def check_free(host: str, port: int, *, lingering: bool = False) -> None:
-    """Raises `OSError` if `host`:`port` cannot be listened on now.
+    """Raise `OSError` if `host`:`port` cannot be listened on now.
 
-    With `lingering`, closed connections of a listener that has ended are no hindrance, as they are none to its
-    successor.
+    With `lingering`, closed connections of a previous listener are ignored, as a new listener ignores them.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -61,10 +59,10 @@ def check_free(host: str, port: int, *, lingering: bool = False) -> None:
 
 
 def choose_port(host: str, besides: Container[int] = ()) -> int:
-    """A port of `host` to listen on, now or later, that is none of `besides`. Raises `AddressInUse`."""
+    """Choose a port of `host` for a listener, now or later, not in `besides`. Raises `AddressInUse`."""
     try:
         check_free(host, 0)
-    except OSError as error:  # the address is not ours: no port of it will do
+    except OSError as error:  # not an address of this machine: no port of it can be used
         raise AddressInUse(
             f"cannot listen on {host}: {error.strerror}", hint="check the host in the configuration"
         ) from error
@@ -76,4 +74,4 @@ def choose_port(host: str, besides: Container[int] = ()) -> int:
         except OSError:
             continue
         return port
-    raise AddressInUse(f"no port of {host} that would last is free", hint="name one in the configuration")
+    raise AddressInUse(f"no port of {host} outside the ephemeral range is free", hint="set one in the configuration")

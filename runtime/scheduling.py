@@ -1,10 +1,10 @@
-"""Which threads the kernel wakes promptly: those between a request and its acknowledgement.
+"""Shorter scheduler slices for the threads between a request and its acknowledgement.
 
-An acknowledgement is two wake-ups: of the WAL's writer thread, and of the event loop when the sync is over. Each
-computes for some 0.1 ms and sleeps again, but on a busy machine waits for a core until the thread that has it used up
-its slice, some 3 ms. Linux (EEVDF, 6.12 and newer) lets a thread ask for a shorter slice: it gets no more of the core
-than before, in smaller pieces and sooner, and may take the place of a thread with a longer slice when it wakes up. No
-privilege is needed, priority stays as it is. Older kernels ignore the wish.
+An acknowledgement needs two wake-ups: of the WAL's writer thread, and of the event loop after the sync. Each thread
+computes for about 0.1 ms and sleeps again, but on a busy machine it waits for a core until the running thread has used
+up its slice of about 3 ms. Linux (EEVDF, 6.12 and newer) lets a thread request a shorter slice: its share of the core
+stays the same, in smaller and earlier pieces, and on wake-up it may preempt a thread with a longer slice. This needs no
+privilege and does not change the priority. Older kernels ignore the request.
 
 Entry: `wake_promptly`, called by such a thread.
 """
@@ -18,17 +18,17 @@ import struct
 import sys
 
 SLICE_NS = 200_000
-"""0.1 to 100 ms are allowed. Long enough for what one request needs."""
+"""Allowed: 0.1 to 100 ms. Long enough for the work of one request."""
 _SYSCALLS = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 """Numbers of sched_setattr(2), which older C libraries do not wrap."""
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """struct sched_attr, first version: size, policy, flags, nice, priority, runtime, deadline, period."""
 _RESET_ON_FORK = 1
-"""Threads and processes that this one starts get an ordinary slice: those that upload, say."""
+"""New threads and processes of this thread get an ordinary slice, for example upload threads."""
 
 
 def wake_promptly() -> bool:
-    """Ask for short slices for the calling thread; False where that is not possible, and nothing has changed then."""
+    """Request short slices for the calling thread. Returns False, and changes nothing, where this is not possible."""
     number = _SYSCALLS.get(platform.machine())
     if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False

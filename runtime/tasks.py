@@ -1,25 +1,30 @@
-"""Tasks that do not get lost, and back-off that does not synchronise.
+"""Background tasks with an owner.
 
-`TaskSet` owns the background tasks of one component: a task that dies of an unexpected exception is logged and handed
-to `on_failure`, never forgotten by the garbage collector, and `close()` cancels and awaits what is left. `Backoff`
-gives the delays of rule 11: exponential, with full jitter, inside a budget; randomness is passed in.
+`TaskSet` owns the background tasks of one component: a task that ends with an exception is logged, counted
+(`tidelog.runtime.task_errors`) and passed to `on_failure`; a loop that is kept (`keep`) is started again instead. Tasks
+are never garbage-collected while running, and `close()` cancels and awaits the remaining ones.
 
-Entry: `TaskSet`, `Backoff`.
+Entry: `TaskSet`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-log = logging.getLogger(__name__)
+from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.task_errors import ERRORS
+
+logger = logging.getLogger(__name__)
+
+RESTART_BASE_S, RESTART_CAP_S = 0.1, 10.0
+"""Pauses before a kept loop is started again. A loop that ran for longer than the cap begins with the base anew."""
 
 
 class TaskSet:
-    """The background tasks of one component, with one owner and one end."""
+    """The background tasks of one component."""
 
     def __init__(self, name: str, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._name = name
@@ -38,6 +43,33 @@ class TaskSet:
         task.add_done_callback(self._done)
         return task
 
+    def keep(self, loop: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+        """Run `loop()` in the background; after an unexpected exception run it again, with growing pauses.
+
+        For work that finds out by itself what is to be done. What `loop` raises on purpose (`TidelogError`) ends it,
+        and so does a failed assertion if there is an `on_failure`: it says that going on would break a rule.
+        """
+        return self.spawn(self._keep(loop), name)
+
+    async def _keep(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        clock = asyncio.get_running_loop()
+        delay_s = RESTART_BASE_S
+        while True:
+            began = clock.time()
+            try:
+                await loop()
+                return
+            except TidelogError:
+                raise
+            except Exception as error:
+                if isinstance(error, AssertionError) and self._on_failure is not None:
+                    raise
+                ERRORS.note(self._name, error, ended=False)
+            if clock.time() - began > RESTART_CAP_S:
+                delay_s = RESTART_BASE_S
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, RESTART_CAP_S)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
@@ -45,12 +77,15 @@ class TaskSet:
         error = task.exception()
         if error is None:
             return
-        log.error("background task failed", exc_info=error, extra={"task": task.get_name()})
+        if isinstance(error, TidelogError):
+            logger.error("background task failed", exc_info=error, extra={"task": task.get_name()})
+        else:
+            ERRORS.note(self._name, error, ended=True)
         if self._on_failure is not None:
             self._on_failure(error)
 
     async def close(self) -> None:
-        """Cancel what still runs and wait until it has ended."""
+        """Cancel the running tasks and wait for their end."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -59,22 +94,27 @@ class TaskSet:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Backoff:
-    """Exponential delays with full jitter: the n-th is uniform in (0, min(cap, base · 2ⁿ)], in seconds."""
+def count_tasks() -> int:
+    """Return the number of tasks of the running event loop; 0 without one."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
 
-    def __init__(self, base_s: float = 0.05, cap_s: float = 5.0, rng: random.Random | None = None) -> None:
-        assert 0 < base_s <= cap_s
-        self._base_s = base_s
-        self._cap_s = cap_s
-        self._rng = rng or random.Random()
-        self.attempts = 0
 
-    def next_delay_s(self) -> float:
-        """The next delay in seconds; counts one attempt."""
-        ceiling = min(self._cap_s, self._base_s * (1 << min(self.attempts, 30)))
-        self.attempts += 1
-        return ceiling * (1.0 - self._rng.random())
+async def unless_failed(work: Coroutine[Any, Any, None], failed: asyncio.Future[None]) -> None:
+    """Await `work`. If `failed` gets an exception before, cancel `work`, await its end, and raise that exception.
 
-    def reset(self) -> None:
-        """Start over after a success."""
-        self.attempts = 0
+    What `work` waits for may need the part that has failed, and would then never come.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    failed.result()

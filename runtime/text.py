@@ -1,4 +1,4 @@
-"""Bytes of records in JSON: text where they are text. Entry: `text_or_base64`."""
+"""Bytes of records in JSON, as text where possible. Entry: `text_or_base64`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 
 
 def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    """`{name: text}`, or `{name_base64: …}` for bytes that are not UTF-8; null stays null."""
+    """Return `{name: text}`, or `{name_base64: …}` for bytes that are not UTF-8; None stays None."""
     if data is None:
         return {name: None}
     try:

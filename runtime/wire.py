@@ -10,11 +10,11 @@ One frame, big-endian, is a header of 12 bytes and a payload:
 | 4 | payload length in bytes (uint32) |
 | 4 | CRC32C of the first 8 header bytes and the payload |
 
-Invariants: the length is compared with the limit before a byte of the payload is kept, so a peer cannot make us spend
-more than the limit and one read; a frame whose magic, version or checksum is wrong ends the stream (`CorruptData`), for
-nothing after it can be trusted.
+Invariants: the length is compared with the limit before any byte of the payload is buffered, so a peer can make us
+buffer at most the limit and one read; a frame with a wrong magic, version or checksum ends the stream (`CorruptData`),
+because the following bytes cannot be trusted.
 
-The decoder does no I/O: bytes in, frames out. Entry: `FrameDecoder`, `encode_frame`.
+The decoder is sans-I/O: bytes in, frames out. Entry: `FrameDecoder`, `encode_frame`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from runtime.errors import CorruptData, InvalidInput
+from tidelog.runtime.errors import CorruptData, InvalidInput
+from tidelog.runtime.types import Buffer
 
 MAGIC: Final = 0x544C
 VERSION: Final = 1
@@ -50,7 +51,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(kind: int, payload: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """The bytes of one frame. `kind` is a uint8. Raises `FrameTooLarge`."""
+    """Encode one frame. `kind` is a uint8. Raises `FrameTooLarge`."""
     assert 0 <= kind <= 0xFF, kind
     if len(payload) > max_bytes:
         raise FrameTooLarge(f"a message of {len(payload)} bytes exceeds the limit of {max_bytes} bytes")
@@ -59,7 +60,7 @@ def encode_frame(kind: int, payload: bytes, *, max_bytes: int = MAX_FRAME_BYTES)
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. One for each connection; after an error it must not be used again."""
+    """Splits a byte stream into frames. One for each connection; unusable after an error."""
 
     def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
         assert 0 < max_bytes <= 0xFFFF_FFFF
@@ -68,11 +69,11 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an unfinished frame; never more than header, limit and one read."""
+        """Return the bytes of an unfinished frame: at most header, limit and one read."""
         return len(self._buffer)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take what arrived and return the frames it completes. Raises `CorruptData`, `FrameTooLarge`."""
+    def feed(self, data: Buffer) -> list[Frame]:
+        """Add received bytes and return the completed frames. Raises `CorruptData`, `FrameTooLarge`."""
         self._buffer += data
         frames: list[Frame] = []
         position = 0
@@ -85,7 +86,7 @@ class FrameDecoder:
                 with view[position + HEADER_BYTES : end] as payload:
                     actual = crc32c(payload, crc32c(bytes(view[position : position + _PREFIX.size])))
                     if actual != crc:
-                        raise CorruptData(f"frame checksum is {actual:#010x}, the header says {crc:#010x}")
+                        raise CorruptData(f"frame checksum is {actual:#010x}, the header has {crc:#010x}")
                     frames.append(Frame(kind, bytes(payload)))
                 position = end
         del self._buffer[:position]
@@ -95,10 +96,10 @@ class FrameDecoder:
         magic, version, kind, length = _PREFIX.unpack_from(view, position)
         if magic != MAGIC:
             raise CorruptData(
-                f"frame magic is {magic:#06x}, not {MAGIC:#06x}", hint="the peer does not speak Tidelog's RPC"
+                f"frame magic is {magic:#06x}, not {MAGIC:#06x}", hint="the peer does not use Tidelog's RPC"
             )
         if version != VERSION:
-            raise CorruptData(f"frame version is {version}; this process speaks {VERSION}")
+            raise CorruptData(f"frame version is {version}; this process supports {VERSION}")
         if length > self._max_bytes:
             raise FrameTooLarge(f"the peer announces {length} bytes; the limit is {self._max_bytes} bytes")
         (crc,) = _CRC.unpack_from(view, position + _PREFIX.size)

@@ -1,8 +1,12 @@
-"""The simulated world and what judges it: workloads, faults, histories and the checkers that read them.
+"""The simulated world and the checkers: workloads, faults, histories and the checkers that read them.
 
-Two harnesses stand on this package. `tidelog simulate` runs a whole cluster in one process with virtual time;
-`tidelog chaos` drives real processes. Both write a *history* (`simulation.history`) of what clients asked for and were
-told, and both are judged by the same checkers (`simulation.checkers`, also as `tidelog check HISTORY`).
+Two test harnesses use this package. `tidelog simulate` runs a whole cluster in one process with virtual time;
+`tidelog chaos` runs real processes. Both record a *history* (`tidelog.simulation.checkers.history`) of the clients'
+operations and their results, and apply the same checkers (`tidelog.simulation.checkers`, also available as
+`tidelog check HISTORY`).
 
-It may import everything below it (broker, controller, stream, storage, runtime); only `tidelog` imports it.
+Invariants: one seed gives one trace; a finding is always a violation; the code under test is the product's own.
+
+May import: everything below it (broker, controller, stream, storage, runtime); only `tidelog.cli` and `tidelog.chaos`
+import it. Entry: `tidelog.simulation.run`.
 """

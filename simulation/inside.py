@@ -1,36 +1,44 @@
-"""What must hold inside a cluster that is at rest, whatever its clients saw (rules 5–7 of DESIGN.md, section 3).
+"""Internal checks of an idle cluster, independent of the clients' results (docs/rules.md, rules 5–7).
 
-- `metadata-diverged`: members of the quorum and brokers at the same metadata version hold the same metadata.
-- `contiguous-ranges`: a stream's follow one another without gap and overlap (`simulation.checkers.cluster_state`).
-- `object-missing`: every committed object is in the bucket, whole.
-- `object-overwritten`: no key of an object got another content, ever.
-- `orphan`: once the cleaner had time, the bucket holds no object that the metadata does not name.
+- `metadata-diverged`: members of the quorum and brokers at the same metadata version have the same metadata.
+- `contiguous-ranges`: the committed ranges of a stream have no gaps and overlaps
+  (`tidelog.simulation.checkers.cluster_state`).
+- `object-missing`: every committed object is in the bucket, complete.
+- `object-overwritten`: the content of an object's key never changes.
+- `false-damage`: no broker takes an object for damaged, or leaves one out of compaction: none ever is (rule 17).
+- `orphan`: after clean-up, the bucket has no object that the metadata does not name.
 
 Entry: `look_inside`, `find_orphans`.
 """
 
 from __future__ import annotations
 
-from controller.image import Image
-from controller.model import ObjectState
-from simulation.checkers import Finding
-from simulation.checkers.cluster_state import check_image
-from simulation.cluster import Cluster
-from storage.object_key import object_key, parse_object_key
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import ObjectState
+from tidelog.simulation.checkers import Finding
+from tidelog.simulation.checkers.cluster_state import check_image
+from tidelog.simulation.world.cluster import SimCluster
+from tidelog.storage.objects.key import object_key, parse_object_key
 
 MAX_NAMED = 5
 
 
-def look_inside(cluster: Cluster) -> list[Finding]:
-    """Everything that is wrong inside, as far as it can be seen at once."""
+def look_inside(cluster: SimCluster) -> list[Finding]:
+    """Return all findings that can be checked immediately."""
     active = cluster.active
     if active is None:
         return []
     image = active.image
-    return [*_diverged(cluster, image), *check_image(image), *_missing(cluster, image), *_overwritten(cluster)]
+    return [
+        *_diverged(cluster, image),
+        *check_image(image),
+        *_missing(cluster, image),
+        *_overwritten(cluster),
+        *_damaged(cluster),
+    ]
 
 
-def _diverged(cluster: Cluster, image: Image) -> list[Finding]:
+def _diverged(cluster: SimCluster, image: Image) -> list[Finding]:
     found = []
     for node in cluster.nodes.values():
         images = [node.controller.image] if node.controller is not None else []
@@ -47,7 +55,7 @@ def _diverged(cluster: Cluster, image: Image) -> list[Finding]:
     return found
 
 
-def _missing(cluster: Cluster, image: Image) -> list[Finding]:
+def _missing(cluster: SimCluster, image: Image) -> list[Finding]:
     found = []
     for record in image.objects.values():
         if record.state != ObjectState.COMMITTED:
@@ -60,13 +68,27 @@ def _missing(cluster: Cluster, image: Image) -> list[Finding]:
     return found
 
 
-def _overwritten(cluster: Cluster) -> list[Finding]:
+def _overwritten(cluster: SimCluster) -> list[Finding]:
     keys = cluster.bucket.overwritten
     return [Finding(rule="object-overwritten", message=f"{key} was written twice, differently") for key in keys]
 
 
-def find_orphans(cluster: Cluster) -> list[Finding]:
-    """Objects that nothing names. Call it when the cleaner has had its time."""
+def _damaged(cluster: SimCluster) -> list[Finding]:
+    found = []
+    for node in cluster.brokers:
+        if node.broker is None or not node.ready:
+            continue
+        data = node.broker.parts.data
+        said = [one.message for one in data.storage.damage.all()]
+        said += [
+            f"object {object_id} is left out of compaction: {why}" for object_id, why in data.compactor.excluded.items()
+        ]
+        found += [Finding(rule="false-damage", message=f"{node.host}: {each}") for each in said]
+    return found
+
+
+def find_orphans(cluster: SimCluster) -> list[Finding]:
+    """Return the objects that no metadata names. Call it after clean-up."""
     active = cluster.active
     if active is None:
         return []

@@ -1,7 +1,8 @@
-"""Looks for mutations: seeds one after the other until one of the findings that a mutation must lead to comes out.
+"""Search for mutations: run seeds until one produces a finding that the mutation is expected to cause.
 
-A seed counts as a find only if the line that is switched off would have protected in it, and if the same seed without
-the mutation is clean: then the finding is the mutation's. A seed that is not clean without it is a bug of the product.
+A seed counts only if the switched-off protection would have taken effect in it, and if the same seed without the
+mutation has no findings: then the mutation causes the finding. A seed with findings without the mutation is a bug of
+the product.
 
 Entry: `search`.
 """
@@ -10,25 +11,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulation.faults import FAULTS
-from simulation.mutant import Mutation
-from simulation.run import Outcome
-from simulation.seeds import Seeds
+from tidelog.simulation.actors.faults import FAULTS
+from tidelog.simulation.mutants.mutant import Mutation
+from tidelog.simulation.run import SimulationOutcome
+from tidelog.simulation.seeds import Seeds
 
 
 @dataclass(slots=True)
 class Found:
-    """What came of the search for one mutation."""
+    """The result of the search for one mutation."""
 
     mutation: Mutation
     seeds: int = 0
-    """How many were run, the finding one included."""
+    """Number of seeds run, including the finding one."""
     seed: int = 0
-    """The one that found it."""
+    """The seed that found it."""
     rules: tuple[str, ...] = ()
-    """What it broke, the expected findings first; empty: it was not found."""
+    """The violated rules, expected findings first; empty: not found."""
     reached: int = 0
-    """In how many of the seeds the line would have protected."""
+    """Number of seeds in which the protection would have taken effect."""
     problem: str = ""
     """Why the search ended without a find."""
 
@@ -47,12 +48,14 @@ def search(running: Seeds, mutation: Mutation, first: int, within: int) -> Found
     return found
 
 
-def _expected(mutation: Mutation, outcome: Outcome) -> list[str]:
+def _expected(mutation: Mutation, outcome: SimulationOutcome) -> list[str]:
     broken = {finding.rule for finding in outcome.findings}
     return [rule for rule in mutation.found_by if rule in broken]
 
 
-def _confirmed(running: Seeds, found: Found, outcome: Outcome, expected: list[str], faults: tuple[str, ...]) -> Found:
+def _confirmed(
+    running: Seeds, found: Found, outcome: SimulationOutcome, expected: list[str], faults: tuple[str, ...]
+) -> Found:
     clean = next(running.run([outcome.seed], faults=faults))
     if not clean.ok:
         rules = ", ".join(sorted({finding.rule for finding in clean.findings}))

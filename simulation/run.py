@@ -1,8 +1,8 @@
-"""One simulation from a seed to its verdict.
+"""One simulation, from a seed to its findings.
 
-Phases: the cluster starts; clients work while faults come and go for `steps` periods; everything heals, and the cluster
-must come to rest within `REST_S` (all processes ready, no partition moving, every client's last request answered);
-every partition is read from start to end by new consumers; the history is judged.
+Phases: the cluster starts; clients work during `steps` periods of faults; all faults end, and the cluster must become
+idle within `REST_S` (all processes ready, no partition moving, every client's last request answered); new consumers
+read every partition from start to end; the history is checked.
 
 Entry: `simulate`.
 """
@@ -18,34 +18,38 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from simulation.cast import start
-from simulation.checkers import CheckOptions, Finding, check
-from simulation.cluster import Cluster
-from simulation.consumers import read_all
-from simulation.faults import FAULTS, Faults
-from simulation.history import History
-from simulation.inside import find_orphans, look_inside
-from simulation.loop import START_S, Deadlock, VirtualLoop
-from simulation.past import draw_past
-from simulation.settings import Shape
-from simulation.workload import Workload
+from tidelog.runtime.task_errors import ERRORS
+from tidelog.simulation.actors.cast import start
+from tidelog.simulation.actors.consumers import read_all
+from tidelog.simulation.actors.faults import FAULTS, Faults
+from tidelog.simulation.actors.loader import Loader
+from tidelog.simulation.actors.past import draw_past
+from tidelog.simulation.actors.workload import Workload
+from tidelog.simulation.checkers import CheckOptions, Finding, check
+from tidelog.simulation.checkers.history import History
+from tidelog.simulation.inside import find_orphans, look_inside
+from tidelog.simulation.world.cluster import SimCluster
+from tidelog.simulation.world.loop import START_S, Deadlock, VirtualLoop, current_life
+from tidelog.simulation.world.settings import Shape
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLEANS_EVERY = 4
-"""One seed in so many waits until orphans must be gone: a minute of little to do."""
+"""One in this number of seeds waits until orphans must be deleted: a mostly idle minute."""
 EMBEDDED = 1 / 5
-"""How many of the clusters have processes of both roles."""
+"""The share of clusters with processes of both roles."""
+LOADERS = 1 / 2
+"""The share of clusters with a client that loads images of the metadata again and again."""
 REST_S = 60.0
-"""Within which a healed cluster must be at rest."""
+"""Time within which the cluster must become idle after all faults have ended."""
 START_UP_S = 30.0
 MAX_TURNS = 5_000_000
-"""Bound on the callbacks of one simulation: far more than any needs that does not spin."""
+"""Maximum number of callbacks of one simulation: far more than any run without a busy loop needs."""
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What came of one seed."""
+class SimulationOutcome:
+    """The result of one seed."""
 
     seed: int
     findings: list[Finding] = field(default_factory=list)
@@ -55,21 +59,21 @@ class Outcome:
     cpu_s: float = 0.0
     turns: int = 0
     faults_done: tuple[int, ...] = ()
-    """By number."""
+    """Numbers of the faults carried out."""
     acknowledged: int = 0
-    """Records that producers were told are there."""
+    """Number of acknowledged records."""
     mutated: int = 0
-    """How often a switched-off line would have protected (`simulation.mutant`)."""
+    """How often a switched-off protection would have taken effect (`tidelog.simulation.mutants.mutant`)."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether there are no findings."""
         return not self.findings
 
 
-class _Run:
+class _SimulationRun:
     def __init__(self, seed: int, steps: int, faults: Sequence[str], skip: Collection[int]) -> None:
-        self.outcome = Outcome(seed)
+        self.outcome = SimulationOutcome(seed)
         self.outcome.history.about = {"seed": seed, "steps": steps, "faults": list(faults), "skip": sorted(skip)}
         self.loop = VirtualLoop()
         self.loop.max_turns = MAX_TURNS
@@ -77,7 +81,8 @@ class _Run:
         self._steps = steps
         rng = random.Random(seed)
         shape = Shape.draw(rng, embedded=random.Random(f"roles {seed}").random() < EMBEDDED)
-        self.cluster = Cluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
+        shape.draw_feed(random.Random(f"feed {seed}"))
+        self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
         generator = random.Random(rng.getrandbits(64))
         self.faults = Faults(self.loop, self.cluster, generator, tuple(faults), self.note, frozenset(skip))
@@ -85,15 +90,26 @@ class _Run:
         self.note("world", f"{shape.controllers} {roles}, {shape.brokers} brokers, wal {shape.wal}")
 
     def note(self, who: str, what: str) -> None:
-        """One line of the trace. The number of callbacks in it betrays every difference between two runs."""
+        """Add one line to the trace. Its number of callbacks reveals every difference between two runs."""
         self.outcome.trace.append(f"{self.loop.time() - START_S:.6f} {self.loop.turns} {who} {what}")
 
     def defect(self, message: str, error: BaseException) -> None:
-        """Code failed in a way that it should not: `assertion` if it noticed by itself, else `defect`."""
+        """Record an unexpected failure of the code: `assertion` for a failed assertion, else `defect`."""
         self.note("world", message)
         lines = "".join(traceback.format_exception(error)).rstrip()
         rule = "assertion" if isinstance(error, AssertionError) else "defect"
         self.outcome.findings.append(Finding(rule=rule, message=f"{message}\n{lines}"))
+
+    def _task_error(self, place: str, error: BaseException, ended: bool) -> None:
+        """An unexpected exception of a background task; nothing goes on there if it has `ended` the task."""
+        if ended and isinstance(error, AssertionError):
+            self.defect(f"a task of {place} ended", error)
+        elif ended:
+            life = current_life()
+            message = f"a task of {place} in {life.name if life else 'the world'} ended: {error!r}"
+            self.note("world", message)
+            lines = "".join(traceback.format_exception(error)).rstrip()
+            self.outcome.findings.append(Finding(rule="task-died", message=f"{message}\n{lines}"))
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
@@ -107,6 +123,9 @@ class _Run:
 
     async def _phases(self) -> None:
         start(self.workload)
+        loads = random.Random(f"loader {self.outcome.seed}")
+        if loads.random() < LOADERS:
+            self.workload.spawn(Loader(self.workload, loads).run(), "loader")
         draw_past(self.cluster, self.workload.topics, random.Random(f"past {self.outcome.seed}"))
         self.cluster.start()
         await self.faults.run(self._steps)
@@ -137,7 +156,7 @@ class _Run:
                 await self._read_what_can_be_read()
 
     async def _read_what_can_be_read(self) -> None:
-        """What is not alive may have lost something, too."""
+        """Read all readable partitions, also if some processes are not alive: data may be lost, too."""
         self.workload.closing = True
         try:
             async with asyncio.timeout(REST_S):
@@ -146,7 +165,7 @@ class _Run:
             self.note("world", "not all could be read")
 
     async def _let_clean(self) -> None:
-        """Give the search for orphans its time, and see what it left."""
+        """Wait for the orphan search, and check the remaining orphans."""
         clean = self.cluster.shape.clean
         await asyncio.sleep((clean.orphan_age_ms + 3 * clean.interval_ms) / 1000)
         self.outcome.findings += find_orphans(self.cluster)
@@ -160,12 +179,14 @@ class _Run:
             await asyncio.sleep(0.2)
 
     def _unrest(self) -> list[str]:
-        """What is not as it should be."""
+        """Return the reasons why the cluster is not idle."""
         found = [
             f"{node.host} is {'' if node.ready else 'not '}ready"
             for node in self.cluster.nodes.values()
             if node.belongs != node.ready
         ]
+        if self.cluster.repairs:
+            found.append("a controller was not added")
         active = self.cluster.active
         if active is None:
             return [*found, "no controller is active"]
@@ -179,24 +200,26 @@ class _Run:
         ]
         return found
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         outcome = self.outcome
         began = time.process_time()
         collecting = gc.isenabled()
-        gc.disable()  # when it runs depends on more than the seed; it may close what a dead process left behind
+        gc.disable()  # its time depends on more than the seed; it may close what a dead process left behind
         asyncio.set_event_loop(self.loop)
+        unlisten = ERRORS.listen(self._task_error)
         try:
             self.loop.run_until_complete(self._phases())
         except Deadlock as error:
             outcome.findings.append(Finding(rule="liveness", message=str(error)))
         finally:
+            unlisten()
             asyncio.set_event_loop(None)
             if collecting:
                 gc.enable()
         outcome.simulated_s = self.loop.time() - START_S
         outcome.turns = self.loop.turns
         outcome.acknowledged = sum(len(op.values) for op in outcome.history.ops if op.kind == "send" and op.ok)
-        outcome.findings += self.cluster.watch.findings + self.workload.findings
+        outcome.findings += self.cluster.watch.findings + self.cluster.raft_watch.findings + self.workload.findings
         outcome.findings += check(outcome.history, CheckOptions())
         outcome.faults_done = tuple(self.faults.done)
         for finding in outcome.findings:
@@ -209,9 +232,9 @@ class _Run:
 
 def simulate(
     seed: int, *, steps: int = 12, faults: Sequence[str] = tuple(FAULTS), skip: Collection[int] = ()
-) -> Outcome:
+) -> SimulationOutcome:
     """Run one simulation, without the faults whose numbers are in `skip`.
 
-    Use a process for each: what a seed does must not depend on what ran before it.
+    Use a new process for each: the result of a seed must not depend on earlier seeds.
     """
-    return _Run(seed, steps, faults, skip).run()
+    return _SimulationRun(seed, steps, faults, skip).run()

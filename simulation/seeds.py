@@ -1,8 +1,8 @@
-"""Many seeds on all cores: each in a process of its own, forked from one that has imported and warmed up everything.
+"""Run many seeds in parallel, each in a process forked from one that has imported and initialised everything.
 
-What a seed does must not depend on what ran before it, and what a dead life leaves behind is never given back; a
-process that ends answers both. `shrink` leaves out of a failing seed every fault that it does not need to fail. A
-mutation is applied in the process of the seed, and is gone with it.
+The result of a seed must not depend on earlier seeds, and the memory of dead lives is never freed; separate processes
+solve both. `shrink` removes from a failing seed the faults that it does not need to fail. A mutation is applied in the
+process of the seed, and ends with it.
 
 Entry: `Seeds`.
 """
@@ -18,23 +18,23 @@ from multiprocessing.pool import AsyncResult
 from types import TracebackType
 from typing import Self
 
-from simulation.mutant import Mutation, apply
-from simulation.run import Outcome, simulate
+from tidelog.simulation.mutants.mutant import Mutation, apply
+from tidelog.simulation.run import SimulationOutcome, simulate
 
 WARM_UP_SEED = 11
-"""Several controllers and brokers, in processes of their own: they speak all protocols."""
+"""A seed with several controllers and brokers as separate processes: it uses all protocols."""
 MAX_TRIES = 120
-"""Bound on the simulations of one `shrink`."""
+"""Maximum number of simulations of one `shrink`."""
 
 
 class Seeds:
-    """Runs seeds of one kind: so many steps, such faults, `jobs` (≥ 1) at a time."""
+    """Runs seeds with the same number of steps and kinds of faults, `jobs` (≥ 1) at a time."""
 
     def __init__(self, *, steps: int, faults: Sequence[str], jobs: int) -> None:
         self._run = partial(_run, steps=steps)
         self._faults = tuple(faults)
         self._ahead = 2 * jobs
-        simulate(WARM_UP_SEED, steps=1, faults=())  # every codec is built once, before the forks
+        simulate(WARM_UP_SEED, steps=1, faults=())  # build every codec once, before the forks
         gc.collect()
         gc.freeze()
         self._pool = multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1)
@@ -56,14 +56,14 @@ class Seeds:
         full: bool = False,
         mutation: Mutation | None = None,
         faults: Sequence[str] | None = None,
-    ) -> Iterator[Outcome]:
-        """The outcomes in the order of `seeds`; trace and history come with failures only, or if `full`.
+    ) -> Iterator[SimulationOutcome]:
+        """Yield the outcomes in the order of `seeds`; trace and history only for failures, or if `full`.
 
-        Whoever stops to iterate early has asked for few seeds too many. `faults` are for these seeds alone.
+        If the caller stops iterating, few extra seeds have been run. `faults` apply to these seeds only.
         """
         chosen = self._faults if faults is None else tuple(faults)
         run = partial(self._run, faults=chosen, skip=frozenset(skip), full=full, mutation=mutation)
-        waiting: deque[AsyncResult[Outcome]] = deque()
+        waiting: deque[AsyncResult[SimulationOutcome]] = deque()
         for seed in seeds:
             waiting.append(self._pool.apply_async(run, (seed,)))
             if len(waiting) >= self._ahead:
@@ -72,12 +72,12 @@ class Seeds:
             yield waiting.popleft().get()
 
     def shrink(
-        self, failed: Outcome, skip: Collection[int] = (), *, mutation: Mutation | None = None
-    ) -> tuple[Outcome, frozenset[int]]:
-        """A run of the same seed that breaks one of the same rules with fewer faults, and what it leaves out.
+        self, failed: SimulationOutcome, skip: Collection[int] = (), *, mutation: Mutation | None = None
+    ) -> tuple[SimulationOutcome, frozenset[int]]:
+        """Find a run of the seed that violates one of its rules with fewer faults; return it and the omitted faults.
 
-        Halves are tried first, then single faults; not all combinations are. The shortest history of those with as
-        few faults wins.
+        Halves are tried first, then single faults, not all combinations. Of the runs with the fewest faults, the
+        shortest history is returned.
         """
         rules = {finding.rule for finding in failed.findings}
         best, left_out = failed, frozenset(skip)
@@ -105,7 +105,7 @@ class Seeds:
 
 def _run(
     seed: int, *, steps: int, faults: Sequence[str], skip: Collection[int], full: bool, mutation: Mutation | None
-) -> Outcome:
+) -> SimulationOutcome:
     gc.disable()  # the process ends with the seed
     counter = apply(mutation) if mutation is not None else None
     outcome = simulate(seed, steps=steps, faults=faults, skip=skip)

@@ -1,9 +1,13 @@
-"""Bytes that last: object stores, the write-ahead log, object formats, caches and the upload pipeline.
+"""Durable data: object stores, the write-ahead log, object formats, caches and the upload pipeline.
 
-This room knows streams only as numbers with 64-bit offsets, and Kafka not at all but for record batches
-(`storage.record_batch`), which the formats here and the Spark reader share. What it needs from a controller (object
-ids, commits, the list of objects of a stream) it states as the protocol `storage.managers.ObjectManager`.
+This package knows streams only as numbers with 64-bit offsets. Of Kafka it knows only the record batch
+(`tidelog.batch.batch`), which the formats here and the Spark reader share. What it needs from a controller
+(object ids, commits, the list of objects of a stream) is declared in the protocol
+`tidelog.storage.managers.ObjectManager`.
 
-May import: `runtime`. Entry: `storage.storage.Storage`, the facade that ties WAL, log cache, block reader and uploads
-together; `storage.object_store.ObjectStore`, the door to the bucket.
+Invariants: a record is confirmed only after it is durable in the WAL (rule 1), uploaded only after it is confirmed
+(rule 2), and removed from the WAL only after its upload is committed (rule 3).
+
+May import: `batch`, `runtime`. Entry: `tidelog.storage.storage.Storage`, the facade over WAL, log cache, block reader
+and uploads; `tidelog.storage.bucket.store.ObjectStore`, the interface to the bucket.
 """

@@ -1,11 +1,11 @@
 """The confirm offset: up to which WAL offset the quorum rule is met. Nothing past it is visible or uploaded (rule 2).
 
-Sans-IO: somebody calls `advance` (the WAL, when a single member syncs; the replication later), and whoever registered
-an offset hears of it, in the order of offsets. Listeners run inside `advance`, before any task that `wait`s resumes:
-high watermarks have moved when a produce response is written.
+Sans-IO: the WAL calls `advance` when a single member syncs (later, replication does), and the callbacks registered for
+an offset run in the order of offsets. They run inside `advance`, before any task that `wait`s resumes, so high
+watermarks have moved before a Produce response is written.
 
-Invariants: the value never goes back; a listener runs at most once; after `fail` no listener runs and every wait for
-more raises.
+Invariants: the value never decreases; a callback runs at most once; after `fail` no callback runs and every wait for a
+larger value raises.
 
 Entry: `ConfirmOffset`.
 """
@@ -22,7 +22,7 @@ _NEVER = 1 << 63
 
 
 def _put_in_order(queue: deque[tuple[int, _T]], offset: int, item: _T) -> None:
-    """Append in O(1) when offsets come in order, as they do; otherwise walk back to the place."""
+    """Insert by offset: O(1) when offsets arrive in order, as they usually do; otherwise a search from the end."""
     if not queue or queue[-1][0] <= offset:
         queue.append((offset, item))
         return
@@ -33,13 +33,13 @@ def _put_in_order(queue: deque[tuple[int, _T]], offset: int, item: _T) -> None:
 
 
 class ConfirmOffset:
-    """A WAL offset (int64 bytes) that only grows, and those who wait for it."""
+    """A WAL offset (int64 bytes) that only grows, and the callbacks and tasks that wait for it."""
 
     __slots__ = ("_error", "_listeners", "_on_watch", "_waiters", "_watch_at", "value")
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
-        """The confirm offset now."""
+        """The current confirm offset."""
         self._listeners: deque[tuple[int, Callable[[], None]]] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._error: Exception | None = None
@@ -48,11 +48,11 @@ class ConfirmOffset:
 
     @property
     def error(self) -> Exception | None:
-        """Why nothing will be confirmed any more, or None."""
+        """Return the error that prevents further confirmation, or None."""
         return self._error
 
     def advance(self, offset: int) -> None:
-        """Everything before `offset` is confirmed. A smaller or equal offset than before changes nothing."""
+        """Confirm everything before `offset`. An offset that is not larger than the value changes nothing."""
         if offset <= self.value or self._error is not None:
             return
         self.value = offset
@@ -69,9 +69,9 @@ class ConfirmOffset:
             self._on_watch()
 
     def add_listener(self, wal_offset: int, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the value is at least `wal_offset`: now, if it is already. O(1) in offset order.
+        """Call `callback` once when the value is at least `wal_offset`: now, if it already is. O(1) in offset order.
 
-        Never called after `fail`. The callback must not raise and must be quick: it runs on the path of every ack.
+        Never called after `fail`. The callback must not raise and must be fast: every acknowledgement waits for it.
         """
         if wal_offset <= self.value:
             callback()
@@ -79,7 +79,7 @@ class ConfirmOffset:
             _put_in_order(self._listeners, wal_offset, callback)
 
     async def wait(self, wal_offset: int) -> None:
-        """Return when the value is at least `wal_offset`. Raises what `fail` was given if it never will be."""
+        """Return when the value is at least `wal_offset`. Raises the error given to `fail`."""
         if wal_offset <= self.value:
             return
         if self._error is not None:
@@ -91,7 +91,7 @@ class ConfirmOffset:
     def watch(self, wal_offset: int, callback: Callable[[], None]) -> None:
         """Call `callback` once when the value reaches `wal_offset`. There is one watch; a new one replaces it.
 
-        This is for the uploader, which waits for sizes far ahead and would break the listeners' order.
+        For the uploader, which waits for offsets far ahead and would break the listeners' order.
         """
         self._watch_at = wal_offset
         self._on_watch = callback
@@ -100,7 +100,7 @@ class ConfirmOffset:
             callback()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will be confirmed: the WAL failed or this master is fenced. The first error stays."""
+        """Stop confirming: the WAL failed or this master is fenced. The first error is kept."""
         if self._error is not None:
             return
         self._error = error

@@ -1,33 +1,56 @@
-"""What a reader of a stream gets, and the ways in which it can be told no.
+"""Record types for appends to and reads from a stream, and the errors of reads and appends.
 
-A *stream append* is the unit of everything above the WAL: it is appended whole, cached whole, put into one data block
-whole and read back whole. It covers the stream offsets `[base_offset, base_offset + count)`.
+A *stream append* is the unit of everything above the WAL: it is appended, cached, stored in a data block and read back
+as a whole. It covers the stream offsets `[base_offset, base_offset + count)`.
 
-Entry: `StreamRecord`, `CheckedBatch`.
+Entry: `StreamAppend` for writes; `StreamEntry`, `CheckedBatch` for reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.errors import CorruptData, NotFound
+import msgspec
+
+from tidelog.runtime.errors import CorruptData, NotFound
+from tidelog.runtime.types import Buffer
 
 
-class StreamRecord(NamedTuple):
+class StreamAppend(msgspec.Struct, frozen=True, gc=False):
+    """One stream append to be written to a WAL, or to several. It holds no state of a WAL.
+
+    A msgspec struct because one is created for every append, and msgspec structs are the cheapest kind of object.
+    """
+
+    stream_id: int
+    stream_epoch: int
+    base_offset: int
+    """First stream offset (int64)."""
+    count: int
+    """Number of offsets that the payload covers (1 to 2³²−1)."""
+    payload: Sequence[Buffer]
+    """The bytes of the append, as a sequence of buffers. They must never change again."""
+    batch_crc: int | None = None
+    """If not None, the payload is one buffer with one record batch (v2) that was verified against this CRC32C
+    (uint32): other checksums of the payload can be derived from it (`tidelog.batch.checksum`)."""
+
+
+class StreamEntry(NamedTuple):
     """One stream append as read back."""
 
     base_offset: int
     """First stream offset (int64)."""
-    count: int  # type: ignore[assignment]  # the field shadows tuple.count, which nobody needs here
-    """How many offsets the payload covers (1 to 2³²−1)."""
+    count: int  # type: ignore[assignment]  # the field shadows tuple.count, which is not needed here
+    """Number of offsets that the payload covers (1 to 2³²−1)."""
     payload: bytes | memoryview
-    """The bytes of the append; a view keeps the block it lies in alive."""
+    """The bytes of the append; a view keeps its whole block alive."""
 
 
-class CheckedBatch(StreamRecord):
-    """One whose payload is one record batch (v2) that passed its CRC32C when it was appended in this process.
+class CheckedBatch(StreamEntry):
+    """An entry whose payload is one record batch (v2) that passed its CRC32C when it was appended in this process.
 
-    The CRC32C in it vouches for its bytes from then on, so the checksum of a block may follow from it.
+    Its CRC32C is trusted from then on, so the checksum of a block can be derived from it.
     """
 
     __slots__ = ()
@@ -40,10 +63,10 @@ class OffsetTrimmed(NotFound):
 
 
 class StreamQuarantined(CorruptData):
-    """The stream's committed range and what should follow it do not meet (rule 5). It takes no appends any more.
+    """The stream's committed range is not followed by its next records (rule 5). It takes no appends any more.
 
-    What was committed can still be read. What was not is kept in the bucket under `{cluster id}/quarantine/`, in the
-    object format, for a person to look at. Kafka: KAFKA_STORAGE_ERROR (56).
+    Committed records can still be read. The others are kept in the bucket under `{cluster id}/quarantine/`, in the
+    object format, for an operator to examine. Kafka: KAFKA_STORAGE_ERROR (56).
     """
 
     kafka_code = 56

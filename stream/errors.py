@@ -1,15 +1,15 @@
-"""The stream room's kinds of errors, each with its Kafka code. What a batch itself can have wrong is in `storage`.
+"""Errors of streams and partition logs, each with its Kafka code. Errors of a batch itself are in `tidelog.batch`.
 
-Entry: the classes below; all are `runtime.errors.TidelogError`s.
+Entry: the classes below; all are subclasses of `tidelog.runtime.errors.TidelogError`.
 """
 
 from __future__ import annotations
 
-from runtime.errors import Fenced, InvalidInput, NotFound, Unavailable
+from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, Unavailable
 
 
 class OffsetOutOfRange(NotFound):
-    """The offset lies before the log start or past the log end. Kafka: OFFSET_OUT_OF_RANGE (1)."""
+    """The offset is below the log start or above the log end. Kafka: OFFSET_OUT_OF_RANGE (1)."""
 
     kafka_code = 1
 
@@ -21,13 +21,13 @@ class OutOfOrderSequence(InvalidInput):
 
 
 class InvalidProducerEpoch(Fenced):
-    """A newer instance of the producer has written already. Kafka: INVALID_PRODUCER_EPOCH (47)."""
+    """A newer instance of the producer has already written. Kafka: INVALID_PRODUCER_EPOCH (47)."""
 
     kafka_code = 47
 
 
 class InvalidTxnState(InvalidInput):
-    """A producer mixes plain writes into its open transaction. Kafka: INVALID_TXN_STATE (48)."""
+    """A producer sends non-transactional batches in its open transaction. Kafka: INVALID_TXN_STATE (48)."""
 
     kafka_code = 48
 

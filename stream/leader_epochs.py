@@ -1,8 +1,8 @@
-"""Which leader epoch wrote which offsets (KIP-101, KIP-279, KIP-320).
+"""Leader epochs and the offsets that they wrote (KIP-101, KIP-279, KIP-320).
 
-Sans-IO. An ordered list of `(epoch, start offset)`; an epoch ends where the next one starts, the last one at the log
-end. Invariant: epochs and start offsets both grow strictly. An epoch in which nothing was written is replaced by the
-next one at the same start offset.
+Sans-I/O. An ordered list of `(epoch, start offset)`; an epoch ends where the next one starts, the last one at the log
+end. Invariant: epochs and start offsets both grow strictly. An epoch without any record is replaced by the next one at
+the same start offset.
 
 Entry: `LeaderEpochs`.
 """
@@ -30,19 +30,19 @@ class LeaderEpochs:
             self.assign(epoch, start)
 
     def entries(self) -> list[tuple[int, int]]:
-        """All `(epoch, start offset)` pairs, oldest first."""
+        """Return all `(epoch, start offset)` pairs, oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
     @property
     def latest(self) -> int:
-        """The newest epoch, or -1."""
+        """Return the newest epoch, or -1."""
         return self._epochs[-1] if self._epochs else UNKNOWN
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` writes from `start_offset` on; whether anything changed.
+        """Record that `epoch` writes from `start_offset` on. Returns whether anything changed.
 
-        Entries at or after that offset are of epochs in which nothing was written (or were cut off): they go. An epoch
-        that is not newer than the newest changes nothing.
+        Entries at or after that offset are of epochs without records (or with truncated ones), and are removed. An
+        epoch that is not newer than the newest changes nothing.
         """
         if self._epochs and epoch <= self._epochs[-1]:
             return False
@@ -54,10 +54,10 @@ class LeaderEpochs:
         return True
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """`(largest epoch ≤ the asked one, its end offset)`, or `(-1, -1)` for an epoch newer than all known.
+        """Return `(largest epoch ≤ epoch, its end offset)`, or `(-1, -1)` for an epoch newer than all known.
 
-        As in Kafka, an epoch older than all known answers with itself and the first known start: all that it wrote
-        lies before that offset, so a client at or before it has lost nothing.
+        As in Kafka, the result for an epoch older than all known is that epoch and the first known start: all its
+        records are below that offset, so a client at or below it has lost nothing.
         """
         if not self._epochs or epoch < 0 or epoch > self._epochs[-1]:
             return UNKNOWN, UNKNOWN
@@ -67,12 +67,12 @@ class LeaderEpochs:
         return (self._epochs[at - 1] if at else epoch), self._starts[at]
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch that wrote `offset`, or -1."""
+        """Return the epoch that wrote `offset`, or -1."""
         at = bisect_right(self._starts, offset)
         return self._epochs[at - 1] if at else UNKNOWN
 
     def truncate_start(self, log_start_offset: int) -> None:
-        """Forget epochs that end at or before the log start; the one that spans it starts there."""
+        """Remove epochs that end at or before the log start, and move the start of the epoch that contains it."""
         at = bisect_right(self._starts, log_start_offset) - 1
         if at < 0:
             return
@@ -81,11 +81,11 @@ class LeaderEpochs:
         self._starts[0] = log_start_offset
 
     def encode(self) -> bytes:
-        """The versioned snapshot: msgpack `[1, [epoch, …], [start offset, …]]`."""
+        """Return the versioned snapshot: msgpack `[1, [epoch, …], [start offset, …]]`."""
         return msgspec.msgpack.encode([_VERSION, self._epochs, self._starts])
 
     @classmethod
     def decode(cls, data: bytes) -> LeaderEpochs:
-        """Read what `encode` wrote. Raises `msgspec.ValidationError`."""
+        """Decode the result of `encode`. Raises `msgspec.ValidationError`."""
         _, epochs, starts = msgspec.msgpack.decode(data, type=tuple[int, list[int], list[int]])
         return cls(zip(epochs, starts, strict=True))

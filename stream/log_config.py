@@ -1,6 +1,6 @@
-"""What a partition log obeys: the effective topic configuration, typed.
+"""Effective topic configuration of a partition log, typed.
 
-The broker resolves Kafka's layers (topic, broker, default) into one `LogConfig`; a log takes a new one at any time.
+The broker merges Kafka's layers (topic, broker, default) into one `LogConfig`, which may be replaced at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     retention_ms: int = 604_800_000
     """Segments whose newest record is older than this are dropped; -1: never."""
     retention_bytes: int = -1
-    """Oldest segments are dropped while the rest still holds this many bytes; -1: no limit."""
+    """Oldest segments are dropped while the remaining ones still hold this many bytes; -1: no limit."""
     segment_bytes: int = 1 << 30
     segment_ms: int = 604_800_000
     max_message_bytes: int = 1_048_588
@@ -24,19 +24,20 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     timestamp_type: str = "CreateTime"
     """`CreateTime` or `LogAppendTime`."""
     cleanup_policy: str = "delete"
-    """`delete`, `compact`, or both with a comma."""
+    """`delete`, `compact`, both with a comma, or empty: nothing is dropped or compacted (KIP-1161)."""
     message_timestamp_before_max_ms: int = INT64_MAX
     """How far a CreateTime timestamp may lie in the past."""
     message_timestamp_after_max_ms: int = 3_600_000
     """How far a CreateTime timestamp may lie in the future."""
     producer_id_expiration_ms: int = 86_400_000
-    """Idempotent producers silent for so long are forgotten."""
+    """Idempotent producers that have been silent this long are removed."""
     compression_type: str = "producer"
-    """`producer` keeps batches as they come; `uncompressed`, `gzip`, `snappy`, `lz4` or `zstd` repacks the others."""
+    """`producer` keeps batches unchanged; `uncompressed`, `gzip`, `snappy`, `lz4` or `zstd` recompresses other
+    batches."""
     index_interval_bytes: int = 4096
-    """At most one time index entry for so many bytes of batches."""
+    """At most one time index entry for this many bytes of batches."""
     checkpoint_bytes: int = 16 << 20
-    """A checkpoint goes to the meta stream after so many bytes of batches: the bound on what an unclean open scans."""
+    """A checkpoint is written after this many bytes of batches; bounds the scan of an unclean open."""
 
     @property
     def compacts(self) -> bool:

@@ -1,11 +1,11 @@
-"""The meta stream: a small compacted key-value log, where a partition keeps what it must find when it is opened.
+"""The meta stream: a small compacted key-value log with the state that a partition needs when it is opened.
 
-Each stream append holds one or more entries and is atomic: after a crash all of its entries are there or none. Payload:
-version (1 byte, =1), then a msgpack array of `[key (str), value (bin) or nil]`; nil removes the key. The append covers
-as many stream offsets as it has entries. A CRC is kept by the WAL and by the blocks of objects.
+Each stream append holds one or more entries and is atomic: after a crash either all of its entries exist or none.
+Payload: version (1 byte, =1), then a msgpack array of `[key (str), value (bin) or nil]`; nil removes the key. The
+append covers as many stream offsets as it has entries. The WAL and the blocks of objects keep a CRC of it.
 
-It stays small: once more entries are garbage than live, all live ones are written again and what was before is trimmed.
-Invariant: the trim follows only when the rewrite is confirmed.
+The stream stays small: once more entries are garbage than live, all live ones are written again and everything before
+them is trimmed. Invariant: the stream is trimmed only after the rewrite is confirmed.
 
 Entry: `MetaStream.load`, then `get`, `put`.
 """
@@ -17,15 +17,15 @@ from sys import intern
 
 import msgspec
 
-from runtime.errors import CorruptData
-from runtime.msgpack import DECODE_ERRORS
-from stream.stream import Stream
+from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.stream.stream import Stream
 
 MIN_GARBAGE = 64
-"""Below so many dead entries a rewrite is not worth it."""
+"""With fewer garbage entries the stream is not rewritten."""
 _READ_BYTES = 1 << 20
 _REWRITE_BYTES = 1 << 20
-"""A rewrite is cut into appends of about this size."""
+"""A rewrite is split into appends of about this size."""
 _VERSION = b"\x01"
 
 _Entry = tuple[str, bytes | None]
@@ -43,7 +43,7 @@ class MetaStream:
 
     @property
     def stream(self) -> Stream:
-        """The stream underneath."""
+        """Return the underlying stream."""
         return self._stream
 
     async def load(self) -> None:
@@ -60,18 +60,18 @@ class MetaStream:
             if value is None:
                 self._live.pop(key, None)
             else:
-                self._live[intern(key)] = value  # all partitions have the same few keys
+                self._live[intern(key)] = value  # all partitions use the same few keys
 
     def get(self, key: str) -> bytes | None:
-        """The value of `key`, or None."""
+        """Return the value of `key`, or None."""
         return self._live.get(key)
 
     def items(self, prefix: str = "") -> list[tuple[str, bytes]]:
-        """All live entries whose key starts with `prefix`, in the order of keys."""
+        """Return all live entries whose key starts with `prefix`, sorted by key."""
         return sorted((key, value) for key, value in self._live.items() if key.startswith(prefix))
 
     def put(self, entries: Mapping[str, bytes | None]) -> int:
-        """Append all entries atomically (None removes a key); the WAL end to wait for.
+        """Append all entries atomically (None removes a key). Returns the WAL end to wait for.
 
         Raises `WalFull`, `Overloaded` (nothing was written), `WalFailed`.
         """
@@ -83,15 +83,15 @@ class MetaStream:
 
     @property
     def garbage(self) -> int:
-        """Entries on the stream that count no more."""
+        """Return the number of entries on the stream that are no longer live."""
         return self._stream.next_offset - self._stream.start_offset - len(self._live)
 
     def needs_compaction(self) -> bool:
-        """Whether the dead outnumber the living."""
+        """Whether there are more garbage entries than live ones."""
         return self.garbage > max(MIN_GARBAGE, len(self._live))
 
     def rewrite(self) -> tuple[int, int]:
-        """Write all live entries again; `(offset to trim to, WAL end to wait for before that)`."""
+        """Write all live entries again. Returns `(offset to trim to, WAL end to wait for before that)`."""
         trim_to, wal_end = self._stream.next_offset, 0
         chunk: dict[str, bytes | None] = {}
         size = 0

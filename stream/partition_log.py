@@ -1,17 +1,17 @@
 """The Kafka partition: one leader's log on four streams.
 
-The offset of the data stream is the Kafka offset; a batch is one stream append. `append` validates, assigns offsets
-and hands the bytes to the WAL without waiting; the high watermark follows when the storage confirms (rule 2), and
-everything that waits for it (acks, long polls) is called then. Reads never pass the high watermark, and read_committed
-ones never the last stable offset.
+The offset of the data stream is the Kafka offset; a batch is one stream append. `append` validates, assigns offsets and
+passes the bytes to the WAL without waiting. The high watermark advances when the storage confirms them (rule 2), and
+the waiters (acknowledgements, long-polling Fetches) are then called. Reads never pass the high watermark, and
+read_committed reads never the last stable offset.
 
-The log start is told like the high watermark: only once the record that moved it is confirmed. Until then a failover
-takes it back.
+The log start is reported like the high watermark: only when the record that moved it is confirmed, because a failover
+may revert it before.
 
-Invariants: log start ≤ last stable ≤ high watermark ≤ log end; `append` either has done everything or has changed
-nothing but the caller's buffer; after `close` nothing is appended or read.
+Invariants: log start ≤ last stable ≤ high watermark ≤ log end; a failed `append` has changed nothing but the caller's
+buffer; after `close` nothing is appended or read.
 
-All methods run on the event loop; there is no task of the log's own. Entry: `PartitionLog.open`.
+All methods run on the event loop; the log has no task of its own. Entry: `PartitionLog.open`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.clock import Clock
-from runtime.errors import Closed, Overloaded
-from storage.record_batch import (
+from tidelog.batch.batch import (
     BatchHeader,
     Compression,
     InvalidRecord,
@@ -39,25 +38,29 @@ from storage.record_batch import (
     repack,
     set_log_append_time,
 )
-from storage.records import OffsetTrimmed, StreamRecord
-from stream.errors import FencedLeaderEpoch, OffsetOutOfRange, UnknownLeaderEpoch
-from stream.log_config import LogConfig as LogConfig
-from stream.managers import OpenedStream, StreamManager
-from stream.meta_stream import MetaStream
-from stream.partition_lookup import TimestampOffset, first_at_or_after, largest
-from stream.partition_recovery import apply_marker, recover
-from stream.partition_state import PartitionState
-from stream.producer_state import BatchEntry
-from stream.segments import retention_start, should_roll
-from stream.stream import Stream
-from stream.time_index import TimeIndex
-from stream.trimming import Trimmer
-from stream.txn_index import TxnIndex
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import Closed, Overloaded
+from tidelog.runtime.types import Buffer
+from tidelog.storage.records import OffsetTrimmed, StreamEntry
+from tidelog.stream.errors import FencedLeaderEpoch, OffsetOutOfRange, UnknownLeaderEpoch
+from tidelog.stream.log_config import LogConfig as LogConfig
+from tidelog.stream.managers import StreamManager
+from tidelog.stream.meta_stream import MetaStream
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
+from tidelog.stream.partition_recovery import apply_marker, recover
+from tidelog.stream.partition_state import PartitionState
+from tidelog.stream.producer_state import BatchEntry
+from tidelog.stream.segments import retention_start, should_roll
+from tidelog.stream.stream import Stream
+from tidelog.stream.time_index import TimeIndex
+from tidelog.stream.trimming import Trimmer
+from tidelog.stream.txn_index import TxnIndex
 
 if TYPE_CHECKING:
-    from storage.storage import Storage
+    from tidelog.storage.storage import Storage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _OFFSET = Struct(">q")
 _EPOCH = Struct(">i")
@@ -69,44 +72,44 @@ _CODECS = {
     "zstd": Compression.ZSTD,
 }
 _MAX_RECORD_ERRORS = 100
-"""A response names so many records without a key; the rest are as bad."""
+"""Bound of the records without a key that a response names."""
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
-"""Housekeeping writes a checkpoint once this much was appended, so that a slow partition does not wait for its turn."""
+"""Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
 
 META_TAIL_BYTES = 1 << 20
-"""A partition whose metadata is larger (thousands of segments or producers) is opened from the bucket."""
+"""A partition with larger metadata (thousands of segments or producers) is opened from the bucket."""
 DATA_TAIL_BYTES = 256 << 10
-"""What the consumers at the end of the log ask for first."""
+"""The newest batches, which consumers at the end of the log request first."""
 _CLOSE_WAIT_S = 10.0
-"""How long a close waits for room in the WAL; without a clean record the next opening scans, nothing worse."""
+"""How long a close waits for space in the WAL. Without a clean record the next open scans; nothing is lost."""
 
 
 class AppendResult(NamedTuple):
-    """What became of a batch."""
+    """Result of an append."""
 
     base_offset: int
     last_offset: int
     log_append_time_ms: int
-    """-1 where the topic keeps the producer's timestamps."""
+    """-1 if the topic keeps the producer's timestamps."""
     log_start_offset: int
     wal_end: int
-    """`storage.confirm.wait(wal_end)` returns once the batch is durable by the quorum rule (acks=all)."""
+    """WAL end of the record. `PartitionLog.when_acked` reports when it is durable by the quorum rule (acks=all)."""
     duplicate: bool
-    """The batch was in the log before: these are the original's offsets."""
+    """The batch is already in the log; these are the original's offsets."""
 
 
 class FetchResult(NamedTuple):
-    """What a read found."""
+    """Result of a read."""
 
     records: list[bytes | memoryview]
-    """Whole batches, in order, as they lie in memory: not copied, never to be written to."""
+    """Whole batches, in order, as views of the storage's memory: not copied, and never to be modified."""
     aborted: list[tuple[int, int]]
     """`(producer id, first offset)` of aborted transactions in the range; empty unless read_committed."""
     size_bytes: int
 
 
 class ProducerInfo(NamedTuple):
-    """A producer as DescribeProducers tells it."""
+    """State of a producer, for DescribeProducers."""
 
     producer_id: int
     producer_epoch: int
@@ -118,15 +121,25 @@ class ProducerInfo(NamedTuple):
 
 
 class ClosedLog(NamedTuple):
-    """Where a log that was closed for a move ends, and what its next owner will read first."""
+    """End offsets of a log that was closed for a move, and the records that its next owner reads first."""
 
     end_offsets: tuple[int, int, int, int]
-    """Of the meta, data, time and txn streams."""
+    """End offsets of the meta, data, time and txn streams."""
     meta_start: int
-    """Whoever opens the log next need not read the meta stream before this offset."""
-    tails: dict[int, list[StreamRecord]]
-    """By stream id: the meta stream from `meta_start` on, the newest batches of the data stream. Confirmed. Empty where
-    it is not all in memory or exceeds `META_TAIL_BYTES`."""
+    """The next owner need not read the meta stream below this offset."""
+    tails: dict[int, list[StreamEntry]]
+    """By stream id: the meta stream from `meta_start` on, the newest batches of the data stream. Confirmed. Empty if
+    not all of it is in memory, or if it exceeds `META_TAIL_BYTES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedPartition:
+    """Which partition a log is of, and the leader epoch under which it is led."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
 
 
 class PartitionLog:
@@ -154,28 +167,28 @@ class PartitionLog:
         "partition",
         "topic",
         "topic_id",
+        "wal",
     )
 
     def __init__(
         self,
         *,
-        topic: str,
-        topic_id: bytes,
-        partition: int,
-        leader_epoch: int,
+        led: LedPartition,
         state: PartitionState,
         storage: Storage,
         config: LogConfig,
         clock: Clock,
     ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
-        self.leader_epoch = leader_epoch
+        self.topic = led.topic
+        self.topic_id = led.topic_id
+        self.partition = led.partition
+        self.leader_epoch = led.leader_epoch
         self.first_stream = state.meta.stream.stream_id
-        """Id of its meta stream: the partition's number in the metadata."""
+        """Id of its meta stream, which identifies the partition in the metadata."""
         self.came_at = -math.inf
-        """Monotonic seconds at which it came here from a living owner, if it did."""
+        """Monotonic seconds at which a live owner handed it over, if one did."""
+        self.wal: object = storage.confirm
+        """Identity of the underlying WAL: the `wal_end`s of logs with the same one are comparable."""
         self._state = state
         self._storage = storage
         self._clock = clock
@@ -193,23 +206,20 @@ class PartitionLog:
     async def open(
         cls,
         *,
-        topic: str,
-        topic_id: bytes,
-        partition: int,
-        leader_epoch: int,
+        led: LedPartition,
         streams: tuple[OpenedStream, OpenedStream, OpenedStream, OpenedStream],
         storage: Storage,
         manager: StreamManager,
         config: LogConfig,
         clock: Clock,
-        tails: Mapping[int, Sequence[StreamRecord]] | None = None,
+        tails: Mapping[int, Sequence[StreamEntry]] | None = None,
     ) -> PartitionLog:
-        """Open the log on its four opened streams (meta, data, time, txn), recovering it if it was not closed cleanly.
+        """Open the log on its four opened streams (meta, data, time, txn), recovering it after an unclean close.
 
-        `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the owner before).
+        `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the previous owner).
 
-        What the WAL holds of the streams counts as confirmed: storage recovers it before it is opened.
-        Raises `StreamQuarantined`, `CorruptData`, `Unavailable`.
+        Records in the WAL count as confirmed, because the storage recovers the WAL before it is opened. Raises
+        `StreamQuarantined`, `CorruptData`, `Unavailable`.
         """
         try:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
@@ -217,34 +227,31 @@ class PartitionLog:
                 storage.warm(stream_id, records)
             state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
             scanned = await recover(state, config, clock.time_ms())
-        except BaseException:  # whatever it was: the next try opens them anew
+        except BaseException:  # in every case: the next attempt opens the streams again
             for opened in streams:
                 storage.close_stream(opened.stream_id)
             raise
         if scanned:
-            log.info(
+            logger.info(
                 "partition recovered after an unclean stop",
-                extra={"topic": topic, "partition": partition, "batches_scanned": scanned},
+                extra={"topic": led.topic, "partition": led.partition, "batches_scanned": scanned},
             )
-        state.epochs.assign(leader_epoch, data.next_offset)
+        state.epochs.assign(led.leader_epoch, data.next_offset)
         state.epochs.truncate_start(state.log_start)
         state.high_watermark = data.next_offset
         return cls(
-            topic=topic,
-            topic_id=topic_id,
-            partition=partition,
-            leader_epoch=leader_epoch,
+            led=led,
             state=state,
             storage=storage,
             config=config,
             clock=clock,
         )
 
-    # --- what it is ----------------------------------------------------------------------------------------------
+    # --- properties ----------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> LogConfig:
-        """The effective configuration; may be replaced at any time."""
+        """Return the effective configuration; it may be replaced at any time."""
         return self._config
 
     @config.setter
@@ -256,43 +263,43 @@ class PartitionLog:
 
     @property
     def log_start_offset(self) -> int:
-        """First offset that can be read: the confirmed one, for an unconfirmed one may be taken back."""
+        """Return the first readable offset. It is the confirmed one, because an unconfirmed one may be reverted."""
         return self._start
 
     @property
     def high_watermark(self) -> int:
-        """Offset after the last confirmed record."""
+        """Return the offset after the last confirmed record."""
         return self._state.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
-        """Offset up to which all transactions are decided; ≤ high watermark."""
+        """Return the offset up to which all transactions are decided; ≤ high watermark."""
         return self._state.last_stable_offset
 
     @property
     def log_end_offset(self) -> int:
-        """What the next record gets."""
+        """Return the offset of the next record."""
         return self._state.data.next_offset
 
     @property
     def closed(self) -> bool:
-        """Whether the log serves no more."""
+        """Whether the log is closed."""
         return self._closed
 
     def size_bytes(self) -> int:
-        """Bytes of the batches in all segments."""
+        """Return the bytes of the batches in all segments."""
         return sum(segment.size_bytes for segment in self._state.segments)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """`(largest epoch ≤ epoch, its end offset)`, `(-1, -1)` if unknown. See `LeaderEpochs.end_offset`."""
+        """Return `(largest epoch ≤ epoch, its end offset)`, `(-1, -1)` if unknown. See `LeaderEpochs.end_offset`."""
         return self._state.epochs.end_offset(epoch, self.log_end_offset)
 
     def epoch_at(self, offset: int) -> int:
-        """Leader epoch that wrote `offset`, or -1."""
+        """Return the leader epoch that wrote `offset`, or -1."""
         return self._state.epochs.epoch_at(offset)
 
     def producers(self) -> list[ProducerInfo]:
-        """The producers that the partition remembers."""
+        """Return the state of all known producers."""
         return [
             ProducerInfo(
                 state.producer_id,
@@ -306,9 +313,9 @@ class PartitionLog:
         ]
 
     def add_watermark_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back, on the loop, whenever high watermark, last stable or log start offset moves, and at the close.
+        """Call `callback` on the loop when high watermark, last stable or log start offset moves, and at the close.
 
-        Returns what removes the listener again (any number of times). The callback must be quick and not raise.
+        Returns a function that removes the listener (any number of times). The callback must be quick and not raise.
         """
         if self._watchers is None:
             self._watchers = {}
@@ -320,8 +327,18 @@ class PartitionLog:
 
         return remove
 
+    @property
+    def state(self) -> PartitionState:
+        """Return what a recovery rebuilds: segments, epochs, producers. It is for reading only."""
+        return self._state
+
+    @property
+    def watermark_listeners(self) -> int:
+        """Return the number of watermark listeners: of waiting fetches, for example."""
+        return len(self._watchers or ())
+
     def tell_listeners(self) -> None:
-        """Call back the watermark listeners: what they wait for has become of a closed log."""
+        """Call the watermark listeners of a closed log when the outcome of its move is known."""
         self._notify()
 
     def _notify(self) -> None:
@@ -336,9 +353,9 @@ class PartitionLog:
     # --- appending -----------------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, *, acks_leader_epoch: int | None = None) -> AppendResult:
-        """Append what a producer sent: exactly one batch. Never waits; `wal_end` is what to wait for.
+        """Append exactly one batch of a producer. Never waits: see `when_acked`.
 
-        `records` is rewritten in place and kept: the caller must never change it again. A read-only view is copied.
+        `records` is modified in place and kept: the caller must never change it again. A read-only view is copied.
         `acks_leader_epoch` refuses the write unless it is this log's epoch. Raises `InvalidRecord`, `CorruptRecord`,
         `RecordTooLarge`, `UnsupportedCompression`, `InvalidTimestamp`, `OutOfOrderSequence`, `InvalidProducerEpoch`,
         `InvalidTxnState`, `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `Closed`, and the storage's `WalFull`,
@@ -365,10 +382,10 @@ class PartitionLog:
             records = memoryview(bytearray(records))
         return self._append(records, header, now_ms, None if self._log_append_time else header.crc)
 
-    def append_internal(self, batch: bytes | bytearray | memoryview) -> AppendResult:
+    def append_internal(self, batch: Buffer) -> AppendResult:
         """Append one batch of the broker's own (group and transaction records, markers), built by `build_batch`.
 
-        Control batches are taken, size and keys are not checked. Raises as `append`, and `FencedCoordinator`.
+        Control batches are accepted; size and keys are not checked. Raises as `append`, and `FencedCoordinator`.
         """
         self._require_open()
         view = memoryview(batch)
@@ -385,7 +402,7 @@ class PartitionLog:
         return self._append(view, header, now_ms)
 
     def _append(self, view: memoryview, header: BatchHeader, now_ms: int, batch_crc: int | None = None) -> AppendResult:
-        """`batch_crc`: the batch has just passed its check against this CRC32C and is written as it is."""
+        """Append a checked batch. `batch_crc`: its verified CRC32C; the batch is then written unchanged."""
         state, config = self._state, self._config
         log_append_time = -1
         timestamp = header.max_timestamp
@@ -424,7 +441,7 @@ class PartitionLog:
 
     def _duplicate(self, original: BatchEntry) -> AppendResult:
         state = self._state
-        # It may have been appended a moment ago and not be durable yet: what was appended last covers it.
+        # The original may not be durable yet: waiting for the last append covers it.
         wal_end = 0 if original.last_offset < state.high_watermark else self._last_wal_end
         return AppendResult(
             original.base_offset,
@@ -451,6 +468,26 @@ class PartitionLog:
             if self._watchers:
                 self._notify()
 
+    def when_acked(self, wal_end: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once when everything up to `wal_end` (`AppendResult.wal_end`) is durable by the quorum rule.
+
+        The call is immediate if that is already the case. It never happens if this process is fenced or its WAL fails
+        before. Of several appends to logs on one `wal`, wait only for the largest `wal_end`. The callback must be quick
+        and not raise.
+        """
+        self._storage.confirm.add_listener(wal_end, callback)
+
+    async def wait_acked(self, wal_end: int) -> None:
+        """Return when everything up to `wal_end` is durable by the quorum rule.
+
+        Raises `WalFailed`, `Fenced`, `Closed` if this process will not see that.
+        """
+        await self._storage.confirm.wait(wal_end)
+
+    async def writable(self) -> None:
+        """Return when an append refused with `Overloaded` or `WalFull` would fit. Raises as `Storage.writable`."""
+        await self._storage.writable()
+
     # --- reading -------------------------------------------------------------------------------------------------
 
     def _read_bound(self, offset: int, *, committed: bool) -> int:
@@ -463,7 +500,7 @@ class PartitionLog:
         return state.last_stable_offset if committed else state.high_watermark
 
     def read_hot(self, offset: int, max_bytes: int, *, committed: bool) -> FetchResult | None:
-        """As `read` with `minimum_one`, from memory and at once; None if it takes a read from the bucket."""
+        """As `read` with `minimum_one`, from memory and without waiting; None if the bucket must be read."""
         bound = self._read_bound(offset, committed=committed)
         if offset >= bound:
             return FetchResult([], [], 0)
@@ -476,17 +513,17 @@ class PartitionLog:
         return None if aborted is None else _fetched(found, [(one.producer_id, one.first_offset) for one in aborted])
 
     async def read(self, offset: int, max_bytes: int, *, committed: bool, minimum_one: bool = True) -> FetchResult:
-        """Whole batches from the one that contains `offset`, up to `max_bytes` and the bound of the isolation level.
+        """Return whole batches from the one that contains `offset`, up to `max_bytes` and the isolation level's bound.
 
-        The first batch comes even when it is larger than `max_bytes`, unless `minimum_one` is off. Empty at the bound.
-        Raises `OffsetOutOfRange`, `Closed`, `CorruptData`, `Unavailable`.
+        The first batch is returned even if it is larger than `max_bytes`, unless `minimum_one` is off. Empty at the
+        bound. Raises `OffsetOutOfRange`, `Closed`, `CorruptData`, `Unavailable`.
         """
         bound = self._read_bound(offset, committed=committed)
         if offset >= bound:
             return FetchResult([], [], 0)
         try:
             found = await self._state.data.read(offset, bound, max_bytes)
-        except OffsetTrimmed as error:  # retention was quicker
+        except OffsetTrimmed as error:  # trimmed by retention during the read
             raise OffsetOutOfRange(error.message) from error
         if not minimum_one and len(found[0].payload) > max_bytes:
             return FetchResult([], [], 0)
@@ -496,7 +533,7 @@ class PartitionLog:
         return _fetched(found, [(one.producer_id, one.first_offset) for one in aborted])
 
     async def offset_for_timestamp(self, timestamp_ms: int, *, committed: bool = False) -> TimestampOffset | None:
-        """`(offset, timestamp, leader epoch)` of the first visible record at or after `timestamp_ms`, or None.
+        """Return `(offset, timestamp, leader epoch)` of the first visible record at or after `timestamp_ms`, or None.
 
         Raises `Closed`, `CorruptData`, `Unavailable`.
         """
@@ -505,7 +542,10 @@ class PartitionLog:
         return await first_at_or_after(self._state, timestamp_ms, bound)
 
     async def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """`(offset, timestamp, leader epoch)` of the first record with the largest timestamp, or None. Raises alike."""
+        """Return `(offset, timestamp, leader epoch)` of the first record with the largest timestamp, or None.
+
+        Raises as `offset_for_timestamp`.
+        """
         self._require_open()
         await self._storage.confirm.wait(self._last_wal_end)
         return await largest(self._state, self.high_watermark)
@@ -513,7 +553,7 @@ class PartitionLog:
     # --- housekeeping --------------------------------------------------------------------------------------------
 
     async def delete_records(self, before_offset: int) -> int:
-        """Give up all records before `before_offset` (-1: the high watermark); the new log start, durable.
+        """Delete all records below `before_offset` (-1: the high watermark). Returns the new log start, durable.
 
         Raises `OffsetOutOfRange` past the high watermark, `Closed`, `Overloaded`, `WalFull`.
         """
@@ -526,14 +566,14 @@ class PartitionLog:
                 f"the high watermark is {state.high_watermark}"
             )
         await self._move_start(target)
-        if self._start < target:  # closed while an earlier trim was on its way: nothing has moved
+        if self._start < target:  # closed during an earlier trim: nothing has moved
             self._require_open()
         return self._start
 
     async def apply_retention(self) -> int:
-        """Drop segments by age and size, forget silent producers, keep the meta stream small; the new log start.
+        """Drop segments by age and size, remove silent producers, compact the meta stream. Returns the new log start.
 
-        To be called every few minutes. Raises `Closed`, `Overloaded`, `WalFull`; what failed is tried again next time.
+        Call it every few minutes. Raises `Closed`, `Overloaded`, `WalFull`; the next call repeats the failed work.
         """
         self._require_open()
         state, now_ms = self._state, self._clock.time_ms()
@@ -566,23 +606,23 @@ class PartitionLog:
         self._notify()
 
     async def close(self) -> None:
-        """Close cleanly: no more appends, then a checkpoint with the clean flag, durable. Closing twice is success.
+        """Close cleanly: stop appends, then write a checkpoint with the clean flag, durably. Idempotent.
 
-        Raises `Overloaded`, `WalFull`, `WalFailed` if the checkpoint cannot be written; the log is closed all the same,
-        and the next opening scans.
+        Raises `Overloaded`, `WalFull`, `WalFailed` if the checkpoint cannot be written. The log is closed nevertheless,
+        and the next open scans.
         """
         if not self._closed:
             await self._close(self._checkpoint_if_dirty)
 
     async def close_for_move(self) -> ClosedLog:
-        """As `close`, and the meta stream is written anew as its last record: all that another broker has to read.
+        """As `close`, but write the whole meta stream again as its last record: all that another broker has to read.
 
-        Everything up to `storage.confirm.value` must be uploaded before the streams are handed over.
+        Everything up to the confirm offset must be uploaded before the streams are handed over.
         """
         assert not self._closed
         meta, data = self._state.meta, self._state.data
         meta_start = meta.stream.start_offset
-        tails: dict[int, list[StreamRecord]] = {}
+        tails: dict[int, list[StreamEntry]] = {}
 
         def write() -> int:
             nonlocal meta_start
@@ -606,7 +646,7 @@ class PartitionLog:
         try:
             self._last_wal_end = await self._when_there_is_room(write)
         finally:
-            try:  # whoever opens the streams next takes all that is in them for confirmed
+            try:  # the next opener assumes that all records of the streams are confirmed
                 await self._storage.confirm.wait(self._last_wal_end)
             finally:
                 await self._close_streams()
@@ -627,7 +667,7 @@ class PartitionLog:
             raise refused from None
 
     async def drop(self) -> None:
-        """The topic was deleted: stop serving; nothing that is not uploaded needs to be."""
+        """Stop serving because the topic was deleted. Records that are not uploaded may be discarded."""
         if self._closed:
             return
         self._closed = True
@@ -646,7 +686,7 @@ class PartitionLog:
 
 
 def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> None:
-    """CreateTime within the topic's bounds, as the header tells it."""
+    """Check that the header's CreateTime timestamps are within the topic's bounds."""
     if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
         raise InvalidTimestamp(
             f"timestamp {header.max_timestamp} is over {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",
@@ -660,7 +700,7 @@ def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> No
 
 
 def _require_keys(batch: memoryview, header: BatchHeader) -> None:
-    """Every record of a compacted topic has a key."""
+    """Check that every record for a compacted topic has a key."""
     bad = [index for index, record in enumerate(iter_records(batch, header=header)) if record.key is None]
     if bad:
         why = "Compacted topic cannot accept message without key"
@@ -670,17 +710,17 @@ def _require_keys(batch: memoryview, header: BatchHeader) -> None:
         )
 
 
-def _from(offset: int, records: list[StreamRecord]) -> list[StreamRecord]:
-    """The records from `offset` on, or none if one of them is missing."""
+def _from(offset: int, records: list[StreamEntry]) -> list[StreamEntry]:
+    """Return the records from `offset` on, or none if one of them is missing."""
     kept = [record for record in records if record.base_offset >= offset]
     return kept if kept and kept[0].base_offset == offset else []
 
 
-def _end(found: list[StreamRecord]) -> int:
+def _end(found: list[StreamEntry]) -> int:
     last = found[-1]
     return last.base_offset + last.count
 
 
-def _fetched(found: list[StreamRecord], aborted: list[tuple[int, int]]) -> FetchResult:
+def _fetched(found: list[StreamEntry], aborted: list[tuple[int, int]]) -> FetchResult:
     records = [record.payload for record in found]
     return FetchResult(records, aborted, sum(map(len, records)))

@@ -1,7 +1,7 @@
-"""Finding offsets by timestamp: segment by its largest timestamp, time index, batch headers, then one batch's records.
+"""Lookup of offsets by timestamp: by segments' largest timestamps, time index, batch headers, then one batch's records.
 
-Nothing past `bound` (the high watermark or the last stable offset) and nothing before the log start is found. State may
-change while a lookup waits for a read; segments are therefore looked at as they were at the start.
+Records at or above `bound` (the high watermark or the last stable offset) and below the log start are not found. The
+state may change while a lookup waits for a read, so a lookup works on a copy of the segments.
 
 Entry: `first_at_or_after`, `largest`.
 """
@@ -12,16 +12,16 @@ import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from storage.record_batch import BatchHeader, Record, RecordTooLarge, iter_records, parse_header
-from stream.partition_state import PartitionState
+from tidelog.batch.batch import BatchHeader, Record, RecordTooLarge, iter_records, parse_header
+from tidelog.stream.partition_state import PartitionState
 
 _SCAN_BYTES = 256 * 1024
 _RECORDS_A_TURN = 1000
-"""Decoded before others have their turn: a compressed batch of 1 MiB may hold millions."""
+"""Records decoded before yielding to the event loop: a compressed batch of 1 MiB may hold millions."""
 
 
 class TimestampOffset(NamedTuple):
-    """One record's place in time."""
+    """Offset, timestamp and leader epoch of one record."""
 
     offset: int
     timestamp: int
@@ -30,7 +30,7 @@ class TimestampOffset(NamedTuple):
 
 
 class _Slice(NamedTuple):
-    """A segment, copied."""
+    """A copy of a segment."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ def _slices(state: PartitionState, bound: int) -> list[_Slice]:
 
 
 async def first_at_or_after(state: PartitionState, timestamp: int, bound: int) -> TimestampOffset | None:
-    """The first record with a timestamp ≥ `timestamp` (ms), or None. Raises `CorruptData`, `Unavailable`."""
+    """Return the first record with a timestamp ≥ `timestamp` (ms), or None. Raises `CorruptData`, `Unavailable`."""
     for piece in _slices(state, bound):
         if piece.max_timestamp >= timestamp:
             found = await _first_in(state, piece, timestamp)
@@ -59,13 +59,13 @@ async def first_at_or_after(state: PartitionState, timestamp: int, bound: int) -
 
 
 async def largest(state: PartitionState, bound: int) -> TimestampOffset | None:
-    """The first record that has the largest timestamp, or None without any. Raises `CorruptData`, `Unavailable`."""
+    """Return the first record with the largest timestamp, or None without any. Raises `CorruptData`, `Unavailable`."""
     best: TimestampOffset | None = None
     for piece in sorted(_slices(state, bound), key=lambda piece: (-piece.max_timestamp, piece.start)):
         if best is not None and best.timestamp >= piece.max_timestamp:
             break
         found = await _first_in(state, piece, piece.max_timestamp)
-        if found is None:  # the record it was counts no more: deleted, or past the bound
+        if found is None:  # the record with that timestamp was deleted, or is past the bound
             found = await _largest_in(state, piece)
         if found is not None and (best is None or found.timestamp > best.timestamp):
             best = found
@@ -73,8 +73,11 @@ async def largest(state: PartitionState, bound: int) -> TimestampOffset | None:
 
 
 def _records(payload: bytes | memoryview, header: BatchHeader, start: int) -> Iterator[Record]:
-    """A batch's records. One that decompresses to more than the bound is one record with the batch's largest time:
-    a reader that starts there misses nothing."""
+    """Iterate over a batch's records.
+
+    A batch that decompresses to more than the bound yields one record with the batch's largest timestamp, so that a
+    reader that starts there misses nothing.
+    """
     try:
         yield from iter_records(payload, header=header)
     except RecordTooLarge:

@@ -1,16 +1,16 @@
-"""How a partition log comes back when its streams are opened.
+"""Recovery of a partition log when its streams are opened.
 
-Clean (the `clean` record is there and matches the streams): the meta stream is trusted, nothing is scanned. Unclean:
-the last checkpoint is loaded, then the batch headers from there to the end of the data stream are read again, which
-rebuilds producers, the active segment, leader epochs and what the time and txn indexes had not written.
+Clean (the `clean` record exists and matches the streams): the meta stream is trusted, nothing is scanned. Unclean: the
+last checkpoint is loaded, then the batch headers from there to the end of the data stream are read. This rebuilds
+producers, the active segment, leader epochs and the unwritten entries of the time and txn indexes.
 
-Released: an operator let a stream go on without what the WAL held of it (a quarantine), so that the streams do not fit
-any more: a checkpoint may cover records that are gone. Then the segments up to the data's end are kept, the one in
-which it lies is read again, and all is written anew. Producers that wrote nothing since its start are forgotten, and
-the time index begins anew: lookups in older segments read from their start.
+Released: an operator released a quarantined stream without the records set aside, so the streams are inconsistent: a
+checkpoint may cover records that are gone. Then the segments up to the data's end are kept, the segment that contains
+the end is read again, and all state is written again. Producers without a batch since that segment's start are removed,
+and the time index restarts: lookups in older segments read from their start.
 
-Invariant: what comes out is what an uninterrupted process would have in memory, save wall-clock times of appends since
-the checkpoint, which become the time of recovery. Entry: `recover`.
+Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
+checkpoint become the time of recovery. Entry: `recover`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TypeVar
 
 import msgspec
 
-from runtime.errors import CorruptData, Overloaded
-from runtime.msgpack import DECODE_ERRORS
-from storage.record_batch import BatchHeader, ControlType, control_epoch, control_type, iter_records, parse_header
-from storage.records import StreamRecord
-from stream.leader_epochs import LeaderEpochs
-from stream.log_config import LogConfig
-from stream.partition_state import (
+from tidelog.batch.batch import BatchHeader, ControlType, control_epoch, control_type, iter_records, parse_header
+from tidelog.runtime.errors import CorruptData, Overloaded
+from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.storage.records import StreamEntry
+from tidelog.stream.leader_epochs import LeaderEpochs
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_state import (
     ACTIVE,
     CHECKPOINT,
     CLEAN,
@@ -39,18 +39,18 @@ from stream.partition_state import (
     PartitionState,
     Start,
 )
-from stream.producer_state import ProducerStates
-from stream.segments import Segment
-from stream.txn_index import AbortedTxn
+from tidelog.stream.producer_state import ProducerStates
+from tidelog.stream.segments import Segment
+from tidelog.stream.txn_index import AbortedTxn
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SCAN_BYTES = 1 << 20
 _T = TypeVar("_T")
 
 
 async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
-    """Fill `state` from its streams; how many batches had to be scanned. Raises `CorruptData`, `Unavailable`."""
+    """Fill `state` from its streams. Returns the number of scanned batches. Raises `CorruptData`, `Unavailable`."""
     await state.meta.load()
     try:
         _load(state, now_ms)
@@ -63,13 +63,13 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
         state.dirty = False
         return 0
     scanned = await _scan(state, config, now_ms)
-    # Without a clean record there is none to take away, and a close must write one.
+    # Without a clean record there is none to remove, and a close must write one.
     state.dirty = scanned > 0 or state.data.next_offset > 0
     if state.bytes_since_checkpoint > config.checkpoint_bytes // 4:
         try:
             state.checkpoint()
-        except Overloaded as error:  # it only saves the next opening some work
-            log.info("checkpoint after recovery put off", extra={"error": str(error)})
+        except Overloaded as error:  # the checkpoint only shortens the next recovery
+            logger.info("checkpoint after recovery postponed", extra={"error": str(error)})
     return scanned
 
 
@@ -79,7 +79,7 @@ def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:
 
 
 def _load(state: PartitionState, now_ms: int) -> None:
-    """Take over the last checkpoint."""
+    """Load the last checkpoint."""
     start = _value(state, START, Start)
     state.log_start = max(state.data.start_offset, start.log_start_offset if start else 0)
     checkpoint = _value(state, CHECKPOINT, Checkpoint)
@@ -98,7 +98,8 @@ def _load(state: PartitionState, now_ms: int) -> None:
     if active is None:
         active = Segment(state.data.start_offset, now_ms, state.time.stream.start_offset)
     segments.append(active)
-    # A crash between a move of the log start and its trim leaves nothing here, but a lost key must not confuse lookups.
+    # A crash between a move of the log start and its trim leaves nothing here, but a missing key must not break
+    # lookups.
     state.segments = [
         segment
         for index, segment in enumerate(segments)
@@ -108,7 +109,7 @@ def _load(state: PartitionState, now_ms: int) -> None:
 
 
 def _needs_fitting(state: PartitionState) -> bool:
-    """Whether a stream was released and the others do not fit it yet. Once everything was written anew, they do."""
+    """Whether a stream was released and the others do not match it yet. A rewrite of all state makes them match."""
     time = state.time.stream
     return (
         state.meta.stream.is_released
@@ -118,13 +119,13 @@ def _needs_fitting(state: PartitionState) -> bool:
 
 
 async def _fit(state: PartitionState, config: LogConfig, now_ms: int) -> int:
-    """Make everything fit the streams as they are now; see the module. Raises `WalFull`, `Overloaded`: try again."""
+    """Adapt all state to the current streams; see the module docstring. Raises `WalFull`, `Overloaded`: retry."""
     end, time = state.data.next_offset, state.time.stream
     ends = [segment.base_offset for segment in state.segments[1:]]
     kept = [segment for segment, its_end in zip(state.segments, ends, strict=False) if its_end <= end]
     base = min(state.segments[len(kept)].base_offset, end)
-    log.warning(
-        "a stream was released: the partition goes on without what was set aside",
+    logger.warning(
+        "a stream was released: the partition continues without the records set aside",
         extra={
             "stream": state.data.stream_id,
             "log_end": end,
@@ -152,8 +153,8 @@ def _is_clean(state: PartitionState) -> bool:
     found = (state.data.next_offset, state.time.stream.next_offset, state.txn.stream.next_offset)
     if found == (clean.data_end, clean.time_end, clean.txn_end):
         return True
-    log.warning(
-        "streams do not end where the clean close left them; scanning",
+    logger.warning(
+        "streams do not end at the offsets of the clean close; scanning",
         extra={"stream": state.data.stream_id, "expected": str(clean), "found": str(found)},
     )
     return False
@@ -176,7 +177,7 @@ async def _scan(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     return scanned
 
 
-def _replay(state: PartitionState, record: StreamRecord, config: LogConfig, now_ms: int, last_aborted: int) -> None:
+def _replay(state: PartitionState, record: StreamEntry, config: LogConfig, now_ms: int, last_aborted: int) -> None:
     header = parse_header(record.payload)
     if (header.base_offset, header.last_offset_delta + 1, header.size_bytes) != (
         record.base_offset,
@@ -197,11 +198,11 @@ def _replay(state: PartitionState, record: StreamRecord, config: LogConfig, now_
 def apply_marker(
     state: PartitionState, header: BatchHeader, batch: bytes | memoryview, offset: int, now_ms: int
 ) -> AbortedTxn | None:
-    """Let the transaction marker at `offset` end its producer's transaction; the index entry if it was an abort."""
+    """End the transaction of the marker at `offset`. Returns the index entry if it was aborted."""
     record = next(iter_records(batch, header=header))
     kind = control_type(record)
     if kind not in (ControlType.ABORT, ControlType.COMMIT):
-        return None  # a later kind of control record says nothing about transactions
+        return None  # an unknown kind of control record does not concern transactions
     completed = state.producers.append_marker(header, offset, control_epoch(record), now_ms)
     if completed is None or kind == ControlType.COMMIT:
         return None

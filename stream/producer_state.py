@@ -1,15 +1,15 @@
-"""What a partition remembers of its producers: idempotence (KIP-98, KIP-360) and undecided transactions.
+"""Producer state of a partition: idempotence (KIP-98, KIP-360) and undecided transactions.
 
-Sans-IO: `check` before an append, `append` after it, `replay` in recovery. Rules:
-- The last five batches of a producer, in its current epoch, are remembered; the same first and last sequence again is a
-  duplicate and gets the original offset.
+Sans-I/O: `check` before an append, `append` after it, `replay` in recovery. Rules:
+- The last five batches of a producer, in its current epoch, are kept. A batch with the first and last sequence of a
+  kept one is a duplicate and gets the original offset.
 - A smaller producer epoch is refused; a larger one must start at sequence 0. Sequences wrap from 2³¹−1 to 0.
-- A producer that is not known (new, or expired) may start at any sequence.
-- A transactional batch is undecided until a marker of its producer. The first undecided offset holds the last stable
-  offset; a marker itself counts only when it is confirmed.
+- An unknown producer (new, or expired) may start at any sequence.
+- A transactional batch is undecided until a marker of its producer. The first undecided offset bounds the last stable
+  offset; a marker takes effect only when it is confirmed.
 
-Invariant: `_ongoing` holds exactly the producers with an open transaction, in the order of their first offsets.
-Entry: `ProducerStates`.
+Invariant: `_ongoing` holds exactly the producers with an open transaction, in the order of their first offsets. Entry:
+`ProducerStates`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from storage.record_batch import BatchHeader
-from stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
+from tidelog.batch.batch import BatchHeader
+from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
 
 KEPT_BATCHES = 5
 """As many batches as a producer may have in flight (max.in.flight.requests.per.connection ≤ 5)."""
 MAX_PRODUCERS = 65_536
-"""Bound on the producers of one partition; above it the longest silent tenth is forgotten (rule 12)."""
+"""Bound on the producers of one partition; above it the tenth that was silent longest is removed (rule 12)."""
 _SEQUENCE_MASK = 0x7FFFFFFF
 _NONE = -1
 _VERSION = 1
 
 
 class BatchEntry(NamedTuple):
-    """One remembered batch. Sequences int32, offsets int64, timestamp in ms."""
+    """One kept batch. Sequences int32, offsets int64, timestamp in ms."""
 
     first_sequence: int
     last_sequence: int
@@ -43,7 +43,7 @@ class BatchEntry(NamedTuple):
 
 
 class ProducerState:
-    """One producer id on one partition."""
+    """State of one producer id on one partition."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "producer_id", "seen_ms", "txn_start_offset")
 
@@ -59,17 +59,17 @@ class ProducerState:
 
     @property
     def last_sequence(self) -> int:
-        """Of the current epoch, or -1."""
+        """Return the last sequence of the current epoch, or -1."""
         return self.batches[-1].last_sequence if self.batches else _NONE
 
     @property
     def last_timestamp(self) -> int:
-        """Of the last batch, ms, or -1."""
+        """Return the timestamp of the last batch, ms, or -1."""
         return self.batches[-1].timestamp if self.batches else _NONE
 
 
 class CompletedTxn(NamedTuple):
-    """A transaction that a marker has just ended."""
+    """A transaction that a marker has ended."""
 
     producer_id: int
     first_offset: int
@@ -100,15 +100,15 @@ class ProducerStates:
         return len(self._states)
 
     def get(self, producer_id: int) -> ProducerState | None:
-        """The state of one producer, if it is known."""
+        """Return the state of one producer, if it is known."""
         return self._states.get(producer_id)
 
     def all(self) -> list[ProducerState]:
-        """Every known producer."""
+        """Return the states of all known producers."""
         return list(self._states.values())
 
     def check(self, header: BatchHeader) -> BatchEntry | None:
-        """Whether a client's batch may be appended: None if so, the original if it is a duplicate.
+        """Check a client's batch before its append. Returns None, or the original batch of a duplicate.
 
         Raises `InvalidProducerEpoch`, `OutOfOrderSequence`, `InvalidTxnState`.
         """
@@ -124,7 +124,7 @@ class ProducerStates:
             previous = state.batches[-1][1] if state.batches else _NONE
             if first != ((previous + 1) & _SEQUENCE_MASK):
                 raise OutOfOrderSequence(
-                    f"producer {header.producer_id} sent sequence {first}, {previous + 1 & _SEQUENCE_MASK} comes next"
+                    f"producer {header.producer_id} sent sequence {first}, expected {previous + 1 & _SEQUENCE_MASK}"
                 )
         elif epoch < state.epoch:
             raise InvalidProducerEpoch(
@@ -139,7 +139,7 @@ class ProducerStates:
         return None
 
     def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
-        """Whether a transaction marker may be appended. Raises `InvalidProducerEpoch`, `FencedCoordinator`."""
+        """Check a transaction marker before its append. Raises `InvalidProducerEpoch`, `FencedCoordinator`."""
         state = self._states.get(header.producer_id)
         if state is None:
             return
@@ -149,7 +149,7 @@ class ProducerStates:
             raise FencedCoordinator(f"coordinator epoch {coordinator_epoch} is older than {state.coordinator_epoch}")
 
     def append(self, header: BatchHeader, base_offset: int, timestamp: int, now_ms: int) -> None:
-        """Note a data batch with a producer id that was appended at `base_offset`."""
+        """Record a data batch with a producer id that was appended at `base_offset`."""
         producer_id, first, delta = header.producer_id, header.base_sequence, header.last_offset_delta
         state = self._states.get(producer_id)
         if state is None:
@@ -171,7 +171,7 @@ class ProducerStates:
     def append_marker(
         self, header: BatchHeader, offset: int, coordinator_epoch: int, now_ms: int
     ) -> CompletedTxn | None:
-        """Note a marker appended at `offset`; the transaction it ended, or None if there was none."""
+        """Record a marker appended at `offset`. Returns the transaction that it ended, if any."""
         state = self._states.get(header.producer_id)
         if state is None:
             state = self._states[header.producer_id] = ProducerState(header.producer_id, header.producer_epoch, now_ms)
@@ -191,7 +191,7 @@ class ProducerStates:
         return completed
 
     def confirmed(self, high_watermark: int) -> None:
-        """Markers below the high watermark count now."""
+        """Make markers below the high watermark effective."""
         pending = self._unconfirmed
         if pending:
             while pending and pending[0].last_offset < high_watermark:
@@ -200,7 +200,7 @@ class ProducerStates:
                 self._unconfirmed = None
 
     def first_unstable(self) -> int | None:
-        """First offset of a transaction without a confirmed marker, or None."""
+        """Return the first offset of a transaction without a confirmed marker, or None."""
         first = next(iter(self._ongoing.values())) if self._ongoing else None
         if self._unconfirmed:
             held = min(completed.first_offset for completed in self._unconfirmed)
@@ -208,11 +208,11 @@ class ProducerStates:
         return first
 
     def first_ongoing(self) -> int | None:
-        """First offset of a transaction without a marker, confirmed or not; None without one."""
+        """Return the first offset of a transaction without a marker, confirmed or not, or None."""
         return next(iter(self._ongoing.values())) if self._ongoing else None
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers silent for `expiration_ms` and not in a transaction; how many."""
+        """Remove producers that are silent for `expiration_ms` and not in a transaction. Returns their number."""
         gone = [
             state.producer_id
             for state in self._states.values()
@@ -230,7 +230,9 @@ class ProducerStates:
             del self._states[state.producer_id]
 
     def encode(self) -> bytes:
-        """The versioned snapshot: msgpack `[1, [[id, epoch, seen ms, coordinator epoch, txn start, [batch, …]], …]]`.
+        """Return the versioned snapshot.
+
+        Its msgpack is `[1, [[id, epoch, seen ms, coordinator epoch, txn start, [batch, …]], …]]`.
 
         A batch is `[first sequence, last sequence, base offset, last offset, timestamp]`.
         """
@@ -242,7 +244,7 @@ class ProducerStates:
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerStates:
-        """Read what `encode` wrote. Raises `msgspec.ValidationError`."""
+        """Decode the result of `encode`. Raises `msgspec.ValidationError`."""
         _, rows = msgspec.msgpack.decode(data, type=tuple[int, list[_StateRow]])
         states = cls()
         for row in rows:

@@ -1,6 +1,6 @@
-"""Segments: slices of the data stream, the grain of rolling and retention. They are bookkeeping, not files.
+"""Segments: slices of the data stream, the unit of rolling and retention. They are bookkeeping, not files.
 
-Sans-IO. Invariant of a log's list of segments: sorted by base offset; each ends where the next begins; only the last,
+Sans-I/O. Invariant of a log's list of segments: sorted by base offset; each ends where the next begins; only the last,
 the *active* one, grows. Decisions (when to roll, how far retention reaches) are pure functions with Kafka's rules.
 
 Entry: `Segment`, `should_roll`, `retention_start`.
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stream.log_config import LogConfig
+from tidelog.stream.log_config import LogConfig
 
 NO_TIMESTAMP = -1
 
 
 class Segment(msgspec.Struct, array_like=True, gc=False):
-    """One slice of the data stream, as it is kept in the meta stream (msgpack array, fields only added at the end)."""
+    """One slice of the data stream, as stored in the meta stream (msgpack array, fields only added at the end)."""
 
     base_offset: int
     """First offset (int64)."""
     created_ms: int
-    """Wall clock when its first batch was appended; also the default for batches without timestamps."""
+    """Wall clock at the append of its first batch; also the default for batches without timestamps."""
     time_start: int
     """Index of its first entry in the time stream."""
     size_bytes: int = 0
@@ -34,7 +34,7 @@ class Segment(msgspec.Struct, array_like=True, gc=False):
     """Wall clock of the last append."""
 
     def add(self, size_bytes: int, max_timestamp: int, now_ms: int) -> None:
-        """Count one batch."""
+        """Add one batch."""
         if not self.size_bytes:
             self.created_ms = now_ms
         if self.first_timestamp < 0:
@@ -45,12 +45,12 @@ class Segment(msgspec.Struct, array_like=True, gc=False):
         self.appended_ms = now_ms
 
     def newest_ms(self) -> int:
-        """What retention by time compares: the largest timestamp, or the last append where records carry none."""
+        """Return the time for retention: the largest timestamp, or the last append if records have no timestamps."""
         return self.max_timestamp if self.max_timestamp >= 0 else self.appended_ms
 
 
 def should_roll(active: Segment, batch_bytes: int, max_timestamp: int, now_ms: int, config: LogConfig) -> bool:
-    """Whether a batch opens a new segment: the active one would outgrow its size or its age (in record time)."""
+    """Whether a batch starts a new segment: the active one would exceed its size or age (in record time)."""
     if not active.size_bytes:
         return False
     if active.size_bytes + batch_bytes > config.segment_bytes:
@@ -63,10 +63,10 @@ def should_roll(active: Segment, batch_bytes: int, max_timestamp: int, now_ms: i
 def retention_start(
     segments: Sequence[Segment], log_start: int, high_watermark: int, log_end: int, now_ms: int, config: LogConfig
 ) -> int:
-    """The new log start that retention by time and size asks for; never past the high watermark.
+    """Return the log start that retention by time and size requires; never past the high watermark.
 
-    Whole segments only, oldest first, stopping at the first that must stay. The active one goes too once all of it is
-    older than `retention.ms`; size alone never takes it.
+    Only whole segments are dropped, oldest first, up to the first that must stay. The active segment is dropped once
+    all of it is older than `retention.ms`, but never because of size.
     """
     if not config.deletes:
         return log_start

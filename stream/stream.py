@@ -1,4 +1,4 @@
-"""One open stream: its identity, its epoch and its next offset, over the storage that this process keeps.
+"""One open stream: its identity, its epoch and its next offset, over this process's storage.
 
 Invariant: `start_offset` ≤ `next_offset`; an append takes exactly `[next_offset, next_offset + count)`. Appends are
 fenced by the stream's epoch at the WAL's recovery, at the upload's commit and at the controller (rule 4).
@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runtime.errors import CorruptData
-from storage.object_store import Buffer
-from storage.records import StreamRecord
-from stream.managers import OpenedStream, StreamManager
+from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.types import Buffer
+from tidelog.storage.records import StreamAppend, StreamEntry
+from tidelog.stream.managers import StreamManager
+from tidelog.stream.opened import OpenedStream
 
 if TYPE_CHECKING:
-    from storage.storage import Storage
+    from tidelog.storage.storage import Storage
 
 
 class Stream:
-    """An append-only sequence with int64 offsets, open for this process."""
+    """An append-only sequence with int64 offsets, opened by this process."""
 
     __slots__ = ("_manager", "_storage", "epoch", "is_released", "next_offset", "start_offset", "stream_id")
 
@@ -42,64 +43,67 @@ class Stream:
         self.start_offset = start_offset
         """First offset kept."""
         self.next_offset = next_offset
-        """What the next append gets."""
+        """Offset of the next append."""
         self.is_released = is_released
-        """As of opening: an operator let it go on here without what it held beyond, and nothing was appended since."""
+        """At opening: the stream was released from quarantine at this end, and nothing was appended since."""
 
     @classmethod
     def open(cls, opened: OpenedStream, storage: Storage, manager: StreamManager) -> Stream:
-        """Take over a stream that the controller opened. Raises `StreamQuarantined`, `CorruptData`."""
+        """Use a stream that the controller opened. Raises `StreamQuarantined`, `CorruptData`."""
         next_offset = storage.open_stream(
             opened.stream_id, opened.epoch, opened.start_offset, opened.end_offset, opened.owner_since_epoch
         )
         if next_offset < opened.start_offset:
             raise CorruptData(
                 f"stream {opened.stream_id} was trimmed to {opened.start_offset} and ends at {next_offset}",
-                hint="records that were not in the bucket yet are lost with their WAL",
+                hint="records that were not uploaded are lost with the WAL",
             )
         is_released = opened.released_at == next_offset
         return cls(storage, manager, opened.stream_id, opened.epoch, opened.start_offset, next_offset, is_released)
 
     def append(self, count: int, payload: Sequence[Buffer], batch_crc: int | None = None) -> tuple[int, int]:
-        """Append `count` (≥ 1) offsets in one record; `(base offset, WAL end to wait for)`.
+        """Append `count` (≥ 1) offsets in one record. Returns `(base offset, WAL end to wait for)`.
 
-        The buffers must never change again; `batch_crc` is as in `Storage.append`. Raises `WalFull`, `Overloaded`
+        The buffers must never change again; `batch_crc` is as in `StreamAppend`. Raises `WalFull`, `Overloaded`
         (nothing was appended), `WalFailed`.
         """
         base = self.next_offset
-        wal_end = self._storage.append(self.stream_id, self.epoch, base, count, payload, batch_crc)
+        wal_end = self._storage.append(StreamAppend(self.stream_id, self.epoch, base, count, payload, batch_crc))
         self.next_offset = base + count
         return base, wal_end
 
-    def read_hot(self, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamRecord] | None:
-        """As `read`, from memory, at once; None if it is not all there."""
+    def read_hot(self, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry] | None:
+        """As `read`, from memory and without waiting; None if not all of it is in memory."""
         return self._storage.read_hot(self.stream_id, start_offset, end_offset, max_bytes)
 
-    async def read(self, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamRecord]:
-        """Whole appends from the one that contains `start_offset`, at least one, none at or past `end_offset`.
+    async def read(self, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry]:
+        """Return whole appends from the one that contains `start_offset`, at least one, none at or past `end_offset`.
 
         Raises `CorruptData`, `Unavailable`, `OffsetTrimmed`.
         """
         return await self._storage.read(self.stream_id, start_offset, end_offset, max_bytes)
 
-    def tail(self, max_bytes: int) -> list[StreamRecord]:
-        """The newest records in memory that fit into `max_bytes`, in order; perhaps not confirmed yet."""
+    def tail(self, max_bytes: int) -> list[StreamEntry]:
+        """Return the newest records in memory that fit into `max_bytes`, in order; they may be unconfirmed."""
         return self._storage.tail(self.stream_id, max_bytes)
 
     async def trim(self, start_offset: int) -> None:
-        """Give up what lies before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`."""
+        """Delete the records before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`."""
         assert start_offset <= self.next_offset
         if start_offset <= self.start_offset:
             return
-        await self._manager.trim_stream(self.stream_id, self.epoch, start_offset)
+        storage = self._storage
+        await self._manager.trim_stream(
+            storage.replica_set_id, storage.master_epoch, self.stream_id, self.epoch, start_offset
+        )
         if start_offset > self.start_offset:
             self.start_offset = start_offset
             self._storage.set_trimmed(self.stream_id, start_offset)
 
     def drop(self) -> None:
-        """The stream was deleted: what is not uploaded need not be."""
+        """Discard records that are not uploaded, because the stream was deleted."""
         self._storage.drop_stream(self.stream_id)
 
     async def close(self) -> None:
-        """Take no more appends here. What was appended is still uploaded."""
+        """Take no more appends. Appended records are still uploaded."""
         self._storage.close_stream(self.stream_id)

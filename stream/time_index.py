@@ -1,10 +1,10 @@
-"""The time index: where in a segment to begin looking for a timestamp.
+"""The time index: start positions for lookups by timestamp within a segment.
 
 An entry on the time stream is 16 bytes, `timestamp (int64), offset (int64)`: every record of the segment *before* that
-offset has a timestamp ≤ the entry's. Within a segment both grow. A segment knows the index of its first entry.
+offset has a timestamp ≤ the entry's. Within a segment both grow. A segment stores the index of its first entry.
 
-Entries are made sparsely while appending and wait in memory; they go to the stream together at the next checkpoint.
-What a crash takes with it, recovery makes again from the batch headers. Entry: `TimeIndex.note`, `TimeIndex.floor`.
+Entries are created sparsely while appending, wait in memory, and are written together at the next checkpoint. After a
+crash recovery creates the lost ones again from the batch headers. Entry: `TimeIndex.note`, `TimeIndex.floor`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from struct import Struct
 
-from stream.index_stream import IndexStream, Row
-from stream.segments import NO_TIMESTAMP
-from stream.stream import Stream
+from tidelog.stream.index_stream import IndexStream, Row
+from tidelog.stream.segments import NO_TIMESTAMP
+from tidelog.stream.stream import Stream
 
 _LAYOUT = Struct(">qq")
 
@@ -32,16 +32,16 @@ class TimeIndex:
 
     @property
     def stream(self) -> Stream:
-        """The stream underneath."""
+        """Return the underlying stream."""
         return self._index.stream
 
     @property
     def end(self) -> int:
-        """The index that the next entry gets."""
+        """Return the index of the next entry."""
         return self.stream.next_offset + (len(self._pending) if self._pending else 0)
 
     def note(self, segment_max_timestamp: int, base_offset: int, batch_bytes: int, interval_bytes: int) -> None:
-        """A batch follows at `base_offset`, before which the segment's largest timestamp is `segment_max_timestamp`."""
+        """Record a batch at `base_offset`; `segment_max_timestamp` is the largest of the segment before it."""
         if self._bytes >= interval_bytes and segment_max_timestamp > self._last_timestamp:
             if self._pending is None:
                 self._pending = []
@@ -51,25 +51,25 @@ class TimeIndex:
         self._bytes += batch_bytes
 
     def roll(self) -> None:
-        """A new segment begins."""
+        """Start a new segment."""
         self._bytes = 0
         self._last_timestamp = NO_TIMESTAMP
 
     def flush(self) -> None:
-        """Put waiting entries on the stream. Raises `WalFull`, `Overloaded`, `WalFailed`; they wait on then."""
+        """Write waiting entries. Raises `WalFull`, `Overloaded`, `WalFailed`; the entries then keep waiting."""
         if self._pending:
             self._index.append(self._pending)
             self._pending = None
 
     async def forget_flushed(self) -> None:
-        """After recovery: drop waiting entries that had reached the stream before the crash."""
+        """Drop waiting entries that had reached the stream before the crash. Called after recovery."""
         stream = self.stream
         if self._pending and stream.next_offset > stream.start_offset:
             last = (await self._index.read(stream.next_offset - 1, stream.next_offset))[0]
             self._pending = [row for row in self._pending if row[1] > last[1]] or None
 
     async def floor(self, start: int, end: int, timestamp: int) -> int | None:
-        """An offset before which no record of the segment has a timestamp ≥ `timestamp`, or None: the segment's start.
+        """Return an offset before which no record of the segment has a timestamp ≥ `timestamp`; None: its start.
 
         `[start, end)` are the segment's entries. Raises `CorruptData`, `Unavailable`.
         """

@@ -1,9 +1,8 @@
-"""Lets the streams of a partition follow its log start, and its meta stream its rewrites.
+"""Trims the streams of a partition after moves of its log start, and the meta stream after its rewrites.
 
-A stream is trimmed at the controller at once and for good, while the record that moved the log start may still be in
-the WAL alone. Were the disk lost then, the streams would start after their end. So a trim waits until the bucket holds
-the WAL up to that record. What is too early now, or meets a controller that is away, is tried again by the next
-housekeeping.
+A trim at the controller is immediate and permanent, while the record that moved the log start may be only in the WAL.
+If the disk were lost then, the streams would start after their end. A trim therefore waits until the bucket holds the
+WAL up to that record. If that is not the case yet, or the controller is unreachable, the next housekeeping retries.
 
 Entry: `Trimmer`.
 """
@@ -13,17 +12,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.errors import Unavailable
-from stream.partition_state import PartitionState
+from tidelog.runtime.errors import Unavailable
+from tidelog.stream.partition_state import PartitionState
 
 if TYPE_CHECKING:
-    from storage.storage import Storage
+    from tidelog.storage.storage import Storage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """How far the streams may be trimmed once the bucket holds the WAL up to `wal_end`."""
+    """Offsets to which the streams may be trimmed once the bucket holds the WAL up to `wal_end`."""
 
     wal_end: int
     log_start: int
@@ -32,7 +31,7 @@ class _Plan(NamedTuple):
 
 
 class Trimmer:
-    """The trims of one partition that are still to be made."""
+    """Pending trims of one partition."""
 
     __slots__ = ("_meta", "_plan", "_state", "_storage")
 
@@ -41,12 +40,13 @@ class Trimmer:
         self._storage = storage
         self._plan: _Plan | None = None
         self._meta: tuple[int, int] | None = None
-        """A rewrite of the meta stream: the offset to trim to, and the WAL end that the bucket must hold first."""
+        """Pending trim after a rewrite of the meta stream: the offset, and the WAL end that the bucket must hold
+        first."""
         if state.log_start > state.data.start_offset:
             self.start_moved(storage.confirm.value)
 
     def start_moved(self, wal_end: int) -> None:
-        """The log start has moved by a record that ends at `wal_end`."""
+        """Record a move of the log start by a record that ends at `wal_end`."""
         state = self._state
         ends = state.time.stream.next_offset, state.txn.stream.next_offset
         self._plan = _Plan(wal_end, state.log_start, *ends)
@@ -55,7 +55,7 @@ class Trimmer:
         return self._storage.committed_offset >= wal_end
 
     async def trim(self) -> None:
-        """Trim data, time and txn stream, if it is time. Raises `Fenced`, `CorruptData`."""
+        """Trim the data, time and txn streams if the bucket holds enough. Raises `Fenced`, `CorruptData`."""
         plan, state = self._plan, self._state
         if plan is None or not self._in_bucket(plan.wal_end):
             return
@@ -64,13 +64,13 @@ class Trimmer:
             await state.time.stream.trim(min(state.segments[0].time_start, plan.time_end))
             await state.txn.stream.trim(min(await state.txn.trim_point(plan.log_start), plan.txn_end))
         except Unavailable as error:
-            log.warning("streams are not trimmed yet", extra={"stream": state.data.stream_id, "error": str(error)})
+            logger.warning("streams are not trimmed yet", extra={"stream": state.data.stream_id, "error": str(error)})
             return
         if self._plan is plan:
             self._plan = None
 
     async def compact_meta(self) -> None:
-        """Rewrite the meta stream when most of it is dead, and trim it when the bucket holds the rewrite.
+        """Rewrite the meta stream when most of it is garbage, and trim it when the bucket holds the rewrite.
 
         Raises `Overloaded`, `WalFull`, `Fenced`.
         """
@@ -83,6 +83,8 @@ class Trimmer:
         try:
             await meta.stream.trim(self._meta[0])
         except Unavailable as error:
-            log.warning("meta stream is not trimmed yet", extra={"stream": meta.stream.stream_id, "error": str(error)})
+            logger.warning(
+                "meta stream is not trimmed yet", extra={"stream": meta.stream.stream_id, "error": str(error)}
+            )
             return
         self._meta = None

@@ -1,10 +1,10 @@
-"""The index of aborted transactions: what a read_committed consumer must skip.
+"""Index of aborted transactions, which read_committed consumers must skip.
 
 An entry on the txn stream is 32 bytes, big-endian: producer id (int64), first offset (int64), last offset (int64: the
-abort marker's), last stable offset when the marker was written (int64). Entries come in the order of their markers, so
-last offsets grow, and every later entry begins at or after an earlier one's last stable offset: lookups stop there.
+abort marker's), last stable offset when the marker was written (int64). Entries are in the order of their markers, so
+last offsets grow, and every later entry begins at or after an earlier one's last stable offset, where lookups stop.
 
-The newest entries are kept in memory once somebody asked. Entry: `TxnIndex.lookup`.
+The newest entries are kept in memory after the first lookup. Entry: `TxnIndex.lookup`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from stream.index_stream import IndexStream
-from stream.stream import Stream
+from tidelog.stream.index_stream import IndexStream
+from tidelog.stream.stream import Stream
 
 _LAYOUT = Struct(">qqqq")
-_KEPT = 1024
-"""Entries in memory: 32 KiB of payload for a partition that aborts much."""
+KEPT_ENTRIES = 1024
+"""Number of entries that stay in memory at least."""
+"""Entries kept in memory: 32 KiB of payload for a partition with many aborts."""
 
 
 class AbortedTxn(NamedTuple):
@@ -37,42 +38,42 @@ class TxnIndex:
     def __init__(self, stream: Stream) -> None:
         self._index = IndexStream(stream, _LAYOUT)
         self._tail: list[AbortedTxn] | None = None
-        """The newest entries, those that wait for the stream included; None: nobody asked yet."""
+        """The newest entries, including those that wait for the stream; None before the first lookup."""
         self._tail_start = stream.next_offset
         self._waiting = 0
 
     @property
     def stream(self) -> Stream:
-        """The stream underneath."""
+        """Return the underlying stream."""
         return self._index.stream
 
     @property
     def waiting(self) -> int:
-        """How many entries are not on the stream yet."""
+        """Return the number of entries that are not on the stream yet."""
         return self._waiting
 
     def add(self, entry: AbortedTxn) -> None:
-        """Note the newest entry; `flush` puts it on the stream."""
+        """Add the newest entry; `flush` writes it to the stream."""
         if self._tail is None:
             self._tail = []
         self._tail.append(entry)
         self._waiting += 1
 
     def flush(self) -> int:
-        """Put what waits on the stream; the WAL end, or 0. Raises `WalFull`, `Overloaded`, `WalFailed`; it waits on."""
+        """Write waiting entries. Returns the WAL end, or 0. Raises `WalFull`, `Overloaded`, `WalFailed`."""
         if not self._waiting:
             return 0
         assert self._tail is not None
         wal_end = self._index.append(self._tail[-self._waiting :])
         self._waiting = 0
-        if len(self._tail) > 2 * _KEPT:
-            cut = len(self._tail) - _KEPT
+        if len(self._tail) > 2 * KEPT_ENTRIES:
+            cut = len(self._tail) - KEPT_ENTRIES
             del self._tail[:cut]
             self._tail_start += cut
         return wal_end
 
     def lookup_hot(self, start_offset: int, end_offset: int) -> list[AbortedTxn] | None:
-        """As `lookup`, from memory; None if that does not know."""
+        """As `lookup`, from memory; None if the entries in memory do not suffice."""
         stream, tail = self.stream, self._tail
         if not tail:
             return [] if stream.next_offset == stream.start_offset else None
@@ -83,7 +84,7 @@ class TxnIndex:
         return found
 
     async def lookup(self, start_offset: int, end_offset: int) -> list[AbortedTxn]:
-        """Aborted transactions that overlap offsets `[start_offset, end_offset)`, by marker.
+        """Return aborted transactions that overlap offsets `[start_offset, end_offset)`, by marker.
 
         Raises `CorruptData`, `Unavailable`.
         """
@@ -103,14 +104,14 @@ class TxnIndex:
         return found
 
     async def last_offset(self) -> int:
-        """The last offset of the newest entry, or -1."""
+        """Return the last offset of the newest entry, or -1."""
         stream = self.stream
         if stream.next_offset == stream.start_offset:
             return -1
         return (await self._index.read(stream.next_offset - 1, stream.next_offset))[0][2]
 
     async def trim_point(self, log_start_offset: int) -> int:
-        """The index to trim the stream to: the first entry that reaches `log_start_offset`."""
+        """Return the index to which the stream can be trimmed: the first entry that reaches `log_start_offset`."""
         stream = self.stream
         return await self._index.first_where(
             stream.start_offset, stream.next_offset, lambda row: row[2] >= log_start_offset
@@ -121,19 +122,19 @@ class TxnIndex:
             return
         stream = self.stream
         end = stream.next_offset
-        start = at = max(stream.start_offset, end - _KEPT)
+        start = at = max(stream.start_offset, end - KEPT_ENTRIES)
         rows: list[AbortedTxn] = []
         while at < end:
             rows += [AbortedTxn._make(row) for row in await self._index.read(at, end)]
             at = start + len(rows)
         if not self._tail:
             self._tail, self._tail_start = rows, start
-        else:  # somebody added while this read
+        else:  # entries were added during the read
             self._tail[:0], self._tail_start = rows, start
 
 
 def _collect(rows: list[AbortedTxn], start_offset: int, end_offset: int, found: list[AbortedTxn]) -> bool:
-    """Add what overlaps to `found`; whether no later entry can."""
+    """Add overlapping entries to `found`. Returns whether no later entry can overlap."""
     for entry in rows:
         if entry.last_offset >= start_offset and entry.first_offset < end_offset:
             found.append(entry)

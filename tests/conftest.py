@@ -1,7 +1,10 @@
 """Fixtures for all tests: S3 servers and tools that the project starts and installs itself.
 
-What a machine cannot provide skips its tests with a reason that begins with "missing:", fails them where `CI` is set,
-and is listed at the end of the run.
+What a machine cannot provide skips its tests with a reason that begins with "missing:", fails them where `CI` or
+`TIDELOG_NOTHING_MISSING` is set, and is listed at the end of the run.
+
+A test that starts a process is marked `processes` or `servers` (all of `tests/e2e` is, and whoever uses a server
+fixture); what starts one without that mark fails. `make unit` runs the others.
 
 - `moto_server`, `localstack_server`, `minio_server`: a running `S3Server` (`support/s3_servers.py`); `s3_server`: each.
 - `kcat`: the path of a kcat that runs.
@@ -10,12 +13,15 @@ and is listed at the end of the run.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import hypothesis
 import pytest
 
+from tests.support.loops import ASYNCIO_LOOP, LoopFactories
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
 
 # A machine that is busy is no defect. Where `CI` is set Hypothesis's own profile also has the examples depend on the
@@ -30,15 +36,17 @@ hypothesis.settings.load_profile("tidelog")
 
 T = TypeVar("T")
 PREFIX = "missing: "
+E2E = Path(__file__).parent / "e2e"
+PROCESS_FIXTURES = {"server_pool", "moto_server", "localstack_server", "minio_server", "s3_server", "kcat"}
 
 
 def required(provide: Callable[[], T]) -> T:
-    """What `provide` returns; if it raises `Missing`, the test is skipped, or fails in CI."""
+    """What `provide` returns; if it raises `Missing`, the test is skipped, or fails where nothing may be missing."""
     try:
         return provide()
     except Missing as error:
         reason = f"{PREFIX}{error}"
-    if os.environ.get("CI", "").lower() in ("1", "true"):
+    if any(os.environ.get(name, "").lower() in ("1", "true") for name in ("CI", "TIDELOG_NOTHING_MISSING")):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 
@@ -76,6 +84,50 @@ def s3_server(request: pytest.FixtureRequest) -> S3Server:
 @pytest.fixture(scope="session")
 def kcat() -> str:
     return required(lambda: install("kcat"))
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:
+    """The loops that an async test runs on, each in turn: `LOOPS` of its module; else asyncio's own."""
+    module = item.getparent(pytest.Module)
+    loops: LoopFactories = getattr(module and module.obj, "LOOPS", ASYNCIO_LOOP)
+    return loops
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes by where it is or what it uses."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if E2E in item.path.parents or fixtures & PROCESS_FIXTURES:
+            item.add_marker("processes")
+
+
+_unmarked: str | None = None
+"""The running test, if it may start no process."""
+
+
+def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
+    if _unmarked is not None and event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        raise RuntimeError(f"{_unmarked} starts a process and is not marked so (pytest.mark.processes): {args[:1]}")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    global _unmarked
+    _unmarked = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    global _unmarked
+    marked = any(item.get_closest_marker(name) for name in ("processes", "servers"))
+    _unmarked = None if marked else item.nodeid
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    global _unmarked
+    _unmarked = None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

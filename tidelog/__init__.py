@@ -1,6 +1,11 @@
-"""The face of Tidelog: the command line, the configuration model and the process supervisor.
+"""The top level of Tidelog: the command line, the configuration model and the process supervisor.
 
-May import everything below it. Entry: `tidelog.cli.main` (the `tidelog` command), `tidelog.config.load`.
+Invariants: nothing below it imports it; every value of the configuration is checked when it is loaded, and knows where
+it came from.
+
+May import: all other packages. Entry: `tidelog.cli.main` (the `tidelog` command), `tidelog.config.load`.
 """
 
-__version__ = "0.1.0"
+from tidelog.runtime import version
+
+__version__ = version.VERSION

@@ -1,6 +1,6 @@
-"""`python -m tidelog` is the `tidelog` command."""
+"""Run the `tidelog` command as `python -m tidelog`."""
 
-from tidelog.cli import main
+from tidelog.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,10 @@
-"""The configuration: one typed model, one order of sources, and an answer to "where does this value come from?".
+"""The configuration: a typed model, a fixed order of sources, and the source of each value.
 
-Order, the later wins: defaults < TOML file (`--config`) < environment (`TIDELOG_SECTION__KEY`) < flags (`--set
-section.key=value` and the flags of their own). Unknown sections and keys are errors that suggest the nearest name;
-a value of the wrong type or out of range names its key and its source. Secrets are never printed.
+Order, the later wins: defaults < TOML file (`--config`) < environment (`TIDELOG_SECTION__KEY`) < flags
+(`--set section.key=value` and the dedicated flags). Unknown sections and keys are errors that suggest the nearest name;
+the error for a value of the wrong type or out of range names its key and its source. Secrets are never printed.
 
-The sections' fields, units and ranges are in each room's `settings` module; this module only composes them.
+The `settings` module of each package defines the fields, units and ranges of its sections; this module composes them.
 
 Entry: `load`.
 """
@@ -21,10 +21,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
-from controller.settings import BalancerSettings, ControllerSettings, ScaleSettings
-from runtime.errors import ConfigError
-from storage.settings import CacheSettings, CleanSettings, CompactionSettings, S3Settings, UploadSettings, WalSettings
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
+from tidelog.runtime.errors import ConfigError
+from tidelog.storage.settings import (
+    CacheSettings,
+    CleanSettings,
+    CompactionSettings,
+    S3Settings,
+    UploadSettings,
+    WalSettings,
+)
 
 ENV_PREFIX = "TIDELOG_"
 SECRETS = frozenset({"s3.secret_access_key"})
@@ -34,21 +41,22 @@ class NodeSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Section `[node]`: who this process is."""
 
     id: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] = -1
-    """Broker id (int32), kept in the data directory's identity file once used. -1: the one kept there; in a new
-    directory 1 for a process that is its own single controller, else one that the controllers hand out, never twice.
-    Controllers of a quorum need theirs."""
+    """Broker id (int32), stored in the data directory's identity file once used. -1: the id in that file; in a new
+    directory 1 for a process that is its own single controller, else an id that the controllers allocate and never
+    reuse. Required for the controllers of a quorum.
+    """
     roles: list[Literal["controller", "broker"]] = msgspec.field(default_factory=lambda: ["controller", "broker"])
-    """What this process runs: a controller, a broker, or both."""
+    """Roles of this process: controller, broker, or both."""
     data_dir: str = "tidelog-data"
-    """Holds `wal/`, `bucket/` (the embedded store) and `controller/`."""
+    """Directory with `wal/`, `bucket/` (the embedded store) and `controller/`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged, to standard error."""
+    """Minimum level of the log lines written to standard error."""
     log_format: Literal["text", "json"] = "text"
-    """`text` for people, `json` for machines; one event a line."""
+    """`text` for people, `json` for programs; one event per line."""
     shutdown_timeout_ms: Annotated[int, Meta(ge=100)] = 30_000
-    """How long SIGTERM waits for requests in flight and the last upload."""
+    """How long a shutdown by SIGTERM waits for requests in flight and the last upload."""
     drain_timeout_ms: Annotated[int, Meta(ge=0)] = 30_000
-    """How long SIGTERM first lets a broker move its partitions to other live brokers; 0: not at all."""
+    """How long a broker, after SIGTERM, first moves its partitions to other live brokers; 0 disables this."""
 
 
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -71,23 +79,23 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Setting(NamedTuple):
-    """One effective value."""
+    """The effective value of one setting."""
 
     key: str
-    """Dotted: `wal.flush`."""
+    """Dotted name: `wal.flush`."""
     value: Any
     source: str
     """`default`, `file PATH`, `environment NAME` or `flag`."""
 
 
 class Loaded(NamedTuple):
-    """A configuration and where each value that is not a default came from."""
+    """A configuration and the source of each value that is not a default."""
 
     config: Config
     sources: dict[str, str]
 
     def settings(self) -> Iterator[Setting]:
-        """Every setting in the model's order; secrets as `********`."""
+        """Every setting in the order of the model; secrets are shown as `********`."""
         for section, key, value in _walk(self.config):
             name = f"{section}.{key}"
             shown = "********" if name in SECRETS and value else value
@@ -110,9 +118,9 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Iterable[tuple[str, str | int | bool]] = (),
 ) -> Loaded:
-    """Merge the sources in their order and check the result. Raises `ConfigError`.
+    """Merge the sources in their order and validate the result. Raises `ConfigError`.
 
-    `flags` are `(dotted key, value)` pairs; strings are parsed as the field's type demands.
+    `flags` are `(dotted key, value)` pairs; strings are parsed according to the type of the field.
     """
     merged: dict[str, tuple[Any, str]] = {}
     if file is not None:
@@ -141,7 +149,7 @@ def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
     for section, body in document.items():
         if not isinstance(body, dict):
             raise ConfigError(
-                f"{source}: {section!r} stands outside a section",
+                f"{source}: {section!r} is outside a section",
                 hint=_nearest(f"node.{section}", "put it under a [section]"),
             )
         for key, value in body.items():
@@ -173,12 +181,28 @@ def _assign(config: Config, key: str, value: Any, source: str) -> None:
     try:
         converted = msgspec.convert(value, wanted, strict=not textual)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"configuration key {key!r} (from {source}) has a wrong value {value!r}: {error}") from error
+        raise ConfigError(f"configuration key {key!r} (from {source}) has invalid value {value!r}: {error}") from error
     setattr(struct, name, converted)
 
 
+def exposed_secrets(loaded: Loaded) -> list[str]:
+    """Return a sentence for each secret that other users of this machine can read, with what to do instead."""
+    found = []
+    for key in sorted(SECRETS & loaded.sources.keys()):
+        source = loaded.sources[key]
+        file = Path(source.removeprefix("file ")) if source.startswith("file ") else None
+        if source == "flag":
+            where = "is on the command line, which all users of this machine can see"
+        elif file is not None and file.stat().st_mode & 0o077:
+            where = f"is in {file}, which is open to other users"
+        else:
+            continue
+        found.append(f"{key} {where}: put it alone into a file of mode 600 and name that by {key}_file")
+    return found
+
+
 def parse_set(text: str) -> tuple[str, str]:
-    """Split one `--set section.key=value`. Raises `ConfigError`."""
+    """Split a `--set section.key=value`. Raises `ConfigError`."""
     key, equals, value = text.partition("=")
     if not equals or "." not in key:
         raise ConfigError(f"--set takes section.key=value, not {text!r}", hint="for example --set wal.flush=async")
@@ -186,7 +210,7 @@ def parse_set(text: str) -> tuple[str, str]:
 
 
 def to_toml(config: Config) -> str:
-    """The whole configuration as a TOML document that `load` reads back."""
+    """Return the whole configuration as a TOML document that `load` reads back."""
     lines: list[str] = []
     section_before = ""
     for section, key, value in _walk(config):

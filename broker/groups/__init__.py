@@ -1,4 +1,8 @@
-"""Consumer groups: the classic protocol's state machine, the offsets topic's record formats, and the coordinator shell.
+"""Consumer groups: the classic protocol's state machine, the offsets topic's record formats, and the coordinator.
 
-The state machine does no I/O. May import: `broker.services` and the rooms below. Entry: `broker.groups.coordinator`.
+Invariants: a group is served only by the leader of its partition of the offsets topic; a request of another generation
+or of an unknown member is refused; an offset is acknowledged when its record is. The state machine is sans-I/O.
+
+May import: `tidelog.broker.kafka.services` and the packages below. Entry:
+`tidelog.broker.groups.coordinator`.
 """

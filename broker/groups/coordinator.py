@@ -1,8 +1,9 @@
-"""The group coordinator: what the handlers of all group APIs call.
+"""The group coordinator: the interface for the handlers of all group APIs.
 
-It finds the offsets partition of a group, hands the request to the group or its offsets, and answers; the machinery
-below it is `broker.groups.shards`. What it answers as done is durable. An API whose partition is not here raises
-`NotCoordinator`, `CoordinatorLoading` or `CoordinatorNotAvailable`; all are retriable for the client.
+It finds the offsets partition of a group, passes the request to the group or its offsets, and returns the response; the
+partitions themselves are in `tidelog.broker.groups.shards`. Acknowledged changes are durable. A request for a partition
+that this broker does not serve raises `NotCoordinator`, `CoordinatorLoading` or `CoordinatorNotAvailable`; clients may
+retry all three.
 
 Entry: `GroupCoordinator`.
 """
@@ -15,17 +16,17 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.groups.errors import (
+from tidelog.broker.groups.errors import (
     CoordinatorLoading,
     CoordinatorNotAvailable,
     GroupError,
     InvalidGroupId,
     InvalidGroupRequest,
 )
-from broker.groups.members import MemberIdentity
-from broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
-from broker.groups.offsets_topic import OffsetsTopic
-from broker.groups.records import (
+from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from tidelog.broker.groups.offsets_topic import OffsetsTopic
+from tidelog.broker.groups.records import (
     MAX_STRING_BYTES,
     MemberValue,
     OffsetKey,
@@ -33,31 +34,31 @@ from broker.groups.records import (
     encode_offset_key,
     encode_offset_value,
 )
-from broker.groups.shards import Phase, Shard, ShardTable
-from broker.groups.state import ClassicGroup, GroupState
-from broker.groups.store import Removal
-from broker.settings import GroupSettings
-from runtime.clock import Clock
+from tidelog.broker.groups.shards import Shard, ShardPhase, ShardTable
+from tidelog.broker.groups.state import ClassicGroup, GroupState
+from tidelog.broker.groups.store import Removal
+from tidelog.broker.settings import GroupSettings
+from tidelog.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from broker.partitions import PartitionManager
-    from controller.client import ControllerClient
-    from controller.model import BrokerRecord
-    from stream.partition_log import PartitionLog
+    from tidelog.broker.partitions.manager import PartitionManager
+    from tidelog.controller.client.client import ControllerClient
+    from tidelog.controller.model.records import BrokerRecord
+    from tidelog.stream.partition_log import PartitionLog
 
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
-"""Bound on ids a client chooses; a member id is such an id and a UUID, and must fit in a record."""
+"""Maximum size of ids that clients choose; a member id is such an id and a UUID, and must fit in a record."""
 LOAD_WAIT_S = 3.0
-"""How long requests wait for a partition that is being opened or handed over here; then the client waits itself."""
+"""How long requests wait for a partition that is being opened or moved; after that the client backs off."""
 
 
 class GroupDescription(NamedTuple):
-    """A group as DescribeGroups and ListGroups show it."""
+    """A group in the responses of DescribeGroups and ListGroups."""
 
     group_id: str
     state: GroupState
     protocol_type: str
-    """Empty for a group that only keeps offsets."""
+    """Empty for a group that only has offsets."""
     protocol: str
     """Empty unless Stable, as in Kafka; so is the members' metadata."""
     members: tuple[MemberValue, ...]
@@ -78,30 +79,34 @@ class GroupCoordinator:
         self._topic = OffsetsTopic(controller, settings)
         self._shards = ShardTable(partitions, controller, clock, settings, rng)
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- life cycle ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Follow the partitions that open and close from now on, and load those that are open."""
+        """Subscribe to openings and closings of partitions, and load the open ones."""
         self._shards.start()
 
     async def close(self) -> None:
-        """Answer all who wait with NOT_COORDINATOR and stop. The partitions stay open: they are their owner's."""
+        """Complete all waiting requests with NOT_COORDINATOR and stop. The partitions stay open."""
         await self._shards.close()
 
     async def load_partition(self, partition_log: PartitionLog) -> None:
-        """Read an offsets partition; its groups are served afterwards. `start` has this done by itself."""
+        """Read an offsets partition; its groups are served afterwards. `start` calls this automatically."""
         await self._shards.load(partition_log)
 
+    async def wait_until_loaded(self, index: int | None) -> None:
+        """Wait while an offsets partition is moving to or from this broker."""
+        await self._shards.wait_until_loaded(index)
+
     def unload_partition(self, index: int) -> None:
-        """This broker does not lead the partition any more. `start` has this done by itself."""
+        """Stop serving a partition that this broker no longer leads. `start` calls this automatically."""
         self._shards.unload(index)
 
     def stats(self) -> dict[str, int]:
-        """Counts for metrics: partitions led and not yet active, groups, offsets, requests that wait."""
+        """Counts for metrics: partitions led and not yet active, groups, offsets, waiting requests."""
         shards = self._shards.all()
         return {
             "partitions": len(shards),
-            "loading": sum(shard.phase is not Phase.ACTIVE for shard in shards),
+            "loading": sum(shard.phase is not ShardPhase.ACTIVE for shard in shards),
             "groups": sum(len(shard.store.groups) for shard in shards),
             "offsets": sum(shard.store.offsets.count for shard in shards),
             "waiting": self._shards.waiting(),
@@ -110,24 +115,24 @@ class GroupCoordinator:
     # --- membership ----------------------------------------------------------------------------------------------
 
     async def find(self, group_id: str) -> BrokerRecord:
-        """The broker that coordinates a group; creates the offsets topic at first. Raises `CoordinatorNotAvailable`."""
+        """Return a group's coordinator; creates the offsets topic on first use. Raises `CoordinatorNotAvailable`."""
         broker = await self._topic.find(group_id)
         if await self.arrival(group_id):
-            broker = await self._topic.find(group_id)  # perhaps it has moved meanwhile
+            broker = await self._topic.find(group_id)  # the partition may have moved meanwhile
         return broker
 
     async def arrival(self, group_id: str) -> bool:
-        """Wait shortly while the group's partition comes here or leaves; False if it does neither.
+        """Wait briefly while the group's partition is moving to or from this broker; False if it is not moving.
 
-        A move takes some ten milliseconds. A client that was told to look for the coordinator before there is a new
-        one, or that it is loading, would back off for longer, or give up a commit after a few attempts.
+        A move takes tens of milliseconds. A client that is sent to FindCoordinator before there is a new coordinator,
+        or that gets COORDINATOR_LOAD_IN_PROGRESS, would back off for longer, or abandon a commit after a few attempts.
         """
         index = self._topic.partition_of(group_id)
         if not self._shards.is_coming(index):
             return False
-        with contextlib.suppress(TimeoutError):  # the client will be told that it is loading
+        with contextlib.suppress(TimeoutError):  # the client gets COORDINATOR_LOAD_IN_PROGRESS
             async with asyncio.timeout(LOAD_WAIT_S):
-                await self._shards.wait_until_loaded(index)
+                await self.wait_until_loaded(index)
         return True
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
@@ -190,11 +195,10 @@ class GroupCoordinator:
         generation: int,
         offsets: Sequence[tuple[OffsetKey, OffsetValue]],
     ) -> GroupError:
-        """OffsetCommit; `NONE` when all are durable and visible. The group id may be empty, as in Kafka.
+        """OffsetCommit: `NONE` once all offsets are durable and visible. The group id may be empty, as in Kafka.
 
-        What was meant for a topic that was deleted meanwhile is forgotten with it, and does not replace an offset of
-        another one of its name. The caller bounds the metadata strings. Raises `InvalidGroupId`,
-        `CoordinatorNotAvailable`.
+        An offset for a topic that is deleted meanwhile is dropped, and does not replace an offset of a new topic with
+        the same name. The caller bounds the metadata strings. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
         """
         _check_id(group_id, may_be_empty=True)
         await self.arrival(group_id)
@@ -218,10 +222,10 @@ class GroupCoordinator:
     def committed(
         self, group_id: str, topics: Mapping[str, Collection[int]] | None
     ) -> dict[str, dict[int, OffsetValue | None]]:
-        """OffsetFetch: durable offsets of the partitions named (None: nothing committed), or of all there are.
+        """OffsetFetch: the durable offsets of the given partitions (None: not committed), or of all partitions.
 
-        One that was committed for an earlier topic of the name is none: a coordinator that was not there when that was
-        deleted has it still.
+        An offset of an earlier topic with the same name is ignored: a coordinator that was not running when the topic
+        was deleted still has it.
         """
         offsets = self._shard(group_id).store.offsets
         if topics is None:
@@ -261,7 +265,7 @@ class GroupCoordinator:
     # --- administration ------------------------------------------------------------------------------------------
 
     def describe(self, group_id: str) -> GroupDescription | None:
-        """DescribeGroups; None if there is no such group."""
+        """DescribeGroups; None if the group does not exist."""
         group = self._shard(group_id).store.groups.get(group_id)
         return None if group is None or group.state is GroupState.DEAD else _describe(group)
 
@@ -269,13 +273,13 @@ class GroupCoordinator:
         """ListGroups: every group of the partitions led here. Raises `CoordinatorLoading` while any of them loads."""
         shards = self._shards.all()
         for shard in shards:
-            if shard.phase is Phase.LOADING:
+            if shard.phase is ShardPhase.LOADING:
                 raise CoordinatorLoading(f"offsets partition {shard.index} is being loaded")
         groups = (group for shard in shards for group in shard.store.groups.values())
         return [_describe(group) for group in groups if group.state is not GroupState.DEAD]
 
     async def delete_group(self, group_id: str) -> GroupError:
-        """DeleteGroups, one group: gone with all its offsets, if nobody is in it."""
+        """DeleteGroups for one group: delete it with all its offsets, if it has no members."""
         shard = self._shard(group_id)
         refused = GroupError.NONE
 
@@ -288,7 +292,7 @@ class GroupCoordinator:
         return refused if error is GroupError.NONE else error
 
     async def _known(self, group_id: str, error: GroupError) -> None:
-        """Who is sent away because the partition leaves goes when it is known where it is."""
+        """If the partition has moved away, wait until its new broker is known before sending the client there."""
         if error is GroupError.NOT_COORDINATOR:
             await self.arrival(group_id)
 

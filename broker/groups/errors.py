@@ -1,17 +1,17 @@
-"""The Kafka error codes that groups speak, and the errors that say this broker cannot coordinate a group now.
+"""The Kafka error codes used by groups, and the exceptions for groups that this broker cannot coordinate now.
 
-Entry: `GroupError` for answers of the state machine, `NotCoordinator` and its neighbours for the shell.
+Entry: `GroupError` for results of the state machine, `NotCoordinator` and related exceptions for the coordinator.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from runtime.errors import InvalidInput, NotLeader, Unavailable
+from tidelog.runtime.errors import InvalidInput, NotLeader, Unavailable
 
 
 class GroupError(IntEnum):
-    """Kafka's error codes (int16) as far as groups use them."""
+    """Kafka's error codes (int16) used by groups."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -37,7 +37,7 @@ class GroupError(IntEnum):
 
 
 class NotCoordinator(NotLeader):
-    """This broker does not coordinate the group: ask FindCoordinator again. Kafka: NOT_COORDINATOR (16)."""
+    """This broker does not coordinate the group: repeat FindCoordinator. Kafka: NOT_COORDINATOR (16)."""
 
     kafka_code = 16
 
@@ -55,12 +55,12 @@ class CoordinatorNotAvailable(Unavailable):
 
 
 class InvalidGroupId(InvalidInput):
-    """The group id is empty where Kafka wants one, or too long. Kafka: INVALID_GROUP_ID (24)."""
+    """The group id is too long, or empty where Kafka requires one. Kafka: INVALID_GROUP_ID (24)."""
 
     kafka_code = 24
 
 
 class InvalidGroupRequest(InvalidInput):
-    """A group request holds something no record could keep. Kafka: INVALID_REQUEST (42)."""
+    """A group request contains a value that cannot be stored in a record. Kafka: INVALID_REQUEST (42)."""
 
     kafka_code = 42

@@ -1,7 +1,7 @@
-"""Reads an offsets partition from its start to its end into a `GroupStore`.
+"""Loads an offsets partition from its start to its end into a `GroupStore`.
 
-The end is where the log ended when loading began: nobody appends before loading is over. What of it is not confirmed
-yet is waited for, because only confirmed records may be told to anybody (rule 2).
+The end is the log end offset when loading began: nothing is appended before loading completes. Loading waits for the
+unconfirmed part of the log, because only confirmed records may be visible (rule 2).
 
 Entry: `load_store`.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from broker.groups.store import GroupStore
-from storage.record_batch import CorruptRecord, check_crc, iter_batches, iter_records
+from tidelog.batch.batch import CorruptRecord, check_crc, iter_batches, iter_records
+from tidelog.broker.groups.store import GroupStore
 
 if TYPE_CHECKING:
-    from stream.partition_log import PartitionLog
+    from tidelog.stream.partition_log import PartitionLog
 
 READ_BYTES = 4 << 20
 
@@ -42,7 +42,7 @@ async def load_store(partition_log: PartitionLog, store: GroupStore) -> int:
                     if record.offset >= before and record.key is not None:
                         store.replay(bytes(record.key), None if record.value is None else bytes(record.value))
         if offset == before:
-            raise CorruptRecord(f"an offsets partition gives nothing at offset {offset} and ends at {end_offset}")
+            raise CorruptRecord(f"an offsets partition returns no records at offset {offset} and ends at {end_offset}")
         await asyncio.sleep(0)
     return size_bytes
 

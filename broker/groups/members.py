@@ -1,10 +1,10 @@
-"""The members of a classic group: who they are, what they support, who leads. No I/O, and no phases.
+"""The members of a classic group: identities, supported protocols, leader. Sans-I/O, independent of the group's state.
 
-Metadata and assignments are opaque bytes: Connect, Schema Registry and others bring their own protocol types. Only
-`subscribed_topics` looks inside, for protocol type `consumer`, because offset expiry must know what is subscribed.
+Metadata and assignments are opaque bytes: Connect, Schema Registry and others use their own protocol types. Only
+`subscribed_topics` parses them, for protocol type `consumer`, because offset expiry depends on the subscribed topics.
 
-Invariants: a static member is reachable by its instance id, and by one member id only; the leader is a member, or None
-if there are no members; members keep the order in which they came.
+Invariants: a static member is reachable by its instance id, and by only one member id; the leader is a member, or None
+if there are no members; members keep the order in which they joined.
 
 Entry: `Members`.
 """
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from broker.groups.errors import GroupError
-from broker.groups.records import GroupValue, MemberValue
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.records import GroupValue, MemberValue
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 
@@ -33,17 +33,17 @@ _INT32 = Struct(">i")
 
 
 class MemberIdentity(NamedTuple):
-    """How a request names a member."""
+    """The identification of a member in a request."""
 
     member_id: str
-    """Empty: not known yet, or (LeaveGroup) named by instance id."""
+    """Empty: not yet assigned, or (LeaveGroup) identified by instance id."""
     instance_id: str | None = None
     """Set for a static member (KIP-345)."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One member. A waiter is the number under which the shell keeps a request that has no answer yet."""
+    """One member. A waiter is the number of a pending request in `tidelog.broker.groups.shards`."""
 
     member_id: str
     instance_id: str | None
@@ -56,10 +56,10 @@ class Member:
     join_waiter: int | None = None
     sync_waiter: int | None = None
     is_new: bool = False
-    """Has not been told its member id yet, so it cannot send heartbeats."""
+    """The member does not know its member id yet, so it cannot send heartbeats."""
 
     def metadata(self, protocol: str | None) -> bytes:
-        """What the member said under a protocol; empty if it does not support it."""
+        """The member's metadata for a protocol; empty if it does not support it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
 
@@ -69,7 +69,7 @@ class Members:
     def __init__(self) -> None:
         self.leader: str | None = None
         self.pending: set[str] = set()
-        """Member ids given out with MEMBER_ID_REQUIRED that have not come back (KIP-394)."""
+        """Member ids assigned with MEMBER_ID_REQUIRED whose clients have not rejoined (KIP-394)."""
         self._members: dict[str, Member] = {}
         self._static: dict[str, str] = {}
 
@@ -83,15 +83,15 @@ class Members:
         return member_id in self._members
 
     def get(self, member_id: str) -> Member | None:
-        """A member, pending ones excluded."""
+        """Return a member; pending members are excluded."""
         return self._members.get(member_id)
 
     def static_member_id(self, instance_id: str | None) -> str | None:
-        """The member id that a static member has now."""
+        """The current member id of a static member."""
         return self._static.get(instance_id) if instance_id is not None else None
 
     def add(self, member: Member) -> None:
-        """Take a member in; the first one leads."""
+        """Add a member; the first member becomes the leader."""
         assert member.member_id not in self._members
         self._members[member.member_id] = member
         self.pending.discard(member.member_id)
@@ -102,7 +102,7 @@ class Members:
             self.leader = member.member_id
 
     def remove(self, member_id: str) -> Member | None:
-        """Take a member out. If it led, the oldest of the others leads."""
+        """Remove a member. If it was the leader, the member that joined first replaces it."""
         self.pending.discard(member_id)
         member = self._members.pop(member_id, None)
         if member is None:
@@ -114,7 +114,7 @@ class Members:
         return member
 
     def rename(self, member: Member, new_id: str) -> None:
-        """Give a static member a new member id (it restarted); its place and its leadership stay."""
+        """Assign a new member id to a restarted static member, which keeps its position and leadership."""
         assert member.instance_id is not None
         old_id = member.member_id
         self._members = {new_id if key == old_id else key: value for key, value in self._members.items()}
@@ -124,7 +124,7 @@ class Members:
             self.leader = new_id
 
     def check(self, identity: MemberIdentity) -> GroupError:
-        """Whether a request comes from a current member, and from the newest owner of its instance id."""
+        """Whether a request comes from a current member, and from the latest owner of its instance id."""
         if identity.instance_id is not None:
             current = self._static.get(identity.instance_id)
             if current is None:
@@ -135,16 +135,16 @@ class Members:
 
     @property
     def awaiting_join(self) -> int:
-        """How many members have joined the round that is being prepared."""
+        """How many members have joined the round in preparation."""
         return sum(member.join_waiter is not None for member in self._members.values())
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest that any member asks for."""
+        """The maximum of the members' rebalance time-outs."""
         return max((member.rebalance_timeout_ms for member in self._members.values()), default=0)
 
     def elect_joined_leader(self) -> bool:
-        """Make sure the leader is one that has joined this round; False if nobody has."""
+        """Elect a leader that has joined this round; False if no member has joined."""
         leader = self._members.get(self.leader) if self.leader is not None else None
         if leader is not None and leader.join_waiter is not None:
             return True
@@ -160,16 +160,16 @@ class Members:
         return {name for name, count in counts.items() if count == len(self._members)}
 
     def select_protocol(self) -> str:
-        """The vote: each member votes for its most preferred common protocol; a tie goes to the one voted for first."""
+        """Elect a protocol: each member votes for its preferred common one; a tie goes to the one voted for first."""
         common = self.common_protocols()
-        assert common, "a member without a common protocol was let in"
+        assert common, "a member without a common protocol was admitted"
         votes = Counter(
             next(name for name, _ in member.protocols if name in common) for member in self._members.values()
         )
         return max(votes, key=votes.__getitem__)
 
     def values(self, protocol: str | None, assignments: dict[str, bytes] | None = None) -> tuple[MemberValue, ...]:
-        """The members as a group's record keeps them; `assignments` in place of what they have."""
+        """Return the members for the group's record, with `assignments` in place of the current assignments."""
         return tuple(
             MemberValue(
                 member.member_id,
@@ -186,7 +186,7 @@ class Members:
 
     @classmethod
     def load(cls, value: GroupValue) -> Members:
-        """The members that a group's record names."""
+        """Restore the members from a group's record."""
         members = cls()
         for one in value.members:
             members.add(
@@ -207,15 +207,15 @@ class Members:
 
 
 def generate_member_id(prefix: str, rng: random.Random) -> str:
-    """`<client or instance id>-<random UUID>`, as Kafka makes them."""
+    """`<client or instance id>-<random UUID>`, as in Kafka."""
     return f"{prefix}-{uuid.UUID(int=rng.getrandbits(128), version=4)}"
 
 
 def subscribed_topics(metadata: Sequence[bytes]) -> frozenset[str] | None:
-    """All topics that members of protocol type `consumer` subscribe to; None if any of them cannot be read.
+    """All topics that members of protocol type `consumer` subscribe to; None if a subscription cannot be parsed.
 
     Layout of a subscription (ConsumerProtocolSubscription): version int16, topics (int32 count, then strings of int16
-    length), and more that is of no interest here.
+    length), and further fields, which are ignored.
     """
     topics: set[str] = set()
     try:

@@ -1,4 +1,4 @@
-"""What goes into a group's state machine and what comes out: requests, answers, effects. Plain data.
+"""Input and output of a group's state machine: requests, results, effects. Plain data.
 
 Entry: `JoinRequest` and `SyncRequest` in, `Effect` out.
 """
@@ -7,32 +7,32 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.groups.errors import GroupError
-from broker.groups.members import MemberIdentity, Protocols
-from broker.groups.records import GroupValue
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.members import MemberIdentity, Protocols
+from tidelog.broker.groups.records import GroupValue
 
 NO_GENERATION = -1
 
 
 class Now(NamedTuple):
-    """Both clocks at one moment."""
+    """Both clocks at the same time."""
 
     mono_ms: int
-    """For timers; never goes back."""
+    """Monotonic, for timers."""
     wall_ms: int
-    """For what is persisted and shown: milliseconds since the Unix epoch."""
+    """Wall clock, for stored and displayed times: milliseconds since the Unix epoch."""
 
 
 class Limits(NamedTuple):
-    """What the configuration says about every group."""
+    """Configured limits of every group."""
 
     initial_rebalance_delay_ms: int
     max_size: int
-    """Members a group may have."""
+    """Maximum number of members of a group."""
 
 
 class JoinRequest(NamedTuple):
-    """JoinGroup, as far as a group cares."""
+    """The fields of JoinGroup that the group uses."""
 
     identity: MemberIdentity
     client_id: str
@@ -42,13 +42,13 @@ class JoinRequest(NamedTuple):
     protocol_type: str
     protocols: Protocols
     needs_member_id: bool = True
-    """v4+: a dynamic member must come back with the id it was given (KIP-394)."""
+    """v4+: a dynamic member must rejoin with its assigned id (KIP-394)."""
     can_skip_assignment: bool = True
-    """v9+: a static leader may be told the members without having to assign (KIP-814)."""
+    """v9+: a static leader may get the members without computing assignments (KIP-814)."""
 
 
 class JoinedMember(NamedTuple):
-    """What the leader is told of a member."""
+    """A member in the response to the leader."""
 
     member_id: str
     instance_id: str | None
@@ -56,7 +56,7 @@ class JoinedMember(NamedTuple):
 
 
 class JoinResult(NamedTuple):
-    """The answer to a join."""
+    """The result of a join."""
 
     error: GroupError
     member_id: str
@@ -69,7 +69,7 @@ class JoinResult(NamedTuple):
 
 
 class SyncRequest(NamedTuple):
-    """SyncGroup, as far as a group cares."""
+    """The fields of SyncGroup that the group uses."""
 
     identity: MemberIdentity
     generation: int
@@ -80,7 +80,7 @@ class SyncRequest(NamedTuple):
 
 
 class SyncResult(NamedTuple):
-    """The answer to a sync."""
+    """The result of a sync."""
 
     error: GroupError
     protocol_type: str | None = None
@@ -89,14 +89,14 @@ class SyncResult(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Effect: answer the request that waits under this number."""
+    """Effect: complete the pending request with this number."""
 
     waiter: int
     result: JoinResult | SyncResult
 
 
 class Persist(NamedTuple):
-    """Effect: make this the group's record, then call `persisted(ticket, …)`. In the order given."""
+    """Effect: write this as the group's record, then call `persisted(ticket, …)`. Writes keep their order."""
 
     ticket: int
     value: GroupValue

@@ -1,8 +1,8 @@
-"""The committed offsets of the groups of one offsets partition. No I/O.
+"""The committed offsets of the groups of one offsets partition. Sans-I/O.
 
-What is in the table is durable: the shell puts an offset here after its record is confirmed, never before, so that no
-client reads an offset that a crash could take back. Offsets of open transactions do not come here until their marker
-does; they will have a table of their own beside this one.
+The table has durable offsets only: an offset is put here after its record is confirmed, so that a crash cannot revoke
+an offset that a client has read. Offsets of open transactions will be kept in a separate table until their marker is
+written.
 
 Invariants: a group is in the table only while it has an offset; `count` is the number of offsets.
 
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from broker.groups.records import NO_TIMESTAMP, OffsetKey, OffsetValue
+from tidelog.broker.groups.records import NO_TIMESTAMP, OffsetKey, OffsetValue
 
 
 class Expiry(NamedTuple):
-    """When a group's offsets may expire (Kafka's KIP-211)."""
+    """The conditions under which a group's offsets expire (Kafka's KIP-211)."""
 
     since_ms: int | None
-    """The retention counts from here (the group became Empty); None: from each offset's own commit."""
+    """Start of the retention time (the group became Empty); None: the commit time of each offset."""
     keep_topics: Collection[str] = ()
-    """Topics that members are subscribed to: their offsets stay."""
+    """Topics that members are subscribed to: their offsets do not expire."""
 
 
 class OffsetTable:
@@ -37,13 +37,13 @@ class OffsetTable:
         return group in self._groups
 
     def put(self, key: OffsetKey, value: OffsetValue) -> None:
-        """Commit an offset, in place of an earlier one. A smaller offset is as good as a larger one: users rewind."""
+        """Commit an offset, replacing an earlier one. Smaller offsets are valid: users rewind."""
         partitions = self._groups.setdefault(key.group, {}).setdefault(key.topic, {})
         self.count += key.partition not in partitions
         partitions[key.partition] = value
 
     def remove(self, key: OffsetKey) -> None:
-        """Forget an offset; none is fine."""
+        """Remove an offset, if it exists."""
         topics = self._groups.get(key.group, {})
         partitions = topics.get(key.topic, {})
         if partitions.pop(key.partition, None) is None:
@@ -55,7 +55,7 @@ class OffsetTable:
             del self._groups[key.group]
 
     def get(self, group: str, topic: str, partition: int) -> OffsetValue | None:
-        """A committed offset, or None."""
+        """Return a committed offset, or None."""
         return self._groups.get(group, {}).get(topic, {}).get(partition)
 
     def groups(self) -> list[str]:
@@ -63,7 +63,7 @@ class OffsetTable:
         return list(self._groups)
 
     def topics(self, group: str) -> dict[str, list[int]]:
-        """The topics and partitions a group has offsets of, in the order of their first commits."""
+        """The topics and partitions for which a group has offsets, in the order of their first commits."""
         return {topic: list(partitions) for topic, partitions in self._groups.get(group, {}).items()}
 
     def items(self, group: str) -> Iterator[tuple[OffsetKey, OffsetValue]]:
@@ -73,7 +73,7 @@ class OffsetTable:
                 yield OffsetKey(group, topic, partition), value
 
     def of_topics(self, names: Collection[str]) -> list[OffsetKey]:
-        """The offsets that any group has of these topics."""
+        """The offsets of all groups for these topics."""
         return [
             OffsetKey(group, topic, partition)
             for group, topics in self._groups.items()
@@ -83,7 +83,7 @@ class OffsetTable:
         ]
 
     def expired(self, group: str, expiry: Expiry, retention_ms: int, now_ms: int) -> list[OffsetKey]:
-        """The offsets of a group that are past their time at `now_ms` (wall clock)."""
+        """The offsets of a group that have expired at `now_ms` (wall clock)."""
         found = []
         for key, value in self.items(group):
             if key.topic in expiry.keep_topics:
@@ -91,7 +91,7 @@ class OffsetTable:
             if value.expire_ms != NO_TIMESTAMP:
                 due_ms = value.expire_ms
             else:
-                # A commit may be younger than the state: a simple consumer commits to an Empty group.
+                # A commit may be newer than the state change: a simple consumer commits to an Empty group.
                 since_ms = value.commit_ms if expiry.since_ms is None else max(expiry.since_ms, value.commit_ms)
                 due_ms = since_ms + retention_ms
             if now_ms >= due_ms:

@@ -1,4 +1,4 @@
-"""The topic `__consumer_offsets`: which partition a group belongs to, who leads it, and its creation on first use.
+"""The topic `__consumer_offsets`: mapping of groups to partitions, leader lookup, and creation on first use.
 
 Entry: `partition_for`, `OffsetsTopic.find`.
 """
@@ -10,16 +10,16 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker.groups.errors import CoordinatorNotAvailable
-from broker.settings import GroupSettings
-from runtime.errors import AlreadyExists, TidelogError
+from tidelog.broker.groups.errors import CoordinatorNotAvailable
+from tidelog.broker.settings import GroupSettings
+from tidelog.runtime.errors import AlreadyExists, TidelogError
 
 if TYPE_CHECKING:
-    from controller.client import ControllerClient
-    from controller.image import Delta
-    from controller.model import BrokerRecord, TopicRecord
+    from tidelog.controller.client.client import ControllerClient
+    from tidelog.controller.image.image import Delta
+    from tidelog.controller.model.records import BrokerRecord, TopicRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TOPIC_CONFIGS = {
@@ -27,9 +27,9 @@ TOPIC_CONFIGS = {
     "segment.bytes": str(100 << 20),
     "compression.type": "producer",
 }
-"""Kafka's own for this topic."""
+"""Kafka's config of this topic."""
 LEADER_WAIT_S = 3.0
-"""How long FindCoordinator waits for a partition to get a leader before it says COORDINATOR_NOT_AVAILABLE."""
+"""How long FindCoordinator waits for a partition to get a leader before it returns COORDINATOR_NOT_AVAILABLE."""
 
 
 def java_hash(text: str) -> int:
@@ -57,7 +57,7 @@ class OffsetsTopic:
 
     @property
     def record(self) -> TopicRecord | None:
-        """The topic in this broker's image."""
+        """The record of the topic in this broker's image."""
         return self._controller.image.topic(OFFSETS_TOPIC)
 
     def partition_of(self, group_id: str) -> int | None:
@@ -66,7 +66,7 @@ class OffsetsTopic:
         return None if topic is None else partition_for(group_id, topic.partitions)
 
     async def find(self, group_id: str) -> BrokerRecord:
-        """The broker that coordinates a group, creating the topic if need be. Raises `CoordinatorNotAvailable`."""
+        """Return a group's coordinator; creates the topic if it does not exist. Raises `CoordinatorNotAvailable`."""
         try:
             async with asyncio.timeout(LEADER_WAIT_S):
                 await self._ensure()
@@ -75,7 +75,7 @@ class OffsetsTopic:
             raise CoordinatorNotAvailable(f"the offsets partition of group {group_id!r} has no leader yet") from error
 
     async def wait_for(self, find: Callable[[], BrokerRecord | None]) -> BrokerRecord:
-        """Ask again at each change of the image until there is an answer. Bound it with a timeout."""
+        """Repeat the lookup at each change of the image until it succeeds. The caller applies a time-out."""
         changed = asyncio.Event()
 
         def wake(_: Delta) -> None:
@@ -112,4 +112,4 @@ class OffsetsTopic:
                 return
             except TidelogError as error:
                 raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC} cannot be created now: {error}") from error
-            log.info("offsets topic created", extra={"topic": OFFSETS_TOPIC, "partitions": partitions})
+            logger.info("offsets topic created", extra={"topic": OFFSETS_TOPIC, "partitions": partitions})

@@ -1,13 +1,13 @@
-"""The records of `__consumer_offsets`, byte for byte as Kafka writes them. docs/formats/consumer_offsets.md has them.
+"""The records of `__consumer_offsets`, byte-identical to Kafka's. Described in docs/formats/consumer_offsets.md.
 
-A key begins with an int16 that names its type: 0 and 1 an offset commit, 2 a group's metadata. A value begins with an
-int16 version; a null value is a tombstone. Written here: offset values v4 (v3 if the topic's id is not known, v1 with
-an expire timestamp, as Kafka does) and group values v3. Read: all of v0–v4. Integers are big-endian, strings UTF-8.
+A key begins with an int16 type: 0 and 1 an offset commit, 2 a group's metadata. A value begins with an int16 version; a
+null value is a tombstone. Written here: offset values v4 (v3 if the topic's id is not known, v1 with an expire
+timestamp, as Kafka does) and group values v3. Read: all of v0–v4. Integers are big-endian, strings UTF-8.
 
-Invariants: `parse_*(encode_*(x)) == x`; bytes that are no such record raise `CorruptRecord`, never anything else. A key
-type that is not known here (Kafka's newer group types use 3 and up) parses to `UnknownKey`.
+Invariants: `parse_*(encode_*(x)) == x`; invalid bytes raise only `CorruptRecord`. An unknown key type (Kafka's newer
+group types use 3 and up) parses to `UnknownKey`.
 
-Entry: `parse_key`, `parse_offset_value`, `parse_group_value` and the encoders beside them.
+Entry: `parse_key`, `parse_offset_value`, `parse_group_value` and the encoders.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import struct
 from struct import Struct
 from typing import NamedTuple
 
-from runtime.errors import InvalidInput
-from storage.record_errors import CorruptRecord
+from tidelog.batch.errors import CorruptRecord
+from tidelog.runtime.errors import InvalidInput
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -30,7 +30,7 @@ FIRST_FLEXIBLE_VERSION = 4
 TOPIC_ID_TAG = 0
 NO_TOPIC_ID = bytes(16)
 MAX_STRING_BYTES = 0x7FFF
-"""A string's length is an int16."""
+"""Maximum size of a string: its length is an int16."""
 NO_TIMESTAMP = -1
 
 _INT16 = Struct(">h")
@@ -53,7 +53,7 @@ class GroupKey(NamedTuple):
 
 
 class UnknownKey(NamedTuple):
-    """Key of a type that this version does not know; its record is kept as it is."""
+    """Key of an unknown type; its record is kept unchanged."""
 
     version: int
 
@@ -63,13 +63,13 @@ class OffsetValue(NamedTuple):
 
     offset: int
     leader_epoch: int
-    """-1: not known."""
+    """-1: unknown."""
     metadata: str
     commit_ms: int
     expire_ms: int = NO_TIMESTAMP
-    """When a client of OffsetCommit v2–v4 wanted it gone; -1: the group's retention decides."""
+    """Expire time requested by a client of OffsetCommit v2–v4; -1: the group's retention applies."""
     topic_id: bytes = b""
-    """Of the topic that had the name when it was committed, 16 bytes; empty: not known."""
+    """Topic id at the time of the commit, 16 bytes; empty: unknown."""
 
 
 class MemberValue(NamedTuple):
@@ -86,14 +86,14 @@ class MemberValue(NamedTuple):
 
 
 class GroupValue(NamedTuple):
-    """A generation of a group: with members it was Stable, without it was Empty."""
+    """A generation of a group: with members the group is Stable, without members Empty."""
 
     protocol_type: str
     generation: int
     protocol: str | None
     leader: str | None
     state_since_ms: int
-    """When the group entered its state; -1: not known."""
+    """When the group entered its state; -1: unknown."""
     members: tuple[MemberValue, ...]
 
 
@@ -173,8 +173,8 @@ def encode_group_value(value: GroupValue) -> bytes:
 
 
 def parse_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
-    """What a record is about. Raises `CorruptRecord`."""
-    reader = _Reader(data)
+    """Parse the key of a record. Raises `CorruptRecord`."""
+    reader = _FieldReader(data)
     version = reader.int16()
     if version in (0, OFFSET_KEY_VERSION):
         key: OffsetKey | GroupKey = OffsetKey(reader.string(), reader.string(), reader.int32())
@@ -188,7 +188,7 @@ def parse_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
 
 def parse_offset_value(data: bytes) -> OffsetValue:
     """OffsetCommitValue v0–v4. Raises `CorruptRecord`."""
-    reader = _Reader(data)
+    reader = _FieldReader(data)
     version = reader.version()
     offset = reader.int64()
     leader_epoch = reader.int32() if version >= 3 else -1
@@ -204,7 +204,7 @@ def parse_offset_value(data: bytes) -> OffsetValue:
 
 def parse_group_value(data: bytes) -> GroupValue:
     """GroupMetadataValue v0–v4. Raises `CorruptRecord`."""
-    reader = _Reader(data)
+    reader = _FieldReader(data)
     version = reader.version()
     protocol_type = reader.string()
     generation = reader.int32()
@@ -217,7 +217,7 @@ def parse_group_value(data: bytes) -> GroupValue:
     return GroupValue(protocol_type, generation, protocol, leader, state_since_ms, members)
 
 
-def _member(reader: _Reader, version: int) -> MemberValue:
+def _member(reader: _FieldReader, version: int) -> MemberValue:
     member_id = reader.string()
     instance_id = reader.nullable_string() if version >= 3 else None
     client_id = reader.string()
@@ -228,7 +228,7 @@ def _member(reader: _Reader, version: int) -> MemberValue:
     assignment = reader.data()
     reader.tags()
     if rebalance_timeout_ms < 0:
-        rebalance_timeout_ms = session_timeout_ms  # as for JoinGroup v0, which has one timeout for both
+        rebalance_timeout_ms = session_timeout_ms  # as for JoinGroup v0, which has one time-out for both
     return MemberValue(
         member_id,
         instance_id,
@@ -265,8 +265,8 @@ def _bytes(data: bytes) -> bytes:
     return _INT32.pack(len(data)) + data
 
 
-class _Reader:
-    """Reads Kafka's primitives one after another; compact ones once `version` has said that the value is flexible."""
+class _FieldReader:
+    """Reads Kafka's primitives sequentially; uses compact encodings after `version` read a flexible version."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -276,7 +276,7 @@ class _Reader:
     def version(self) -> int:
         version = self.int16()
         if not 0 <= version <= NEWEST_VALUE_VERSION:
-            raise CorruptRecord(f"a record of the offsets topic has value version {version}, which nobody knows")
+            raise CorruptRecord(f"a record of the offsets topic has value version {version}, which is unknown")
         self._flexible = version >= FIRST_FLEXIBLE_VERSION
         return version
 
@@ -292,7 +292,7 @@ class _Reader:
     def string(self) -> str:
         text = self.nullable_string()
         if text is None:
-            raise CorruptRecord("a record of the offsets topic has a null string where none may be")
+            raise CorruptRecord("a record of the offsets topic has a null string where null is not allowed")
         return text
 
     def nullable_string(self) -> str | None:
@@ -310,7 +310,7 @@ class _Reader:
     def count(self) -> int:
         count = self._uvarint() - 1 if self._flexible else self.int32()
         if not 0 <= count <= len(self._data) - self._at:
-            raise CorruptRecord(f"a record of the offsets topic says it has {count} members")
+            raise CorruptRecord(f"a record of the offsets topic has an invalid number of members: {count}")
         return count
 
     def tags(self) -> dict[int, bytes]:
@@ -330,14 +330,14 @@ class _Reader:
         try:
             (value,) = form.unpack_from(self._data, self._at)
         except struct.error as error:
-            raise CorruptRecord("a record of the offsets topic is cut short") from error
+            raise CorruptRecord("a record of the offsets topic is truncated") from error
         self._at += form.size
         return int(value)
 
     def _take(self, length: int) -> bytes:
         end = self._at + length
         if length < 0 or end > len(self._data):
-            raise CorruptRecord("a record of the offsets topic is cut short")
+            raise CorruptRecord("a record of the offsets topic is truncated")
         piece = self._data[self._at : end]
         self._at = end
         return piece

@@ -1,11 +1,11 @@
 """The offsets partitions that this broker leads, each with its groups: loading, timers, effects, persistence.
 
-The shell around `GroupStore` and `ClassicGroup`, and the only place of this package that knows tasks and timers. It
-carries out what groups decide: answers go to the futures of waiting requests, records to the partition's
-`OffsetsWriter`, and one timer on the loop stands for all deadlines of all groups.
+This module drives `GroupStore` and `ClassicGroup`, and is the only one of this package with tasks and timers. It
+executes the effects of groups: results complete the futures of waiting requests, records go to the partition's
+`OffsetsWriter`, and a single timer of the event loop covers all deadlines of all groups.
 
-Invariants: a shard answers only while it is loaded and led; after `settle` a group has no effects left and its next
-deadline is in the table; when a partition goes, all its waiting requests are answered.
+Invariants: a shard serves requests only while it is loaded and led; after `settle` a group has no effects left and its
+next deadline is in the table; when a partition closes, all its waiting requests are completed.
 
 Entry: `ShardTable`.
 """
@@ -22,45 +22,47 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
-from broker.groups.loader import load_store
-from broker.groups.messages import JoinResult, Limits, Now, Reply, SyncResult
-from broker.groups.offsets_topic import OFFSETS_TOPIC
-from broker.groups.records import OffsetValue, encode_group_key, encode_group_value
-from broker.groups.state import ClassicGroup
-from broker.groups.store import GroupStore, KeyValue, Removal
-from broker.groups.timers import TimerTable
-from broker.groups.writer import OffsetsWriter, Write
-from broker.settings import GroupSettings
-from runtime.clock import Clock
-from runtime.errors import CorruptData, TidelogError
-from runtime.tasks import Backoff, TaskSet
+from tidelog.broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
+from tidelog.broker.groups.loader import load_store
+from tidelog.broker.groups.messages import JoinResult, Limits, Now, Reply, SyncResult
+from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC
+from tidelog.broker.groups.records import OffsetValue, encode_group_key, encode_group_value
+from tidelog.broker.groups.state import ClassicGroup
+from tidelog.broker.groups.store import GroupStore, KeyValue, Removal
+from tidelog.broker.groups.timers import TimerTable
+from tidelog.broker.groups.writer import OffsetsWriter, Write
+from tidelog.broker.settings import GroupSettings
+from tidelog.runtime.backoff import Backoff
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import CorruptData, TidelogError
+from tidelog.runtime.task_errors import expected
+from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
-    from broker.partitions import PartitionManager
-    from controller.client import ControllerClient
-    from controller.image import Delta
-    from stream.partition_log import PartitionLog
+    from tidelog.broker.partitions.manager import PartitionManager
+    from tidelog.controller.client.client import ControllerClient
+    from tidelog.controller.image.image import Delta
+    from tidelog.stream.partition_log import PartitionLog
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PERSIST_TIMEOUT_S = 5.0
-"""How long a commit waits to be durable before the client is told to try again (offsets.commit.timeout.ms)."""
+"""How long a commit waits to be durable before the client gets a retriable error (offsets.commit.timeout.ms)."""
 _LEADER_NOT_AVAILABLE = 5
-"""Kafka code of `PartitionManager.get` while a partition that is led here opens."""
+"""Kafka code of `PartitionManager.get` while a partition that this broker leads is opening."""
 
 _GroupTimer = tuple[int, str]
 """Partition and group id."""
 _EXPIRY: _GroupTimer = (-1, "")
 
 
-class Phase(Enum):
-    """The life of a shard."""
+class ShardPhase(Enum):
+    """The phases of a shard."""
 
     LOADING = "loading"
     ACTIVE = "active"
     BROKEN = "broken"
-    """Its log is damaged. Reading it is tried again, so that it becomes active when the data was restored."""
+    """The log is damaged. Loading is retried, so the shard becomes active once the data is restored."""
 
 
 @dataclass(slots=True)
@@ -69,30 +71,30 @@ class Shard:
 
     log: PartitionLog
     store: GroupStore
-    phase: Phase = Phase.LOADING
+    phase: ShardPhase = ShardPhase.LOADING
     _writer: OffsetsWriter | None = None
     loading: asyncio.Task[None] | None = None
     deleted_topics: set[str] = field(default_factory=set)
-    """Deleted while it was loading."""
+    """Topics deleted while the shard was loading."""
 
     @property
     def index(self) -> int:
-        """The partition."""
+        """The index of the partition."""
         return self.log.partition
 
     @property
     def writer(self) -> OffsetsWriter:
-        """The writer; there is one once the shard is active."""
+        """The writer, which exists once the shard is active."""
         assert self._writer is not None, f"offsets partition {self.index} is not active"
         return self._writer
 
     def activate(self, writer: OffsetsWriter) -> None:
-        """From now on it answers."""
+        """Start serving requests."""
         self._writer = writer
-        self.phase = Phase.ACTIVE
+        self.phase = ShardPhase.ACTIVE
 
     def close(self) -> None:
-        """Whatever waits to be read or written is not."""
+        """Cancel pending reads and writes."""
         if self.loading is not None:
             self.loading.cancel()
         if self._writer is not None:
@@ -128,10 +130,10 @@ class ShardTable:
         self._unsubscribe: Callable[[], None] | None = None
         self._closed = False
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- life cycle ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Follow the partitions that open and close from now on, and load those that are open."""
+        """Subscribe to openings and closings of partitions, and load the open ones."""
         self._topic_names = {topic.id: topic.name for topic in self._controller.image.topics.values()}
         self._unsubscribe = self._controller.subscribe(self._image_changed)
         self._partitions.on_opened(self.partition_opened)
@@ -141,7 +143,7 @@ class ShardTable:
         self._set_timer(_EXPIRY, self.now().mono_ms + max(1, self._settings.offsets_check_interval_ms))
 
     async def close(self) -> None:
-        """Answer all who wait with NOT_COORDINATOR and stop. The logs stay open: they are their owner's."""
+        """Complete all waiting requests with NOT_COORDINATOR and stop. The logs stay open."""
         self._closed = True
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -153,7 +155,7 @@ class ShardTable:
         await self._tasks.close()
 
     def partition_opened(self, partition_log: PartitionLog) -> None:
-        """A log opened on this broker; those of other topics are none of our business."""
+        """Handle the opening of a log on this broker; other topics are ignored."""
         if partition_log.topic != OFFSETS_TOPIC or self._closed:
             return
         shard = self._admit(partition_log)
@@ -161,7 +163,7 @@ class ShardTable:
             shard.loading = self._tasks.spawn(self._load(shard), f"load-{shard.index}")
 
     def partition_closed(self, partition_log: PartitionLog) -> None:
-        """A log stops serving on this broker."""
+        """Handle the closing of a log on this broker."""
         shard = self._shards.get(partition_log.partition)
         if partition_log.topic == OFFSETS_TOPIC and shard is not None and shard.log is partition_log:
             self.unload(partition_log.partition)
@@ -173,7 +175,7 @@ class ShardTable:
             await self._load(shard)
 
     def _admit(self, partition_log: PartitionLog) -> Shard | None:
-        """A new shard in place of any older one; None if a newer or the same one is there."""
+        """Create a shard that replaces an older one; None if the same or a newer one exists."""
         index = partition_log.partition
         known = self._shards.get(index)
         if known is not None and (known.log is partition_log or known.log.leader_epoch > partition_log.leader_epoch):
@@ -189,7 +191,7 @@ class ShardTable:
         self._phase_changed.set()
 
     def unload(self, index: int) -> None:
-        """This broker does not lead the partition any more: all who wait are sent to look for the coordinator."""
+        """Drop a partition that this broker no longer leads: waiting requests fail with NOT_COORDINATOR."""
         shard = self._shards.pop(index, None)
         if shard is None:
             return
@@ -201,24 +203,22 @@ class ShardTable:
         self._phase_changed.set()
 
     async def _read(self, shard: Shard) -> int | None:
-        """Bytes read, or None if the partition went away."""
+        """Load the log; returns the bytes read, or None if the partition closed."""
         backoff = Backoff(0.1, 5.0, self._rng)
         while self._is_current(shard):
             try:
                 return await load_store(shard.log, shard.store)
             except CorruptData as error:
-                if shard.phase is not Phase.BROKEN:
-                    shard.phase = Phase.BROKEN
+                if shard.phase is not ShardPhase.BROKEN:
+                    shard.phase = ShardPhase.BROKEN
                     self._phase_changed.set()
-                    log.error(
+                    logger.error(
                         "offsets partition is corrupt; its groups are not served",
                         extra={"partition": shard.index, "error": str(error)},
                     )
-            except TidelogError as error:
-                log.warning(
-                    "offsets partition cannot be read; will try again",
-                    extra={"partition": shard.index, "error": str(error)},
-                )
+            except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+                fields = {"partition": shard.index, "error": str(expected("groups", failure))}
+                logger.warning("offsets partition cannot be read; will try again", extra=fields)
             shard.store = GroupStore(self._limits, self._rng)
             await self._clock.sleep(backoff.next_delay_s())
         return None
@@ -227,7 +227,6 @@ class ShardTable:
         shard.store.finish_loading(self.now())
         writer = OffsetsWriter(
             shard.log,
-            self._partitions.storage,
             self._clock,
             self._tasks,
             shard.store.live_records,
@@ -238,7 +237,7 @@ class ShardTable:
         for group in list(shard.store.groups.values()):
             self.settle(shard, group)
         self._forget_topics(shard, shard.deleted_topics)
-        log.log(
+        logger.log(
             logging.INFO if size_bytes else logging.DEBUG,
             "offsets partition loaded",
             extra={
@@ -257,20 +256,20 @@ class ShardTable:
     def _is_current(self, shard: Shard) -> bool:
         return self._shards.get(shard.index) is shard
 
-    # --- finding -------------------------------------------------------------------------------------------------
+    # --- lookup --------------------------------------------------------------------------------------------------
 
     def now(self) -> Now:
-        """Both clocks."""
+        """Read both clocks."""
         return Now(int(self._clock.monotonic() * 1000), self._clock.time_ms())
 
     def all(self) -> list[Shard]:
-        """Every shard, in whatever phase."""
+        """All shards, in any phase."""
         return list(self._shards.values())
 
     def get(self, index: int | None) -> Shard:
-        """The active shard of a partition. Raises `NotCoordinator`, `CoordinatorLoading`, `CoordinatorNotAvailable`."""
+        """Return the active shard. Raises `NotCoordinator`, `CoordinatorLoading`, `CoordinatorNotAvailable`."""
         shard = self._shards.get(index) if index is not None else None
-        if shard is not None and shard.phase is Phase.ACTIVE:
+        if shard is not None and shard.phase is ShardPhase.ACTIVE:
             return shard
         if self.is_coming(index):
             raise CoordinatorLoading(f"offsets partition {index} is being loaded")
@@ -279,23 +278,24 @@ class ShardTable:
         raise CoordinatorNotAvailable(f"offsets partition {index} is corrupt", hint="see `tidelog status`")
 
     async def wait_until_loaded(self, index: int | None) -> None:
-        """While the partition is on its way to this broker, or closed here and on its way to another one: until it is
-        there. Bound it with a timeout."""
+        """Wait while the partition is moving to or from this broker, until it is loaded here or served elsewhere. The
+        caller applies a time-out.
+        """
         while self.is_coming(index):
             self._phase_changed.clear()
             await self._phase_changed.wait()
 
     def waiting(self) -> int:
-        """How many requests wait for an answer."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     def is_coming(self, index: int | None) -> bool:
-        """Whether the partition is this broker's and not served: it opens, it loads, or it leaves."""
+        """Whether this broker leads the partition but does not serve it: it is opening, loading or closing."""
         if index is None or self._closed:
             return False
         shard = self._shards.get(index)
         if shard is not None:
-            return shard.phase is Phase.LOADING
+            return shard.phase is ShardPhase.LOADING
         try:
             self._partitions.get(OFFSETS_TOPIC, index)
         except TidelogError as error:
@@ -307,7 +307,7 @@ class ShardTable:
     async def wait_for(
         self, shard: Shard, group: ClassicGroup, event: Callable[[int], None]
     ) -> JoinResult | SyncResult:
-        """Hand an event to a group and wait for its answer. A client that goes away just leaves its answer unread."""
+        """Pass an event to a group and wait for the result. If the client disconnects, the result is discarded."""
         waiter = next(self._waiters)
         future: asyncio.Future[JoinResult | SyncResult] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = future
@@ -319,7 +319,7 @@ class ShardTable:
             self._waiting.pop(waiter, None)
 
     def settle(self, shard: Shard, group: ClassicGroup) -> None:
-        """After any event: carry out the effects, and know when the group wants to be called next."""
+        """After any event: execute the effects and store the group's next deadline."""
         self._carry_out(shard, group)
         shard.store.drop_if_blank(group)
         if not self._is_current(shard):
@@ -349,7 +349,7 @@ class ShardTable:
     # --- persistence ---------------------------------------------------------------------------------------------
 
     async def write(self, shard: Shard, records: Sequence[KeyValue], apply: Callable[[], None]) -> GroupError:
-        """Persist records, then apply. Raises `CoordinatorNotAvailable` if that takes long; it may still happen."""
+        """Persist records, then apply. Raises `CoordinatorNotAvailable` on time-out; the write may still succeed."""
         future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
 
         def done(error: GroupError) -> None:
@@ -362,7 +362,7 @@ class ShardTable:
         return await self._outcome(shard, future)
 
     async def remove(self, shard: Shard, plan: Callable[[], Removal]) -> GroupError:
-        """Plan a removal on the newest state, persist and apply it. Raises `CoordinatorNotAvailable` as `write`."""
+        """Plan a removal on the latest state, persist and apply it. Raises `CoordinatorNotAvailable` as `write`."""
         future: asyncio.Future[GroupError] = asyncio.get_running_loop().create_future()
         self._submit_removal(shard, plan, lambda error: None if future.done() else future.set_result(error))
         return await self._outcome(shard, future)
@@ -396,14 +396,14 @@ class ShardTable:
 
         shard.writer.submit(Write(build, done, alone=True))
 
-    # --- time ----------------------------------------------------------------------------------------------------
+    # --- timers --------------------------------------------------------------------------------------------------
 
     def _set_timer(self, key: _GroupTimer, deadline_ms: int) -> None:
         self._timers.set(key, deadline_ms)
         self._arm()
 
     def _arm(self) -> None:
-        """Keep the one timer of the loop at the earliest deadline."""
+        """Set the timer of the event loop to the earliest deadline."""
         next_ms = self._timers.next_ms()
         if next_ms is None or self._closed:
             return
@@ -411,7 +411,7 @@ class ShardTable:
             if self._alarm_ms <= next_ms:
                 return
             self._alarm.cancel()
-        delay_s = max(0, next_ms - self.now().mono_ms) / 1000  # whole ms: a rounded float may ring early, for ever
+        delay_s = max(0, next_ms - self.now().mono_ms) / 1000  # whole ms: a rounded float may fire early, repeatedly
         self._alarm_ms = next_ms
         self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
@@ -432,7 +432,7 @@ class ShardTable:
 
     def _expire_offsets(self) -> None:
         for shard in self.all():
-            if shard.phase is Phase.ACTIVE:
+            if shard.phase is ShardPhase.ACTIVE:
                 self._submit_removal(shard, functools.partial(self._plan_expiry, shard))
         self._set_timer(_EXPIRY, self.now().mono_ms + max(1, self._settings.offsets_check_interval_ms))
 
@@ -442,8 +442,9 @@ class ShardTable:
     # --- deleted topics ------------------------------------------------------------------------------------------
 
     def _image_changed(self, delta: Delta) -> None:
-        """A topic that is no more takes its offsets along: one of the same name must not begin in the middle. And who
-        waits for a partition that has left is told where it is."""
+        """Drop the offsets of deleted topics, so that a new topic of the same name starts at its beginning. Wake the
+        requests that wait for the new broker of a closed partition.
+        """
         self._phase_changed.set()
         deleted = set()
         for _, topic_id, record in delta.of("topics"):
@@ -454,13 +455,13 @@ class ShardTable:
         if not deleted:
             return
         for shard in self.all():
-            if shard.phase is Phase.LOADING:
+            if shard.phase is ShardPhase.LOADING:
                 shard.deleted_topics |= deleted
-            elif shard.phase is Phase.ACTIVE:
+            elif shard.phase is ShardPhase.ACTIVE:
                 self._forget_topics(shard, deleted)
 
     def is_of(self, topic: str, value: OffsetValue) -> bool:
-        """Whether the offset was committed for the topic that has this name now. One without an id is taken for it."""
+        """Whether the offset was committed for the current topic of this name. Offsets without a topic id match."""
         if not value.topic_id:
             return True
         record = self._controller.image.topic(topic)

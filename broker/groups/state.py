@@ -1,23 +1,23 @@
-"""The state machine of a classic consumer group (KIP-62, KIP-134, KIP-345, KIP-394, KIP-559, KIP-814). No I/O.
+"""The state machine of a classic consumer group (KIP-62, KIP-134, KIP-345, KIP-394, KIP-559, KIP-814). Sans-I/O.
 
-Theory of operation. A group passes through generations. Members *join* and wait until the round is full or its time is
-up; then each gets the new generation, and only the leader gets the list of members. All *sync* and wait until the
-leader has brought the assignments and these are durable; then each gets its own, and the group is Stable. Whoever
-joins, leaves, or falls silent after that starts the next round.
+Theory of operation. A group passes through generations. Members *join* and wait until the round is complete or has
+timed out; then each gets the new generation, and only the leader gets the list of members. All members *sync* and wait
+until the leader has sent the assignments and these are durable; then each gets its own, and the group is Stable. A
+member that joins, leaves, or times out after that starts the next round.
 
     state                  left when
     Empty                  a member joins (after the initial delay, which further joins extend)
     PreparingRebalance     all known members joined, or the rebalance timeout is up → Completing (Empty if none is left)
     CompletingRebalance    the leader's assignment is durable → Stable; a join, leave or time-out → Preparing
-    Stable                 a join with something new, a leave or a time-out → Preparing
-    Dead                   being deleted, or moved to another broker; every request is told to ask again
+    Stable                 a join with a change, a leave or a time-out → Preparing
+    Dead                   being deleted, or moved to another broker; every request fails with a retriable error
 
-Events come in as method calls with the time. Answers that are not immediate, and records to persist, come out as
-effects, which the shell takes with `take_effects` after every call; it calls `tick` when `next_deadline_ms` has come,
-and `persisted` when a record is durable or has failed.
+Events are method calls with the current time. Deferred results and records to persist are effects, which the caller
+fetches with `take_effects` after every call; it calls `tick` when `next_deadline_ms` is reached, and `persisted` when a
+record is durable or has failed.
 
-Invariants: every waiter handed in is answered exactly once; a generation only grows; a follower gets no member list; an
-assignment is answered only after it is durable, and is the leader's bytes unchanged.
+Invariants: every waiter is completed exactly once; a generation only grows; a follower gets no member list; an
+assignment is returned only after it is durable, and is the leader's bytes unchanged.
 
 Entry: `ClassicGroup`.
 """
@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from broker.groups.errors import GroupError
-from broker.groups.members import (
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.members import (
     CONSUMER_PROTOCOL_TYPE,
     Member,
     MemberIdentity,
@@ -38,7 +38,7 @@ from broker.groups.members import (
     generate_member_id,
     subscribed_topics,
 )
-from broker.groups.messages import (
+from tidelog.broker.groups.messages import (
     Effect,
     JoinedMember,
     JoinRequest,
@@ -50,16 +50,16 @@ from broker.groups.messages import (
     SyncRequest,
     SyncResult,
 )
-from broker.groups.offsets import Expiry
-from broker.groups.records import NO_TIMESTAMP, GroupValue
-from broker.groups.timers import TimerTable
+from tidelog.broker.groups.offsets import Expiry
+from tidelog.broker.groups.records import NO_TIMESTAMP, GroupValue
+from tidelog.broker.groups.timers import TimerTable
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""How long a member that does not know its id yet may wait for a round; Kafka's value. It cannot send heartbeats."""
+"""Session time-out of a joining member that does not know its id yet and cannot send heartbeats; Kafka's value."""
 
 
 class GroupState(Enum):
-    """The phases, by the names that DescribeGroups shows."""
+    """The states, with the names used by DescribeGroups."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -69,7 +69,7 @@ class GroupState(Enum):
 
 
 _PREVIOUS = {
-    GroupState.EMPTY: {GroupState.PREPARING, GroupState.DEAD},  # from Dead: its deletion could not be persisted
+    GroupState.EMPTY: {GroupState.PREPARING, GroupState.DEAD},  # from Dead: the deletion could not be persisted
     GroupState.PREPARING: {GroupState.EMPTY, GroupState.COMPLETING, GroupState.STABLE},
     GroupState.COMPLETING: {GroupState.PREPARING},
     GroupState.STABLE: {GroupState.COMPLETING},
@@ -77,18 +77,18 @@ _PREVIOUS = {
 }
 
 
-class _Timer(Enum):
+class _GroupTimer(Enum):
     JOIN = "join"
     SYNC = "sync"
 
 
 class _Write(NamedTuple):
-    """A record on its way: what to do once it is durable."""
+    """A pending record: the action once it is durable."""
 
     value: GroupValue
     assignments: dict[str, bytes] | None = None
     swapped: tuple[str, int, JoinResult] | None = None
-    """A static member that came back to a Stable group: its id, its waiter, its answer."""
+    """A static member that rejoined a Stable group: its id, its waiter, its result."""
 
 
 class ClassicGroup:
@@ -99,20 +99,20 @@ class ClassicGroup:
         self.state = GroupState.EMPTY
         self.generation = 0
         self.protocol_type = ""
-        """Empty for a group that only keeps offsets."""
+        """Empty for a group that only has offsets."""
         self.protocol: str | None = None
         self.members = Members()
         self.durable: GroupValue | None = None
-        """The newest record of this group that is durable; None if there is none."""
+        """The latest durable record of this group; None if there is none."""
         self.subscribed: frozenset[str] | None = frozenset()
-        """Topics the members of a `consumer` group subscribe to; None if that cannot be read."""
+        """Topics the members of a `consumer` group subscribe to; None if a subscription cannot be parsed."""
         self._limits = limits
         self._rng = rng
         self._state_since_ms = NO_TIMESTAMP
-        self._timers: TimerTable[_Timer | str] = TimerTable()
-        """`_Timer.JOIN`, `_Timer.SYNC`, and sessions by member id."""
+        self._timers: TimerTable[_GroupTimer | str] = TimerTable()
+        """`_GroupTimer.JOIN`, `_GroupTimer.SYNC`, and sessions by member id."""
         self._initial_remaining_ms: int | None = None
-        """Set in the first round of an Empty group: by how much joins may still extend its delay."""
+        """Set in the first round of an Empty group: the time by which joins may still extend the delay."""
         self._extend_initial = False
         self._pending_sync: set[str] = set()
         self._effects: list[Effect] = []
@@ -121,7 +121,7 @@ class ClassicGroup:
 
     @classmethod
     def load(cls, group_id: str, value: GroupValue, limits: Limits, rng: random.Random, now: Now) -> ClassicGroup:
-        """The group that a durable record describes; sessions begin anew."""
+        """Restore a group from its durable record; sessions restart."""
         group = cls(group_id, limits, rng)
         group.members = Members.load(value)
         group.state = GroupState.STABLE if value.members else GroupState.EMPTY
@@ -135,29 +135,29 @@ class ClassicGroup:
             group._watch(member, now)
         return group
 
-    # --- what the shell drives -----------------------------------------------------------------------------------
+    # --- driving the state machine -------------------------------------------------------------------------------
 
     def take_effects(self) -> list[Effect]:
-        """What is to be done, in order; each effect is handed out once."""
+        """Return and clear the pending effects, in order."""
         effects, self._effects = self._effects, []
         return effects
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is due next (monotonic clock), or None. May be early, never late."""
+        """The time of the next `tick` (monotonic clock), or None. May be early, never late."""
         return self._timers.next_ms()
 
     def tick(self, now: Now) -> None:
-        """Let everything happen whose time has come."""
+        """Handle all expired deadlines."""
         while (timer := self._timers.pop(now.mono_ms)) is not None:
-            if timer is _Timer.JOIN:
+            if timer is _GroupTimer.JOIN:
                 self._join_time_is_up(now)
-            elif timer is _Timer.SYNC:
+            elif timer is _GroupTimer.SYNC:
                 self._sync_time_is_up(now)
             else:
                 self._session_is_over(timer, now)
 
     def persisted(self, ticket: int, error: GroupError, now: Now) -> None:
-        """A `Persist` effect is durable (`NONE`) or has failed."""
+        """Report that a `Persist` effect is durable (`NONE`) or has failed."""
         write = self._writes.pop(ticket)
         if error is GroupError.NONE:
             self.durable = write.value
@@ -167,23 +167,23 @@ class ClassicGroup:
             self._swap_persisted(write.swapped, error, now)
 
     def shut(self, error: GroupError) -> None:
-        """The group is not this broker's any more: answer all who wait, and be Dead."""
+        """Become Dead because this broker no longer coordinates the group: complete all waiting requests."""
         for member in self.members:
             self._release(member, error)
         self._become_dead()
 
     def begin_delete(self) -> None:
-        """An Empty group is being deleted: from now on everybody is told to come again."""
+        """Begin the deletion of an Empty group: requests fail with a retriable error from now on."""
         assert self.state is GroupState.EMPTY and not len(self.members)
         self._become_dead()
 
     def undo_delete(self) -> None:
-        """The deletion could not be persisted: be Empty again."""
+        """Return to Empty because the deletion could not be persisted."""
         self._enter(GroupState.EMPTY)
 
     @property
     def is_blank(self) -> bool:
-        """Nothing would be lost with it: no members, no ids given out, no record."""
+        """Whether the group can be dropped without loss: no members, no assigned ids, no record."""
         return (
             self.state is GroupState.EMPTY
             and self.durable is None
@@ -194,13 +194,13 @@ class ClassicGroup:
 
     @property
     def is_deletable(self) -> bool:
-        """Empty, and nobody is on the way in."""
+        """Whether the group is Empty and no member is joining."""
         return self.state is GroupState.EMPTY and not self.members.pending and not self._writes
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def join(self, waiter: int, request: JoinRequest, now: Now) -> None:
-        """JoinGroup. Answered now or later through a `Reply` to `waiter`."""
+        """JoinGroup. The result is a `Reply` to `waiter`, now or later."""
         error = self._join_error(request)
         if error is not GroupError.NONE:
             self._effects.append(Reply(waiter, JoinResult(error, request.identity.member_id)))
@@ -213,7 +213,7 @@ class ClassicGroup:
             self._join_unknown(waiter, request, now)
 
     def sync(self, waiter: int, request: SyncRequest) -> None:
-        """SyncGroup. Answered now or later through a `Reply` to `waiter`."""
+        """SyncGroup. The result is a `Reply` to `waiter`, now or later."""
         error = self._sync_error(request)
         member = self.members.get(request.identity.member_id)
         if error is not GroupError.NONE or member is None:
@@ -223,7 +223,7 @@ class ClassicGroup:
         if self.state is GroupState.STABLE:
             self._effects.append(Reply(waiter, self._sync_result(member)))
             return
-        if member.sync_waiter is not None:  # it asked again on another connection; nobody reads the first answer
+        if member.sync_waiter is not None:  # repeated on another connection; the first response is not read
             self._effects.append(Reply(member.sync_waiter, SyncResult(GroupError.REBALANCE_IN_PROGRESS)))
         member.sync_waiter = waiter
         if member.member_id == self.members.leader:
@@ -232,7 +232,7 @@ class ClassicGroup:
             self._persist(_Write(value, assignments=assignments))
 
     def heartbeat(self, identity: MemberIdentity, generation: int, now: Now) -> GroupError:
-        """Heartbeat: keeps the session, and tells the member of a rebalance."""
+        """Heartbeat: extends the session, and reports a rebalance to the member."""
         if self.state is GroupState.DEAD:
             return GroupError.COORDINATOR_NOT_AVAILABLE
         error = self._check(identity, generation)
@@ -242,7 +242,7 @@ class ClassicGroup:
         return GroupError.REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else GroupError.NONE
 
     def leave(self, identities: Sequence[MemberIdentity], now: Now) -> list[GroupError]:
-        """LeaveGroup, one error for each; one rebalance for all of them."""
+        """LeaveGroup, returns an error per member; starts one rebalance for all of them."""
         errors = []
         gone = False
         for identity in identities:
@@ -264,23 +264,23 @@ class ClassicGroup:
         return errors
 
     def check_commit(self, identity: MemberIdentity, generation: int, now: Now) -> GroupError:
-        """Whether an offset commit is in order; if so, and by a member, it counts as a heartbeat."""
+        """Check an offset commit; a valid commit by a member counts as a heartbeat."""
         if self.state is GroupState.DEAD:
             return GroupError.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is GroupState.EMPTY:
-            return GroupError.NONE  # an administrator, or a consumer that assigns its partitions itself
+            return GroupError.NONE  # an administrator, or a consumer that assigns its own partitions
         if generation < 0 and not identity.member_id and identity.instance_id is None:
             return GroupError.UNKNOWN_MEMBER_ID
         error = self._check(identity, generation)
         if error is not GroupError.NONE:
             return error
         if self.state is GroupState.COMPLETING:
-            return GroupError.REBALANCE_IN_PROGRESS  # it must sync first
+            return GroupError.REBALANCE_IN_PROGRESS  # the member must sync first
         self._touch(identity.member_id, now)
         return GroupError.NONE
 
     def expiry(self) -> Expiry | None:
-        """When offsets of this group may expire; None: not while it is like this (KIP-211)."""
+        """The expiry conditions of the group's offsets; None: no expiry in the current state (KIP-211)."""
         if not self.protocol_type:
             return Expiry(None)
         if self.state is GroupState.EMPTY:
@@ -290,7 +290,7 @@ class ClassicGroup:
         return None
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether members consume this topic, as far as can be known; if in doubt, they do."""
+        """Whether members consume this topic; True if unknown."""
         return self.subscribed is None or topic in self.subscribed
 
     @property
@@ -308,13 +308,13 @@ class ClassicGroup:
             return GroupError.GROUP_MAX_SIZE_REACHED
         if not self._supports(request):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
-        if member_id in self.members.pending:  # such an id was given to a dynamic member
+        if member_id in self.members.pending:  # the id was assigned to a dynamic member
             return GroupError.NONE if instance_id is None else GroupError.UNKNOWN_MEMBER_ID
         return self.members.check(request.identity) if member_id else GroupError.NONE
 
     def _is_full_for(self, member_id: str | None) -> bool:
         member = self.members.get(member_id) if member_id else None
-        if self.state is GroupState.PREPARING:  # first come, first served: who has not rejoined yet has no place
+        if self.state is GroupState.PREPARING:  # first come, first served: absent members have no reserved place
             joined = member is not None and member.join_waiter is not None
             return not joined and self.members.awaiting_join >= self._limits.max_size
         return member is None and len(self.members) >= self._limits.max_size
@@ -349,7 +349,7 @@ class ClassicGroup:
         nothing_new = member.protocols == request.protocols
         leads = member.member_id == self.members.leader
         answered = self.state is GroupState.COMPLETING or (self.state is GroupState.STABLE and not leads)
-        if nothing_new and answered:  # it lost the answer, or asks again for no reason: same generation
+        if nothing_new and answered:  # the response was lost, or a redundant join: same generation
             self._effects.append(Reply(waiter, self._join_result(member)))
             return
         self._update(waiter, member, request)
@@ -375,7 +375,7 @@ class ClassicGroup:
         self._rebalance_or_complete(now)
 
     def _update(self, waiter: int, member: Member, request: JoinRequest) -> None:
-        if member.join_waiter is not None:  # it asked again on another connection; nobody reads the first answer
+        if member.join_waiter is not None:  # repeated on another connection; the first response is not read
             result = JoinResult(GroupError.REBALANCE_IN_PROGRESS, member.member_id)
             self._effects.append(Reply(member.join_waiter, result))
         member.protocols = request.protocols
@@ -386,7 +386,7 @@ class ClassicGroup:
         member.join_waiter = waiter
 
     def _swap_static(self, waiter: int, old_id: str, new_id: str, request: JoinRequest, now: Now) -> None:
-        """A static member restarted: the new process takes the old one's place, and the old one is fenced."""
+        """Replace a restarted static member: the new process takes its place, and the old process is fenced."""
         member = self.members.get(old_id)
         assert member is not None
         told_leader = self.members.leader
@@ -405,7 +405,8 @@ class ClassicGroup:
         self.subscribed = self._subscription()
         result = self._join_result(member)
         if not request.can_skip_assignment:
-            # An older client that heard it leads would assign. It is told the id that it had, so it follows instead.
+            # An older client that is the leader would assign. It gets its previous id as leader, so that it acts as a
+            # follower.
             result = result._replace(leader=told_leader or "", members=())
         else:
             result = result._replace(skip_assignment=bool(result.members))
@@ -415,7 +416,7 @@ class ClassicGroup:
         member_id, waiter, result = swapped
         member = self.members.get(member_id)
         if member is None or member.join_waiter != waiter:
-            return  # answered since: removed, fenced by a third process, or taken along by a rebalance
+            return  # completed since: removed, fenced by a third process, or included in a rebalance
         if error is not GroupError.NONE:
             result = JoinResult(error, "")
         elif self.state is not GroupState.STABLE or self.generation != result.generation:
@@ -433,7 +434,7 @@ class ClassicGroup:
     def _prepare_rebalance(self, now: Now) -> None:
         if self.state is GroupState.COMPLETING:
             self._answer_syncs(GroupError.REBALANCE_IN_PROGRESS, now)
-        self._timers.cancel(_Timer.SYNC)
+        self._timers.cancel(_GroupTimer.SYNC)
         self._pending_sync.clear()
         first_round = self.state is GroupState.EMPTY
         self._enter(GroupState.PREPARING, now)
@@ -441,13 +442,13 @@ class ClassicGroup:
             delay_ms = min(self._limits.initial_rebalance_delay_ms, self.members.rebalance_timeout_ms)
             self._initial_remaining_ms = self.members.rebalance_timeout_ms - delay_ms
             self._extend_initial = False
-            self._timers.set(_Timer.JOIN, now.mono_ms + delay_ms)
+            self._timers.set(_GroupTimer.JOIN, now.mono_ms + delay_ms)
         else:
-            self._timers.set(_Timer.JOIN, now.mono_ms + self.members.rebalance_timeout_ms)
+            self._timers.set(_GroupTimer.JOIN, now.mono_ms + self.members.rebalance_timeout_ms)
             self._maybe_complete_join(now)
 
     def _maybe_complete_join(self, now: Now) -> None:
-        """Complete the round if everybody is there. A first round waits for its delay."""
+        """Complete the round if all members have joined. A first round waits for its delay."""
         if self.state is not GroupState.PREPARING or self._initial_remaining_ms is not None or self.members.pending:
             return
         if self.members.awaiting_join == len(self.members):
@@ -458,20 +459,20 @@ class ClassicGroup:
             delay_ms = min(self._limits.initial_rebalance_delay_ms, self._initial_remaining_ms)
             self._initial_remaining_ms -= delay_ms
             self._extend_initial = False
-            self._timers.set(_Timer.JOIN, now.mono_ms + delay_ms)
+            self._timers.set(_GroupTimer.JOIN, now.mono_ms + delay_ms)
             return
         self._complete_join(now)
 
     def _complete_join(self, now: Now) -> None:
-        """The round is over: who is dynamic and did not rejoin is out; the others form the next generation."""
-        self._timers.cancel(_Timer.JOIN)
+        """Complete the round: remove dynamic members that did not rejoin; the others form the next generation."""
+        self._timers.cancel(_GroupTimer.JOIN)
         self._initial_remaining_ms = None
         for member in self.members:
             if member.join_waiter is None and member.instance_id is None:
                 self._remove(member.member_id)
         if len(self.members) and not self.members.elect_joined_leader():
-            # Only static members, and none has come yet: wait for one, or for their sessions to end.
-            self._timers.set(_Timer.JOIN, now.mono_ms + self.members.rebalance_timeout_ms)
+            # Only static members, and none has joined yet: wait for one, or for the end of their sessions.
+            self._timers.set(_GroupTimer.JOIN, now.mono_ms + self.members.rebalance_timeout_ms)
             return
         self.generation += 1
         if not len(self.members):
@@ -483,7 +484,7 @@ class ClassicGroup:
         self.protocol = self.members.select_protocol()
         self._enter(GroupState.COMPLETING, now)
         self.subscribed = self._subscription()
-        self._timers.set(_Timer.SYNC, now.mono_ms + self.members.rebalance_timeout_ms)
+        self._timers.set(_GroupTimer.SYNC, now.mono_ms + self.members.rebalance_timeout_ms)
         for member in self.members:
             self._pending_sync.add(member.member_id)
             if member.join_waiter is not None:
@@ -500,13 +501,13 @@ class ClassicGroup:
         if member is not None:
             waiting = member.join_waiter is not None or member.sync_waiter is not None
             if waiting and not member.is_new:
-                return  # its connection is busy with the waiting request; it is watched again once that is answered
+                return  # its connection is busy with the waiting request; the session restarts when that completes
         elif member_id not in self.members.pending:
             return
         self._go_on_without(self._remove(member_id), now)
 
     def _go_on_without(self, member_gone: bool, now: Now) -> None:
-        """After removals. Only ids that were given out may be gone: nobody else need hear of that."""
+        """Continue after removals. If only assigned ids were removed, other members are not affected."""
         if self.state is GroupState.PREPARING:
             self._maybe_complete_join(now)
         elif member_gone:
@@ -529,7 +530,7 @@ class ClassicGroup:
     def _assignment_persisted(self, ticket: int, write: _Write, error: GroupError, now: Now) -> None:
         newest = all(later.assignments is None for later in self._writes.values())
         if self.state is not GroupState.COMPLETING or write.value.generation != self.generation or not newest:
-            return  # a new round has begun meanwhile, and those who waited have been told
+            return  # a new round has begun meanwhile, and the waiting requests were completed
         assert write.assignments is not None
         if error is not GroupError.NONE:
             self._answer_syncs(error, now)
@@ -553,9 +554,9 @@ class ClassicGroup:
     def _synced(self, member_id: str) -> None:
         self._pending_sync.discard(member_id)
         if not self._pending_sync:
-            self._timers.cancel(_Timer.SYNC)
+            self._timers.cancel(_GroupTimer.SYNC)
 
-    # --- small steps ---------------------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------------------------
 
     def _enter(self, state: GroupState, now: Now | None = None) -> None:
         assert self.state in _PREVIOUS[state], f"group {self.group_id}: {self.state} → {state}"
@@ -579,11 +580,11 @@ class ClassicGroup:
             self._watch(member, now)
 
     def _watch(self, member: Member, now: Now) -> None:
-        """The session of a member begins (again) now."""
+        """Start or restart the session of a member."""
         self._timers.set(member.member_id, now.mono_ms + member.session_timeout_ms)
 
     def _remove(self, member_id: str) -> bool:
-        """Take a member, or an id that was given out, away; whether it was a member."""
+        """Remove a member or an assigned id. Returns whether it was a member."""
         member = self.members.remove(member_id)
         self._timers.cancel(member_id)
         self._pending_sync.discard(member_id)
@@ -593,7 +594,7 @@ class ClassicGroup:
         return True
 
     def _release(self, member: Member, error: GroupError) -> None:
-        """Answer whatever a member waits for with an error."""
+        """Complete a member's waiting requests with an error."""
         if member.join_waiter is not None:
             self._effects.append(Reply(member.join_waiter, JoinResult(error, member.member_id)))
             member.join_waiter = None

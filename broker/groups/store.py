@@ -1,11 +1,11 @@
-"""What one partition of `__consumer_offsets` says, in memory: its groups and their offsets. No I/O.
+"""The content of one partition of `__consumer_offsets` in memory: its groups and their offsets. Sans-I/O.
 
-Records go in through `replay` while the partition is loaded; afterwards the shell persists first and applies then.
-A removal (expiry, DeleteGroups, OffsetDelete, a deleted topic) is planned, written as tombstones, and applied or taken
-back. `live_records` is the whole content again, as few records as can be: replaying them gives the same store.
+Records are added with `replay` while the partition is loaded; afterwards changes are persisted first and then applied.
+A removal (expiry, DeleteGroups, OffsetDelete, a deleted topic) is planned, written as tombstones, and applied or
+undone. `live_records` is the whole content in the minimum number of records: replaying them gives the same store.
 
-Invariants: a group with offsets or with a durable record is in `groups`; a group being deleted is Dead, so that nobody
-joins or commits to it before the tombstones are durable.
+Invariants: a group with offsets or with a durable record is in `groups`; a group being deleted is Dead, so that no
+member joins or commits before the tombstones are durable.
 
 Entry: `GroupStore`.
 """
@@ -16,10 +16,10 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from broker.groups.errors import GroupError
-from broker.groups.messages import Limits, Now
-from broker.groups.offsets import OffsetTable
-from broker.groups.records import (
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.messages import Limits, Now
+from tidelog.broker.groups.offsets import OffsetTable
+from tidelog.broker.groups.records import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -32,7 +32,7 @@ from broker.groups.records import (
     parse_key,
     parse_offset_value,
 )
-from broker.groups.state import ClassicGroup, GroupState
+from tidelog.broker.groups.state import ClassicGroup, GroupState
 
 KeyValue = tuple[bytes, bytes | None]
 """A record of the topic; None is a tombstone."""
@@ -40,7 +40,7 @@ KeyValue = tuple[bytes, bytes | None]
 
 @dataclass(slots=True)
 class Removal:
-    """What is about to go."""
+    """A planned removal."""
 
     offsets: list[OffsetKey] = field(default_factory=list)
     groups: list[ClassicGroup] = field(default_factory=list)
@@ -56,12 +56,12 @@ class GroupStore:
         self._rng = rng
         self._replayed: dict[str, GroupValue] = {}
         self._unknown: dict[bytes, bytes] = {}
-        """Records of types that a newer version wrote: kept as they are, so that going back loses nothing."""
+        """Records of unknown types from a newer version: kept unchanged, so that a downgrade loses nothing."""
 
     # --- loading -------------------------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Take one record of the log, in order. Raises `CorruptRecord`."""
+        """Apply the next record of the log. Raises `CorruptRecord`."""
         parsed = parse_key(key)
         if isinstance(parsed, OffsetKey):
             if value is None:
@@ -79,7 +79,7 @@ class GroupStore:
             self._unknown[key] = value
 
     def finish_loading(self, now: Now) -> None:
-        """The log has been read to its end: make the groups. Their sessions begin now."""
+        """Create the groups after the log was read to its end. Their sessions start now."""
         for group_id, value in self._replayed.items():
             self.groups[group_id] = ClassicGroup.load(group_id, value, self._limits, self._rng, now)
         self._replayed.clear()
@@ -89,19 +89,19 @@ class GroupStore:
     # --- groups --------------------------------------------------------------------------------------------------
 
     def obtain(self, group_id: str) -> ClassicGroup:
-        """The group, new and Empty if there is none."""
+        """Return the group; creates an Empty group if it does not exist."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = ClassicGroup(group_id, self._limits, self._rng)
         return group
 
     def drop_if_blank(self, group: ClassicGroup) -> None:
-        """Forget a group that nothing is known of: a rejected first join must leave nothing behind."""
+        """Remove a group without state: a rejected first join must leave nothing behind."""
         if group.is_blank and group.group_id not in self.offsets and self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
 
     def put_offsets(self, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
-        """Commit offsets whose records are durable."""
+        """Apply commits whose records are durable."""
         for key, value in offsets:
             self.offsets.put(key, value)
             self.obtain(key.group)
@@ -109,7 +109,7 @@ class GroupStore:
     # --- removals ------------------------------------------------------------------------------------------------
 
     def plan_expiry(self, retention_ms: int, now: Now) -> Removal:
-        """Offsets past their retention, and Empty groups that have none left."""
+        """Plan the removal of expired offsets, and of Empty groups without offsets."""
         removal = Removal()
         for group in list(self.groups.values()):
             expiry = group.expiry() if group.state is not GroupState.DEAD else None
@@ -123,7 +123,7 @@ class GroupStore:
         return removal
 
     def plan_delete_group(self, group_id: str) -> tuple[GroupError, Removal]:
-        """DeleteGroups: the group and all its offsets, if nobody is in it."""
+        """DeleteGroups: plan the removal of a group and all its offsets, if it has no members."""
         group = self.groups.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             return GroupError.GROUP_ID_NOT_FOUND, Removal()
@@ -134,7 +134,7 @@ class GroupStore:
         return GroupError.NONE, removal
 
     def plan_delete_offsets(self, group_id: str, keys: Sequence[OffsetKey]) -> tuple[list[GroupError], Removal]:
-        """OffsetDelete: an error for each key, and what may go. Raises nothing; see `offset_delete_error` first."""
+        """OffsetDelete: return an error per key and the planned removal. Check `offset_delete_error` first."""
         group = self.groups.get(group_id)
         errors = [
             GroupError.GROUP_SUBSCRIBED_TO_TOPIC
@@ -150,7 +150,7 @@ class GroupStore:
         return errors, Removal(list(dict.fromkeys(known)))
 
     def offset_delete_error(self, group_id: str) -> GroupError:
-        """Whether OffsetDelete is possible for the group at all."""
+        """OffsetDelete: return the error for the whole group, if any."""
         group = self.groups.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             return GroupError.GROUP_ID_NOT_FOUND
@@ -159,17 +159,17 @@ class GroupStore:
         return GroupError.NONE
 
     def plan_topics_deleted(self, names: Collection[str]) -> Removal:
-        """The offsets of topics that are no more."""
+        """Plan the removal of the offsets of deleted topics."""
         return Removal(self.offsets.of_topics(names))
 
     def tombstones(self, removal: Removal) -> list[KeyValue]:
-        """The records that make a removal durable: offsets first, so that a cut leaves a whole group behind."""
+        """The tombstones of a removal: offsets first, so that an interrupted removal leaves a complete group."""
         records: list[KeyValue] = [(encode_offset_key(key), None) for key in removal.offsets]
         records += [(encode_group_key(group.group_id), None) for group in removal.groups if group.durable is not None]
         return records
 
     def apply(self, removal: Removal) -> None:
-        """The tombstones are durable."""
+        """Apply a removal whose tombstones are durable."""
         touched = {key.group for key in removal.offsets}
         for key in removal.offsets:
             self.offsets.remove(key)
@@ -180,7 +180,7 @@ class GroupStore:
             self.drop_if_blank(self.groups[group_id])
 
     def undo(self, removal: Removal) -> None:
-        """The tombstones could not be written."""
+        """Undo a removal whose tombstones could not be written."""
         for group in removal.groups:
             if self.groups.get(group.group_id) is group:
                 group.undo_delete()
@@ -189,10 +189,10 @@ class GroupStore:
         group.begin_delete()
         removal.groups.append(group)
 
-    # --- the whole -----------------------------------------------------------------------------------------------
+    # --- snapshot ------------------------------------------------------------------------------------------------
 
     def live_records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Everything durable, each once. What is not durable must not change while this runs; groups may come."""
+        """Yield everything durable once. Durable state must not change meanwhile; groups may be added."""
         for group in list(self.groups.values()):
             if group.durable is not None:
                 yield encode_group_key(group.group_id), encode_group_value(group.durable)

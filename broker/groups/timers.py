@@ -1,7 +1,7 @@
-"""Deadlines by key, without I/O: the owner asks for the next one and hands in the time.
+"""Deadlines by key, sans-I/O: the owner reads the next deadline and passes in the time.
 
 A heap with lazy moves: pushing a deadline further away (what every heartbeat does) is one dictionary write; the heap
-entry is put right when it comes up. Invariants: every key with a deadline has a heap entry at or before it; each due
+entry is corrected when it is popped. Invariants: every key with a deadline has a heap entry at or before it; each due
 key is popped once and then has no deadline.
 
 Entry: `TimerTable`.
@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TimerTable(Generic[K]):
-    """Deadlines in milliseconds of any clock that never goes back."""
+    """Deadlines in milliseconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._deadlines: dict[K, int] = {}
@@ -31,34 +31,39 @@ class TimerTable(Generic[K]):
     def __contains__(self, key: object) -> bool:
         return key in self._deadlines
 
+    @property
+    def queued(self) -> int:
+        """Entries in the queue, those of replaced deadlines included."""
+        return len(self._heap)
+
     def get(self, key: K) -> int | None:
         """The deadline of `key`, if it has one."""
         return self._deadlines.get(key)
 
     def set(self, key: K, deadline_ms: int) -> None:
-        """Give `key` this deadline, in place of any other."""
+        """Set the deadline of `key`, replacing any other."""
         self._deadlines[key] = deadline_ms
         queued = self._queued.get(key)
         if queued is None or queued > deadline_ms:
             self._push(key, deadline_ms)
 
     def cancel(self, key: K) -> None:
-        """Take the deadline of `key` away; none is fine."""
+        """Remove the deadline of `key`, if it has one."""
         self._deadlines.pop(key, None)
         if not self._deadlines:
             self._queued.clear()
             self._heap.clear()
 
     def next_ms(self) -> int | None:
-        """When to call `pop` next: at the earliest deadline or before it. None if there is no deadline."""
+        """Time of the next `pop`: the earliest deadline or before it. None if there is no deadline."""
         while self._heap and not self._is_live(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now_ms: int) -> K | None:
-        """The key with the earliest deadline at or before `now_ms`, which it loses; None if nothing is due.
+        """Remove and return the key with the earliest deadline at or before `now_ms`; None if nothing is due.
 
-        One at a time, because what the owner does about one may move or cancel the next.
+        One key per call, because handling it may change or cancel the next deadline.
         """
         while self._heap and self._heap[0][0] <= now_ms:
             queued_ms, _, key = heapq.heappop(self._heap)

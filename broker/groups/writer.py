@@ -1,15 +1,15 @@
-"""The one writer of an offsets partition: batches what waits, applies it in order once confirmed, bounds the log.
+"""The writer of an offsets partition: batches writes, applies them in order once confirmed, bounds the log.
 
-Every change goes through a queue. The writer takes what waits together (one batch, one wait for the confirm offset,
-however many commits), and calls each `done` in order when the batch is confirmed: what is in memory is always exactly
-what the log says. A write that must be decided on the newest state (a removal) is taken alone, and decides only then.
+Every change goes through a queue. The writer combines waiting writes into one batch with one wait for the confirm
+offset, and calls each `done` in order when the batch is confirmed: the state in memory always equals the content of the
+log. A write that depends on the latest state (a removal) is processed alone, and built only then.
 
-The log is bounded like this: when it has grown by more than `max(1 MiB, 2 × live)` over its live content, everything
-live is appended again, and after that is confirmed the records before it are deleted. A crash in between leaves old
-records and then the same state again, so replaying gives the same; readers see ordinary records throughout.
+Bound of the log: when it has grown by more than `max(1 MiB, 2 × live)` over its live content, all live records are
+appended again (a snapshot); once these are confirmed, the records before them are deleted. A crash in between leaves
+old records followed by the same state, so replaying gives the same result; readers see ordinary records throughout.
 
-Invariants: `done` is called exactly once for each write; after the partition is lost, with NOT_COORDINATOR; nothing is
-deleted before what replaces it is confirmed.
+Invariants: `done` is called exactly once for each write, with NOT_COORDINATOR after the partition is lost; nothing is
+deleted before its replacement is confirmed.
 
 Entry: `OffsetsWriter.submit`.
 """
@@ -22,43 +22,42 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.groups.errors import GroupError
-from broker.groups.store import KeyValue
-from runtime.clock import Clock
-from runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
-from runtime.tasks import TaskSet
-from storage.record_batch import Record, build_batch
+from tidelog.batch.batch import Record, build_batch
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.store import KeyValue
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
+from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
-    from storage.storage import Storage
-    from stream.partition_log import AppendResult, PartitionLog
+    from tidelog.stream.partition_log import AppendResult, PartitionLog
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 * 1024
-"""Records of one batch together; a larger record goes alone."""
+"""Maximum size of a batch; a larger record is written alone."""
 MIN_GARBAGE_BYTES = 1 << 20
 GARBAGE_FACTOR = 2
 WRITABLE_BUDGET_S = 5.0
 """How long a write waits while the WAL is full (Kafka: offsets.commit.timeout.ms)."""
 RETRY_PAUSE_S = 0.05
 TIDY_RETRY_S = 30.0
-"""Pause after a snapshot that failed: it costs as much as the whole live content."""
+"""Pause after a failed snapshot: a retry writes the whole live content again."""
 MAX_QUEUED = 100_000
-"""Writes that may wait; at the bound commits are told to come again."""
+"""Maximum number of waiting writes; at the bound commits fail with a retriable error."""
 
 
 class Write(NamedTuple):
     """One change."""
 
     build: Callable[[], Sequence[KeyValue]]
-    """Called when the turn of the write has come."""
+    """Called when the write is at the head of the queue."""
     done: Callable[[GroupError], None]
     alone: bool = False
-    """`build` must see everything before it applied."""
+    """`build` requires that all earlier writes are applied."""
 
 
-class _Appended(NamedTuple):
+class _AppendedBatch(NamedTuple):
     error: GroupError
     first_offset: int = -1
     size_bytes: int = 0
@@ -70,14 +69,12 @@ class OffsetsWriter:
     def __init__(
         self,
         partition_log: PartitionLog,
-        storage: Storage,
         clock: Clock,
         tasks: TaskSet,
         live_records: Callable[[], Iterator[tuple[bytes, bytes]]],
         on_lost: Callable[[], None],
     ) -> None:
         self._log = partition_log
-        self._storage = storage
         self._clock = clock
         self._tasks = tasks
         self._live_records = live_records
@@ -98,17 +95,17 @@ class OffsetsWriter:
         return len(self._queue) >= MAX_QUEUED
 
     def stats(self) -> dict[str, int]:
-        """Bytes of the log and of what was live in it when that was last counted, and writes waiting."""
+        """Bytes of the log, its live bytes at the last count, and waiting writes."""
         return {"log_bytes": self._log_bytes, "live_bytes": self._live_bytes, "queued": len(self._queue)}
 
     def loaded(self, log_bytes: int) -> None:
-        """The log has been read whole and has this many bytes; tidy it now if there is reason to."""
+        """Set the size of the loaded log, and start a snapshot if it is needed."""
         self._log_bytes = log_bytes
         self._live_bytes = sum(len(key) + len(value) for key, value in self._live_records())
         self._wake()
 
     def submit(self, write: Write) -> None:
-        """Queue a change. Its `done` may be called at once if the partition is lost."""
+        """Queue a change. `done` may be called immediately if the partition is lost."""
         if self._closed:
             write.done(GroupError.NOT_COORDINATOR)
             return
@@ -116,7 +113,7 @@ class OffsetsWriter:
         self._wake()
 
     def close(self) -> None:
-        """This broker no longer leads: whatever waits is told so."""
+        """Stop because this broker no longer leads: fail all waiting writes."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -168,13 +165,13 @@ class OffsetsWriter:
 
     # --- appending -----------------------------------------------------------------------------------------------
 
-    async def _append(self, records: Iterable[KeyValue]) -> _Appended:
+    async def _append(self, records: Iterable[KeyValue]) -> _AppendedBatch:
         """Append batches and wait until they are confirmed."""
         first_offset, size, wal_end = -1, 0, -1
         try:
             for batch in self._batches(records):
                 if wal_end >= 0:
-                    await self._clock.sleep(0)  # a long snapshot lets others run between its batches
+                    await self._clock.sleep(0)  # a long snapshot yields to the event loop between its batches
                 result = await self._append_batch(batch)
                 wal_end = result.wal_end
                 size += len(batch)
@@ -182,24 +179,24 @@ class OffsetsWriter:
                 if first_offset < 0:
                     first_offset = result.base_offset
         except InvalidInput as error:
-            log.error("offsets partition refuses a record", extra=self._ids(error))
-            return _Appended(GroupError.UNKNOWN_SERVER_ERROR)
+            logger.error("offsets partition rejects a record", extra=self._ids(error))
+            return _AppendedBatch(GroupError.UNKNOWN_SERVER_ERROR)
         except (Overloaded, Unavailable) as error:
-            log.warning("offsets partition cannot be written now", extra=self._ids(error))
-            return _Appended(GroupError.COORDINATOR_NOT_AVAILABLE)
+            logger.warning("offsets partition cannot be written now", extra=self._ids(error))
+            return _AppendedBatch(GroupError.COORDINATOR_NOT_AVAILABLE)
         except TidelogError as error:
             return self._is_lost(error)
         try:
             if wal_end >= 0:
-                await self._storage.confirm.wait(wal_end)
+                await self._log.wait_acked(wal_end)
         except TidelogError as error:
             return self._is_lost(error)
-        return _Appended(GroupError.NONE, first_offset, size)
+        return _AppendedBatch(GroupError.NONE, first_offset, size)
 
-    def _is_lost(self, error: TidelogError) -> _Appended:
-        """Not the leader, fenced, closed, or the WAL failed: what is durable is not known here any more."""
-        log.warning("offsets partition is lost", extra=self._ids(error))
-        return _Appended(GroupError.NOT_COORDINATOR)
+    def _is_lost(self, error: TidelogError) -> _AppendedBatch:
+        """Not the leader, fenced, closed, or the WAL failed: the durable state is unknown here."""
+        logger.warning("offsets partition is lost", extra=self._ids(error))
+        return _AppendedBatch(GroupError.NOT_COORDINATOR)
 
     def _batches(self, records: Iterable[KeyValue]) -> Iterator[bytes]:
         timestamp = self._clock.time_ms()
@@ -226,12 +223,12 @@ class OffsetsWriter:
                     raise
             try:
                 async with asyncio.timeout(remaining_s):
-                    await self._storage.writable()
+                    await self._log.writable()
             except TimeoutError:
                 continue
             await self._clock.sleep(RETRY_PAUSE_S)
 
-    # --- bounding ------------------------------------------------------------------------------------------------
+    # --- bounding the log ----------------------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
         garbage = self._log_bytes - self._live_bytes
@@ -247,13 +244,13 @@ class OffsetsWriter:
         try:
             await self._log.delete_records(self._trim_to)
         except TidelogError as error:
-            log.warning("offsets partition is not trimmed; will try again", extra=self._ids(error))
+            logger.warning("offsets partition is not trimmed; will try again", extra=self._ids(error))
             return
         self._trim_to = None
         self._tidy_not_before = 0.0
 
     async def _snapshot(self) -> bool:
-        """Append everything live and wait until it is confirmed. Nothing else is appended meanwhile."""
+        """Append all live records and wait until they are confirmed. Nothing else is appended meanwhile."""
         end_offset = self._log.log_end_offset
         appended = await self._append(self._live_records())
         if appended.error is not GroupError.NONE:
@@ -262,7 +259,7 @@ class OffsetsWriter:
             return False
         self._trim_to = appended.first_offset if appended.size_bytes else end_offset
         self._log_bytes = self._live_bytes = appended.size_bytes
-        log.debug(
+        logger.debug(
             "offsets partition rewritten",
             extra={"partition": self._log.partition, "bytes": appended.size_bytes, "start_offset": self._trim_to},
         )

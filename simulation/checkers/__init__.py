@@ -1,23 +1,25 @@
-"""The checkers: a history goes in, findings come out, each with the operations that prove it.
+"""The checkers: they read a history and return findings, each with the operations that prove it.
 
-After Jepsen's workload for Kafka; docs/checkers.md defines each rule in words. They are as lenient as honesty asks:
-an uncertain operation may have happened or not, a deleted range may be gone, and only real time and the order of one
-process order things. So a finding is a broken promise, never a suspicion. The time they take grows with n log n.
+After Jepsen's workload for Kafka; docs/checkers.md defines each rule in words.
 
-Entry: `check` for a history.
+Invariants: the checkers allow for uncertainty: an uncertain operation may have happened or not, a deleted range may be
+missing, and only real time and the order within one process order events. So a finding is always a violation, never a
+suspicion. The running time is O(n log n).
+
+May import: `tidelog.broker` and the packages below. Entry: `check` for a history.
 """
 
 from __future__ import annotations
 
-from simulation.checkers.finding import CheckOptions, Finding, Findings
-from simulation.checkers.index import build
-from simulation.checkers.lag import Lag, explained, worst_lag
-from simulation.checkers.marks import check_marks
-from simulation.checkers.polls import check_polls
-from simulation.checkers.rest import check_rest
-from simulation.checkers.sends import check_sends
-from simulation.checkers.writes import check_reads, check_writes
-from simulation.history import History
+from tidelog.simulation.checkers.finding import CheckOptions, Finding, Findings
+from tidelog.simulation.checkers.history import History
+from tidelog.simulation.checkers.index import build
+from tidelog.simulation.checkers.lag import Lag, explained, worst_lag
+from tidelog.simulation.checkers.marks import check_marks
+from tidelog.simulation.checkers.polls import check_polls
+from tidelog.simulation.checkers.rest import check_rest
+from tidelog.simulation.checkers.sends import check_sends
+from tidelog.simulation.checkers.writes import check_reads, check_writes
 
 RULES = (
     "lost-write",
@@ -42,13 +44,13 @@ RULES = (
     "lag",
     "failed-after-heal",
 )
-"""Every rule that a history is held against, in the order of docs/checkers.md."""
+"""Every rule of the checkers, in the order of docs/checkers.md."""
 
 __all__ = ["RULES", "CheckOptions", "Finding", "Lag", "check", "lag_of"]
 
 
 def check(history: History, options: CheckOptions | None = None) -> list[Finding]:
-    """Everything that is wrong with a history, by rule in the order of `RULES`, then by the operation that shows it."""
+    """Return all findings of a history, by rule in the order of `RULES`, then by the first operation."""
     options = options or CheckOptions()
     found = Findings()
     index = build(history, found)
@@ -65,7 +67,7 @@ def check(history: History, options: CheckOptions | None = None) -> list[Finding
 
 
 def lag_of(history: History) -> Lag | None:
-    """The worst real-time lag of all partitions; None if no consumer was ever behind."""
+    """Return the worst real-time lag of all partitions; None if no consumer was ever behind."""
     partitions, end_us = build(history, Findings()).partitions.values(), _end_us(history)
     found = [lag for each in partitions if (lag := worst_lag(each, end_us)) is not None]
     return explained(max(found, key=lambda lag: lag.lag_us), history) if found else None

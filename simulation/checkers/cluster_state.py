@@ -1,15 +1,15 @@
-"""The checks from inside: what the controller's image says, held against itself, an older image, and the bucket.
+"""Internal checks: the controller's image compared with itself, with an older image, and with the bucket.
 
-- `check_image`: rule 5, and one owner in its place: the committed objects of a stream that is not quarantined hold
-  exactly `[start, end)`, nothing twice and without a gap.
-- `check_progress`: between two versions nothing goes back that may only grow: stream epochs (rule 4), starts and ends
-  of streams (rules 3 and 5), master epochs, what is committed of a WAL; and what was committed and is not trimmed is
-  still held by some committed object (rule 7). An `Image` goes on changing: take a `snapshot` of the older one.
-- `check_bucket`: every committed object is in the bucket (rule 6), sound to the last byte (rule 10), and what its
-  metadata says; and nothing is there that no metadata names: give it what `find_orphans` needs, with an age of 0, after
-  clean-up.
+- `check_image`: rule 5, and one owner per stream: the committed objects of a stream that is not quarantined hold
+  exactly `[start, end)`, without duplicates and gaps.
+- `check_progress`: between two versions monotonic values do not decrease: stream epochs (rule 4), starts and ends of
+  streams (rules 3 and 5), master epochs, committed WAL offsets; and committed, untrimmed ranges are still in some
+  committed object (rule 7). An `Image` is mutable: take a `snapshot` of the older one.
+- `check_bucket`: every committed object is in the bucket (rule 6), sound to the last byte (rule 10), and equal to its
+  metadata; and there are no orphans: pass the arguments of `find_orphans`, with an age of 0, after clean-up.
 
-They reuse what the product asks itself (`storage.compaction_check`, `broker.object_report`, `storage.orphan_scan`).
+They reuse checks of the product (`tidelog.storage.compaction.check`, `tidelog.broker.objects.report`,
+`tidelog.storage.cleaning.orphan_scan`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from broker.object_report import verify_object
-from controller.image import Image
-from controller.model import ObjectState, ReplicaSetRecord, StreamRecord
-from simulation.checkers.finding import Finding
-from storage.compaction_check import Interval, check_conserved, merged
-from storage.managers import CompactionRefused, StreamRange
-from storage.object_store import ObjectStore
-from storage.orphan_scan import OrphanMetadata, find_orphans
+from tidelog.broker.objects.report import verify_object
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import ObjectState, ReplicaSetRecord, StreamRecord
+from tidelog.simulation.checkers.finding import Finding
+from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.cleaning.orphan_scan import OrphanMetadata, find_orphans
+from tidelog.storage.commits import CompactionRefused, StreamRange
+from tidelog.storage.compaction.check import Interval, check_conserved, merged
 
 RULES = ("contiguous-ranges", "only-grows", "compaction-conserves", "sound-objects", "no-orphans")
-"""What these checks call what they find."""
+"""The rule names of these checks."""
 
 
 def check_image(image: Image) -> list[Finding]:
-    """Everything that is wrong with one image by itself."""
+    """Return the findings of one image by itself."""
     held: dict[int, list[Interval]] = defaultdict(list)
     for one in committed_ranges(image):
         held[one.stream_id].append((one.start_offset, one.end_offset))
@@ -55,28 +55,28 @@ def check_image(image: Image) -> list[Finding]:
 
 
 def committed_ranges(image: Image) -> list[StreamRange]:
-    """The ranges of all committed objects, of streams that still exist."""
+    """Return the ranges of all committed objects, of existing streams."""
     objects = [each for each in image.objects.values() if each.state == ObjectState.COMMITTED]
     return [one for each in objects for one in each.ranges if one.stream_id in image.streams]
 
 
-class Snapshot(NamedTuple):
-    """An image as it was."""
+class ImageSnapshot(NamedTuple):
+    """The relevant values of an image at one version."""
 
     version: int
     streams: dict[int, StreamRecord]
     replica_sets: dict[int, ReplicaSetRecord]
     ranges: list[StreamRange]
-    """Of its committed objects."""
+    """The ranges of its committed objects."""
 
 
-def snapshot(image: Image) -> Snapshot:
-    """What `check_progress` needs later."""
-    return Snapshot(image.version, dict(image.streams), dict(image.replica_sets), committed_ranges(image))
+def snapshot(image: Image) -> ImageSnapshot:
+    """Copy the values that `check_progress` compares."""
+    return ImageSnapshot(image.version, dict(image.streams), dict(image.replica_sets), committed_ranges(image))
 
 
-def check_progress(old: Snapshot, new: Image) -> list[Finding]:
-    """What went back from an older image to a newer one."""
+def check_progress(old: ImageSnapshot, new: Image) -> list[Finding]:
+    """Return the values that decreased from an older image to a newer one."""
     found: list[Finding] = []
 
     def grows(what: str, was: int, now: int) -> None:
@@ -113,7 +113,7 @@ def check_progress(old: Snapshot, new: Image) -> list[Finding]:
 async def check_bucket(
     image: Image, store: ObjectStore, *, orphans: OrphanMetadata | None = None, now_ms: int = 0
 ) -> list[Finding]:
-    """Read every committed object, and look for what nobody names if `orphans` is given. Raises `Unavailable`."""
+    """Read every committed object, and search for orphans if `orphans` is given. Raises `Unavailable`."""
     found = []
     for record in sorted(image.objects.values(), key=lambda each: each.id):
         if record.state != ObjectState.COMMITTED:

@@ -1,14 +1,14 @@
-"""What a checker says, and what it is told beforehand."""
+"""Findings and options of the checkers."""
 
 from __future__ import annotations
 
 import msgspec
 
-from simulation.history import Op
+from tidelog.simulation.checkers.history import Op
 
 
 class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One broken promise."""
+    """One violation."""
 
     rule: str
     """One of `RULES`, or of another checker's."""
@@ -21,30 +21,30 @@ class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
     offset: int = -1
 
     def text(self) -> str:
-        """For people: the sentence, and the operations below it."""
+        """Return the message, with the operations below it."""
         return "\n".join([f"{self.rule}: {self.message}", *(f"    {op.text()}" for op in self.ops)])
 
 
 class CheckOptions(msgspec.Struct, kw_only=True):
-    """What the history cannot say of itself."""
+    """Information that is not in the history."""
 
     gaps_allowed: frozenset[str] = frozenset()
-    """Topics in which acknowledged records may vanish by design, e.g. by key compaction."""
+    """Topics from which acknowledged records may disappear by design, e.g. by log compaction."""
     max_lag_us: int | None = None
-    """Polls that find nothing although something older than this was acknowledged are findings; None: only measured."""
+    """Maximum lag: an empty poll is a finding if a record was acknowledged longer ago; None: only measured."""
     settle_us: int | None = None
-    """A `send` that begins later than this after `heal` must succeed; None: not asked for."""
+    """A `send` that begins later than this after `heal` must succeed; None: not checked."""
 
 
 class Findings:
-    """Collects; what proves the same thing about the same place again is left out."""
+    """Collects findings without duplicates of the same rule at the same place."""
 
     def __init__(self) -> None:
         self.found: list[Finding] = []
         self._seen: set[tuple[str, str, int, int]] = set()
 
     def add(self, rule: str, message: str, *ops: Op, at: tuple[str, int, int]) -> None:
-        """`at` is topic, partition and what tells two findings of a rule apart there, usually the offset."""
+        """`at` is topic, partition and a key that distinguishes findings of a rule there, usually the offset."""
         key = (rule, *at)
         if key in self._seen:
             return

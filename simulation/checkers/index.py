@@ -1,8 +1,7 @@
-"""A history by partition: which value is where, who saw it, what may be gone. Built in one pass; findings on the way.
+"""A history indexed by partition: positions of values, readers, possible deletions. Built in one pass, with findings.
 
-What is known of an offset comes from acknowledgements and from reads; the first to tell is kept as the proof. The pass
-itself finds what contradicts it: another value at the offset (`inconsistent-offsets`), the value at another offset
-(`duplicate`).
+Knowledge of an offset comes from acknowledgements and reads; the first operation is kept as proof. The pass itself
+finds contradictions: another value at the offset (`inconsistent-offsets`), the value at another offset (`duplicate`).
 
 Entry: `build`.
 """
@@ -13,57 +12,57 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from simulation.checkers.finding import Findings
-from simulation.history import UNKNOWN, History, Op
+from tidelog.simulation.checkers.finding import Findings
+from tidelog.simulation.checkers.history import UNKNOWN, History, Op
 
 FOREVER = 2**63 - 1
 
 
 @dataclass(slots=True)
 class Partition:
-    """What a history says of one partition."""
+    """The history of one partition."""
 
     topic: str
     number: int
     sends: list[Op] = field(default_factory=list)
     polls: list[Op] = field(default_factory=list)
-    """`poll`, `assign` and `revoke`, in the order of their beginnings."""
+    """`poll`, `assign` and `revoke`, in the order of their start times."""
     marks: list[Op] = field(default_factory=list)
-    """Everything that tells a high watermark, a log start, or deletes."""
+    """Operations that report a high watermark or a log start, or that delete."""
     commits: dict[str, list[Op]] = field(default_factory=lambda: defaultdict(list))
     """By group: `commit` and `committed`."""
     value_at: dict[int, int] = field(default_factory=dict)
     """offset → value."""
     told_by: dict[int, Op] = field(default_factory=dict)
-    """offset → who said so first."""
+    """offset → the first operation that reported it."""
     offset_of: dict[int, int] = field(default_factory=dict)
     """value → its first known offset."""
     seen: dict[int, Op] = field(default_factory=dict)
-    """offset → who read it first."""
+    """offset → the first operation that read it."""
     acknowledged: dict[int, Op] = field(default_factory=dict)
-    """offset → the `send` with acks=all that was told so."""
+    """offset → the `send` with acks=all that it was acknowledged to."""
     displaced: list[tuple[int, Op]] = field(default_factory=list)
-    """(offset, `send`): acknowledged where another one had been acknowledged before."""
+    """(offset, `send`): acknowledged at an offset of another acknowledged send."""
     read_instead: dict[int, int] = field(default_factory=dict)
-    """offset → value, where the first reader got another one than `value_at` has."""
+    """offset → value, if the first read value differs from `value_at`."""
     believes_log_start: bool = False
     """Retention may delete."""
     gone_from_us: int = FOREVER
-    """When its topic's deletion began."""
+    """Time at which its topic's deletion began."""
     _known: list[int] | None = None
     _deletions: list[tuple[int, int]] | None = None
 
     @property
     def name(self) -> str:
-        """As Kafka writes it."""
+        """Name of the partition in Kafka's format."""
         return f"{self.topic}-{self.number}"
 
     def read_at(self, offset: int) -> int:
-        """The value that the first reader of an offset got. Raises `KeyError`: nobody did."""
+        """Return the value first read at an offset. Raises `KeyError` if it was never read."""
         return self.read_instead.get(offset, self.value_at[offset])
 
     def known(self) -> list[int]:
-        """The offsets that hold something, ascending. For after the pass."""
+        """The offsets of known records, ascending. Valid after the pass."""
         if self._known is None:
             self._known = sorted(self.value_at)
         return self._known
@@ -74,7 +73,7 @@ class Partition:
         return known[bisect_left(known, low + 1) : bisect_left(known, high)]
 
     def deleted_before(self, time_us: int) -> int:
-        """What may be gone by then: the offset below which nothing need be readable."""
+        """Return the offset below which records may be deleted at that time."""
         if self.gone_from_us <= time_us:
             return FOREVER
         if self._deletions is None:
@@ -83,14 +82,14 @@ class Partition:
         return self._deletions[at - 1][1] if at else 0
 
     def _all_deletions(self) -> list[tuple[int, int]]:
-        """(from when on, offset), both growing."""
+        """(start time, offset), both increasing."""
         found = []
         for op in self.marks:
             if op.kind == "delete_records" and op.outcome != "fail":
                 everything = op.log_start if op.log_start >= 0 else FOREVER
                 found.append((op.began_us, op.offset if op.offset >= 0 else everything))
             elif self.believes_log_start and op.ok and op.log_start > 0:
-                found.append((0, op.log_start))  # when retention deleted it nobody knows
+                found.append((0, op.log_start))  # the time of a deletion by retention is unknown
         found.sort()
         highest, grown = 0, []
         for time_us, offset in found:
@@ -101,7 +100,7 @@ class Partition:
 
 
 @dataclass(slots=True)
-class Index:
+class HistoryIndex:
     """A whole history."""
 
     partitions: dict[tuple[str, int], Partition]
@@ -113,9 +112,9 @@ class Index:
     """The last `heal`."""
 
 
-def build(history: History, found: Findings) -> Index:
-    """Read the history once."""
-    index = Index({}, {}, {}, None)
+def build(history: History, found: Findings) -> HistoryIndex:
+    """Build the index in one pass."""
+    index = HistoryIndex({}, {}, {}, None)
     partitions = index.partitions
     deleting: set[str] = set()
     gone: dict[str, int] = {}
@@ -154,7 +153,7 @@ def build(history: History, found: Findings) -> Index:
     for partition in partitions.values():
         partition.believes_log_start = partition.topic in deleting
         partition.gone_from_us = gone.get(partition.topic, FOREVER)
-        partition.sends.sort(key=lambda op: op.began_us)  # threads may have begun in another order than they were noted
+        partition.sends.sort(key=lambda op: op.began_us)  # threads may have recorded operations out of order
         _read(partition, index, found)
     return index
 
@@ -162,13 +161,13 @@ def build(history: History, found: Findings) -> Index:
 def _acknowledge(partition: Partition, op: Op, found: Findings) -> None:
     for value, offset in zip(op.values, op.offsets, strict=False):
         if offset < 0:
-            continue  # the broker did not tell where, e.g. for a duplicate that it recognised
+            continue  # the response had no offset, e.g. for a duplicate recognised by the broker
         if partition.acknowledged.setdefault(offset, op) is not op:
             partition.displaced.append((offset, op))
         _note(partition, op, value, offset, op.idempotent, found)
 
 
-def _read(partition: Partition, index: Index, found: Findings) -> None:
+def _read(partition: Partition, index: HistoryIndex, found: Findings) -> None:
     value_at, seen, sent = partition.value_at, partition.seen, index.sent
     for op in partition.polls:
         if not op.values or op.kind != "poll":
@@ -184,7 +183,7 @@ def _read(partition: Partition, index: Index, found: Findings) -> None:
 
 
 def _note(partition: Partition, op: Op, value: int, offset: int, once: bool, found: Findings) -> None:
-    """Someone says that `value` is at `offset`; `once`: it may be at no other."""
+    """Record that `value` was reported at `offset`; `once`: it may be at no other offset."""
     before = partition.value_at.get(offset)
     if before is None:
         partition.value_at[offset] = value

@@ -1,11 +1,11 @@
-"""How long did consumers wait for records that were there? The worst real-time lag, and what was meanwhile.
+"""The worst real-time lag: how long consumers waited for available records, and the faults meanwhile.
 
-A poll that found nothing should have found the records that had been acknowledged before it began, at or behind its
-offset. It has waited for them since the oldest of them was acknowledged; or since its process began to read there, or
-got something from there, if that was later: who works through what is old is not behind, he is reading. A member of a
-group that had to give a partition up waits on until somebody of the group is assigned it.
+An empty poll should have returned the records at or after its offset that had been acknowledged before it began. The
+consumer has waited for them since the acknowledgement of the oldest; or since its process started reading there, or
+received records from there, if that was later: a consumer that works through old records is not lagging. For a group,
+the wait continues while a revoked partition is assigned to no member.
 
-Entry: `worst_lag` for a partition, `explained` for what it was.
+Entry: `worst_lag` for a partition, `explained` for its circumstances.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bisect import bisect_left
 
 import msgspec
 
-from simulation.checkers.index import Partition
-from simulation.history import History, Op
+from tidelog.simulation.checkers.history import History, Op
+from tidelog.simulation.checkers.index import Partition
 
 SHOWN_FAULTS = 3
 
@@ -26,17 +26,17 @@ class Lag(msgspec.Struct, frozen=True, omit_defaults=True):
     lag_us: int
     until_us: int
     reader: Op
-    """The poll that found nothing, or the first after an `assign` that did not; or the `revoke` after which nobody of
-    the group had the partition until then."""
+    """The empty poll, or the first successful one after an `assign`; or the `revoke` after which no member of the group
+    had the partition until then."""
     send: Op
-    """What it should have found."""
+    """The send that it should have returned."""
     read_meanwhile: int = 0
     """Records of other partitions that its process got while it waited."""
     faults: list[str] = []
-    """Those that were there meanwhile."""
+    """Faults during the wait."""
 
     def text(self) -> str:
-        """For people, in one line."""
+        """Return a one-line description."""
         op, since_us = self.reader, self.until_us - self.lag_us
         found = "had found" if op.kind == "poll" else "was between two assignments and had"
         said = f"process {op.process} {found} nothing of {op.topic}-{op.partition} from {since_us / 1e6:.1f} s on"
@@ -64,7 +64,7 @@ class _Waits:
         self.worst: Lag | None = None
 
     def note(self, reader: Op, position: int, progress_us: int, until_us: int) -> None:
-        """At `position` nothing came from `progress_us` until then."""
+        """Record that no records were received at `position` from `progress_us` until now."""
         at = bisect_left(self._offsets, max(position, self._partition.deleted_before(max(until_us, reader.ended_us))))
         if at == len(self._offsets):
             return
@@ -74,11 +74,11 @@ class _Waits:
 
 
 def worst_lag(partition: Partition, end_us: int) -> Lag | None:
-    """The worst real-time lag of a partition, if any consumer was behind at all; `end_us` is the end of the history."""
+    """Return the worst real-time lag of a partition, None if there was none; `end_us` is the end of the history."""
     waits = _Waits(partition)
-    progress: dict[int, int] = {}  # process → when it began to read here, or got something
-    waiting: set[int] = set()  # who got nothing since it was assigned
-    given_up: dict[str, Op] = {}  # group → the member that had the partition last, while nobody has
+    progress: dict[int, int] = {}  # process → when it started to read here, or received records
+    waiting: set[int] = set()  # processes that received nothing since they were assigned
+    given_up: dict[str, Op] = {}  # group → the member that had the partition last, while no member has it
     for op in partition.polls:
         since_us = progress.get(op.process, 0)
         if op.kind == "assign":
@@ -103,7 +103,7 @@ def worst_lag(partition: Partition, end_us: int) -> Lag | None:
 
 
 def explained(lag: Lag, history: History) -> Lag:
-    """The same with what its process read meanwhile, and under which faults."""
+    """Add the records that the process read meanwhile, and the faults."""
     since_us, op = lag.until_us - lag.lag_us, lag.reader
     read, faults = 0, []
     for each in history.ops:

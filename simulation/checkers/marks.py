@@ -1,11 +1,12 @@
-"""What must only grow: high-watermark-back, log-start-back, committed-offset-back, epoch-back.
+"""Check values that may only increase: high-watermark-back, log-start-back, committed-offset-back, epoch-back.
 
-A mark was told in an answer; it holds against every question that was asked after that answer. An acknowledged
-or a read record is such a mark, too: the high watermark is behind it from then on. Only real time orders marks: two
-answers whose questions overlapped may come in any order.
+A mark reported in a response is a lower bound for every request sent after that response. An acknowledged or a read
+record is such a mark, too: the high watermark is past it from then on. Only real time orders marks: responses to
+overlapping requests may be in any order.
 
-Committed offsets are a register: a group may commit backwards, if it says so. What is asked must be explained by some
-commit that was not overwritten by another one (wholly after it) before the question, and that began before the answer.
+Committed offsets are a register: a group may commit smaller offsets. A committed offset that is read must come from a
+commit that was not overwritten by another one (entirely after it) before the request, and that began before the
+response.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 
-from simulation.checkers.finding import Findings
-from simulation.checkers.index import FOREVER, Partition
-from simulation.history import UNKNOWN, Op
+from tidelog.simulation.checkers.finding import Findings
+from tidelog.simulation.checkers.history import UNKNOWN, Op
+from tidelog.simulation.checkers.index import FOREVER, Partition
 
 Told = Iterator[tuple[int, Op]]
 
@@ -56,7 +57,7 @@ def _start_asked(partition: Partition) -> Told:
 
 
 def _only_grows(partition: Partition, rule: str, what: str, told: Told, asked: Told, found: Findings) -> None:
-    """Each asked mark against the highest one that was told before the question."""
+    """Compare each mark with the highest one reported before its request."""
     questions = sorted(asked, key=lambda each: each[1].began_us)
     if not questions:
         return
@@ -78,7 +79,7 @@ def _only_grows(partition: Partition, rule: str, what: str, told: Told, asked: T
 
 
 def _check_epochs(partition: Partition, found: Findings) -> None:
-    """Leader epochs grow with the offset, and a record keeps the one it was written under."""
+    """Leader epochs increase with the offset, and the epoch of a record does not change."""
     epoch_at: dict[int, tuple[int, Op]] = {}
     for op in partition.polls:
         for offset, epoch in zip(op.offsets, op.epochs, strict=False):
@@ -110,7 +111,7 @@ def _check_commits(partition: Partition, group: str, ops: list[Op], found: Findi
     writes = [op for op in ops if op.kind == "commit" and op.outcome != "fail"]
     done = sorted((op for op in writes if op.ok), key=lambda op: op.ended_us)
     ends = [op.ended_us for op in done]
-    latest: list[Op] = []  # of the first n commits that ended, the one that began last
+    latest: list[Op] = []  # of the first n completed commits, the one that began last
     for op in done:
         latest.append(op if not latest or op.began_us > latest[-1].began_us else latest[-1])
     by_offset: dict[int, list[Op]] = defaultdict(list)
@@ -123,7 +124,7 @@ def _check_commits(partition: Partition, group: str, ops: list[Op], found: Findi
         overwriting = latest[count - 1] if count else None
         since_us = overwriting.began_us if overwriting is not None else -1
         if op.offset == UNKNOWN:
-            explained = overwriting is None or partition.gone_from_us <= op.ended_us  # they go with the topic
+            explained = overwriting is None or partition.gone_from_us <= op.ended_us  # deleted with the topic
         else:
             explained = any(_may_stand(write, since_us, op) for write in by_offset[op.offset])
         if not explained:
@@ -138,6 +139,6 @@ def _may_stand(write: Op, since_us: int, asked: Op) -> bool:
 def _say_commit(partition: Partition, group: str, op: Op, overwriting: Op | None, found: Findings) -> None:
     had = "none" if op.offset == UNKNOWN else f"{op.offset}"
     said = f"{partition.name}: the committed offset of group {group} is {had}, "
-    said += "which nobody committed" if overwriting is None else f"after {overwriting.offset} was acknowledged"
+    said += "which was never committed" if overwriting is None else f"after {overwriting.offset} was acknowledged"
     proof = (op,) if overwriting is None else (overwriting, op)
     found.add("committed-offset-back", said, *proof, at=(partition.topic, partition.number, op.index))

@@ -1,9 +1,8 @@
-"""Do consumers get what is there, in order? int-nonmonotonic-poll, nonmonotonic-poll, int-poll-skip, poll-skip.
+"""Check that consumers get all records, in order: int-nonmonotonic-poll, nonmonotonic-poll, int-poll-skip, poll-skip.
 
-`int-` is inside one poll, without it between two polls of one process that follow each other; `assign` begins anew.
-Only a poll over something that is *known* to be there, and may not have been deleted, is a skip: control records,
-aborted transactions and compacted records leave holes that are none. If nobody at all saw it, it is a lost write
-(`writes`), no skip.
+`int-` applies inside one poll, the others between two consecutive polls of one process; `assign` restarts. Only a poll
+past a record that is *known* to exist, and may not have been deleted, is a skip: control records, aborted transactions
+and compacted records leave legitimate holes. If no process read it, it is a lost write (`writes`), not a skip.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulation.checkers.finding import CheckOptions, Findings
-from simulation.checkers.index import Partition
-from simulation.history import UNKNOWN, Op
+from tidelog.simulation.checkers.finding import CheckOptions, Findings
+from tidelog.simulation.checkers.history import UNKNOWN, Op
+from tidelog.simulation.checkers.index import Partition
 
 
 class Gap(NamedTuple):
-    """A consumer had everything up to `low` and went on at `high`; between them it got nothing."""
+    """A consumer read up to `low` and continued at `high` without records in between."""
 
     low: int
     high: int
@@ -25,7 +24,7 @@ class Gap(NamedTuple):
 
 
 def check_polls(partition: Partition, options: CheckOptions, found: Findings) -> list[Gap]:
-    """Check each process's polls; returns what was passed over, for the check of lost writes."""
+    """Check each process's polls; return the gaps, for the check of lost writes."""
     gaps: list[Gap] = []
     last: dict[int, tuple[int, Op | None]] = {}  # process → the last offset that it is past, and by which poll
     for op in partition.polls:

@@ -1,17 +1,17 @@
-"""Is the system up to date, and did it come to rest? lag, failed-after-heal.
+"""Check that the system is up to date and becomes idle: lag, failed-after-heal.
 
-The worst real-time lag (`simulation.checkers.lag`) is a finding when it exceeds `CheckOptions.max_lag_us`.
+The worst real-time lag (`tidelog.simulation.checkers.lag`) is a finding when it exceeds `CheckOptions.max_lag_us`.
 """
 
 from __future__ import annotations
 
-from simulation.checkers.finding import CheckOptions, Findings
-from simulation.checkers.index import Index, Partition
-from simulation.checkers.lag import worst_lag
+from tidelog.simulation.checkers.finding import CheckOptions, Findings
+from tidelog.simulation.checkers.index import HistoryIndex, Partition
+from tidelog.simulation.checkers.lag import worst_lag
 
 
-def check_rest(index: Index, partition: Partition, end_us: int, options: CheckOptions, found: Findings) -> None:
-    """Lag beyond the bound, and sends that fail although everything was healed long ago."""
+def check_rest(index: HistoryIndex, partition: Partition, end_us: int, options: CheckOptions, found: Findings) -> None:
+    """Check the lag, and that sends long after the end of all faults succeed."""
     worst = worst_lag(partition, end_us) if options.max_lag_us is not None else None
     if worst is not None and options.max_lag_us is not None and worst.lag_us > options.max_lag_us:
         said = f"{partition.name}: a consumer waited for {worst.lag_us / 1e6:.3f} s where something was acknowledged"

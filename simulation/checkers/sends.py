@@ -1,10 +1,10 @@
-"""Do records lie in the order of sending? int-nonmonotonic-send, int-send-skip, nonmonotonic-send, send-skip.
+"""Check the order of records: int-nonmonotonic-send, int-send-skip, nonmonotonic-send, send-skip.
 
-`int-` is inside one record batch: its offsets are consecutive. `nonmonotonic-send` is about one process: what an
-idempotent producer sent later lies later, however many requests were in flight; what a plain one sent after the
-acknowledgement of something lies behind that. `send-skip` is the same between processes: a record whose send
-began after another one had been acknowledged lies before it, so the acknowledged one had skipped an
-offset that was filled later.
+`int-` applies inside one record batch: its offsets are consecutive. `nonmonotonic-send` applies to one process: later
+records of an idempotent producer have greater offsets, with any number of requests in flight; a record that a plain
+producer sends after an acknowledgement has a greater offset than the acknowledged one. `send-skip` is the same between
+processes: a record has a smaller offset than one that was acknowledged before its send began, so the acknowledged one
+had skipped an offset that was filled later.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from simulation.checkers.finding import Findings
-from simulation.checkers.index import Partition
-from simulation.history import Op
+from tidelog.simulation.checkers.finding import Findings
+from tidelog.simulation.checkers.history import Op
+from tidelog.simulation.checkers.index import Partition
 
 
 def check_sends(partition: Partition, found: Findings) -> None:
-    """All four, for the sends with acks=all, and for those whose outcome is unknown but that were read."""
+    """Check all four rules for sends with acks=all, and for sends of unknown outcome that were read."""
     highest_of: dict[int, tuple[int, Op]] = {}  # process → its highest offset so far: idempotent, or ended before
     pending: list[tuple[int, int, int, Op]] = []  # acknowledged: (ended, index, highest offset, op)
     ended: tuple[int, Op] | None = None  # the highest offset acknowledged before the present op began
@@ -55,7 +55,7 @@ def _say(partition: Partition, rule: str, before: tuple[int, Op], first: int, op
     how = "earlier" if rule == "nonmonotonic-send" else "and acknowledged before it began"
     found.add(
         rule,
-        f"{partition.name}: a send of process {op.process} lies at offset {first}, "
+        f"{partition.name}: a send of process {op.process} is at offset {first}, "
         f"one of process {before[1].process}, sent {how}, at {before[0]}",
         before[1],
         op,
@@ -70,7 +70,7 @@ def _inside(partition: Partition, op: Op, found: Findings) -> None:
         rule = "int-nonmonotonic-send" if later <= earlier else "int-send-skip"
         found.add(
             rule,
-            f"{partition.name}: one batch lies at offset {earlier} and then at offset {later}",
+            f"{partition.name}: one batch is at offset {earlier} and then at offset {later}",
             op,
             at=(partition.topic, partition.number, later),
         )

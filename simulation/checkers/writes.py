@@ -1,25 +1,25 @@
-"""Are the records there that must be, and none that must not? lost-write, unseen, phantom-read, G1a, precommitted-read.
+"""Check acknowledged writes and reads: lost-write, unseen, phantom-read, G1a, precommitted-read.
 
-A write is *lost* when it was acknowledged, nobody ever read it, nothing allowed its deletion, and one of these holds: a
-consumer read on past its offset; somebody read another value there; or the high watermark, asked for after the
-acknowledgement, was at or below it and nobody saw it later. What nobody read but might still come is *unseen*, which is
-a finding when the history says that all faults were healed: whoever writes histories reads everything after that.
+A write is *lost* when it was acknowledged, was never read, could not have been deleted, and one of these holds: a
+consumer read past its offset; another value was read there; or the high watermark, requested after the acknowledgement,
+was at or below it and the value was never read later. A write that was never read but might still appear is *unseen*,
+which is a finding if all faults in the history have ended: harnesses read everything after that.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from simulation.checkers.finding import CheckOptions, Findings
-from simulation.checkers.index import Index, Partition
-from simulation.checkers.polls import Gap
-from simulation.history import UNKNOWN, Op
+from tidelog.simulation.checkers.finding import CheckOptions, Findings
+from tidelog.simulation.checkers.history import UNKNOWN, Op
+from tidelog.simulation.checkers.index import HistoryIndex, Partition
+from tidelog.simulation.checkers.polls import Gap
 
 
 def check_writes(
-    index: Index, partition: Partition, gaps: list[Gap], end_us: int, options: CheckOptions, found: Findings
+    index: HistoryIndex, partition: Partition, gaps: list[Gap], end_us: int, options: CheckOptions, found: Findings
 ) -> None:
-    """`gaps` are the stretches that consumers went past; `end_us` is when the history ends."""
+    """Check the sends. `gaps` are the ranges that consumers skipped; `end_us` is the end of the history."""
     if partition.topic in options.gaps_allowed:
         return
     unseen = ((offset, partition.acknowledged[offset]) for offset in _never_read(partition))
@@ -35,7 +35,7 @@ def check_writes(
             continue
         value = op.values[op.offsets.index(offset)]
         if _read_elsewhere(partition, value, offset):
-            continue  # a duplicate, or an acknowledgement with a wrong offset: found as such
+            continue  # a duplicate, or an acknowledgement with a wrong offset: reported as such
         at = (partition.topic, partition.number, offset)
         said = f"{partition.name}: value {value} was acknowledged at offset {offset}"
         if offset in partition.seen:
@@ -46,19 +46,21 @@ def check_writes(
             ends = last_mark.high_watermark
             found.add("lost-write", f"{said}, and the partition ends at {ends}", op, last_mark, at=at)
         elif index.healed is not None:
-            found.add("unseen", f"{said}, and nobody could read it after all was healed", op, index.healed, at=at)
+            found.add(
+                "unseen", f"{said}, and it could not be read after all faults were healed", op, index.healed, at=at
+            )
     if index.healed is not None and not lowest:
         _check_placeless(index.healed, partition, found)
 
 
 def _check_placeless(healed: Op, partition: Partition, found: Findings) -> None:
-    """Acknowledged, but the producer was not told where: a retry that the broker recognised as one."""
+    """Check sends acknowledged without an offset: retries that the broker recognised as duplicates."""
     for op in partition.sends:
         if op.outcome != "ok" or op.acks != -1 or op.offsets:
             continue
         for value in op.values:
             if value not in partition.offset_of:
-                said = f"{partition.name}: value {value} was acknowledged, and nobody could read it after the healing"
+                said = f"{partition.name}: value {value} was acknowledged and not readable after all faults were healed"
                 found.add("unseen", said, op, healed, at=(partition.topic, partition.number, value))
 
 
@@ -80,13 +82,13 @@ def _last_high_watermark(partition: Partition) -> Op | None:
 
 
 class _Passed:
-    """Which gap lies over an offset. Gaps may overlap; any of them proves it."""
+    """Finds the gap over an offset. Gaps may overlap; any of them is a proof."""
 
     def __init__(self, gaps: list[Gap]) -> None:
         self._gaps: list[Gap] = []
         for gap in sorted(gaps, key=lambda gap: (gap.low, -gap.high)):
             if not self._gaps or gap.high > self._gaps[-1].high:
-                self._gaps.append(gap)  # one inside another proves nothing more
+                self._gaps.append(gap)  # a gap inside another proves nothing more
         self._highs = [gap.high for gap in self._gaps]
 
     def over(self, offset: int) -> Gap | None:
@@ -97,8 +99,8 @@ class _Passed:
         return None
 
 
-def check_reads(index: Index, partition: Partition, found: Findings) -> None:
-    """Was everything that was read written, here, before, and not taken back?"""
+def check_reads(index: HistoryIndex, partition: Partition, found: Findings) -> None:
+    """Check that everything read was written before, to this partition, and not aborted."""
     for offset, reader in partition.seen.items():
         value = partition.read_at(offset)
         source = index.sent.get(value)
@@ -116,17 +118,17 @@ def _explain(partition: Partition, offset: int, value: int, source: Op | None, r
     at = (partition.topic, partition.number, offset)
     said = f"{partition.name}, offset {offset}: value {value} was read"
     if source is None:
-        found.add("phantom-read", f"{said}, but nobody sent it", reader, at=at)
+        found.add("phantom-read", f"{said}, but it was never sent", reader, at=at)
     elif (source.topic, source.partition) != (partition.topic, partition.number):
         where = f"{source.topic}-{source.partition}"
         found.add("phantom-read", f"{said}, but it was sent to {where}", source, reader, at=at)
     elif source.began_us > reader.ended_us >= 0:
         found.add("phantom-read", f"{said} before it was sent", source, reader, at=at)
     elif source.outcome == "fail":
-        found.add("G1a", f"{said}, though its producer was told that it failed", source, reader, at=at)
+        found.add("G1a", f"{said}, though its send failed", source, reader, at=at)
 
 
-def _check_transactions(index: Index, partition: Partition, found: Findings) -> None:
+def _check_transactions(index: HistoryIndex, partition: Partition, found: Findings) -> None:
     for reader in partition.polls:
         if not reader.committed_only:
             continue
@@ -139,6 +141,8 @@ def _check_transactions(index: Index, partition: Partition, found: Findings) -> 
             end = index.ends.get(source.txn)
             if end is None or end.began_us > reader.ended_us:
                 proof = (source, reader) if end is None else (source, reader, end)
-                found.add("precommitted-read", f"{said} before its transaction was told to commit", *proof, at=at)
+                found.add(
+                    "precommitted-read", f"{said} before the commit of its transaction was requested", *proof, at=at
+                )
             elif not end.commits or end.outcome == "fail":
                 found.add("G1a", f"{said}, though its transaction was aborted", source, reader, end, at=at)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.handlers import (
+from tests.support.admin_world import CLUSTER_ID, AdminWorld, WorldLog, part, versions
+from tidelog.broker.kafka.handlers import (
     acls,
     delete_records,
     describe_cluster,
@@ -18,10 +19,9 @@ from broker.handlers import (
     elections,
     log_dirs,
 )
-from broker.services import ApiHandler
-from controller import commands as c
-from stream.partition_log import ProducerInfo
-from tests.support.admin_world import CLUSTER_ID, AdminWorld, WorldLog, part, versions
+from tidelog.broker.kafka.services import ApiHandler
+from tidelog.controller.model import commands as c
+from tidelog.stream.partition_log import ProducerInfo
 
 NONE_ASKED = -(1 << 31)
 
@@ -134,6 +134,7 @@ def test_topics_are_described_in_the_order_of_names_with_leaders_and_replicas() 
     world = AdminWorld(brokers=(1, 2))
     record = world.topic("b", 2)
     world.topic("a", 1)
+    world.controller.open_partitions("b")
     world.controller.set_alive(2, False)
     answer = pages(world, [])
     assert [topic.name for topic in answer.topics] == ["a", "b"]
@@ -284,6 +285,8 @@ def test_records_of_internal_topics_and_of_compacted_topics_are_not_deleted() ->
     assert delete(world, "__consumer_offsets", p0=1) == {0: (17, -1)}
     assert delete(world, "compacted", p0=1) == {0: (44, -1)}
     assert delete(world, "both", p0=1) == {0: (0, 1)}
+    world.topic("neither", cleanup_policy="")
+    assert delete(world, "neither", p0=1) == {0: (0, 1)}
 
 
 def test_a_deletion_that_does_not_end_is_told_as_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.handlers import configs
-from broker.topic_config import BROKER_KEYS, TOPIC_CONFIGS
 from tests.support.admin_world import AdminWorld, part, versions
+from tidelog.broker.kafka.handlers import configs
+from tidelog.broker.partitions.topic_config import BROKER_KEYS, TOPIC_CONFIGS
 
 DESCRIBE, ALTER, INCREMENTAL = 32, 33, 44
 TOPIC, BROKER = 2, 4
@@ -181,10 +181,11 @@ def test_append_and_subtract_change_lists_from_the_value_that_counts() -> None:
     assert overrides(world) == {"cleanup.policy": "compact"}
 
 
-def test_subtracting_the_last_cleanup_policy_is_refused() -> None:
+def test_subtracting_the_last_cleanup_policy_leaves_an_empty_list_as_in_kafka() -> None:
     world = AdminWorld()
     world.topic("t")
-    assert change(world, TOPIC, "t", ("cleanup.policy", SUBTRACT, "delete"))[0] == 40
+    assert change(world, TOPIC, "t", ("cleanup.policy", SUBTRACT, "delete"))[0] == 0
+    assert overrides(world) == {"cleanup.policy": ""}
 
 
 @pytest.mark.parametrize("operation", [APPEND, SUBTRACT])

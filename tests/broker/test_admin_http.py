@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 from unittest.mock import ANY
 
 import aiohttp
 import pytest
 
-from broker.admin_http import AdminHttp, AdminSources
-from broker.bucket_health import WatchedObjectStore
-from broker.metrics import Metrics
-from broker.settings import AdminSettings
-from controller import commands as c
-from runtime.clock import SystemClock
-from runtime.errors import Unavailable
-from runtime.network import AddressInUse, TcpNetwork
-from storage.managers import CommitObjects, ObjectKind
-from storage.object_format import QUARANTINE_OBJECT_ID
-from storage.object_key import object_key, quarantine_key
-from storage.object_store_memory import MemoryObjectStore
-from storage.object_writer import build_object
-from storage.records import StreamRecord
 from tests.support.admin_world import CLUSTER_ID, NODE_ID, AdminWorld
+from tidelog.broker.admin.http import DEFAULT_PORTS, AdminHttp, AdminSources
+from tidelog.broker.kafka.services import no_quorum
+from tidelog.broker.settings import AdminSettings
+from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.broker.telemetry.registry import PartRegistry
+from tidelog.controller.model import commands as c
+from tidelog.controller.rpc.secret import admin_token
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.network import AddressInUse, TcpNetwork
+from tidelog.storage.bucket.common import StoreAccessDenied
+from tidelog.storage.bucket.gate import PriorityGate
+from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.store import View
+from tidelog.storage.commits import CommitObjects, ObjectKind
+from tidelog.storage.objects.format import QUARANTINE_OBJECT_ID
+from tidelog.storage.objects.key import object_key, quarantine_key
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.records import StreamEntry
 
 
 class Place:
     """A node's admin side: a world, a bucket and the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "") -> None:
         self.world = AdminWorld(brokers=(1, 2))
         self.memory = MemoryObjectStore()
-        self.store = WatchedObjectStore(self.memory, SystemClock())
+        self.store = GuardedObjectStore(self.memory, PriorityGate(64), SystemClock())
         self.reasons: list[str] = []
         self.uploads = 0
+        self.suspects: list[int] = []
+        self.sound: list[int] = []
         self.upload: Callable[[], Awaitable[None]] = self._uploaded
         self.metrics = Metrics(process=False)
         self.settings = AdminSettings()
@@ -48,15 +57,21 @@ class Place:
             store=self.store,
             image=lambda: self.world.controller.image,
             not_ready=lambda: self.reasons,
-            partitions=lambda: {"led": 1, "open": 1, "failing": 0, "moving": 0},
-            wal=lambda: {"end_offset": 10},
-            upload=lambda: {"backlog_bytes": 3, "oldest_age_ms": 4},
-            memory=lambda: {"resident_bytes": 5},
-            bucket=self.store.health.report,
-            problems=lambda: ["the disk is nearly full"],
             upload_now=lambda: self.upload(),
+            controllers=no_quorum,
+            token=token,
+            suspects=lambda: self.suspects,
+            on_sound=self.sound.append,
         )
-        self.server = AdminHttp(sources, self.metrics, TcpNetwork(), self.settings)
+        parts = PartRegistry()
+        parts.add_section("partitions", lambda: {"led": 1, "open": 1, "failing": 0, "moving": 0})
+        parts.add_section("wal", lambda: {"end_offset": 10})
+        parts.add_section("upload", lambda: {"backlog_bytes": 3, "oldest_age_ms": 4})
+        parts.add_section("memory", lambda: {"resident_bytes": 5})
+        parts.add_section("bucket", self.store.health.report)
+        parts.add_section("failover", dict)
+        parts.add_problems("disk", lambda: ["the disk is nearly full"])
+        self.server = AdminHttp(sources, parts, self.metrics, TcpNetwork(), self.settings)
 
     async def _uploaded(self) -> None:
         self.uploads += 1
@@ -68,7 +83,7 @@ class Place:
         stream = controller.image.partitions(topic.id)[0].first_stream + 1
         controller.apply(c.OpenStreams(NODE_ID, 1, ((stream, 1),)))
         object_id = controller.apply(c.PrepareObjects(1, 60_000))
-        records = [StreamRecord(offset, 1, payload) for offset, payload in enumerate(payloads)]
+        records = [StreamEntry(offset, 1, payload) for offset, payload in enumerate(payloads)]
         built = build_object(
             object_id=object_id,
             kind=ObjectKind.STREAM,
@@ -83,17 +98,15 @@ class Place:
         return int(object_id)
 
 
-def serve(test: Callable[[Place, aiohttp.ClientSession], Awaitable[None]]) -> None:
-    async def run() -> None:
-        place = Place()
-        url = await place.server.start()
-        try:
-            async with aiohttp.ClientSession(url) as session:
-                await test(place, session)
-        finally:
-            await place.server.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def serving(token: str = "") -> AsyncIterator[tuple[Place, aiohttp.ClientSession]]:
+    place = Place(token)
+    url = await place.server.start()
+    try:
+        async with aiohttp.ClientSession(url) as session:
+            yield place, session
+    finally:
+        await place.server.close()
 
 
 async def get(session: aiohttp.ClientSession, path: str, status: int = 200) -> Any:
@@ -115,26 +128,22 @@ async def verify(session: aiohttp.ClientSession, query: str = "") -> list[dict[s
         return [json.loads(line) async for line in response.content]
 
 
-def test_healthz_is_200_while_the_process_serves_even_when_not_ready() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_healthz_is_200_while_the_process_serves_even_when_not_ready() -> None:
+    async with serving() as (place, session):
         place.reasons = ["still opening"]
         assert await get(session, "/healthz") == {"status": "ok"}
 
-    serve(test)
 
-
-def test_readyz_is_503_with_the_reasons_until_there_are_none() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_readyz_is_503_with_the_reasons_until_there_are_none() -> None:
+    async with serving() as (place, session):
         place.reasons = ["not registered", "t-0 is still opening"]
         assert await get(session, "/readyz", 503) == {"status": "not ready", "reasons": place.reasons}
         place.reasons = []
         assert await get(session, "/readyz") == {"status": "ready"}
 
-    serve(test)
 
-
-def test_metrics_are_served_in_the_format_asked_for() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_metrics_are_served_in_the_format_asked_for() -> None:
+    async with serving() as (place, session):
         place.metrics.connection_opened()
         async with session.get("/metrics") as response:
             assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -142,11 +151,9 @@ def test_metrics_are_served_in_the_format_asked_for() -> None:
         async with session.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as response:
             assert response.headers["Content-Type"].startswith("application/openmetrics-text")
 
-    serve(test)
 
-
-def test_status_tells_the_cluster_as_this_node_sees_it() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_status_tells_the_cluster_as_this_node_sees_it() -> None:
+    async with serving() as (place, session):
         await place.commit(b"x")
         place.world.controller.set_alive(2, False)
         status = await get(session, "/status")
@@ -167,11 +174,9 @@ def test_status_tells_the_cluster_as_this_node_sees_it() -> None:
         assert status["nodes"][0]["state"] == "starting"
         assert status["problems"] == ["t-0 is still opening", "the disk is nearly full"]
 
-    serve(test)
 
-
-def test_objects_are_listed_by_id_in_pages() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_objects_are_listed_by_id_in_pages() -> None:
+    async with serving() as (place, session):
         ids = [await place.commit(b"x") for _ in range(5)]
         place.world.controller.apply(c.PrepareObjects(1, 1_000))
         first = await get(session, "/objects?limit=3")
@@ -182,41 +187,33 @@ def test_objects_are_listed_by_id_in_pages() -> None:
         assert [one["state"] for one in rest["objects"]] == ["committed", "committed", "prepared"]
         assert rest["next_after"] is None
 
-    serve(test)
-
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=-2", "after=٣", "limit="])
-def test_a_wrong_number_is_400_and_named(query: str) -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_a_wrong_number_is_400_and_named(query: str) -> None:
+    async with serving() as (_place, session):
         answer = await get(session, f"/objects?{query}", 400)
         assert query.split("=")[0] in answer["error"]
 
-    serve(test)
 
-
-def test_an_object_is_shown_with_its_index_and_the_owners_of_its_blocks() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_an_object_is_shown_with_its_index_and_the_owners_of_its_blocks() -> None:
+    async with serving() as (place, session):
         object_id = await place.commit(b"a" * 80, b"b" * 80)
         shown = await get(session, f"/objects/{object_id}")
         assert (shown["records"], shown["created_ms"], shown["kind"]) == (2, 5, "stream")
         assert [(one["topic"], one["partition"], one["part"]) for one in shown["blocks"]] == [("t0", 0, "data")] * 2
         assert [(one["start_offset"], one["end_offset"]) for one in shown["blocks"]] == [(0, 1), (1, 2)]
 
-    serve(test)
 
-
-def test_an_object_that_is_not_committed_is_404() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_an_object_that_is_not_committed_is_404() -> None:
+    async with serving() as (place, session):
         prepared = place.world.controller.apply(c.PrepareObjects(1, 1_000))
         for object_id in (prepared, 99):
             assert str(object_id) in (await get(session, f"/objects/{object_id}", 404))["error"]
         await get(session, "/objects/abc", 400)
 
-    serve(test)
 
-
-def test_verification_finds_nothing_in_sound_objects() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_verification_finds_nothing_in_sound_objects() -> None:
+    async with serving() as (place, session):
         ids = [await place.commit(b"a" * 200, b"b") for _ in range(3)]
         lines = await verify(session)
         assert lines[0]["event"] == "start"
@@ -226,11 +223,9 @@ def test_verification_finds_nothing_in_sound_objects() -> None:
         )
         assert (await verify(session, f"?id={ids[1]}&id={ids[2]}"))[-1]["objects"] == 2
 
-    serve(test)
 
-
-def test_verification_names_objects_that_are_changed_lost_or_of_another_size() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_verification_names_objects_that_are_changed_lost_or_of_another_size() -> None:
+    async with serving() as (place, session):
         changed, lost, longer, sound = [await place.commit(b"payload" * 20) for _ in range(4)]
         key = object_key(CLUSTER_ID, changed)
         data = bytearray(await place.memory.get(key))
@@ -246,11 +241,9 @@ def test_verification_names_objects_that_are_changed_lost_or_of_another_size() -
         assert lines[-1]["objects"] == 4
         assert sound not in found
 
-    serve(test)
 
-
-def test_verification_reads_what_was_set_aside_of_quarantined_streams() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_verification_reads_what_was_set_aside_of_quarantined_streams() -> None:
+    async with serving() as (place, session):
         one = await place.commit(b"one")
         stream = place.world.controller.image.objects[one].ranges[0].stream_id
         aside = build_object(
@@ -258,7 +251,7 @@ def test_verification_reads_what_was_set_aside_of_quarantined_streams() -> None:
             kind=ObjectKind.STREAM,
             cluster_id=CLUSTER_ID,
             created_ms=5,
-            parts=[(stream, [StreamRecord(7, 2, b"acknowledged" * 9)])],
+            parts=[(stream, [StreamEntry(7, 2, b"acknowledged" * 9)])],
             block_bytes=100,
         )
         key, body = quarantine_key(CLUSTER_ID, stream, 64), bytearray(b"".join(aside.body))
@@ -274,11 +267,9 @@ def test_verification_reads_what_was_set_aside_of_quarantined_streams() -> None:
         assert last["findings"] == 1
         assert (await verify(session, f"?id={one}"))[-1]["objects"] == 1  # of those named only
 
-    serve(test)
 
-
-def test_verification_compares_the_index_with_the_metadata() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_verification_compares_the_index_with_the_metadata() -> None:
+    async with serving() as (place, session):
         one, other = await place.commit(b"one"), await place.commit(b"two")
         stream = place.world.controller.image.objects[other].ranges[0].stream_id
         forged = build_object(
@@ -286,7 +277,7 @@ def test_verification_compares_the_index_with_the_metadata() -> None:
             kind=ObjectKind.STREAM,
             cluster_id=CLUSTER_ID,
             created_ms=5,
-            parts=[(stream, [StreamRecord(0, 1, b"one")])],
+            parts=[(stream, [StreamEntry(0, 1, b"one")])],
             block_bytes=100,
         )
         await place.memory.put(object_key(CLUSTER_ID, one), forged.body)
@@ -294,16 +285,14 @@ def test_verification_compares_the_index_with_the_metadata() -> None:
         assert finding["object"] == one
         assert "lacks offsets" in finding["problem"]
 
-    serve(test)
 
-
-def test_an_object_destroyed_while_it_is_verified_is_no_finding() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_an_object_destroyed_while_it_is_verified_is_no_finding() -> None:
+    async with serving() as (place, session):
         object_id = await place.commit(b"x")
         image = place.world.controller.image
         get_body = place.memory.get_ranges
 
-        async def delete_first(key: str, ranges: Any) -> list[bytes]:
+        async def delete_first(key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
             await place.memory.delete([object_key(CLUSTER_ID, object_id)])
             await place.world.controller.delete_topic(image.topic_ids["t0"])
             return await get_body(key, ranges)
@@ -311,11 +300,9 @@ def test_an_object_destroyed_while_it_is_verified_is_no_finding() -> None:
         place.memory.get_ranges = delete_first  # type: ignore[method-assign]
         assert (await verify(session))[-1]["findings"] == 0
 
-    serve(test)
 
-
-def test_a_bucket_that_does_not_answer_ends_a_verification_with_an_error() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_a_bucket_that_does_not_answer_ends_a_verification_with_an_error() -> None:
+    async with serving() as (place, session):
         await place.commit(b"x")
 
         async def fail(key: str) -> Any:
@@ -329,11 +316,9 @@ def test_a_bucket_that_does_not_answer_ends_a_verification_with_an_error() -> No
         assert (bucket["healthy"], bucket["failures_in_a_row"]) == (False, 1)
         assert bucket["last_error"].startswith("the bucket answers 503")
 
-    serve(test)
 
-
-def test_one_verification_runs_at_a_time() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_one_verification_runs_at_a_time() -> None:
+    async with serving() as (place, session):
         await place.commit(b"x")
         begun, go_on = asyncio.Event(), asyncio.Event()
         head = place.memory.head
@@ -351,11 +336,9 @@ def test_one_verification_runs_at_a_time() -> None:
         assert (await first)[-1]["event"] == "done"
         assert (await verify(session))[-1]["event"] == "done"
 
-    serve(test)
 
-
-def test_a_client_that_leaves_ends_its_verification() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_a_client_that_leaves_ends_its_verification() -> None:
+    async with serving() as (place, session):
         for _ in range(3):
             await place.commit(b"x")
         turns = asyncio.Semaphore(1)
@@ -378,20 +361,17 @@ def test_a_client_that_leaves_ends_its_verification() -> None:
                     assert again.status == 409
                 await asyncio.sleep(0.01)
 
-    serve(test)
 
-
-def test_upload_answers_when_everything_is_committed() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_upload_answers_when_everything_is_committed() -> None:
+    async with serving() as (place, session):
         answer = await post(session, "/upload")
         assert answer == {"status": "uploaded", "upload": {"backlog_bytes": 3, "oldest_age_ms": 4}}
         assert place.uploads == 1
 
-    serve(test)
 
+async def test_an_upload_that_takes_too_long_or_fails_is_told() -> None:
+    async with serving() as (place, session):
 
-def test_an_upload_that_takes_too_long_or_fails_is_told() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
         async def forever() -> None:
             await asyncio.Event().wait()
 
@@ -403,64 +383,126 @@ def test_an_upload_that_takes_too_long_or_fails_is_told() -> None:
         place.upload = fail
         assert await post(session, "/upload", 503) == {"error": "no bucket", "hint": "start it"}
 
-    serve(test)
 
-
-def test_posts_from_web_pages_are_refused() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_posts_from_web_pages_are_refused() -> None:
+    async with serving() as (place, session):
         await post(session, "/upload", 403, headers={"Origin": "http://evil.example"})
         assert place.uploads == 0
 
-    serve(test)
+
+TOKEN = admin_token(b"a secret of enough bytes")
 
 
-def test_an_unknown_path_or_method_is_answered_in_json() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}0", "Bearer é"],
+)
+async def test_a_change_without_the_token_of_the_secret_is_refused(authorization: str | None) -> None:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    async with serving(TOKEN) as (place, session):
+        refused = await post(session, "/upload", 401, headers=headers)
+        assert "token" in refused["error"] and "--secret-file" in refused["hint"]
+        await post(session, "/objects/verify", 401, headers=headers)
+        await post(session, "/brokers/remove?id=1", 401, headers=headers)  # also where there is no such route
+        async with session.delete("/upload", headers=headers) as response:
+            assert response.status == 401
+        assert place.uploads == 0
+
+
+async def test_a_change_with_the_token_is_made_and_reading_needs_none() -> None:
+    async with serving(TOKEN) as (place, session):
+        await post(session, "/upload", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert place.uploads == 1
+        for path in ("/healthz", "/readyz", "/status", "/objects"):
+            await get(session, path)
+
+
+def test_the_token_is_of_the_secret_and_does_not_contain_it() -> None:
+    assert admin_token(b"one secret, long enough") != admin_token(b"another secret of length")
+    assert b"one secret, long enough" not in bytes.fromhex(TOKEN) and len(bytes.fromhex(TOKEN)) == 32
+
+
+async def test_an_unknown_path_or_method_is_answered_in_json() -> None:
+    async with serving() as (_place, session):
         assert "/nothing" in (await get(session, "/nothing", 404))["error"]
         assert "error" in await post(session, "/status", 405)
 
-    serve(test)
 
-
-def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_open() -> None:
-    async def test(place: Place, session: aiohttp.ClientSession) -> None:
+async def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_open() -> None:
+    async with serving() as (place, _session):
         other = Place()
         other.settings.port = int(place.server.url.rpartition(":")[2])
         with pytest.raises(AddressInUse):
             await other.server.start()
         assert other.server.url == ""
 
-    serve(test)
+
+async def test_closing_ends_what_is_in_flight() -> None:
+    place = Place()
+    url = await place.server.start()
+    begun = asyncio.Event()
+
+    async def forever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    place.upload = forever
+    async with aiohttp.ClientSession(url) as session:
+        request = asyncio.create_task(session.post("/upload"))
+        await begun.wait()
+        async with asyncio.timeout(60):
+            await place.server.close()
+            with pytest.raises(aiohttp.ClientError):
+                await request
 
 
-def test_closing_ends_what_is_in_flight() -> None:
-    async def run() -> None:
-        place = Place()
-        url = await place.server.start()
-        begun = asyncio.Event()
-
-        async def forever() -> None:
-            begun.set()
-            await asyncio.Event().wait()
-
-        place.upload = forever
-        async with aiohttp.ClientSession(url) as session:
-            request = asyncio.create_task(session.post("/upload"))
-            await begun.wait()
-            async with asyncio.timeout(60):
-                await place.server.close()
-                with pytest.raises(aiohttp.ClientError):
-                    await request
-
-    asyncio.run(run())
-
-
-def test_clients_are_told_the_advertised_host() -> None:
-    async def check(place: Place, _session: aiohttp.ClientSession) -> None:
+async def test_clients_are_told_the_advertised_host() -> None:
+    async with serving() as (place, __session):
         port = place.server.url.rpartition(":")[2]
         place.settings.advertised_host = "broker-1.example"
         assert place.server.url == f"http://broker-1.example:{port}"
         place.settings.advertised_host = "::1"
         assert place.server.url == f"http://[::1]:{port}"
 
-    serve(check)
+
+async def test_a_verification_of_the_suspects_reads_only_those_and_clears_the_sound_ones() -> None:
+    async with serving() as (place, session):
+        ids = [await place.commit(b"x") for _ in range(3)]
+        place.suspects = [ids[1], 1_000_000]
+        lines = await verify(session, "?suspects=true")
+        assert [line["event"] for line in lines] == ["start", "done"] and lines[-1]["objects"] == 1
+        assert place.sound == [ids[1]]
+        lines = await verify(session, f"?suspects=true&id={ids[0]}")
+        assert lines[-1]["objects"] == 0, "named, and nothing is suspected of it"
+
+
+async def test_a_denied_verification_marks_nothing_and_says_that_it_may_be_repeated() -> None:
+    async with serving() as (place, session):
+        await place.commit(b"x")
+
+        async def deny(key: str, ranges: Any) -> Any:
+            raise StoreAccessDenied("403 AccessDenied", hint="check the credentials")
+
+        place.memory.get_ranges = deny  # type: ignore[method-assign]
+        lines = await verify(session)
+        assert lines[-1]["event"] == "error" and "403" in lines[-1]["error"]
+        assert place.sound == []
+
+
+async def test_a_broker_without_an_admin_port_has_the_default_one_or_the_next_free_one() -> None:
+    places = [Place() for _ in range(3)]
+    assert {place.settings.port for place in places} == {-1}
+    try:
+        ports = [int((await place.server.start()).rpartition(":")[2]) for place in places]
+    finally:
+        for place in places:
+            await place.server.close()
+    assert ports == sorted(set(ports)) and set(ports) <= set(DEFAULT_PORTS), ports
+
+
+async def test_an_admin_port_that_was_given_is_not_replaced_by_another_one() -> None:
+    async with serving() as (place, _session):
+        other = Place()
+        other.settings.port = int(place.server.url.rpartition(":")[2])
+        with pytest.raises(AddressInUse):
+            await other.server.start()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.handlers import topics
-from broker.topic_config import TOPIC_CONFIGS
 from tests.support.admin_world import AdminWorld, part, versions
+from tidelog.broker.kafka.handlers import topics
+from tidelog.broker.partitions.topic_config import TOPIC_CONFIGS
 
 CREATE, DELETE, GROW = 19, 20, 37
 
@@ -99,7 +99,7 @@ def test_a_replication_factor_other_than_one_is_refused_with_38_and_says_why(fac
     code, message = refusal(AdminWorld(), creatable(7, "t", 1, factor))
     assert code == 38
     assert "bucket" in message
-    assert "ask for 1" in message
+    assert "use 1" in message
 
 
 def test_a_wrong_config_value_is_refused_with_40_and_names_the_config() -> None:
@@ -178,14 +178,11 @@ def test_partitions_of_other_brokers_are_not_waited_for() -> None:
     assert int(result.error_code) == 0
 
 
-def test_a_controller_that_does_not_answer_is_told_as_a_time_out() -> None:
-    async def run() -> None:
-        world = AdminWorld()
-        world.controller.gate = asyncio.Event()
-        answer = await world.acall(topics.APIS, CREATE, 7, topics=[creatable(7, "t")], timeout=1, validate_only=False)
-        assert [int(result.error_code) for result in answer.topics] == [7]
-
-    asyncio.run(run())
+async def test_a_controller_that_does_not_answer_is_told_as_a_time_out() -> None:
+    world = AdminWorld()
+    world.controller.gate = asyncio.Event()
+    answer = await world.acall(topics.APIS, CREATE, 7, topics=[creatable(7, "t")], timeout=1, validate_only=False)
+    assert [int(result.error_code) for result in answer.topics] == [7]
 
 
 # --- DeleteTopics ------------------------------------------------------------------------------------------------

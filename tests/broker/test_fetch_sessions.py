@@ -5,29 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
-from broker.fetch_sessions import EVICTABLE_AFTER_S, MAX_EPOCH, FetchSession, FetchSessions, SessionError
-from broker.settings import KafkaSettings
-from broker.wire import schema
-from broker.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from tests.broker.test_handlers_fetch import append, appended, fetch, fetch_request, part, values
+from tests.support import schema
 from tests.support.kafka_client import KafkaClient
 from tests.support.kafka_world import KafkaWorld, until
+from tidelog.broker.kafka.errors import FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
+from tidelog.broker.kafka.fetch_sessions import (
+    EVICTABLE_AFTER_S,
+    MAX_EPOCH,
+    FetchSession,
+    FetchSessions,
+    SessionError,
+)
+from tidelog.broker.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidelog.broker.settings import KafkaSettings
 
 FETCH = 1
 VERSION = 12
 PARTITIONS = 4
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
 
 
 class Reader:
@@ -40,7 +41,7 @@ class Reader:
         self.offsets: dict[int, int] = {}
         self.told: dict[int, tuple[int, int]] = {}
         """High watermark and log start offset."""
-        self.records: dict[int, list[tuple[int, bytes]]] = {}
+        self.records: dict[int, list[tuple[int, bytes | None]]] = {}
         self._changed: dict[int, None] = {}
         self._forgotten: list[int] = []
 
@@ -161,8 +162,7 @@ def test_a_reader_in_a_session_knows_what_one_without_knows(steps: list[tuple[st
             for number, step in enumerate(steps):
                 await do(world, reader, step, number)
             logs = {index: world.log("t", index) for index in reader.offsets}
-            for log in logs.values():
-                await until(lambda log=log: log.high_watermark == log.log_end_offset, "confirmation")  # type: ignore[misc]
+            await until(lambda: all(log.high_watermark == log.log_end_offset for log in logs.values()), "confirmation")
             for _ in range(100):
                 if not await reader.poll() and all(reader.offsets[n] == log.log_end_offset for n, log in logs.items()):
                     break
@@ -174,126 +174,108 @@ def test_a_reader_in_a_session_knows_what_one_without_knows(steps: list[tuple[st
                 known = dict(reader.records[index])
                 assert all(known[offset] == value for offset, value in values(whole.records))
 
-    run(work())
+    asyncio.run(work())
 
 
-def test_idle_partitions_are_not_answered_and_wake_a_waiting_poll() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", 3)
-            reader = Reader(client)
-            for index in range(3):
-                reader.add(index)
-            assert await reader.poll() == [0, 1, 2]
-            assert await reader.poll() == []
-            reader.post(max_wait=60_000)
-            await until(lambda: world.services.fetch_sessions.figures() == (1, 3, 0), "the session is there")
-            await appended(world, "t", b"a", partition=1)
-            assert await reader.receive() == [1]
-            assert reader.records[1] == [(0, b"a")]
-            assert await reader.poll() == []  # the client named its new offset, there is nothing behind it
-
-    run(work())
+async def test_idle_partitions_are_not_answered_and_wake_a_waiting_poll() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", 3)
+        reader = Reader(client)
+        for index in range(3):
+            reader.add(index)
+        assert await reader.poll() == [0, 1, 2]
+        assert await reader.poll() == []
+        reader.post(max_wait=60_000)
+        await until(lambda: world.services.fetch_sessions.figures() == (1, 3, 0), "the session is there")
+        await appended(world, "t", b"a", partition=1)
+        assert await reader.receive() == [1]
+        assert reader.records[1] == [(0, b"a")]
+        assert await reader.poll() == []  # the client named its new offset, there is nothing behind it
 
 
-def test_the_first_partition_cannot_keep_the_others_out() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", 3)
-            reader = Reader(client)
-            for index in range(3):
-                reader.add(index)
-                await appended(world, "t", *[b"%d" % n + bytes(200) for n in range(5)], partition=index)
-            assert await reader.poll(max_bytes=1) == [0, 1, 2]
-            served = []
-            while sum(len(records) for records in reader.records.values()) < 15:
-                served += await reader.poll(max_bytes=1)
-            assert served[:5] == [1, 2, 0, 1, 2]
-
-    run(work())
+async def test_the_first_partition_cannot_keep_the_others_out() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", 3)
+        reader = Reader(client)
+        for index in range(3):
+            reader.add(index)
+            await appended(world, "t", *[b"%d" % n + bytes(200) for n in range(5)], partition=index)
+        assert await reader.poll(max_bytes=1) == [0, 1, 2]
+        served = []
+        while sum(len(records) for records in reader.records.values()) < 15:
+            served += await reader.poll(max_bytes=1)
+        assert served[:5] == [1, 2, 0, 1, 2]
 
 
-def test_what_does_not_fit_the_session_is_told() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            topic = await world.topic("t")
-            first = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
-            session = first.session_id
-            assert session > 0
-            assert (await fetch(client, 11, {}, session_id=session, session_epoch=1)).error_code == 0
-            assert (await fetch(client, 11, {}, session_id=session, session_epoch=1)).error_code == 71
-            assert (await fetch(client, 11, {}, session_id=session + 1, session_epoch=2)).error_code == 70
-            assert (await fetch(client, 11, {}, session_id=0, session_epoch=3)).error_code == 71
-            by_id = {uuid.UUID(bytes=topic.id): {0: 0}}
-            assert (await fetch(client, 13, by_id, session_id=session, session_epoch=2)).error_code == 106
-            assert (await fetch(client, 11, {}, session_id=session, session_epoch=2)).error_code == 0
-            last = await fetch(client, 11, {"t": {0: 0}}, session_id=session, session_epoch=-1)
-            assert (last.error_code, last.session_id) == (0, 0)
-            assert (await fetch(client, 11, {}, session_id=session, session_epoch=3)).error_code == 70
-            assert world.services.fetch_sessions.figures() == (0, 0, 0)
-            twice = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
-            again = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0, session_id=twice.session_id)
-            assert again.session_id not in (0, twice.session_id)
-            assert world.services.fetch_sessions.figures() == (1, 1, 0)
-
-    run(work())
+async def test_what_does_not_fit_the_session_is_told() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t")
+        first = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
+        session = first.session_id
+        assert session > 0
+        assert (await fetch(client, 11, {}, session_id=session, session_epoch=1)).error_code == 0
+        assert (await fetch(client, 11, {}, session_id=session, session_epoch=1)).error_code == 71
+        assert (await fetch(client, 11, {}, session_id=session + 1, session_epoch=2)).error_code == 70
+        assert (await fetch(client, 11, {}, session_id=0, session_epoch=3)).error_code == 71
+        by_id = {uuid.UUID(bytes=topic.id): {0: 0}}
+        assert (await fetch(client, 13, by_id, session_id=session, session_epoch=2)).error_code == 106
+        assert (await fetch(client, 11, {}, session_id=session, session_epoch=2)).error_code == 0
+        last = await fetch(client, 11, {"t": {0: 0}}, session_id=session, session_epoch=-1)
+        assert (last.error_code, last.session_id) == (0, 0)
+        assert (await fetch(client, 11, {}, session_id=session, session_epoch=3)).error_code == 70
+        assert world.services.fetch_sessions.figures() == (0, 0, 0)
+        twice = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0)
+        again = await fetch(client, 11, {"t": {0: 0}}, session_epoch=0, session_id=twice.session_id)
+        assert again.session_id not in (0, twice.session_id)
+        assert world.services.fetch_sessions.figures() == (1, 1, 0)
 
 
-def test_a_partition_that_leaves_tells_its_error_until_it_is_forgotten() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            topic = await world.topic("t", 2)
+async def test_a_partition_that_leaves_tells_its_error_until_it_is_forgotten() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 2)
+        first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+        named = {"session_id": first.session_id, "max_wait": 60_000}
+        log = world.partitions.logs[topic.id, 1]
+        client.post(fetch_request(11, {}, session_epoch=1, **named))
+        await until(lambda: log.watermark_listeners > 0, "the poll waits")
+        del world.partitions.logs[topic.id, 1]
+        await log.close()
+        for epoch in (1, 2):
+            response = await (client.receive() if epoch == 1 else fetch(client, 11, {}, session_epoch=2, **named))
+            assert [(one.partition_index, one.error_code) for one in response.responses[0].partitions] == [(1, 6)]
+        await world.open(topic, 1)
+        await appended(world, "t", b"back", partition=1)
+        response = await fetch(client, 11, {}, session_epoch=3, **named)
+        assert values(part(response).records) == [(0, b"back")]
+
+
+async def test_a_client_that_hangs_up_in_a_poll_leaves_nothing() -> None:
+    async with KafkaWorld() as world:
+        await world.topic("t", 2)
+        logs = [world.log("t", index) for index in range(2)]
+        async with world.client() as client:
             first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
-            named = {"session_id": first.session_id, "max_wait": 60_000}
-            log = world.partitions.logs[topic.id, 1]
-            client.post(fetch_request(11, {}, session_epoch=1, **named))
-            await until(lambda: bool(log._watchers), "the poll waits")
-            del world.partitions.logs[topic.id, 1]
-            await log.close()
-            for epoch in (1, 2):
-                response = await (client.receive() if epoch == 1 else fetch(client, 11, {}, session_epoch=2, **named))
-                assert [(one.partition_index, one.error_code) for one in response.responses[0].partitions] == [(1, 6)]
-            await world.open(topic, 1)
-            await appended(world, "t", b"back", partition=1)
-            response = await fetch(client, 11, {}, session_epoch=3, **named)
-            assert values(part(response).records) == [(0, b"back")]
-
-    run(work())
+            assert all(log.watermark_listeners == 1 for log in logs)
+            client.post(fetch_request(11, {}, session_id=first.session_id, session_epoch=1, max_wait=60_000))
+            await until(lambda: world.server.in_flight_bytes > 0, "the poll waits")
+        await until(lambda: world.services.fetch_sessions.figures() == (0, 0, 0), "the session is gone")
+        assert not any(log.watermark_listeners for log in logs)
 
 
-def test_a_client_that_hangs_up_in_a_poll_leaves_nothing() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world:
-            await world.topic("t", 2)
-            logs = [world.log("t", index) for index in range(2)]
-            async with world.client() as client:
-                first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
-                assert all(len(log._watchers or ()) == 1 for log in logs)
-                client.post(fetch_request(11, {}, session_id=first.session_id, session_epoch=1, max_wait=60_000))
-                await until(lambda: world.server.in_flight_bytes > 0, "the poll waits")
-            await until(lambda: world.services.fetch_sessions.figures() == (0, 0, 0), "the session is gone")
-            assert not any(log._watchers for log in logs)
-
-    run(work())
-
-
-def test_without_room_a_session_is_declined_and_everything_answered() -> None:
-    async def work() -> None:
-        async with (
-            KafkaWorld(kafka=KafkaSettings(port=0, fetch_session_partitions=4)) as world,
-            world.client() as client,
-        ):
-            await world.topic("t", 4)
-            await appended(world, "t", b"a")
-            first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
-            assert first.session_id
-            declined = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
-            assert declined.session_id == 0 and values(part(declined).records) == [(0, b"a")]
-            grown = await fetch(client, 11, {"t": {2: 0, 3: 0}}, session_id=first.session_id, session_epoch=1)
-            assert grown.error_code == 70
-            assert world.services.fetch_sessions.figures() == (0, 0, 0)
-
-    run(work())
+async def test_without_room_a_session_is_declined_and_everything_answered() -> None:
+    async with (
+        KafkaWorld(kafka=KafkaSettings(port=0, fetch_session_partitions=4)) as world,
+        world.client() as client,
+    ):
+        await world.topic("t", 4)
+        await appended(world, "t", b"a")
+        first = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+        assert first.session_id
+        declined = await fetch(client, 11, {"t": {0: 0, 1: 0}}, session_epoch=0)
+        assert declined.session_id == 0 and values(part(declined).records) == [(0, b"a")]
+        grown = await fetch(client, 11, {"t": {2: 0, 3: 0}}, session_id=first.session_id, session_epoch=1)
+        assert grown.error_code == 70
+        assert world.services.fetch_sessions.figures() == (0, 0, 0)
 
 
 def request(partitions: int, session_id: int = 0, epoch: int = 0) -> FetchRequest:

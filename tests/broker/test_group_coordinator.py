@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
-from broker.groups.members import MemberIdentity
-from broker.groups.messages import JoinRequest
-from broker.groups.offsets_topic import OFFSETS_TOPIC, java_hash, partition_for
-from broker.groups.records import OffsetKey, OffsetValue, parse_key
-from broker.groups.state import GroupState
-from controller.model import BrokerRecord, TopicRecord
-from controller.tables import Mutation
-from runtime.errors import CorruptData, NotLeader, Overloaded, Unavailable
-from storage.record_batch import Record, build_batch
-from storage.wal import WalFailed, WalFull
-from tests.support.group_world import Consumer, FakeLog, World, run
+from tests.support.group_world import VIRTUAL_LOOP, Consumer, FakeLog, World
+from tidelog.batch.batch import Record, build_batch
+from tidelog.broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
+from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.messages import JoinRequest
+from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC, java_hash, partition_for
+from tidelog.broker.groups.records import OffsetKey, OffsetValue, parse_key
+from tidelog.broker.groups.state import GroupState
+from tidelog.controller.machine.tables import RowChange
+from tidelog.controller.model.records import BrokerRecord, TopicRecord
+from tidelog.runtime.errors import CorruptData, NotLeader, Overloaded, Unavailable
+from tidelog.storage.wal.base import WalFailed, WalFull
+
+LOOPS = VIRTUAL_LOOP
 
 NOBODY = MemberIdentity("")
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        run(test(*args, **kwargs))
-
-    return wrapped
 
 
 async def commit(
@@ -70,7 +63,6 @@ def test_the_smallest_hash_goes_to_partition_0_as_in_kafka() -> None:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_a_group_forms_and_each_member_gets_its_assignment() -> None:
     async with World(initial_rebalance_delay_ms=3_000) as world:
         members = [Consumer(world) for _ in range(3)]
@@ -82,7 +74,6 @@ async def test_a_group_forms_and_each_member_gets_its_assignment() -> None:
         assert [member.heartbeat() for member in members] == [GroupError.NONE] * 3
 
 
-@virtual
 async def test_a_sync_is_answered_only_after_its_record_is_confirmed() -> None:
     async with World() as world:
         world.storage.auto_confirm = False
@@ -95,7 +86,6 @@ async def test_a_sync_is_answered_only_after_its_record_is_confirmed() -> None:
         assert (await waiting).assignment == b"x"
 
 
-@virtual
 async def test_sessions_end_on_the_loops_timer() -> None:
     async with World() as world:
         member = Consumer(world, session_ms=6_000)
@@ -109,7 +99,6 @@ async def test_sessions_end_on_the_loops_timer() -> None:
         assert description.state is GroupState.EMPTY
 
 
-@virtual
 async def test_a_client_that_disconnects_while_joining_leaks_nothing() -> None:
     async with World(initial_rebalance_delay_ms=3_000) as world:
         member = Consumer(world)
@@ -124,7 +113,6 @@ async def test_a_client_that_disconnects_while_joining_leaks_nothing() -> None:
         assert description is None or description.members == ()
 
 
-@virtual
 async def test_a_refused_join_leaves_no_group_behind() -> None:
     async with World() as world:
         assert (await Consumer(world, protocols=()).join()).error is GroupError.INCONSISTENT_GROUP_PROTOCOL
@@ -135,7 +123,6 @@ async def test_a_refused_join_leaves_no_group_behind() -> None:
         assert world.coordinator.stats()["groups"] == 0
 
 
-@virtual
 async def test_an_id_that_is_never_used_is_forgotten_with_its_group() -> None:
     async with World() as world:
         first = JoinRequest(NOBODY, "client", "/h", 10_000, 30_000, "consumer", (("range", b""),))
@@ -148,7 +135,6 @@ async def test_an_id_that_is_never_used_is_forgotten_with_its_group() -> None:
 # --- offsets ----------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_offsets_are_visible_only_when_durable() -> None:
     async with World() as world:
         world.storage.auto_confirm = False
@@ -162,7 +148,6 @@ async def test_offsets_are_visible_only_when_durable() -> None:
         }
 
 
-@virtual
 async def test_many_commits_share_a_batch_and_the_last_one_counts() -> None:
     async with World() as world:
         results = await asyncio.gather(*(commit(world, "g", offset) for offset in range(500)))
@@ -171,7 +156,6 @@ async def test_many_commits_share_a_batch_and_the_last_one_counts() -> None:
         assert len(world.log.batches) < 10
 
 
-@virtual
 async def test_a_commit_with_a_generation_to_a_group_that_is_not_there_is_refused() -> None:
     async with World() as world:
         value = OffsetValue(1, -1, "", 0)
@@ -180,7 +164,6 @@ async def test_a_commit_with_a_generation_to_a_group_that_is_not_there_is_refuse
         assert world.coordinator.describe("g") is None
 
 
-@virtual
 async def test_a_simple_consumers_offsets_expire_after_the_retention() -> None:
     async with World(offsets_retention_ms=60_000, offsets_check_interval_ms=10_000) as world:
         await commit(world, "g", 1)
@@ -195,7 +178,6 @@ async def test_a_simple_consumers_offsets_expire_after_the_retention() -> None:
         assert world.coordinator.stats()["offsets"] == 0
 
 
-@virtual
 async def test_offsets_of_a_live_group_stay_and_the_retention_counts_from_when_it_empties() -> None:
     async with World(offsets_retention_ms=60_000, offsets_check_interval_ms=10_000) as world:
         member = Consumer(world, protocol_type="connect")
@@ -214,7 +196,6 @@ async def test_offsets_of_a_live_group_stay_and_the_retention_counts_from_when_i
         assert world.coordinator.describe("g") is None
 
 
-@virtual
 async def test_a_deleted_topic_takes_its_offsets_along() -> None:
     async with World() as world:
         world.controller.add_topic("others", 1)
@@ -229,7 +210,6 @@ async def test_a_deleted_topic_takes_its_offsets_along() -> None:
         assert committed(world, "g") is None
 
 
-@virtual
 async def test_a_topic_deleted_while_the_partition_loads_takes_its_offsets_along() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -244,7 +224,6 @@ async def test_a_topic_deleted_while_the_partition_loads_takes_its_offsets_along
         assert world.coordinator.stats()["offsets"] == 0
 
 
-@virtual
 async def test_a_topic_that_was_deleted_and_made_again_unseen_by_its_coordinator_has_no_offsets() -> None:
     async with World() as world:
         old = world.topic
@@ -268,7 +247,6 @@ async def test_a_topic_that_was_deleted_and_made_again_unseen_by_its_coordinator
 # --- deleting ---------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_deleting_groups() -> None:
     async with World() as world:
         member = Consumer(world)
@@ -285,7 +263,6 @@ async def test_deleting_groups() -> None:
         assert world.coordinator.list_groups() == []
 
 
-@virtual
 async def test_nobody_gets_into_a_group_that_is_being_deleted() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -300,7 +277,6 @@ async def test_nobody_gets_into_a_group_that_is_being_deleted() -> None:
         assert world.coordinator.stats()["groups"] == 0
 
 
-@virtual
 async def test_a_deletion_that_cannot_be_written_changes_nothing() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -310,7 +286,6 @@ async def test_a_deletion_that_cannot_be_written_changes_nothing() -> None:
         assert await commit(world, "g", 2) is GroupError.NONE
 
 
-@virtual
 async def test_a_removal_is_decided_after_the_commits_before_it() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -327,7 +302,6 @@ async def test_a_removal_is_decided_after_the_commits_before_it() -> None:
         assert world.coordinator.stats()["offsets"] == 0
 
 
-@virtual
 async def test_deleting_offsets() -> None:
     subscription = bytes.fromhex("0001000000010006") + b"orders" + bytes.fromhex("ffffffff")
     async with World() as world:
@@ -352,7 +326,6 @@ async def test_deleting_offsets() -> None:
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_after_a_restart_everything_is_as_it_was() -> None:
     async with World(partitions=4) as world:
         members = [Consumer(world, f"group-{n}", instance=f"i-{n}" if n % 2 else None) for n in range(8)]
@@ -371,7 +344,6 @@ async def test_after_a_restart_everything_is_as_it_was() -> None:
             assert (await member.sync()).assignment == member.member_id.encode()
 
 
-@virtual
 async def test_members_that_died_with_the_coordinator_time_out_after_it_returns() -> None:
     async with World() as world:
         await form(Consumer(world))
@@ -382,7 +354,6 @@ async def test_members_that_died_with_the_coordinator_time_out_after_it_returns(
         assert description.state is GroupState.EMPTY
 
 
-@virtual
 async def test_what_was_not_confirmed_before_a_crash_was_not_acknowledged_either() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -395,7 +366,6 @@ async def test_what_was_not_confirmed_before_a_crash_was_not_acknowledged_either
         assert await waiting is GroupError.NOT_COORDINATOR
 
 
-@virtual
 async def test_records_of_kinds_unknown_here_survive_snapshots() -> None:
     async with World() as world:
         batch = build_batch([Record(0, 1, b"\x00\x63new", b"value"), Record(0, 1, b"\x00\x63old", None)])
@@ -422,7 +392,6 @@ async def _churn(world: World, *, mib: int = 3) -> None:
         total += 80 * 1050
 
 
-@virtual
 async def test_the_log_stays_bounded_under_endless_commits() -> None:
     async with World() as world:
         member = Consumer(world, "live")
@@ -440,7 +409,6 @@ async def test_the_log_stays_bounded_under_endless_commits() -> None:
         assert member.heartbeat() is GroupError.NONE
 
 
-@virtual
 async def test_a_crash_between_the_snapshot_and_the_trim_changes_nothing() -> None:
     async with World() as world:
         member = Consumer(world, "live", session_ms=60_000)
@@ -460,7 +428,6 @@ async def test_a_crash_between_the_snapshot_and_the_trim_changes_nothing() -> No
         assert world.coordinator.committed("g", None) == offsets
 
 
-@virtual
 async def test_a_crash_in_the_middle_of_a_snapshot_changes_nothing() -> None:
     async with World() as world:
         for n in range(40):
@@ -470,7 +437,7 @@ async def test_a_crash_in_the_middle_of_a_snapshot_changes_nothing() -> None:
             ]
             await world.coordinator.commit(f"g-{n}", NOBODY, -1, offsets)
         expected = {f"g-{n}": world.coordinator.committed(f"g-{n}", None) for n in range(40)}
-        live = list(world.coordinator._shards.get(0).store.live_records())
+        live = list(dict(world.log.records()).items())
         half = [Record(0, 1, key, value) for key, value in live[: len(live) // 2]]
         world.log.append_internal(memoryview(build_batch(half)))
         await asyncio.sleep(1)
@@ -478,7 +445,6 @@ async def test_a_crash_in_the_middle_of_a_snapshot_changes_nothing() -> None:
         assert {group: world.coordinator.committed(group, None) for group in expected} == expected
 
 
-@virtual
 async def test_a_log_whose_content_is_all_live_is_left_alone() -> None:
     async with World() as world:
         for n in range(300):
@@ -493,7 +459,6 @@ async def test_a_log_whose_content_is_all_live_is_left_alone() -> None:
         assert len(world.log.trims) == rewrites <= 1
 
 
-@virtual
 async def test_a_snapshot_of_nothing_empties_the_log() -> None:
     async with World() as world:
         await _churn(world, mib=1)
@@ -509,7 +474,6 @@ async def test_a_snapshot_of_nothing_empties_the_log() -> None:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_a_full_wal_is_waited_for() -> None:
     async with World() as world:
         world.log.errors = [WalFull("full"), WalFull("full")]
@@ -521,7 +485,6 @@ async def test_a_full_wal_is_waited_for() -> None:
         assert await waiting is GroupError.NONE
 
 
-@virtual
 async def test_a_wal_that_stays_full_is_a_retriable_error() -> None:
     async with World() as world:
         world.log.errors = [Overloaded("full")] * 10_000
@@ -533,7 +496,6 @@ async def test_a_wal_that_stays_full_is_a_retriable_error() -> None:
         assert committed(world, "g") == 2
 
 
-@virtual
 async def test_a_group_goes_on_when_the_wal_has_room_again() -> None:
     async with World() as world:
         world.log.errors = [Overloaded("full")] * 10_000
@@ -544,7 +506,6 @@ async def test_a_group_goes_on_when_the_wal_has_room_again() -> None:
         assert (await member.run_round()).error is GroupError.NONE
 
 
-@virtual
 async def test_a_commit_that_is_not_confirmed_in_time_is_a_retriable_error_and_may_count_later() -> None:
     async with World() as world:
         world.storage.auto_confirm = False
@@ -556,7 +517,6 @@ async def test_a_commit_that_is_not_confirmed_in_time_is_a_retriable_error_and_m
 
 
 @pytest.mark.parametrize("error", [NotLeader("moved"), WalFailed("disk")])
-@virtual
 async def test_a_partition_that_is_lost_while_persisting_is_not_coordinated_any_more(error: Any) -> None:
     async with World() as world:
         member = Consumer(world)
@@ -567,7 +527,6 @@ async def test_a_partition_that_is_lost_while_persisting_is_not_coordinated_any_
             member.heartbeat()
 
 
-@virtual
 async def test_a_confirm_offset_that_fails_loses_the_partition() -> None:
     async with World() as world:
         world.storage.auto_confirm = False
@@ -579,7 +538,6 @@ async def test_a_confirm_offset_that_fails_loses_the_partition() -> None:
             committed(world, "g")
 
 
-@virtual
 async def test_a_partition_that_moves_away_answers_all_who_wait() -> None:
     async with World(initial_rebalance_delay_ms=3_000) as world:
         joining = [asyncio.create_task(Consumer(world).join()) for _ in range(3)]
@@ -594,7 +552,6 @@ async def test_a_partition_that_moves_away_answers_all_who_wait() -> None:
             await Consumer(world).join()
 
 
-@virtual
 async def test_while_a_partition_loads_clients_are_told_so() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -610,7 +567,6 @@ async def test_while_a_partition_loads_clients_are_told_so() -> None:
         assert committed(world, "g") == 1
 
 
-@virtual
 async def test_requests_wait_while_a_partition_loads() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -630,7 +586,6 @@ async def test_requests_wait_while_a_partition_loads() -> None:
         assert (await joining).error is GroupError.NONE
 
 
-@virtual
 async def test_a_partition_that_does_not_come_in_time_is_told_as_loading() -> None:
     async with World() as world:
         log = world.log
@@ -641,7 +596,6 @@ async def test_a_partition_that_does_not_come_in_time_is_told_as_loading() -> No
         world.partitions.open(log)
 
 
-@virtual
 async def test_who_waits_while_a_partition_leaves_is_sent_away_when_its_new_owner_is_known() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -663,7 +617,6 @@ async def test_who_waits_while_a_partition_leaves_is_sent_away_when_its_new_owne
         assert (await world.coordinator.find("g")).id == 2
 
 
-@virtual
 async def test_loading_waits_for_what_is_not_confirmed_yet() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -682,7 +635,6 @@ async def test_loading_waits_for_what_is_not_confirmed_yet() -> None:
         assert committed(world, "g") == 2
 
 
-@virtual
 async def test_a_partition_that_opens_is_loading_even_before_its_log_is_there() -> None:
     async with World() as world:
         log = world.log
@@ -695,7 +647,6 @@ async def test_a_partition_that_opens_is_loading_even_before_its_log_is_there() 
         assert committed(world, "g") is None
 
 
-@virtual
 async def test_a_corrupt_partition_is_loud_and_not_served_until_it_is_restored() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -712,7 +663,6 @@ async def test_a_corrupt_partition_is_loud_and_not_served_until_it_is_restored()
         assert committed(world, "g") == 1
 
 
-@virtual
 async def test_a_newer_log_of_the_same_partition_replaces_the_older_and_not_the_other_way() -> None:
     async with World() as world:
         await commit(world, "g", 1)
@@ -720,7 +670,7 @@ async def test_a_newer_log_of_the_same_partition_replaces_the_older_and_not_the_
         new = old.reopened(world.storage)
         await world.coordinator.load_partition(new)  # type: ignore[arg-type]
         await world.coordinator.load_partition(old)  # type: ignore[arg-type]
-        world.coordinator._shards.partition_closed(old)  # type: ignore[arg-type]
+        world.partitions.tell_closed(old)
         assert await commit(world, "g", 2) is GroupError.NONE
         assert parse_key(new.records()[-1][0]) == OffsetKey("g", "orders", 0)
         assert len(new.batches) == len(old.batches) + 1
@@ -739,7 +689,6 @@ def _open_all(world: World) -> Callable[[TopicRecord], None]:
     return opened
 
 
-@virtual
 async def test_the_first_question_creates_the_topic_once_and_waits_until_the_group_can_be_served() -> None:
     async with World(partitions=4, create=False) as world:
         world.controller.on_created = _open_all(world)
@@ -751,7 +700,6 @@ async def test_the_first_question_creates_the_topic_once_and_waits_until_the_gro
         await form(Consumer(world, "g-1"))
 
 
-@virtual
 async def test_a_topic_that_cannot_be_created_is_a_retriable_error() -> None:
     async with World(create=False) as world:
         world.controller.create_errors = [Unavailable("controller")]
@@ -761,19 +709,17 @@ async def test_a_topic_that_cannot_be_created_is_a_retriable_error() -> None:
             world.coordinator.committed("g", None)
 
 
-@virtual
 async def test_a_partition_without_a_leader_is_waited_for_a_little() -> None:
     async with World() as world:
         broker = world.controller.image.brokers[1]
         gone = BrokerRecord(1, "c", "127.0.0.1", 9092, "", "", "i", 1, False)
-        world.controller.apply(Mutation("brokers", 1, gone))
+        world.controller.apply(RowChange("brokers", 1, gone))
         with pytest.raises(CoordinatorNotAvailable):
             await world.coordinator.find("g")
-        asyncio.get_running_loop().call_later(1, world.controller.apply, Mutation("brokers", 1, broker))
+        asyncio.get_running_loop().call_later(1, world.controller.apply, RowChange("brokers", 1, broker))
         assert (await world.coordinator.find("g")).id == 1
 
 
-@virtual
 async def test_groups_of_many_partitions_are_listed_together() -> None:
     async with World(partitions=8) as world:
         for n in range(20):

@@ -13,12 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.groups.errors import GroupError as E
-from broker.groups.messages import JoinResult
-from broker.groups.records import GroupValue, encode_group_value, parse_group_value
-from broker.groups.state import ClassicGroup
-from broker.groups.state import GroupState as S
 from tests.support.group_driver import Driver
+from tidelog.broker.groups.errors import GroupError as E
+from tidelog.broker.groups.messages import JoinResult
+from tidelog.broker.groups.records import GroupValue, encode_group_value, parse_group_value
+from tidelog.broker.groups.state import ClassicGroup
+from tidelog.broker.groups.state import GroupState as S
 
 SLOTS = st.integers(0, 5)
 PROTOCOLS = st.sampled_from([("range",), ("range", "sticky"), ("sticky", "range")])
@@ -141,10 +141,10 @@ class Groups(RuleBasedStateMachine):
         value = parse_group_value(encode_group_value(self.d.log[-1]))
         unanswered = self.asked - self.d.answers.keys()
         self.d.group.shut(E.NOT_COORDINATOR)
-        self.d._collect()
+        self.d.collect()
         assert unanswered <= self.d.answers.keys(), "a waiter was lost with the coordinator"
         self.d.persists.clear()
-        self.d.group = ClassicGroup.load("g", value, self.d.limits, self.d.group._rng, self.d.now)
+        self.d.group = ClassicGroup.load("g", value, self.d.limits, self.d.rng, self.d.now)
         self.check_loaded(value)
         self.generation = value.generation
         for later in [generation for generation in self.told if generation > value.generation]:

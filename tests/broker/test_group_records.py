@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.groups.records import (
+from tidelog.batch.errors import CorruptRecord
+from tidelog.broker.groups.records import (
     GroupKey,
     GroupValue,
     MemberValue,
@@ -23,8 +24,7 @@ from broker.groups.records import (
     parse_key,
     parse_offset_value,
 )
-from runtime.errors import InvalidInput
-from storage.record_errors import CorruptRecord
+from tidelog.runtime.errors import InvalidInput
 
 TEXT = st.text(max_size=40)
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)

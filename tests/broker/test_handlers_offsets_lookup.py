@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from broker.producer_ids import ProducerIds
-from broker.wire import schema
-from runtime.errors import Unavailable
-from storage.record_batch import Compression, Record, build_batch
+from tests.support import schema
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
+from tidelog.batch.batch import Compression, Record, build_batch
+from tidelog.broker.kafka.producer_ids import ProducerIds
+from tidelog.runtime.errors import Unavailable
 
 LIST_OFFSETS, INIT_PRODUCER_ID, LEADER_EPOCH = 2, 22, 23
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
 
 
 async def appended(world: KafkaWorld, *batches: bytes) -> None:
@@ -61,120 +56,102 @@ async def list_offsets(
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_every_version_finds_special_offsets_and_timestamps(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            await appended(world, *[batch(b"a", b"b", timestamp=1000 * n) for n in (1, 3, 2)])
-            await world.log("t").delete_records(2)
-            assert await list_offsets(client, version, -1, -2) == [(0, 6, -1), (0, 2, -1)]
-            assert await list_offsets(client, version, 0, 2001, 3001, 9999) == [
-                (0, 2, 3000),
-                (0, 2, 3000),
-                (0, 3, 3001),
-                (0, -1, -1),
-            ]
-            expected = {
-                -3: (0, 3, 3001) if version >= 7 else (35, -1, -1),
-                -4: (0, 2, -1) if version >= 8 else (35, -1, -1),
-                -5: (0, -1, -1) if version >= 9 else (35, -1, -1),
-                -6: (35, -1, -1),
-            }
-            assert await list_offsets(client, version, *expected) == list(expected.values())
-
-    run(work())
+async def test_every_version_finds_special_offsets_and_timestamps(version: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        await appended(world, *[batch(b"a", b"b", timestamp=1000 * n) for n in (1, 3, 2)])
+        await world.log("t").delete_records(2)
+        assert await list_offsets(client, version, -1, -2) == [(0, 6, -1), (0, 2, -1)]
+        assert await list_offsets(client, version, 0, 2001, 3001, 9999) == [
+            (0, 2, 3000),
+            (0, 2, 3000),
+            (0, 3, 3001),
+            (0, -1, -1),
+        ]
+        expected = {
+            -3: (0, 3, 3001) if version >= 7 else (35, -1, -1),
+            -4: (0, 2, -1) if version >= 8 else (35, -1, -1),
+            -5: (0, -1, -1) if version >= 9 else (35, -1, -1),
+            -6: (35, -1, -1),
+        }
+        assert await list_offsets(client, version, *expected) == list(expected.values())
 
 
-def test_the_leader_epoch_of_an_offset_is_told_from_version_4() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            topic = await world.topic("t")
-            await appended(world, batch(b"a", timestamp=1000))
-            first = world.log("t").leader_epoch
-            await world.log("t").close()
-            await world.open(topic, 0, leader_epoch=first + 3)
-            make = schema.request(LIST_OFFSETS, 4).make
-            for timestamp, epoch in ((-2, first), (500, first), (-1, first + 3)):
-                partition = make(
-                    "ListOffsetsPartition", partition_index=0, timestamp=timestamp, current_leader_epoch=first + 3
-                )
-                topics = [make("ListOffsetsTopic", name="t", partitions=[partition])]
-                response = await client.send(LIST_OFFSETS, 4, replica_id=-1, isolation_level=0, topics=topics)
-                assert response.topics[0].partitions[0].leader_epoch == epoch
-
-    run(work())
+async def test_the_leader_epoch_of_an_offset_is_told_from_version_4() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t")
+        await appended(world, batch(b"a", timestamp=1000))
+        first = world.log("t").leader_epoch
+        await world.log("t").close()
+        await world.open(topic, 0, leader_epoch=first + 3)
+        make = schema.request(LIST_OFFSETS, 4).make
+        for timestamp, epoch in ((-2, first), (500, first), (-1, first + 3)):
+            partition = make(
+                "ListOffsetsPartition", partition_index=0, timestamp=timestamp, current_leader_epoch=first + 3
+            )
+            topics = [make("ListOffsetsTopic", name="t", partitions=[partition])]
+            response = await client.send(LIST_OFFSETS, 4, replica_id=-1, isolation_level=0, topics=topics)
+            assert response.topics[0].partitions[0].leader_epoch == epoch
 
 
-def test_latest_is_the_last_stable_offset_for_a_committed_reader() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            open_transaction = batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-            await appended(world, batch(b"a"), open_transaction)
-            assert await list_offsets(client, 5, -1, isolation_level=1) == [(0, 1, -1)]
-            assert await list_offsets(client, 5, -1) == [(0, 2, -1)]
-
-    run(work())
+async def test_latest_is_the_last_stable_offset_for_a_committed_reader() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        open_transaction = batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        await appended(world, batch(b"a"), open_transaction)
+        assert await list_offsets(client, 5, -1, isolation_level=1) == [(0, 1, -1)]
+        assert await list_offsets(client, 5, -1) == [(0, 2, -1)]
 
 
-def test_what_is_not_confirmed_is_not_listed() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            world.hold()
-            world.log("t").append_internal(batch(b"a", timestamp=1000))
-            assert await list_offsets(client, 5, -1, 0) == [(0, 0, -1), (0, -1, -1)]
-
-    run(work())
+async def test_what_is_not_confirmed_is_not_listed() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        world.hold()
+        world.log("t").append_internal(batch(b"a", timestamp=1000))
+        assert await list_offsets(client, 5, -1, 0) == [(0, 0, -1), (0, -1, -1)]
 
 
-def test_list_offsets_errors_are_per_partition() -> None:
-    async def work() -> None:
-        async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
-            await world.topic("t", 2)
-            await world.controller.create_topic("u", 1, {}, assignment=[2])
-            assert await list_offsets(client, 5, -1, partitions=[0, 9]) == [(0, 0, -1), (3, -1, -1)]
-            assert await list_offsets(client, 5, -1, partitions=[0, 1, 0]) == [(42, -1, -1), (0, 0, -1), (42, -1, -1)]
-            assert await list_offsets(client, 5, -1, topic="missing") == [(3, -1, -1)]
-            assert await list_offsets(client, 5, -1, topic="u") == [(6, -1, -1)]
-            epoch = world.log("t").leader_epoch
-            assert await list_offsets(client, 5, -1, epoch=epoch - 1) == [(74, -1, -1)]
-            assert await list_offsets(client, 5, -1, epoch=epoch + 1) == [(75, -1, -1)]
-
-    run(work())
+async def test_list_offsets_errors_are_per_partition() -> None:
+    async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+        await world.topic("t", 2)
+        await world.controller.create_topic("u", 1, {}, assignment=[2])
+        assert await list_offsets(client, 5, -1, partitions=[0, 9]) == [(0, 0, -1), (3, -1, -1)]
+        assert await list_offsets(client, 5, -1, partitions=[0, 1, 0]) == [(42, -1, -1), (0, 0, -1), (42, -1, -1)]
+        assert await list_offsets(client, 5, -1, topic="missing") == [(3, -1, -1)]
+        assert await list_offsets(client, 5, -1, topic="u") == [(6, -1, -1)]
+        epoch = world.log("t").leader_epoch
+        assert await list_offsets(client, 5, -1, epoch=epoch - 1) == [(74, -1, -1)]
+        assert await list_offsets(client, 5, -1, epoch=epoch + 1) == [(75, -1, -1)]
 
 
 # --- OffsetForLeaderEpoch ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", range(2, 5))
-def test_the_end_of_an_epoch_is_found(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            topic = await world.topic("t")
-            await appended(world, batch(b"a", b"b"))
-            first = world.log("t").leader_epoch
-            await world.log("t").close()
-            await world.open(topic, 0, leader_epoch=first + 3)
-            await appended(world, batch(b"c"))
-            make = schema.request(LEADER_EPOCH, version).make
+async def test_the_end_of_an_epoch_is_found(version: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t")
+        await appended(world, batch(b"a", b"b"))
+        first = world.log("t").leader_epoch
+        await world.log("t").close()
+        await world.open(topic, 0, leader_epoch=first + 3)
+        await appended(world, batch(b"c"))
+        make = schema.request(LEADER_EPOCH, version).make
 
-            async def ask(epoch: int, current: int = -1, name: str = "t") -> tuple[int, int, int]:
-                wanted = make("OffsetForLeaderPartition", partition=0, current_leader_epoch=current, leader_epoch=epoch)
-                topics = [make("OffsetForLeaderTopic", topic=name, partitions=[wanted])]
-                fields = {"replica_id": -1} if version >= 3 else {}
-                (found,) = (await client.send(LEADER_EPOCH, version, topics=topics, **fields)).topics[0].partitions
-                return found.error_code, found.leader_epoch, found.end_offset
+        async def ask(epoch: int, current: int = -1, name: str = "t") -> tuple[int, int, int]:
+            wanted = make("OffsetForLeaderPartition", partition=0, current_leader_epoch=current, leader_epoch=epoch)
+            topics = [make("OffsetForLeaderTopic", topic=name, partitions=[wanted])]
+            fields = {"replica_id": -1} if version >= 3 else {}
+            (found,) = (await client.send(LEADER_EPOCH, version, topics=topics, **fields)).topics[0].partitions
+            return found.error_code, found.leader_epoch, found.end_offset
 
-            assert await ask(first) == (0, first, 2)
-            assert await ask(first + 2) == (0, first, 2)
-            assert await ask(first + 3) == (0, first + 3, 3)
-            assert await ask(first + 4) == (0, -1, -1)
-            assert await ask(first, current=first) == (74, -1, -1)
-            assert await ask(first, current=first + 9) == (75, -1, -1)
-            assert await ask(first, name="missing") == (3, -1, -1)
-
-    run(work())
+        assert await ask(first) == (0, first, 2)
+        assert await ask(first + 2) == (0, first, 2)
+        assert await ask(first + 3) == (0, first + 3, 3)
+        assert await ask(first + 4) == (0, -1, -1)
+        assert await ask(first, current=first) == (74, -1, -1)
+        assert await ask(first, current=first + 9) == (75, -1, -1)
+        assert await ask(first, name="missing") == (3, -1, -1)
 
 
 # --- InitProducerId ------------------------------------------------------------------------------------------------
@@ -188,39 +165,30 @@ async def init_producer_id(client: KafkaClient, version: int, transactional_id: 
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_every_producer_gets_an_id_of_its_own(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            answers = [await init_producer_id(client, version) for _ in range(3)]
-            assert {(answer.error_code, answer.producer_epoch) for answer in answers} == {(0, 0)}
-            assert len({answer.producer_id for answer in answers}) == 3
-
-    run(work())
+async def test_every_producer_gets_an_id_of_its_own(version: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        answers = [await init_producer_id(client, version) for _ in range(3)]
+        assert {(answer.error_code, answer.producer_epoch) for answer in answers} == {(0, 0)}
+        assert len({answer.producer_id for answer in answers}) == 3
 
 
-def test_transactions_are_clearly_refused() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            refused = await init_producer_id(client, 4, "tx")
-            assert (refused.error_code, refused.producer_id, refused.producer_epoch) == (35, -1, -1)
-            assert (await init_producer_id(client, 4, "")).error_code == 42
-
-    run(work())
+async def test_transactions_are_clearly_refused() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        refused = await init_producer_id(client, 4, "tx")
+        assert (refused.error_code, refused.producer_id, refused.producer_epoch) == (35, -1, -1)
+        assert (await init_producer_id(client, 4, "")).error_code == 42
 
 
-def test_without_a_controller_a_producer_is_told_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
+async def test_without_a_controller_a_producer_is_told_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with KafkaWorld() as world, world.client() as client:
 
-            async def away(*args: Any) -> Any:
-                raise Unavailable("the controller does not answer")
+        async def away(*args: Any) -> Any:
+            raise Unavailable("the controller does not answer")
 
-            with monkeypatch.context() as patch:
-                patch.setattr(world.controller, "allocate_producer_ids", away)
-                assert (await init_producer_id(client, 4)).error_code == 14
-            assert (await init_producer_id(client, 4)).error_code == 0
-
-    run(work())
+        with monkeypatch.context() as patch:
+            patch.setattr(world.controller, "allocate_producer_ids", away)
+            assert (await init_producer_id(client, 4)).error_code == 14
+        assert (await init_producer_id(client, 4)).error_code == 0
 
 
 class Blocks:
@@ -241,58 +209,46 @@ class Blocks:
         return self.given * 1000, 10
 
 
-def test_producer_ids_are_never_given_twice() -> None:
-    async def work() -> None:
-        blocks = Blocks()
-        ids = ProducerIds(blocks, 4, lambda: 9)
-        given = await asyncio.gather(*(ids.next_id() for _ in range(95)))
-        assert len(set(given)) == 95 and all(value >= 1000 for value in given)
-        assert blocks.given <= 11
-        await ids.close()
-
-    run(work())
+async def test_producer_ids_are_never_given_twice() -> None:
+    blocks = Blocks()
+    ids = ProducerIds(blocks, 4, lambda: 9)
+    given = await asyncio.gather(*(ids.next_id() for _ in range(95)))
+    assert len(set(given)) == 95 and all(value >= 1000 for value in given)
+    assert blocks.given <= 11
+    await ids.close()
 
 
-def test_the_next_block_is_fetched_before_the_last_one_is_empty() -> None:
-    async def work() -> None:
-        blocks = Blocks()
-        ids = ProducerIds(blocks, 4, lambda: 9)
-        for _ in range(8):
-            await ids.next_id()
-        await until(lambda: blocks.given == 2, "prefetch")
-        blocks.gate.clear()  # the controller hangs: two more of the first block and ten of the second are there
-        async with asyncio.timeout(30):
-            for _ in range(12):
-                await ids.next_id()
-        await ids.close()
-
-    run(work())
-
-
-def test_a_failed_prefetch_is_tried_again_by_whoever_needs_it() -> None:
-    async def work() -> None:
-        blocks = Blocks()
-        ids = ProducerIds(blocks, 4, lambda: 9)
+async def test_the_next_block_is_fetched_before_the_last_one_is_empty() -> None:
+    blocks = Blocks()
+    ids = ProducerIds(blocks, 4, lambda: 9)
+    for _ in range(8):
         await ids.next_id()
-        blocks.failing = True
-        for _ in range(9):
+    await until(lambda: blocks.given == 2, "prefetch")
+    blocks.gate.clear()  # the controller hangs: two more of the first block and ten of the second are there
+    async with asyncio.timeout(30):
+        for _ in range(12):
             await ids.next_id()
-        with pytest.raises(Unavailable):
-            await ids.next_id()
-        blocks.failing = False
-        assert await ids.next_id() == 2000
-        await ids.close()
-
-    run(work())
+    await ids.close()
 
 
-def test_a_batch_that_decompresses_to_too_much_is_found_as_a_whole() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            bomb = bytes(build_batch([Record(0, 5000, None, bytes(100 << 20), ())], compression=Compression.GZIP))
-            assert len(bomb) < 1 << 20
-            await appended(world, batch(b"before", timestamp=1000), bomb, batch(b"after", timestamp=9000))
-            assert await list_offsets(client, 7, 3000, 9000) == [(0, 1, 5000), (0, 2, 9000)]
+async def test_a_failed_prefetch_is_tried_again_by_whoever_needs_it() -> None:
+    blocks = Blocks()
+    ids = ProducerIds(blocks, 4, lambda: 9)
+    await ids.next_id()
+    blocks.failing = True
+    for _ in range(9):
+        await ids.next_id()
+    with pytest.raises(Unavailable):
+        await ids.next_id()
+    blocks.failing = False
+    assert await ids.next_id() == 2000
+    await ids.close()
 
-    run(work())
+
+async def test_a_batch_that_decompresses_to_too_much_is_found_as_a_whole() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        bomb = bytes(build_batch([Record(0, 5000, None, bytes(100 << 20), ())], compression=Compression.GZIP))
+        assert len(bomb) < 1 << 20
+        await appended(world, batch(b"before", timestamp=1000), bomb, batch(b"after", timestamp=9000))
+        assert await list_offsets(client, 7, 3000, 9000) == [(0, 1, 5000), (0, 2, 9000)]

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import struct
 import uuid
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from broker.wire import schema
-from storage.record_batch import Compression, parse_header
-from storage.settings import CacheSettings, UploadSettings
+from tests.support import schema
+from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tests.support.kafka_client import KafkaClient, encode_request, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
+from tidelog.batch.batch import Compression, parse_header
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.settings import CacheSettings, UploadSettings
 
 PRODUCE = 0
 VERSIONS = range(3, 14)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
 
 
 def produce_request(
@@ -53,301 +50,257 @@ def outcome(response: Any, topic: int = 0, partition: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_appends_and_answers_with_the_base_offset(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            topic = await world.topic("t", 2)
-            key = _uuid(topic.id) if version >= 13 else "t"
-            first = await produce(client, version, {key: {0: batch(b"a", b"b"), 1: batch(b"c")}}, acks=-1)
-            second = await produce(client, version, {key: {0: batch(b"d")}}, acks=1)
-            assert [outcome(first, 0, index).base_offset for index in (0, 1)] == [0, 0]
-            assert [outcome(first, 0, index).error_code for index in (0, 1)] == [0, 0]
-            assert outcome(second).base_offset == 2
-            assert outcome(second).log_append_time is None
-            assert world.log("t").high_watermark == 3
-
-    run(work())
+async def test_every_version_appends_and_answers_with_the_base_offset(version: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 2)
+        key = _uuid(topic.id) if version >= 13 else "t"
+        first = await produce(client, version, {key: {0: batch(b"a", b"b"), 1: batch(b"c")}}, acks=-1)
+        second = await produce(client, version, {key: {0: batch(b"d")}}, acks=1)
+        assert [outcome(first, 0, index).base_offset for index in (0, 1)] == [0, 0]
+        assert [outcome(first, 0, index).error_code for index in (0, 1)] == [0, 0]
+        assert outcome(second).base_offset == 2
+        assert outcome(second).log_append_time is None
+        assert world.log("t").high_watermark == 3
 
 
 def _uuid(raw: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=raw)
 
 
-def test_the_stored_batch_has_its_offset_and_leader_epoch_and_the_same_records() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            sent = batch(b"a" * 100, b"b", compression=Compression.GZIP)
-            for _ in range(2):
-                await produce(client, 9, {"t": {0: sent}})
-            found = await world.log("t").read(2, 1 << 20, committed=False)
-            (stored,) = found.records
-            header = parse_header(stored)
-            assert (header.base_offset, header.partition_leader_epoch) == (2, world.log("t").leader_epoch)
-            assert bytes(stored[16:]) == sent[16:]
-
-    run(work())
+async def test_the_stored_batch_has_its_offset_and_leader_epoch_and_the_same_records() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        sent = batch(b"a" * 100, b"b", compression=Compression.GZIP)
+        for _ in range(2):
+            await produce(client, 9, {"t": {0: sent}})
+        found = await world.log("t").read(2, 1 << 20, committed=False)
+        (stored,) = found.records
+        header = parse_header(stored)
+        assert (header.base_offset, header.partition_leader_epoch) == (2, world.log("t").leader_epoch)
+        assert bytes(stored[16:]) == sent[16:]
 
 
-def test_an_acknowledgement_waits_until_the_wal_has_confirmed() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            world.hold()
-            client.post(produce_request(9, {"t": {0: batch(b"a")}}))
-            await until(lambda: world.log("t").log_end_offset == 1, "append")
-            waiting = asyncio.ensure_future(client.receive())
-            await asyncio.sleep(0.05)
-            assert not waiting.done() and world.log("t").high_watermark == 0
-            world.release()
-            assert outcome(await waiting).error_code == 0
-            assert world.log("t").high_watermark == 1
-
-    run(work())
+async def test_an_acknowledgement_waits_until_the_wal_has_confirmed() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        world.hold()
+        client.post(produce_request(9, {"t": {0: batch(b"a")}}))
+        await until(lambda: world.log("t").log_end_offset == 1, "append")
+        waiting = asyncio.ensure_future(client.receive())
+        await asyncio.sleep(0.05)
+        assert not waiting.done() and world.log("t").high_watermark == 0
+        world.release()
+        assert outcome(await waiting).error_code == 0
+        assert world.log("t").high_watermark == 1
 
 
-def test_a_producer_with_many_requests_in_flight_does_not_wait_for_each_confirmation() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            world.hold()
-            for number in range(20):
-                client.post(produce_request(9, {"t": {0: batch(b"%d" % number)}}))
-            await until(lambda: world.log("t").log_end_offset == 20, "all appended while none is confirmed")
-            world.release()
-            assert [outcome(await client.receive()).base_offset for _ in range(20)] == list(range(20))
-
-    run(work())
-
-
-def test_a_request_that_is_not_confirmed_in_its_time_is_told_so() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            world.hold()
-            response = await produce(client, 9, {"t": {0: batch(b"a")}, "missing": {0: batch(b"a")}}, timeout=50)
-            assert outcome(response).error_code == 7
-            assert outcome(response, 1).error_code == 3
-            world.release()
-            assert outcome(await produce(client, 9, {"t": {0: batch(b"b")}})).base_offset == 1
-
-    run(work())
+@pytest.mark.parametrize("last", ["own", "other"])
+async def test_a_request_to_partitions_on_two_wals_is_acknowledged_when_both_have_confirmed(last: str) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 3)
+        other = Process(FakeWorld(), FakeClock(SystemClock().time_ms()), auto_confirm=False)
+        world.partitions.logs[topic.id, 1] = await other.open(partition=1)
+        world.hold()
+        client.post(produce_request(9, {"t": {index: batch(b"a") for index in range(3)}}))
+        await until(lambda: world.log("t", 2).log_end_offset == 1, "append")
+        waiting = asyncio.ensure_future(client.receive())
+        confirms = [world.release, other.storage.confirm_all]
+        for confirm in confirms if last == "other" else reversed(confirms):
+            await asyncio.sleep(0.02)
+            assert not waiting.done()
+            confirm()
+        response = await waiting
+        assert [outcome(response, 0, index).error_code for index in range(3)] == [0, 0, 0]
+        assert [world.log("t", index).high_watermark for index in range(3)] == [1, 1, 1]
+        other.storage.auto_confirm = True  # for the checkpoint of the close
 
 
-def test_acks_0_gets_no_answer_and_keeps_the_order() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            for number in range(3):
-                client.writer.write(
-                    encode_request(produce_request(9, {"t": {0: batch(b"%d" % number)}}, acks=0), number)
-                )
-            response = await produce(client, 9, {"t": {0: batch(b"last")}})
-            assert outcome(response).base_offset == 3
+async def test_a_producer_with_many_requests_in_flight_does_not_wait_for_each_confirmation() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        world.hold()
+        for number in range(20):
+            client.post(produce_request(9, {"t": {0: batch(b"%d" % number)}}))
+        await until(lambda: world.log("t").log_end_offset == 20, "all appended while none is confirmed")
+        world.release()
+        assert [outcome(await client.receive()).base_offset for _ in range(20)] == list(range(20))
 
-    run(work())
+
+async def test_a_request_that_is_not_confirmed_in_its_time_is_told_so() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        world.hold()
+        response = await produce(client, 9, {"t": {0: batch(b"a")}, "missing": {0: batch(b"a")}}, timeout=50)
+        assert outcome(response).error_code == 7
+        assert outcome(response, 1).error_code == 3
+        world.release()
+        assert outcome(await produce(client, 9, {"t": {0: batch(b"b")}})).base_offset == 1
+
+
+async def test_acks_0_gets_no_answer_and_keeps_the_order() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        for number in range(3):
+            client.writer.write(encode_request(produce_request(9, {"t": {0: batch(b"%d" % number)}}, acks=0), number))
+        response = await produce(client, 9, {"t": {0: batch(b"last")}})
+        assert outcome(response).base_offset == 3
 
 
 @pytest.mark.parametrize("version", [2, 9])
-def test_a_failed_produce_with_acks_0_closes_the_connection(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            if version == 2:
-                body = struct.pack(">hii", 0, 1000, 1) + struct.pack(">h1si", 1, b"t", 1) + struct.pack(">ii", 0, 0)
-                frame = struct.pack(">hhih", PRODUCE, 2, 1, -1) + body
-                client.writer.write(struct.pack(">i", len(frame)) + frame)
-            else:
-                client.writer.write(encode_request(produce_request(9, {"missing": {0: batch(b"a")}}, acks=0), 1))
-            assert await client.closed_by_broker()
-
-    run(work())
+async def test_a_failed_produce_with_acks_0_closes_the_connection(version: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        if version == 2:
+            body = struct.pack(">hii", 0, 1000, 1) + struct.pack(">h1si", 1, b"t", 1) + struct.pack(">ii", 0, 0)
+            frame = struct.pack(">hhih", PRODUCE, 2, 1, -1) + body
+            client.writer.write(struct.pack(">i", len(frame)) + frame)
+        else:
+            client.writer.write(encode_request(produce_request(9, {"missing": {0: batch(b"a")}}, acks=0), 1))
+        assert await client.closed_by_broker()
 
 
-def test_errors_are_per_partition_and_carry_a_message() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", 2)
-            damaged = bytearray(batch(b"abc"))
-            damaged[-1] ^= 1
-            transactional = batch(b"a", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
-            response = await produce(
-                client,
-                9,
-                {
-                    "t": {0: bytes(damaged), 1: batch(b"good"), 7: batch(b"a")},
-                    "missing": {0: batch(b"a")},
-                },
-            )
-            assert [p.error_code for p in response.responses[0].partition_responses] == [2, 0, 3]
-            assert outcome(response, 1).error_code == 3
-            assert "missing" in outcome(response, 1).error_message
-            for records in (None, b"", batch(b"a") + batch(b"b")):
-                assert outcome(await produce(client, 9, {"t": {0: records}})).error_code in (87, 2), records
-            assert outcome(await produce(client, 9, {"t": {0: transactional}})).error_code == 48
-            assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}}, transactional_id="tx")).error_code == 48
-            assert world.log("t", 0).log_end_offset == 0
-
-    run(work())
+async def test_errors_are_per_partition_and_carry_a_message() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", 2)
+        damaged = bytearray(batch(b"abc"))
+        damaged[-1] ^= 1
+        transactional = batch(b"a", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+        response = await produce(
+            client,
+            9,
+            {
+                "t": {0: bytes(damaged), 1: batch(b"good"), 7: batch(b"a")},
+                "missing": {0: batch(b"a")},
+            },
+        )
+        assert [p.error_code for p in response.responses[0].partition_responses] == [2, 0, 3]
+        assert outcome(response, 1).error_code == 3
+        assert "missing" in outcome(response, 1).error_message
+        for records in (None, b"", batch(b"a") + batch(b"b")):
+            assert outcome(await produce(client, 9, {"t": {0: records}})).error_code in (87, 2), records
+        assert outcome(await produce(client, 9, {"t": {0: transactional}})).error_code == 48
+        assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}}, transactional_id="tx")).error_code == 48
+        assert world.log("t", 0).log_end_offset == 0
 
 
-def test_records_without_key_are_named_on_a_compacted_topic() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", cleanup_policy="compact")
-            found = outcome(await produce(client, 9, {"t": {0: batch(b"a", b"b")}}))
-            assert found.error_code == 87
-            assert [error.batch_index for error in found.record_errors] == [0, 1]
-
-    run(work())
+async def test_records_without_key_are_named_on_a_compacted_topic() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", cleanup_policy="compact")
+        found = outcome(await produce(client, 9, {"t": {0: batch(b"a", b"b")}}))
+        assert found.error_code == 87
+        assert [error.batch_index for error in found.record_errors] == [0, 1]
 
 
-def test_a_batch_over_the_topic_limit_is_too_large() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", max_message_bytes="1000")
-            assert outcome(await produce(client, 9, {"t": {0: batch(bytes(2000))}})).error_code == 10
-
-    run(work())
+async def test_a_batch_over_the_topic_limit_is_too_large() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", max_message_bytes="1000")
+        assert outcome(await produce(client, 9, {"t": {0: batch(bytes(2000))}})).error_code == 10
 
 
 @pytest.mark.parametrize("acks", [-2, 2, 100])
-def test_other_acks_are_refused(acks: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}}, acks=acks)).error_code == 21
-            assert world.log("t").log_end_offset == 0
-
-    run(work())
+async def test_other_acks_are_refused(acks: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}}, acks=acks)).error_code == 21
+        assert world.log("t").log_end_offset == 0
 
 
-def test_zstd_needs_version_7() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            sent = batch(b"a" * 100, compression=Compression.ZSTD)
-            assert outcome(await produce(client, 6, {"t": {0: sent}})).error_code == 76
-            assert outcome(await produce(client, 7, {"t": {0: sent}})).error_code == 0
-
-    run(work())
+async def test_zstd_needs_version_7() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        sent = batch(b"a" * 100, compression=Compression.ZSTD)
+        assert outcome(await produce(client, 6, {"t": {0: sent}})).error_code == 76
+        assert outcome(await produce(client, 7, {"t": {0: sent}})).error_code == 0
 
 
-def test_log_append_time_is_told() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", message_timestamp_type="LogAppendTime")
-            found = outcome(await produce(client, 9, {"t": {0: batch(b"a", timestamp=1000)}}))
-            assert found.log_append_time is not None and found.log_append_time.year >= 2024
-
-    run(work())
+async def test_log_append_time_is_told() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", message_timestamp_type="LogAppendTime")
+        found = outcome(await produce(client, 9, {"t": {0: batch(b"a", timestamp=1000)}}))
+        assert found.log_append_time is not None and found.log_append_time.year >= 2024
 
 
-def test_a_repeated_idempotent_batch_gets_its_original_offset() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
+async def test_a_repeated_idempotent_batch_gets_its_original_offset() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
 
-            def numbered(sequence: int, epoch: int = 0) -> bytes:
-                return batch(b"x", producer_id=5, producer_epoch=epoch, base_sequence=sequence)
+        def numbered(sequence: int, epoch: int = 0) -> bytes:
+            return batch(b"x", producer_id=5, producer_epoch=epoch, base_sequence=sequence)
 
-            for sequence in range(3):
-                assert outcome(await produce(client, 9, {"t": {0: numbered(sequence)}})).base_offset == sequence
-            again = outcome(await produce(client, 9, {"t": {0: numbered(1)}}))
-            assert (again.error_code, again.base_offset) == (0, 1)
-            assert outcome(await produce(client, 9, {"t": {0: numbered(9)}})).error_code == 45
-            assert outcome(await produce(client, 9, {"t": {0: numbered(0, epoch=1)}})).error_code == 0
-            assert outcome(await produce(client, 9, {"t": {0: numbered(3)}})).error_code == 47
-            assert world.log("t").log_end_offset == 4
-
-    run(work())
+        for sequence in range(3):
+            assert outcome(await produce(client, 9, {"t": {0: numbered(sequence)}})).base_offset == sequence
+        again = outcome(await produce(client, 9, {"t": {0: numbered(1)}}))
+        assert (again.error_code, again.base_offset) == (0, 1)
+        assert outcome(await produce(client, 9, {"t": {0: numbered(9)}})).error_code == 45
+        assert outcome(await produce(client, 9, {"t": {0: numbered(0, epoch=1)}})).error_code == 0
+        assert outcome(await produce(client, 9, {"t": {0: numbered(3)}})).error_code == 47
+        assert world.log("t").log_end_offset == 4
 
 
 @pytest.mark.parametrize("version", [9, 10, 12, 13])
-def test_a_broker_that_does_not_lead_names_the_leader(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
-            topic = await world.controller.create_topic("t", 1, {}, assignment=[2])
-            key = _uuid(topic.id) if version >= 13 else "t"
-            response = await produce(client, version, {key: {0: batch(b"a")}})
-            assert outcome(response).error_code == 6
-            if version >= 10:
-                record = world.controller.image.partition(topic.id, 0)
-                assert record is not None
-                leader = outcome(response).current_leader
-                assert (leader.leader_id, leader.leader_epoch) == world.controller.image.leader(record) != (-1, -1)
-                (endpoint,) = response.node_endpoints
-                assert (endpoint.node_id, endpoint.host, endpoint.port) == (2, "127.0.0.1", 9093)
-
-    run(work())
+async def test_a_broker_that_does_not_lead_names_the_leader(version: int) -> None:
+    async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+        topic = await world.controller.create_topic("t", 1, {}, assignment=[2])
+        key = _uuid(topic.id) if version >= 13 else "t"
+        response = await produce(client, version, {key: {0: batch(b"a")}})
+        assert outcome(response).error_code == 6
+        if version >= 10:
+            record = world.controller.image.partition(topic.id, 0)
+            assert record is not None
+            leader = outcome(response).current_leader
+            assert (leader.leader_id, leader.leader_epoch) == world.controller.image.leader(record) != (-1, -1)
+            (endpoint,) = response.node_endpoints
+            assert (endpoint.node_id, endpoint.host, endpoint.port) == (2, "127.0.0.1", 9093)
 
 
-def test_an_unknown_topic_id_is_told_from_version_13() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            assert outcome(await produce(client, 13, {_uuid(bytes(15) + b"\x63"): {0: batch(b"a")}})).error_code == 100
-
-    run(work())
+async def test_an_unknown_topic_id_is_told_from_version_13() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        assert outcome(await produce(client, 13, {_uuid(bytes(15) + b"\x63"): {0: batch(b"a")}})).error_code == 100
 
 
-def test_a_partition_that_is_opening_is_a_retriable_error() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t", open_logs=False)
-            assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}})).error_code == 6
-
-    run(work())
+async def test_a_partition_that_is_opening_is_a_retriable_error() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", open_logs=False)
+        assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}})).error_code == 6
 
 
-def test_a_full_log_cache_makes_producers_wait_and_loses_nothing() -> None:
-    async def work() -> None:
-        small = CacheSettings(log_bytes=64 << 10)
-        async with KafkaWorld(cache=small, upload=UploadSettings(age_ms=3_600_000)) as world, world.client() as client:
-            await world.topic("t")
-            for _ in range(12):
-                client.post(produce_request(9, {"t": {0: batch(bytes(20 << 10))}}))
-            assert [outcome(await client.receive()).base_offset for _ in range(12)] == list(range(12))
-            assert world.log("t").high_watermark == 12
-
-    run(work())
+async def test_a_full_log_cache_makes_producers_wait_and_loses_nothing() -> None:
+    small = CacheSettings(log_bytes=64 << 10)
+    async with KafkaWorld(cache=small, upload=UploadSettings(age_ms=3_600_000)) as world, world.client() as client:
+        await world.topic("t")
+        for _ in range(12):
+            client.post(produce_request(9, {"t": {0: batch(bytes(20 << 10))}}))
+        assert [outcome(await client.receive()).base_offset for _ in range(12)] == list(range(12))
+        assert world.log("t").high_watermark == 12
 
 
-def test_back_pressure_that_outlasts_the_request_is_a_storage_error() -> None:
-    async def work() -> None:
-        async with KafkaWorld(cache=CacheSettings(log_bytes=64 << 10)) as world, world.client() as client:
-            await world.topic("t", 2)
-            world.hold()  # what is not confirmed is not uploaded, so no room comes
-            sizes = {0: batch(bytes(40 << 10)), 1: batch(bytes(40 << 10))}
-            client.post(produce_request(9, {"t": sizes}, timeout=100))
-            client.post(produce_request(9, {"t": {0: batch(b"later")}}, timeout=10_000))
-            response = await client.receive()
-            assert [outcome(response, 0, index).error_code for index in (0, 1)] == [7, 56]
-            world.release()
-            assert outcome(await client.receive()).error_code == 0
-            assert world.log("t", 1).log_end_offset == 0
-
-    run(work())
+async def test_back_pressure_that_outlasts_the_request_is_a_storage_error() -> None:
+    async with KafkaWorld(cache=CacheSettings(log_bytes=64 << 10)) as world, world.client() as client:
+        await world.topic("t", 2)
+        world.hold()  # what is not confirmed is not uploaded, so no room comes
+        sizes: dict[int, bytes | None] = {0: batch(bytes(40 << 10)), 1: batch(bytes(40 << 10))}
+        client.post(produce_request(9, {"t": sizes}, timeout=100))
+        client.post(produce_request(9, {"t": {0: batch(b"later")}}, timeout=10_000))
+        response = await client.receive()
+        assert [outcome(response, 0, index).error_code for index in (0, 1)] == [7, 56]
+        world.release()
+        assert outcome(await client.receive()).error_code == 0
+        assert world.log("t", 1).log_end_offset == 0
 
 
-def test_produced_records_are_counted() -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            await world.topic("t")
-            await produce(client, 9, {"t": {0: batch(b"a", b"b", b"c")}})
-            body, _ = world.services.metrics.render()
-            assert b'tidelog_topic_produced_records_total{topic="t"} 3.0' in body
-            assert b'tidelog_request_seconds_count{api="Produce"} 1.0' in body
-
-    run(work())
+async def test_produced_records_are_counted() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        await produce(client, 9, {"t": {0: batch(b"a", b"b", b"c")}})
+        body, _ = world.services.metrics.render()
+        assert b'tidelog_topic_produced_records_total{topic="t"} 3.0' in body
+        assert b'tidelog_request_seconds_count{api="Produce"} 1.0' in body
 
 
 @pytest.mark.parametrize("version", [3, 12, 13])
-def test_clients_cannot_write_to_internal_topics(version: int) -> None:
-    async def work() -> None:
-        async with KafkaWorld() as world, world.client() as client:
-            topic = await world.topic("__consumer_offsets")
-            key = _uuid(topic.id) if version >= 13 else topic.name
-            response = await produce(client, version, {key: {0: batch(b"no record of a group")}})
-            assert outcome(response).error_code == 17
-            assert world.log("__consumer_offsets").log_end_offset == 0
-
-    run(work())
+async def test_clients_cannot_write_to_internal_topics(version: int) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("__consumer_offsets")
+        key = _uuid(topic.id) if version >= 13 else topic.name
+        response = await produce(client, version, {key: {0: batch(b"no record of a group")}})
+        assert outcome(response).error_code == 17
+        assert world.log("__consumer_offsets").log_end_offset == 0

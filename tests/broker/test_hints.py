@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.hints import (
+from tidelog.broker.partitions.hints import (
     KEEP_S,
     MAX_BYTES,
     MAX_HINT_BYTES,
@@ -21,22 +20,22 @@ from broker.hints import (
     Tails,
     encode_hint,
 )
-from broker.peers import PeerDoor
-from controller.handshake import Credentials, NotAuthentic
-from controller.rpc import RpcChannel
-from runtime.clock import SystemClock
-from runtime.errors import CorruptData, TidelogError
-from runtime.network import TcpNetwork
-from storage.records import StreamRecord
-from stream.managers import OpenedStream
+from tidelog.broker.partitions.peers import PeerListener
+from tidelog.controller.rpc.connection import RpcChannel
+from tidelog.controller.rpc.handshake import Credentials, NotAuthentic
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import CorruptData, TidelogError
+from tidelog.runtime.network import TcpNetwork
+from tidelog.storage.records import StreamEntry
+from tidelog.stream.opened import OpenedStream
 
 KEY = (b"t" * 16, 3)
 FIRST = 40
 EPOCH = 7
 ENDS = (5, 30, 2, 0)
 TAILS: Tails = {
-    FIRST: [StreamRecord(3, 2, b"meta")],
-    FIRST + 1: [StreamRecord(20, 4, b"a batch"), StreamRecord(24, 6, b"another")],
+    FIRST: [StreamEntry(3, 2, b"meta")],
+    FIRST + 1: [StreamEntry(20, 4, b"a batch"), StreamEntry(24, 6, b"another")],
 }
 
 
@@ -89,7 +88,7 @@ def test_a_hint_of_another_epoch_than_the_one_before_is_stale(epoch: int) -> Non
 def test_a_hint_of_a_fenced_owner_that_comes_late_does_not_replace_the_newer_one() -> None:
     box = Box()
     box.take(hint(EPOCH))
-    box.take(hint(EPOCH - 2, tails={FIRST: [StreamRecord(3, 2, b"old!")]}))
+    box.take(hint(EPOCH - 2, tails={FIRST: [StreamEntry(3, 2, b"old!")]}))
     assert box.claim(KEY, EPOCH + 1, opened()) == TAILS
 
 
@@ -112,12 +111,12 @@ def test_it_is_used_only_at_the_controllers_ends_and_epoch(
 
 @given(
     records=st.lists(
-        st.builds(StreamRecord, st.integers(-5, 40), st.integers(-2, 12), st.binary(max_size=4)), min_size=1, max_size=4
+        st.builds(StreamEntry, st.integers(-5, 40), st.integers(-2, 12), st.binary(max_size=4)), min_size=1, max_size=4
     ),
     stream=st.integers(FIRST - 1, FIRST + 5),
 )
 def test_records_that_do_not_lie_without_a_gap_at_the_end_of_a_stream_are_never_used(
-    records: list[StreamRecord], stream: int
+    records: list[StreamEntry], stream: int
 ) -> None:
     box = Box()
     box.take(hint(tails={stream: records}))
@@ -160,71 +159,62 @@ def test_hints_are_bounded_in_number_bytes_and_time() -> None:
     box.time += KEEP_S + 1
     assert box.claim((b"t" * 16, MAX_HINTS), EPOCH + 1, opened()) == {}
     assert (len(box), box.bytes) == (0, 0)
-    large = {FIRST: [StreamRecord(3, 2, bytes(MAX_HINT_BYTES - 1_000))]}
+    large = {FIRST: [StreamEntry(3, 2, bytes(MAX_HINT_BYTES - 1_000))]}
     for index in range(MAX_BYTES // MAX_HINT_BYTES + 5):
         box.take(hint(key=(b"t" * 16, index), tails=large))
         assert box.bytes <= MAX_BYTES
-    assert encode_hint(KEY, EPOCH, FIRST, ENDS, {FIRST: [StreamRecord(3, 2, bytes(MAX_HINT_BYTES))]}) is None
+    assert encode_hint(KEY, EPOCH, FIRST, ENDS, {FIRST: [StreamEntry(3, 2, bytes(MAX_HINT_BYTES))]}) is None
     assert encode_hint(KEY, EPOCH, FIRST, ENDS, {FIRST: []}) is None
 
 
-def test_only_who_knows_the_secret_can_hint() -> None:
-    async def work() -> None:
-        box = Box()
-        network, clock = TcpNetwork(), SystemClock()
-        door = PeerDoor(box, network, clock, Credentials(b"the secret of the cluster", 1), lambda: None)
-        port = await door.start("127.0.0.1", 0)
-        for secret, taken in ((b"the secret of the cluster", 1), (b"another secret altogether", 1), (None, 1)):
-            credentials = None if secret is None else Credentials(secret, 2)
-            channel = RpcChannel([("127.0.0.1", port)], network, credentials)
-            try:
-                await channel.call("hint", hint(), 2.0)
-                assert secret == b"the secret of the cluster"
-            except TidelogError as error:
-                assert secret != b"the secret of the cluster"
-                assert isinstance(error, NotAuthentic) or secret is None
-            await channel.close()
-            assert box.counts["taken"] == taken
-        await door.close()
-        open_to_all = PeerDoor(box, network, clock, None, lambda: None)
-        assert await open_to_all.start("0.0.0.0", 0) == 0, "without a secret on the loopback interface only"
-        await open_to_all.close()
-
-    asyncio.run(work())
-
-
-def test_what_is_no_hint_is_refused_and_the_connection_lives() -> None:
-    async def work() -> None:
-        box = Box()
-        door = PeerDoor(box, TcpNetwork(), SystemClock(), None, lambda: None)
-        channel = RpcChannel([("127.0.0.1", await door.start("127.0.0.1", 0))], TcpNetwork(), None)
-        rng = random.Random(4)
-        for params in (None, 3, ["x", 2], [1, rng.randbytes(40)], msgspec.structs.astuple(hint())[:1]):
-            with pytest.raises(TidelogError):
-                await channel.call("hint", params, 2.0)
-        with pytest.raises(TidelogError):
-            await channel.call("command", hint(), 2.0)
-        await channel.call("hint", hint(), 2.0)
-        assert box.counts["taken"] == 1
+async def test_only_who_knows_the_secret_can_hint() -> None:
+    box = Box()
+    network, clock = TcpNetwork(), SystemClock()
+    limits = PeerListener(box, network, clock, Credentials(b"the secret of the cluster", 1), lambda: None)
+    port = await limits.start("127.0.0.1", 0)
+    for secret, taken in ((b"the secret of the cluster", 1), (b"another secret altogether", 1), (None, 1)):
+        credentials = None if secret is None else Credentials(secret, 2)
+        channel = RpcChannel([("127.0.0.1", port)], network, credentials)
+        try:
+            await channel.call("hint", hint(), 2.0)
+            assert secret == b"the secret of the cluster"
+        except TidelogError as error:
+            assert secret != b"the secret of the cluster"
+            assert isinstance(error, NotAuthentic) or secret is None
         await channel.close()
-        await door.close()
+        assert box.counts["taken"] == taken
+    await limits.close()
+    open_to_all = PeerListener(box, network, clock, None, lambda: None)
+    assert await open_to_all.start("0.0.0.0", 0) == 0, "without a secret on the loopback interface only"
+    await open_to_all.close()
 
-    asyncio.run(work())
+
+async def test_what_is_no_hint_is_refused_and_the_connection_lives() -> None:
+    box = Box()
+    limits = PeerListener(box, TcpNetwork(), SystemClock(), None, lambda: None)
+    channel = RpcChannel([("127.0.0.1", await limits.start("127.0.0.1", 0))], TcpNetwork(), None)
+    rng = random.Random(4)
+    for params in (None, 3, ["x", 2], [1, rng.randbytes(40)], msgspec.structs.astuple(hint())[:1]):
+        with pytest.raises(TidelogError):
+            await channel.call("hint", params, 2.0)
+    with pytest.raises(TidelogError):
+        await channel.call("command", hint(), 2.0)
+    await channel.call("hint", hint(), 2.0)
+    assert box.counts["taken"] == 1
+    await channel.close()
+    await limits.close()
 
 
-def test_a_broker_answers_a_hint_whether_it_is_ready() -> None:
+async def test_a_broker_answers_a_hint_whether_it_is_ready() -> None:
     said: list[HintReply | None] = [None, HintReply(3, 8)]
 
-    async def work() -> None:
-        door = PeerDoor(Box(), TcpNetwork(), SystemClock(), None, lambda: said[0])
-        channel = RpcChannel([("127.0.0.1", await door.start("127.0.0.1", 0))], TcpNetwork(), None)
-        while said:
-            raw = await channel.call("hint", hint(), 2.0)
-            assert msgspec.msgpack.decode(raw, type=HintReply | None) == said.pop(0)
-        await channel.close()
-        await door.close()
-
-    asyncio.run(work())
+    limits = PeerListener(Box(), TcpNetwork(), SystemClock(), None, lambda: said[0])
+    channel = RpcChannel([("127.0.0.1", await limits.start("127.0.0.1", 0))], TcpNetwork(), None)
+    while said:
+        raw = await channel.call("hint", hint(), 2.0)
+        assert msgspec.msgpack.decode(raw, type=HintReply | None) == said.pop(0)
+    await channel.close()
+    await limits.close()
 
 
 def test_a_hint_is_held_for_the_epoch_that_follows_until_it_is_claimed() -> None:

@@ -1,4 +1,4 @@
-"""The bounds that connections share: kept whatever peers announce, and nothing waits for ever."""
+"""The bounds that connections share: kept whatever peers announce, and nothing waits without a limit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.limits import EAGER_BYTES, FIRST_STEP_BYTES, STALL_S, ByteBudget, Seats, UnreadOutput
-from broker.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
-from runtime.clock import SystemClock
-from runtime.log_limit import LogLimiter
+from tidelog.broker.kafka.limits import EAGER_BYTES, FIRST_STEP_BYTES, STALL_S, ByteBudget, Seats, UnreadOutput
+from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.log_limit import LogLimiter
 
 MIB = 1 << 20
 
@@ -123,7 +123,7 @@ def test_seats_are_counted_in_all_and_by_address() -> None:
     assert seats.take("a") is None
     for address in ("a", "a", "b"):
         seats.leave(address)
-    assert seats.taken == 0 and not seats._by_address
+    assert seats.taken == 0 and seats.addresses == 0
 
 
 class Slow:
@@ -177,7 +177,7 @@ class ManualClock(SystemClock):
 
 def test_log_lines_of_a_kind_are_kept_to_a_rate_and_what_was_left_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    limiter = LogLimiter(logging.getLogger("door"), clock, burst=3, period_s=60)
+    limiter = LogLimiter(logging.getLogger("limits"), clock, burst=3, period_s=60)
     for _ in range(100):
         limiter.line("scan", logging.WARNING, "scanned", {"client": "x"})
     limiter.line("other", logging.WARNING, "something else", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import re
 import sys
@@ -11,17 +12,24 @@ from types import FrameType
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import metrics as module
-from broker.metrics import Metrics, MetricSources, api_name
-from controller.load import HeartbeatReply
-from runtime.clock import SystemClock
-from storage.managers import CommitObjects, ObjectSlice
-from storage.object_store_memory import MemoryObjectStore
-from storage.settings import CacheSettings, UploadSettings, WalSettings
-from storage.storage import Storage
-from storage.wal_memory import MemoryWal
 from tests.support.compaction_world import CompactionWorld
 from tests.support.orphan_world import cleaner
+from tidelog import __version__
+from tidelog.broker.telemetry import figures
+from tidelog.broker.telemetry import metrics as module
+from tidelog.broker.telemetry.bucket_metrics import collect_accounts
+from tidelog.broker.telemetry.health import health_families
+from tidelog.broker.telemetry.metrics import Metrics, api_name
+from tidelog.broker.telemetry.registry import PartRegistry
+from tidelog.controller.model.load import HeartbeatReply
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.accounts import BucketAccounts
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.commits import CommitObjects, ObjectSlice
+from tidelog.storage.inputs import ReplicaSetData
+from tidelog.storage.settings import StorageSettings, WalSettings
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.memory import MemoryWal
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -45,6 +53,12 @@ class NoObjects:
     async def commit_objects(self, commit: CommitObjects) -> None:
         raise AssertionError("nothing is uploaded here")
 
+    def check_current(self) -> None:
+        """The metadata is current here."""
+
+    async def catch_up(self) -> None:
+        """The metadata is current here."""
+
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
         return []
 
@@ -59,16 +73,15 @@ class NoObjects:
 
 
 def busy_metrics() -> Metrics:
-    metrics = Metrics(
-        MetricSources(
-            storage=lambda: {"log_cache_bytes": 7, "upload_pending_bytes": 1.5},
-            object_store=lambda: {"put": MemoryObjectStore().stats.operation("put").snapshot()},
-            partitions=lambda: {"led": 3, "open": 2, "failing": 1},
-            image_version=lambda: 42,
-            controller_lag=lambda: 2,
-            groups=lambda: 5,
-        )
-    )
+    parts = PartRegistry()
+    storage: dict[str, float] = {"log_cache_bytes": 7, "upload_pending_bytes": 1.5}
+    parts.add_figures("storage", lambda: storage, figures.storage_families)
+    operations = {"put": MemoryObjectStore().stats.operation("put").snapshot()}
+    parts.add_figures("object store", lambda: operations, figures.object_store_families)
+    parts.add_figures("partitions", lambda: {"led": 3, "open": 2, "failing": 1}, figures.partition_families)
+    parts.add_figures("image", lambda: 42, figures.image_families)
+    parts.add_figures("groups", lambda: {"groups": 5}, figures.group_families)
+    metrics = Metrics(parts)
     metrics.request(0, 0.003, 100, 50, False)
     metrics.request(0, 99.0, 100, 50, True)
     metrics.request(3, 0.0001, 1, 2, False)
@@ -107,10 +120,14 @@ def test_topics_connections_and_sources_are_shown() -> None:
     assert found["tidelog_connections_refused_total", ()] == 1
     assert found["tidelog_partitions", (("state", "failing"),)] == 1
     assert found["tidelog_image_version", ()] == 42
-    assert found["tidelog_image_lag_versions", ()] == 2
     assert found["tidelog_groups", ()] == 5
     assert found["tidelog_storage_log_cache_bytes", ()] == 7
     assert found["tidelog_object_store_seconds_count", (("operation", "put"),)] == 0
+
+
+def test_the_build_is_told() -> None:
+    labels = (("python", platform.python_version()), ("version", __version__))
+    assert scrape(Metrics(process=False))["tidelog_build_info", labels] == 1
 
 
 def test_the_process_itself_is_measured() -> None:
@@ -162,21 +179,31 @@ def test_counting_a_request_makes_few_calls() -> None:
 
 def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
     documented = set(re.findall(r"^\| `(tidelog_[a-z_]+)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
-    metrics = busy_metrics()
     storage = Storage(
-        wal=MemoryWal(WalSettings()),
-        store=MemoryObjectStore(),
-        objects=NoObjects(),
-        clock=SystemClock(),
-        cluster_id="c",
-        replica_set_id=1,
-        upload=UploadSettings(),
-        cache=CacheSettings(),
-        rng=random.Random(1),
+        ReplicaSetData("c", 1, MemoryWal(WalSettings()), MemoryObjectStore(), NoObjects()),
+        StorageSettings(),
+        SystemClock(),
+        random.Random(1),
     )
-    metrics.sources.storage = storage.stats
-    metrics.sources.balance = lambda: HeartbeatReply(4, 3, 2, 1)
-    metrics.sources.orphans = cleaner(CompactionWorld()).figures
-    metrics.sources.compaction = CompactionWorld().compactor().figures
-    exported = {family.name + ("_total" if family.type == "counter" else "") for family in metrics.collect()}
+    families = [
+        *Metrics(process=False).collect(),
+        *figures.storage_families(storage.stats()),
+        *figures.balance_families(HeartbeatReply(4, 3, 2, 1)),
+        *figures.orphan_families(cleaner(CompactionWorld()).figures()),
+        *figures.compaction_families(CompactionWorld().compactor().figures()),
+        *figures.object_store_families({}),
+        *figures.listener_families((1, 2)),
+        *figures.partition_families({}),
+        *figures.task_error_families({}),
+        *figures.move_families({}),
+        *figures.hint_families({}),
+        *figures.takeover_families({}),
+        *figures.leaderless_families({}),
+        *figures.fetch_session_families((1, 2, 3)),
+        *figures.group_families({"groups": 1}),
+        *health_families({}),
+        *figures.image_families(1),
+        *collect_accounts(BucketAccounts()),
+    ]
+    exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert documented == exported

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.move_rounds import COMMANDS_AT_ONCE, ITEMS_A_COMMAND, Answers, Commands, Rounds
-from runtime.errors import Closed, Fenced, NotFound, TidelogError, Unavailable
-from runtime.tasks import TaskSet
+from tidelog.broker.partitions.coalesce import COMMANDS_AT_ONCE, ITEMS_A_COMMAND, Answers, Commands, Rounds
+from tidelog.runtime.errors import Closed, Fenced, NotFound, TidelogError, Unavailable
+from tidelog.runtime.tasks import TaskSet
 
 
-def in_a_set(work: Callable[[TaskSet], Awaitable[None]]) -> None:
-    """Run `work` with a task set, which is closed afterwards."""
-
-    async def run() -> None:
-        tasks = TaskSet("test")
-        try:
-            async with asyncio.timeout(30):
-                await work(tasks)
-        finally:
-            await tasks.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def task_set() -> AsyncIterator[TaskSet]:
+    """A task set, which is closed afterwards."""
+    tasks = TaskSet("test")
+    try:
+        async with asyncio.timeout(30):
+            yield tasks
+    finally:
+        await tasks.close()
 
 
-def test_all_who_ask_at_the_same_time_are_served_by_one_round() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_all_who_ask_at_the_same_time_are_served_by_one_round() -> None:
+    async with task_set() as tasks:
+
         async def upload() -> None:
             await asyncio.sleep(0)
 
@@ -35,11 +34,9 @@ def test_all_who_ask_at_the_same_time_are_served_by_one_round() -> None:
         await asyncio.gather(*(rounds.join() for _ in range(50)))
         assert rounds.count == 1
 
-    in_a_set(work)
 
-
-def test_who_asks_during_a_round_is_served_by_the_next() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_who_asks_during_a_round_is_served_by_the_next() -> None:
+    async with task_set() as tasks:
         gate = asyncio.Semaphore(0)
         begun = asyncio.Event()
 
@@ -59,11 +56,9 @@ def test_who_asks_during_a_round_is_served_by_the_next() -> None:
         await asyncio.gather(*later)
         assert rounds.count == 2
 
-    in_a_set(work)
 
-
-def test_a_round_that_fails_fails_for_those_it_served_only() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_a_round_that_fails_fails_for_those_it_served_only() -> None:
+    async with task_set() as tasks:
         faults: list[Exception] = [Unavailable("the controller is away")]
 
         async def upload() -> None:
@@ -75,11 +70,9 @@ def test_a_round_that_fails_fails_for_those_it_served_only() -> None:
         assert [type(each) for each in found] == [Unavailable, Unavailable]
         await rounds.join()
 
-    in_a_set(work)
 
-
-def test_who_gives_up_waiting_takes_nothing_from_the_others() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_who_gives_up_waiting_takes_nothing_from_the_others() -> None:
+    async with task_set() as tasks:
         gate = asyncio.Event()
 
         async def upload() -> None:
@@ -94,11 +87,10 @@ def test_who_gives_up_waiting_takes_nothing_from_the_others() -> None:
         await patient
         assert impatient.cancelled()
 
-    in_a_set(work)
 
+async def test_a_defect_ends_nobody_s_wait_silently() -> None:
+    async with task_set() as tasks:
 
-def test_a_defect_ends_nobody_s_wait_silently() -> None:
-    async def work(tasks: TaskSet) -> None:
         async def upload() -> None:
             raise ZeroDivisionError
 
@@ -113,11 +105,9 @@ def test_a_defect_ends_nobody_s_wait_silently() -> None:
         )
         assert all(isinstance(each, Closed) for each in found)
 
-    in_a_set(work)
 
-
-def test_each_is_given_its_own_answer_and_commands_are_bounded() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_each_is_given_its_own_answer_and_commands_are_bounded() -> None:
+    async with task_set() as tasks:
         sent: list[list[int]] = []
         under_way = most = 0
 
@@ -139,11 +129,9 @@ def test_each_is_given_its_own_answer_and_commands_are_bounded() -> None:
         assert most <= COMMANDS_AT_ONCE
         assert commands.count == len(sent) <= 500 // ITEMS_A_COMMAND + 2
 
-    in_a_set(work)
 
-
-def test_a_command_names_one_master_epoch() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_a_command_names_one_master_epoch() -> None:
+    async with task_set() as tasks:
         sent: list[tuple[int, list[int]]] = []
 
         async def send(kind: int, items: list[int]) -> Answers:
@@ -154,11 +142,9 @@ def test_a_command_names_one_master_epoch() -> None:
         await asyncio.gather(*(commands.ask(number // 5, number) for number in range(10)))
         assert sorted(sent) == [(0, [0, 1, 2, 3, 4]), (1, [5, 6, 7, 8, 9])]
 
-    in_a_set(work)
 
-
-def test_an_error_of_the_whole_command_is_everybody_s_and_the_next_ones_go_on() -> None:
-    async def work(tasks: TaskSet) -> None:
+async def test_an_error_of_the_whole_command_is_everybody_s_and_the_next_ones_go_on() -> None:
+    async with task_set() as tasks:
         errors: list[TidelogError] = [Fenced("a stale master epoch")]
 
         async def send(kind: int, items: list[int]) -> Answers:
@@ -170,5 +156,3 @@ def test_an_error_of_the_whole_command_is_everybody_s_and_the_next_ones_go_on() 
         found = await asyncio.gather(*(commands.ask(1, number) for number in range(3)), return_exceptions=True)
         assert [type(each) for each in found] == [Fenced] * 3
         assert await commands.ask(1, 4) is None
-
-    in_a_set(work)

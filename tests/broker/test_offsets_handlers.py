@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.groups.errors import GroupError as E
 from tests.support.group_calls import call, part, versions
-from tests.support.group_world import Consumer, World, run
+from tests.support.group_world import VIRTUAL_LOOP, Consumer, World
+from tidelog.broker.groups.errors import GroupError as E
+
+LOOPS = VIRTUAL_LOOP
 
 COMMIT, FETCH, DELETE = 8, 9, 47
 
@@ -81,135 +83,114 @@ async def fetch(world: World, version: int, wanted: dict[str, list[int]] | None,
 
 
 @pytest.mark.parametrize("version", versions(COMMIT))
-def test_what_is_committed_comes_back_with_its_metadata_and_leader_epoch(version: int) -> None:
-    async def scenario() -> None:
-        async with World() as world:
-            rows = [("orders", 2, 1 << 40, "note ü"), ("orders", 3, 0, None)]
-            assert await commit(world, version, rows[:1]) == [E.NONE]
-            assert await commit(world, version, rows[1:]) == [E.NONE]
-            error, found = await fetch(world, 9, None)
-            epoch = 4 if version >= 6 else -1
-            assert error == 0
-            assert found == {
-                ("orders", 2): (1 << 40, epoch, "note ü", 0),
-                ("orders", 3): (0, epoch, "", 0),
-            }
-            await world.restart()
-            assert await fetch(world, 9, None) == (error, found)
-
-    run(scenario())
+async def test_what_is_committed_comes_back_with_its_metadata_and_leader_epoch(version: int) -> None:
+    async with World() as world:
+        rows = [("orders", 2, 1 << 40, "note ü"), ("orders", 3, 0, None)]
+        assert await commit(world, version, rows[:1]) == [E.NONE]
+        assert await commit(world, version, rows[1:]) == [E.NONE]
+        error, found = await fetch(world, 9, None)
+        epoch = 4 if version >= 6 else -1
+        assert error == 0
+        assert found == {
+            ("orders", 2): (1 << 40, epoch, "note ü", 0),
+            ("orders", 3): (0, epoch, "", 0),
+        }
+        await world.restart()
+        assert await fetch(world, 9, None) == (error, found)
 
 
 @pytest.mark.parametrize("version", versions(COMMIT))
-def test_what_is_refused_is_refused_by_partition(version: int) -> None:
-    async def scenario() -> None:
-        async with World(offset_metadata_max_bytes=10) as world:
-            rows = [
-                ("orders", 0, 1, "x" * 11),
-                ("orders", 8, 1, None),
-                ("unknown", 0, 1, None),
-                ("orders", 1, 1, "x" * 10),
-            ]
-            errors = [E.OFFSET_METADATA_TOO_LARGE, E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_OR_PARTITION, E.NONE]
-            assert await commit(world, version, rows) == errors
-            assert (await fetch(world, 9, None))[1].keys() == {("orders", 1)}
-            member = Consumer(world)
-            await member.run_round()
-            row = rows[3:]
-            assert await commit(world, version, row) == [E.UNKNOWN_MEMBER_ID]
-            how = {"generation_id_or_member_epoch": 7, "member_id": member.member_id}
-            assert await commit(world, version, row, **how) == [E.ILLEGAL_GENERATION]
-            how = {"generation_id_or_member_epoch": 1, "member_id": member.member_id}
-            assert await commit(world, version, row, **how) == [E.NONE]
-            world.partitions.close(0)
-            assert await commit(world, version, row) == [E.NOT_COORDINATOR]
-
-    run(scenario())
+async def test_what_is_refused_is_refused_by_partition(version: int) -> None:
+    async with World(offset_metadata_max_bytes=10) as world:
+        rows = [
+            ("orders", 0, 1, "x" * 11),
+            ("orders", 8, 1, None),
+            ("unknown", 0, 1, None),
+            ("orders", 1, 1, "x" * 10),
+        ]
+        errors = [E.OFFSET_METADATA_TOO_LARGE, E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_OR_PARTITION, E.NONE]
+        assert await commit(world, version, rows) == errors
+        assert (await fetch(world, 9, None))[1].keys() == {("orders", 1)}
+        member = Consumer(world)
+        await member.run_round()
+        row = rows[3:]
+        assert await commit(world, version, row) == [E.UNKNOWN_MEMBER_ID]
+        how = {"generation_id_or_member_epoch": 7, "member_id": member.member_id}
+        assert await commit(world, version, row, **how) == [E.ILLEGAL_GENERATION]
+        how = {"generation_id_or_member_epoch": 1, "member_id": member.member_id}
+        assert await commit(world, version, row, **how) == [E.NONE]
+        world.partitions.close(0)
+        assert await commit(world, version, row) == [E.NOT_COORDINATOR]
 
 
 @pytest.mark.parametrize("version", range(2, 5))
-def test_a_retention_that_the_client_asks_for_is_kept(version: int) -> None:
-    async def scenario() -> None:
-        async with World(offsets_check_interval_ms=1_000) as world:
-            assert await commit(world, version, [("orders", 0, 1, None)], retention_time=30_000) == [E.NONE]
-            assert await commit(world, version, [("orders", 1, 1, None)]) == [E.NONE]
-            await asyncio.sleep(29)
-            assert len((await fetch(world, 9, None))[1]) == 2
-            await asyncio.sleep(2)
-            assert (await fetch(world, 9, None))[1].keys() == {("orders", 1)}
-
-    run(scenario())
+async def test_a_retention_that_the_client_asks_for_is_kept(version: int) -> None:
+    async with World(offsets_check_interval_ms=1_000) as world:
+        assert await commit(world, version, [("orders", 0, 1, None)], retention_time=30_000) == [E.NONE]
+        assert await commit(world, version, [("orders", 1, 1, None)]) == [E.NONE]
+        await asyncio.sleep(29)
+        assert len((await fetch(world, 9, None))[1]) == 2
+        await asyncio.sleep(2)
+        assert (await fetch(world, 9, None))[1].keys() == {("orders", 1)}
 
 
 @pytest.mark.parametrize("version", versions(FETCH))
-def test_fetching(version: int) -> None:
-    async def scenario() -> None:
-        async with World() as world:
-            await commit(world, 9, [("orders", 2, 17, "m")])
-            epoch = (lambda value: value) if version >= 5 else (lambda _: None)
-            error, found = await fetch(world, version, {"orders": [1, 2], "unknown": [0]})
-            assert error == 0
-            assert found == {
-                ("orders", 1): (-1, epoch(-1), "", 0),
-                ("orders", 2): (17, epoch(4), "m", 0),
-                ("unknown", 0): (-1, epoch(-1), "", 0),
+async def test_fetching(version: int) -> None:
+    async with World() as world:
+        await commit(world, 9, [("orders", 2, 17, "m")])
+        epoch = (lambda value: value) if version >= 5 else (lambda _: None)
+        error, found = await fetch(world, version, {"orders": [1, 2], "unknown": [0]})
+        assert error == 0
+        assert found == {
+            ("orders", 1): (-1, epoch(-1), "", 0),
+            ("orders", 2): (17, epoch(4), "m", 0),
+            ("unknown", 0): (-1, epoch(-1), "", 0),
+        }
+        assert await fetch(world, version, {"orders": [2]}, "nobody") == (
+            0,
+            {("orders", 2): (-1, epoch(-1), "", 0)},
+        )
+        if version >= 2:
+            assert (await fetch(world, version, None))[1] == {("orders", 2): (17, epoch(4), "m", 0)}
+            assert await fetch(world, version, {}) == (0, {})
+        world.partitions.close(0)
+        error, found = await fetch(world, version, {"orders": [2]})
+        if version >= 2:
+            assert error == E.NOT_COORDINATOR
+        if version < 8:
+            assert found == {("orders", 2): (-1, epoch(-1), "", E.NOT_COORDINATOR)}
+
+
+async def test_a_topic_that_is_named_twice_is_answered_whole() -> None:
+    async with World() as world:
+        topics = [part(FETCH, 7, "OffsetFetchRequestTopic", name="orders", partition_indexes=[at]) for at in (1, 2)]
+        answer = await call(world, FETCH, 7, group_id="g", topics=topics, require_stable=True)
+        assert [one.partition_index for topic in answer.topics for one in topic.partitions] == [1, 2]
+
+
+async def test_the_empty_group_id_may_keep_offsets_as_in_kafka() -> None:
+    async with World() as world:
+        assert await commit(world, 9, [("orders", 0, 5, None)], group_id="") == [E.NONE]
+        assert (await fetch(world, 9, None, ""))[1][("orders", 0)][0] == 5
+
+
+async def test_deleting_offsets() -> None:
+    async with World() as world:
+        await commit(world, 9, [("orders", 0, 5, None)])
+
+        async def delete(group: str) -> tuple[int, dict[tuple[str, int], int]]:
+            partitions = [part(DELETE, 0, "OffsetDeleteRequestPartition", partition_index=at) for at in (0, 1, 8)]
+            topics = [part(DELETE, 0, "OffsetDeleteRequestTopic", name="orders", partitions=partitions)]
+            answer = await call(world, DELETE, 0, group_id=group, topics=topics)
+            return int(answer.error_code), {
+                (topic.name, one.partition_index): int(one.error_code)
+                for topic in answer.topics
+                for one in topic.partitions
             }
-            assert await fetch(world, version, {"orders": [2]}, "nobody") == (
-                0,
-                {("orders", 2): (-1, epoch(-1), "", 0)},
-            )
-            if version >= 2:
-                assert (await fetch(world, version, None))[1] == {("orders", 2): (17, epoch(4), "m", 0)}
-                assert await fetch(world, version, {}) == (0, {})
-            world.partitions.close(0)
-            error, found = await fetch(world, version, {"orders": [2]})
-            if version >= 2:
-                assert error == E.NOT_COORDINATOR
-            if version < 8:
-                assert found == {("orders", 2): (-1, epoch(-1), "", E.NOT_COORDINATOR)}
 
-    run(scenario())
-
-
-def test_a_topic_that_is_named_twice_is_answered_whole() -> None:
-    async def scenario() -> None:
-        async with World() as world:
-            topics = [part(FETCH, 7, "OffsetFetchRequestTopic", name="orders", partition_indexes=[at]) for at in (1, 2)]
-            answer = await call(world, FETCH, 7, group_id="g", topics=topics, require_stable=True)
-            assert [one.partition_index for topic in answer.topics for one in topic.partitions] == [1, 2]
-
-    run(scenario())
-
-
-def test_the_empty_group_id_may_keep_offsets_as_in_kafka() -> None:
-    async def scenario() -> None:
-        async with World() as world:
-            assert await commit(world, 9, [("orders", 0, 5, None)], group_id="") == [E.NONE]
-            assert (await fetch(world, 9, None, ""))[1][("orders", 0)][0] == 5
-
-    run(scenario())
-
-
-def test_deleting_offsets() -> None:
-    async def scenario() -> None:
-        async with World() as world:
-            await commit(world, 9, [("orders", 0, 5, None)])
-
-            async def delete(group: str) -> tuple[int, dict[tuple[str, int], int]]:
-                partitions = [part(DELETE, 0, "OffsetDeleteRequestPartition", partition_index=at) for at in (0, 1, 8)]
-                topics = [part(DELETE, 0, "OffsetDeleteRequestTopic", name="orders", partitions=partitions)]
-                answer = await call(world, DELETE, 0, group_id=group, topics=topics)
-                return int(answer.error_code), {
-                    (topic.name, one.partition_index): int(one.error_code)
-                    for topic in answer.topics
-                    for one in topic.partitions
-                }
-
-            assert await delete("nobody") == (E.GROUP_ID_NOT_FOUND, {})
-            assert await delete("g") == (
-                0,
-                {("orders", 0): 0, ("orders", 1): 0, ("orders", 8): E.UNKNOWN_TOPIC_OR_PARTITION},
-            )
-            assert (await fetch(world, 9, None))[1] == {}
-
-    run(scenario())
+        assert await delete("nobody") == (E.GROUP_ID_NOT_FOUND, {})
+        assert await delete("g") == (
+            0,
+            {("orders", 0): 0, ("orders", 1): 0, ("orders", 8): E.UNKNOWN_TOPIC_OR_PARTITION},
+        )
+        assert (await fetch(world, 9, None))[1] == {}

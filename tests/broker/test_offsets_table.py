@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.groups.offsets import Expiry, OffsetTable
-from broker.groups.records import OffsetKey, OffsetValue
+from tidelog.broker.groups.offsets import Expiry, OffsetTable
+from tidelog.broker.groups.records import OffsetKey, OffsetValue
 
 DAY_MS = 86_400_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,20 +12,26 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from broker.errors import fetch_code, produce_code
-from broker.partitions import PartitionDamaged, PartitionManager
-from broker.settings import KafkaSettings, LogSettings
-from broker.topic_config import log_config
-from controller import commands as c
-from controller.model import TopicRecord
-from runtime.clock import SystemClock
-from runtime.errors import Unavailable
-from storage.object_store_memory import MemoryObjectStore
-from storage.settings import CacheSettings, UploadSettings, WalSettings
-from storage.storage import Storage
-from storage.wal_memory import MemoryWal
-from stream.managers import OpenedStream
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, batch, until
+from tidelog.broker.kafka.errors import fetch_code, produce_code
+from tidelog.broker.partitions.manager import PartitionDamaged, PartitionManager
+from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
+from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler
+from tidelog.broker.partitions.topic_config import log_config
+from tidelog.broker.settings import KafkaSettings, LogSettings
+from tidelog.controller.image.image import Image
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.records import TopicRecord
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Unavailable
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.inputs import ReplicaSetData
+from tidelog.storage.settings import StorageSettings, UploadSettings, WalSettings
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.memory import MemoryWal
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import PartitionLog
 
 OTHER = 2
 
@@ -59,15 +65,10 @@ class World:
         controller.register(OTHER)
         objects: Any = controller
         self.storage = Storage(
-            wal=MemoryWal(WalSettings()),
-            store=MemoryObjectStore(),
-            objects=objects,
-            clock=SystemClock(),
-            cluster_id=CLUSTER_ID,
-            replica_set_id=NODE_ID,
-            upload=UploadSettings(age_ms=3_600_000),
-            cache=CacheSettings(),
-            rng=rng,
+            ReplicaSetData(CLUSTER_ID, NODE_ID, MemoryWal(WalSettings()), MemoryObjectStore(), objects),
+            StorageSettings(UploadSettings(age_ms=3_600_000)),
+            SystemClock(),
+            rng,
         )
         self.partitions = PartitionManager(
             node_id=NODE_ID,
@@ -91,10 +92,10 @@ class World:
     async def create(self, name: str, owners: list[int]) -> TopicRecord:
         return await self.controller.create_topic(name, len(owners), {}, assignment=owners)
 
-    def wanted(self) -> dict[tuple[str, int], tuple[int, str]]:
+    def wanted(self) -> dict[tuple[str, int], tuple[int, LogConfig]]:
         """What must be open: leader epoch and one setting, by topic and partition."""
         image = self.controller.image
-        found = {}
+        found: dict[tuple[str, int], tuple[int, LogConfig]] = {}
         for partition in image.all_partitions():
             topic = image.topics[partition.topic_id]
             leader, epoch = image.leader(partition)
@@ -107,7 +108,7 @@ class World:
         counts = {"led": len(wanted), "open": len(wanted), "failing": 0, "moving": 0}
         return self.open() == wanted and self.partitions.counts() == counts
 
-    def open(self) -> dict[tuple[str, int], tuple[int, str]]:
+    def open(self) -> dict[tuple[str, int], tuple[int, LogConfig]]:
         return {(one.topic, one.partition): (one.leader_epoch, one.config) for one in self.partitions.all()}
 
 
@@ -167,109 +168,138 @@ def test_what_is_open_is_what_is_placed_here_whatever_happens(steps: list[tuple[
     asyncio.run(run())
 
 
-def test_a_name_stands_for_the_newest_topic_that_has_it() -> None:
+async def test_a_name_stands_for_the_newest_topic_that_has_it() -> None:
     """Though the older one, deleted while it opened, opens after it."""
 
-    async def run() -> None:
-        async with world() as here:
-            opened = []
-            here.partitions.on_opened(opened.append)
-            hold = here.controller.hold = asyncio.Event()
-            old = await here.create("t", [NODE_ID])
-            await until(lambda: here.controller.hold is None, "its streams are open")
-            await here.controller.delete_topic(old.id)
-            new = await here.create("t", [NODE_ID])
-            await until(here.is_settled, "the new one is open")
-            hold.set()
-            await until(lambda: len(opened) == 2, "the old one opens")
-            assert here.partitions.get("t", 0) is here.partitions.get_by_id(new.id, 0)
-            await until(lambda: here.partitions.counts()["open"] == 1, "and closes")
-            assert here.partitions.get("t", 0) is here.partitions.get_by_id(new.id, 0)
-
-    asyncio.run(run())
+    async with world() as here:
+        opened: list[PartitionLog] = []
+        here.partitions.on_opened(opened.append)
+        hold = here.controller.hold = asyncio.Event()
+        old = await here.create("t", [NODE_ID])
+        await until(lambda: here.controller.hold is None, "its streams are open")
+        await here.controller.delete_topic(old.id)
+        new = await here.create("t", [NODE_ID])
+        await until(here.is_settled, "the new one is open")
+        hold.set()
+        await until(lambda: len(opened) == 2, "the old one opens")
+        assert here.partitions.get("t", 0) is here.partitions.get_by_id(new.id, 0)
+        await until(lambda: here.partitions.counts()["open"] == 1, "and closes")
+        assert here.partitions.get("t", 0) is here.partitions.get_by_id(new.id, 0)
 
 
-def test_a_start_is_not_held_up_by_a_partition_that_leaves() -> None:
+async def test_a_start_is_not_held_up_by_a_partition_that_leaves() -> None:
     """Uploads are held back until the start is settled, and a partition that leaves waits for one."""
 
-    async def run() -> None:
-        made = World(1)
-        topic = await made.create("t", [NODE_ID, NODE_ID])
-        made.controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 1, OTHER),)))
-        held = asyncio.Event()
-        made.storage.upload_now = held.wait  # type: ignore[method-assign,assignment]
-        await made.start()
-        try:
-            async with asyncio.timeout(60):
-                await made.partitions.wait_settled()
-            assert made.partitions.counts()["open"] == 2
-            assert made.partitions.unsettled() == []
-        finally:
-            held.set()
-            await made.close()
-
-    asyncio.run(run())
+    made = World(1)
+    topic = await made.create("t", [NODE_ID, NODE_ID])
+    made.controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 1, OTHER),)))
+    held = asyncio.Event()
+    made.storage.upload_now = held.wait  # type: ignore[method-assign,assignment]
+    await made.start()
+    try:
+        async with asyncio.timeout(60):
+            await made.partitions.wait_settled()
+        assert made.partitions.counts()["open"] == 2
+        assert made.partitions.unsettled() == []
+    finally:
+        held.set()
+        await made.close()
 
 
 async def append_everywhere(here: World) -> None:
-    for one in here.partitions.all():
-        one.append_internal(batch(b"x"))
-    await here.storage.confirm.wait(here.storage._wal.end_offset)
+    ends = [one.append_internal(batch(b"x")).wal_end for one in here.partitions.all()]
+    await here.storage.confirm.wait(max(ends, default=0))
     await here.storage.upload_now()
 
 
-def test_a_commit_of_objects_changes_no_placement_and_looks_at_no_partition() -> None:
-    async def run() -> None:
-        async with world() as here:
-            await here.create("t", [NODE_ID] * 3)
-            await until(lambda: len(here.open()) == 3, "all are open")
-            version, placed = here.controller.image.version, here.controller.image.placement_version
-            await append_everywhere(here)
-            assert here.controller.image.version > version
-            assert here.controller.image.replica_sets[NODE_ID].committed_wal_offset > 0
-            assert here.controller.image.placement_version == placed
-            assert not here.partitions._pending
-            assert not here.partitions._changed.is_set()
+async def test_a_commit_of_objects_changes_no_placement_and_looks_at_no_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    plan = PartitionReconciler.plan
 
-    asyncio.run(run())
+    def counted(reconciler: PartitionReconciler, image: Image, now: float, now_ms: int) -> PartitionPlan:
+        looks.append(image.version)
+        return plan(reconciler, image, now, now_ms)
 
-
-def test_everything_that_places_a_partition_moves_the_placement_version() -> None:
-    async def run() -> None:
-        controller = DataController()
-        changes = [
-            lambda: controller.register(NODE_ID),
-            lambda: controller.set_alive(NODE_ID, False),
-            lambda: controller.set_alive(NODE_ID, True),
-            lambda: controller.apply(c.CreateTopic(b"t" * 16, "t", 1, {}, False, False, None)),
-            lambda: controller.apply(c.AlterTopicConfigs(b"t" * 16, {"retention.ms": "1"})),
-            lambda: controller.apply(c.CreatePartitions(b"t" * 16, 2, None, False)),
-            lambda: controller.apply(c.Elect(NODE_ID, NODE_ID)),
-            lambda: controller.apply(c.AlterConfigs("cluster", "", {"log.retention.ms": "1"})),
-            lambda: controller.apply(c.DeleteTopic(b"t" * 16)),
-        ]
-        for change in changes:
-            before = controller.image.placement_version
-            change()
-            assert controller.image.placement_version == controller.image.version > before
-
-    asyncio.run(run())
+    async with world() as here:
+        await here.create("t", [NODE_ID] * 3)
+        await until(lambda: len(here.open()) == 3, "all are open")
+        version, placed = here.controller.image.version, here.controller.image.placement_version
+        monkeypatch.setattr(PartitionReconciler, "plan", counted)
+        await append_everywhere(here)
+        committed = here.controller.image.version
+        assert committed > version
+        assert here.controller.image.replica_sets[NODE_ID].committed_wal_offset > 0
+        assert here.controller.image.placement_version == placed
+        await here.create("u", [NODE_ID])
+        await until(lambda: len(here.open()) == 4, "what places a partition is looked at")
+        assert min(looks) > committed
 
 
-def test_a_partition_whose_data_is_damaged_is_told_from_one_that_is_opening() -> None:
-    async def run() -> None:
-        async with world() as here:
-            topic = await here.create("t", [NODE_ID])
-            [stream] = [one.first_stream + 1 for one in here.controller.image.partitions(topic.id)]
-            master_epoch = here.controller.image.replica_sets[NODE_ID].master_epoch
-            here.controller.apply(c.QuarantineStream(NODE_ID, master_epoch, stream, "a gap"))
-            await until(lambda: here.partitions.counts()["failing"] == 1, "it does not open")
-            with pytest.raises(PartitionDamaged, match=r"t-0 cannot be opened: .* quarantined: a gap") as caught:
-                here.partitions.get("t", 0)
-            assert (produce_code(caught.value), fetch_code(caught.value)) == (56, 2)
-            assert "quarantined: a gap" in here.partitions.problems()[0]
-            here.controller.apply(c.ReleaseStream(stream))
-            await until(lambda: here.partitions.counts()["open"] == 1, "it opens when it was released")
-            assert here.partitions.get("t", 0).append(memoryview(batch(b"v"))).base_offset == 0
+async def test_everything_that_places_a_partition_moves_the_placement_version() -> None:
+    controller = DataController()
+    changes: list[Callable[[], object]] = [
+        lambda: controller.register(NODE_ID),
+        lambda: controller.set_alive(NODE_ID, False),
+        lambda: controller.set_alive(NODE_ID, True),
+        lambda: controller.apply(c.CreateTopic(b"t" * 16, "t", 1, {}, False, False, None)),
+        lambda: controller.apply(c.AlterTopicConfigs(b"t" * 16, {"retention.ms": "1"})),
+        lambda: controller.apply(c.CreatePartitions(b"t" * 16, 2, None, False)),
+        lambda: controller.apply(c.Elect(NODE_ID, NODE_ID)),
+        lambda: controller.apply(c.AlterConfigs("cluster", "", {"log.retention.ms": "1"})),
+        lambda: controller.apply(c.DeleteTopic(b"t" * 16)),
+    ]
+    for change in changes:
+        before = controller.image.placement_version
+        change()
+        assert controller.image.placement_version == controller.image.version > before
 
-    asyncio.run(run())
+
+async def test_a_partition_whose_data_is_damaged_is_told_from_one_that_is_opening() -> None:
+    async with world() as here:
+        topic = await here.create("t", [NODE_ID])
+        [stream] = [one.first_stream + 1 for one in here.controller.image.partitions(topic.id)]
+        master_epoch = here.controller.image.replica_sets[NODE_ID].master_epoch
+        here.controller.apply(c.QuarantineStream(NODE_ID, master_epoch, stream, "a gap"))
+        await until(lambda: here.partitions.counts()["failing"] == 1, "it does not open")
+        with pytest.raises(PartitionDamaged, match=r"t-0 cannot be opened: .* quarantined: a gap") as caught:
+            here.partitions.get("t", 0)
+        assert (produce_code(caught.value), fetch_code(caught.value)) == (56, 2)
+        assert "quarantined: a gap" in here.partitions.problems()[0]
+        here.controller.apply(c.ReleaseStream(stream))
+        await until(lambda: here.partitions.counts()["open"] == 1, "it opens when it was released")
+        assert here.partitions.get("t", 0).append(memoryview(batch(b"v"))).base_offset == 0
+
+
+async def test_who_asks_for_an_opening_partition_may_wait_until_it_serves_fails_or_goes() -> None:
+    async with world() as here:
+        here.controller.hold = held = asyncio.Event()
+        record = await here.create("t", [NODE_ID])
+        opening = opening_of(here, "t")
+        waiting = asyncio.create_task(opening.wait(60))
+        held.set()
+        await waiting
+        assert here.partitions.get("t", 0).topic_id == record.id
+
+        here.controller.refusals = 1
+        await here.create("fails", [NODE_ID])
+        await opening_of(here, "fails").wait(60)
+        with pytest.raises(LeaderNotAvailable) as refused:
+            here.partitions.get("fails", 0)
+        assert refused.value.opening is None, "nobody waits for one that has failed to open"
+
+        here.controller.hold = held = asyncio.Event()
+        gone = await here.create("gone", [NODE_ID])
+        opening = opening_of(here, "gone")
+        waiting = asyncio.create_task(opening.wait(60))
+        await here.controller.delete_topic(gone.id)
+        await waiting
+        held.set()
+
+
+def opening_of(here: World, topic: str) -> Opening:
+    with pytest.raises(LeaderNotAvailable) as refused:
+        here.partitions.get(topic, 0)
+    assert refused.value.opening is not None
+    return refused.value.opening

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from broker.quarantine_records import as_document, set_aside_records
-from runtime.errors import CorruptData
-from storage.managers import ObjectKind
-from storage.object_format import QUARANTINE_OBJECT_ID
-from storage.object_key import quarantine_key
-from storage.object_store_memory import MemoryObjectStore
-from storage.object_writer import build_object
-from storage.record_batch import Compression, Record, build_batch
-from storage.records import StreamRecord
+from tidelog.batch.batch import Compression, Record, build_batch
+from tidelog.broker.objects.quarantine import as_document, set_aside_records
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.commits import ObjectKind
+from tidelog.storage.objects.format import QUARANTINE_OBJECT_ID
+from tidelog.storage.objects.key import quarantine_key
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.records import StreamEntry
 
 CLUSTER, STREAM = "cluster", 5
 
@@ -27,7 +25,7 @@ async def set_aside(store: MemoryObjectStore, wal_start: int, part: int, offset:
         kind=ObjectKind.STREAM,
         cluster_id=CLUSTER,
         created_ms=5,
-        parts=[(STREAM, [StreamRecord(offset, len(values), batch)])],
+        parts=[(STREAM, [StreamEntry(offset, len(values), batch)])],
         block_bytes=100,
     )
     key = quarantine_key(CLUSTER, STREAM, wal_start, part)
@@ -39,30 +37,24 @@ async def found(store: MemoryObjectStore) -> list[Record]:
     return [record async for record in set_aside_records(store, CLUSTER, STREAM)]
 
 
-def test_records_come_in_the_order_of_the_log_with_its_offsets() -> None:
-    async def run() -> None:
-        store = MemoryObjectStore()
-        await set_aside(store, 512, 0, 30, b"last")
-        await set_aside(store, 64, 10, 20, b"c")
-        await set_aside(store, 64, 2, 10, b"a", b"b")
-        assert [(one.offset, one.value) for one in await found(store)] == [
-            *((10, b"a"), (11, b"b"), (20, b"c"), (30, b"last"))
-        ]
-
-    asyncio.run(run())
+async def test_records_come_in_the_order_of_the_log_with_its_offsets() -> None:
+    store = MemoryObjectStore()
+    await set_aside(store, 512, 0, 30, b"last")
+    await set_aside(store, 64, 10, 20, b"c")
+    await set_aside(store, 64, 2, 10, b"a", b"b")
+    assert [(one.offset, one.value) for one in await found(store)] == [
+        *((10, b"a"), (11, b"b"), (20, b"c"), (30, b"last"))
+    ]
 
 
-def test_damage_is_told_and_not_passed_over() -> None:
-    async def run() -> None:
-        store = MemoryObjectStore()
-        key = await set_aside(store, 64, 0, 10, b"value")
-        body = bytearray(await store.get(key))
-        body[70] ^= 1
-        await store.put(key, [body])
-        with pytest.raises(CorruptData, match=key):
-            await found(store)
-
-    asyncio.run(run())
+async def test_damage_is_told_and_not_passed_over() -> None:
+    store = MemoryObjectStore()
+    key = await set_aside(store, 64, 0, 10, b"value")
+    body = bytearray(await store.get(key))
+    body[70] ^= 1
+    await store.put(key, [body])
+    with pytest.raises(CorruptData, match=key):
+        await found(store)
 
 
 def test_a_record_is_as_produce_takes_it() -> None:

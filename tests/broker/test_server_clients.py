@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import kafka
@@ -17,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaTCPTransport
 
+from tests.support.clients import place_of, value_of
 from tests.support.kafka_python import ClosingSelector
 from tests.support.kafka_world import KafkaWorld
 
@@ -28,28 +30,20 @@ def expected() -> list[tuple[int, bytes]]:
     return sorted((n % 2, b"value-%d" % n * 5) for n in range(COUNT))
 
 
-def run(work: Callable[[str], Any]) -> None:
-    """Run a blocking client's work in a thread, or an asyncio client's on the loop."""
-
-    async def main() -> None:
-        async with KafkaWorld() as world:
-            host, port = world.server.address
-            brokers = world.controller.image.brokers
-            brokers[1] = msgspec.structs.replace(brokers[1], host=host, port=port)  # the port that the system chose
-            await world.topic("t", 2)
-            result = (
-                work(f"{host}:{port}")
-                if asyncio.iscoroutinefunction(work)
-                else asyncio.to_thread(work, f"{host}:{port}")
-            )
-            await result
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[str]:
+    """The address of a broker that serves the topic `t`."""
+    async with KafkaWorld() as world:
+        host, port = world.server.address
+        brokers = world.controller.image.brokers
+        brokers[1] = msgspec.structs.replace(brokers[1], host=host, port=port)  # the port that the system chose
+        await world.topic("t", 2)
+        yield f"{host}:{port}"
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_confluent_kafka(codec: str, idempotent: bool) -> None:
+async def test_confluent_kafka(codec: str, idempotent: bool) -> None:
     def work(bootstrap: str) -> None:
         failures: list[Any] = []
         producer = Producer(
@@ -70,16 +64,17 @@ def test_confluent_kafka(codec: str, idempotent: bool) -> None:
         while len(got) < COUNT and time.monotonic() < deadline:
             for message in consumer.consume(COUNT, 0.5):
                 assert message.error() is None
-                got.append((message.partition(), message.value()))
+                got.append((place_of(message)[1], value_of(message)))
         assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, COUNT // 2)
         consumer.close()
         assert sorted(got) == expected()
 
-    run(work)
+    async with serving() as bootstrap:
+        await asyncio.to_thread(work, bootstrap)
 
 
 @pytest.mark.parametrize("codec", [None, *CODECS[1:]])
-def test_kafka_python(codec: str | None) -> None:
+async def test_kafka_python(codec: str | None) -> None:
     def work(bootstrap: str) -> None:
         producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, selector=ClosingSelector, compression_type=codec)
         for partition, value in expected():
@@ -99,7 +94,8 @@ def test_kafka_python(codec: str | None) -> None:
         consumer.close()
         assert sorted(got) == expected()
 
-    run(work)
+    async with serving() as bootstrap:
+        await asyncio.to_thread(work, bootstrap)
 
 
 def test_kafka_python_leaves_no_connection_open_that_it_has_not_written_to_when_it_is_closed() -> None:
@@ -115,8 +111,8 @@ def test_kafka_python_leaves_no_connection_open_that_it_has_not_written_to_when_
 
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("codec", [None, *CODECS[1:]])
-def test_aiokafka(codec: str | None, idempotent: bool) -> None:
-    async def work(bootstrap: str) -> None:
+async def test_aiokafka(codec: str | None, idempotent: bool) -> None:
+    async with serving() as bootstrap:
         producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap, compression_type=codec, enable_idempotence=idempotent, linger_ms=5
         )
@@ -131,5 +127,3 @@ def test_aiokafka(codec: str | None, idempotent: bool) -> None:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     got += [(record.partition, record.value) for record in records]
         assert sorted(got) == expected()
-
-    run(work)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.settings import KafkaSettings, LogSettings
-from broker.topic_config import (
+from tidelog.broker.partitions.topic_config import (
     BROKER_KEYS,
     TOPIC_CONFIGS,
     ConfigSource,
@@ -19,9 +18,11 @@ from broker.topic_config import (
     resolve,
     static_layer,
     validate,
+    warning,
 )
-from runtime.errors import ConfigError
-from stream.log_config import LogConfig
+from tidelog.broker.settings import KafkaSettings, LogSettings
+from tidelog.runtime.errors import ConfigError
+from tidelog.stream.log_config import LogConfig
 
 
 def test_every_default_is_a_legal_value_and_every_row_is_documented() -> None:
@@ -108,7 +109,7 @@ def test_settings_equal_to_kafkas_defaults_are_no_layer_of_their_own() -> None:
         ("max.message.bytes", "-1"),
         ("min.cleanable.dirty.ratio", "nan"),
         ("min.cleanable.dirty.ratio", "1.1"),
-        ("cleanup.policy", ""),
+        ("cleanup.policy", ","),
         ("cleanup.policy", "delete,forget"),
         ("message.timestamp.type", "createtime"),
         ("compression.type", "brotli"),
@@ -130,6 +131,7 @@ def test_a_value_out_of_its_range_is_refused_and_named(name: str, value: str) ->
         ("retention.ms", "-1"),
         ("compression.gzip.level", "-1"),
         ("cleanup.policy", "compact,delete"),
+        ("cleanup.policy", ""),
         ("preallocate", "TRUE"),
         ("remote.storage.enable", "False"),
         ("min.cleanable.dirty.ratio", "0.25"),
@@ -155,6 +157,17 @@ def test_what_validates_can_be_obeyed(overrides: dict[str, str | None]) -> None:
     except ConfigError:
         return
     log_config(checked, KafkaSettings(), LogSettings())
+
+
+def test_an_empty_cleanup_policy_neither_deletes_nor_compacts() -> None:
+    config = log_config(validate({"cleanup.policy": ""}), KafkaSettings(), LogSettings())
+    assert (config.deletes, config.compacts) == (False, False)
+
+
+def test_settings_without_effect_are_told() -> None:
+    told = warning({"flush.ms": "5", "retention.ms": "5", "cleanup.policy": "compact", "preallocate": "false"})
+    assert told == "accepted, but not served yet: cleanup.policy=compact, flush.ms=5"
+    assert warning({"cleanup.policy": "delete", "segment.bytes": "100"}) is None
 
 
 def test_values_keep_their_types() -> None:

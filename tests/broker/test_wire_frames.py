@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import MalformedRequest
-from broker.wire.frames import RECEIVE_BUFFER_BYTES, SMALL_FRAME_BYTES, FrameReader, Grant
+from tidelog.broker.kafka.errors import MalformedRequest
+from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, SMALL_FRAME_BYTES, FrameReader, Grant
 
 LARGE = SMALL_FRAME_BYTES + 1
 
@@ -82,9 +82,9 @@ def test_a_large_frame_waits_for_its_memory() -> None:
     reader = FrameReader(bytearray(RECEIVE_BUFFER_BYTES), 1 << 20, grant)
     data = stream(b"small", b"x" * LARGE)
     assert feed(reader, data[:1000]) == [b"small"]
-    assert reader.blocked and reader.reserved_bytes == 0 and not reader.unblock()
+    assert (reader.blocked, reader.reserved_bytes, reader.unblock()) == (True, 0, False)
     allowed = True
-    assert reader.unblock() and not reader.blocked and reader.reserved_bytes == LARGE
+    assert (reader.unblock(), reader.blocked, reader.reserved_bytes) == (True, False, LARGE)
     assert feed(reader, data[1000:]) == [b"x" * LARGE]
 
 

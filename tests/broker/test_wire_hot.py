@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from broker.errors import MalformedRequest
-from broker.wire import fetch, produce, schema
-from broker.wire.codec import message_codec
-from broker.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint
-from broker.wire.primitives import DECODE_ERRORS
+from tests.support import schema
 from tests.support.kafka_client import encode_request
 from tests.support.kio_strategies import entities
+from tidelog.broker.kafka.errors import MalformedRequest
+from tidelog.broker.kafka.wire import fetch, produce
+from tidelog.broker.kafka.wire.codec import message_codec
+from tidelog.broker.kafka.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint
+from tidelog.broker.kafka.wire.primitives import DECODE_ERRORS
+from tidelog.runtime.types import Buffer
 
 PRODUCE_VERSIONS = range(3, produce.MAX_VERSION + 1)
 FETCH_VERSIONS = range(fetch.MIN_VERSION, fetch.MAX_VERSION + 1)
@@ -118,14 +120,14 @@ def test_a_request_for_one_partition_reads_the_same_both_ways(
     topics = [make("TopicProduceData", **topic, partition_data=[partition])]
     entity = make("ProduceRequest", acks=-1, timeout=dt.timedelta(seconds=5), transactional_id=None, topic_data=topics)
     body = bytearray(_encode(entity))
-    one = produce._decode_one(version, body, 0)
+    one = produce.decode_one_partition(version, body, 0)
     if version >= 13 or 0 < len(name.encode()) < 0x7F:
-        assert one == produce._decode_flexible(version, body, 0)
+        assert one == produce.decode_flexible(version, body, 0)
     else:
         assert one is None
     body = _broken(body, 40, data)
     found = _outcome(produce.decode_request, version, body)
-    assert found == _outcome(produce._decode_flexible, version, body)
+    assert found == _outcome(produce.decode_flexible, version, body)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -259,14 +261,14 @@ def test_a_fetch_of_one_partition_reads_the_same_both_ways(
         rack_id=rack,
     )
     body = bytearray(_encode(entity))
-    one = fetch._decode_one(version, body, 0)
+    one = fetch.decode_one_partition(version, body, 0)
     if len(rack.encode()) < 0x7F and (version >= 13 or 0 < len(name.encode()) < 0x7F):
-        assert one == fetch._decode(version, body, 0)
+        assert one == fetch.decode_every(version, body, 0)
     else:
         assert one is None
     body = _broken(body, 99, data)
     found = _outcome(fetch.decode_request, version, body)
-    assert found == _outcome(fetch._decode, version, body)
+    assert found == _outcome(fetch.decode_every, version, body)
 
 
 fetch_partitions = st.builds(
@@ -364,7 +366,7 @@ def test_a_fetch_response_of_one_partition_is_the_same_both_ways(
 
 
 def test_records_go_out_as_the_very_buffers_that_came_in() -> None:
-    batches = [memoryview(bytearray(b"one")), b"two"]
+    batches: list[Buffer] = [memoryview(bytearray(b"one")), b"two"]
     partition = fetch.PartitionData(0, records=batches)
     buffers = message_codec(1, 17).encode(
         1, fetch.FetchResponse([fetch.FetchTopicResponse("", bytes(16), [partition])])

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.wire import schema
-from broker.wire.codec import encode_body
-from broker.wire.metadata import PartitionPart, encode_topic, join
+from tests.support import schema
+from tidelog.broker.kafka.wire.metadata import PartitionPart, encode_topic, join
 
 METADATA = 3
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -92,6 +91,6 @@ def test_a_response_is_what_kio_would_write(
             error_code=0,
         )
 
-    wanted = encode_body(response([kio_topic(version, topic) for topic in topics]))
+    wanted = schema.body(response([kio_topic(version, topic) for topic in topics]))
     encoded = [encode_topic(version, **topic) for topic in topics]
-    assert join(version, encode_body(response([])), encoded) == wanted
+    assert join(version, schema.body(response([])), encoded) == wanted

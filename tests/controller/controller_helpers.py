@@ -10,16 +10,18 @@ from typing import Any
 
 import msgspec
 
-from controller import commands as c
-from controller.client import ControllerClient
-from controller.errors import from_wire
-from controller.image import Delta, Image
-from controller.node import ControllerNode
-from controller.settings import ControllerSettings
-from controller.state import ControllerState
-from runtime.clock import SystemClock
-from runtime.network import TcpNetwork
-from storage.managers import CommitObjects, NewObject, pack_ranges
+from tidelog.controller.client.client import ClientTiming, ControllerClient
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import from_wire
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.rpc.connection import CommandParams, Endpoint, RpcChannel, RpcConnection
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.network import Listener, ProtocolFactory, TcpNetwork
+from tidelog.storage.commits import CommitObjects, NewObject, pack_ranges
 
 TOPIC = bytes(range(16))
 DELAY_MS = 1_000
@@ -82,20 +84,82 @@ def new_object(object_id: int, *ranges: tuple[int, int, int]) -> NewObject:
 
 
 def make_node(directory: Path, **kwargs: Any) -> ControllerNode:
+    """A single controller; `kwargs` are those of `ControllerNode` and of what it is started with."""
     settings = kwargs.pop("settings", None) or ControllerSettings()
+    identity = {name: kwargs.pop(name) for name in ("credentials", "serves_broker") if name in kwargs}
+    sections = {
+        name: kwargs.pop(name)
+        for name in ("balancer", "scale", "delete_delay_ms", "feed", "partitions_per_deletion")
+        if name in kwargs
+    }
     return ControllerNode(
-        node_id=0,
-        directory=directory,
-        settings=settings,
-        network=TcpNetwork(),
-        clock=SystemClock(),
-        rng=random.Random(),
+        ControllerIdentity(0, directory, **identity),
+        ControllerSections(settings, **sections),
+        kwargs.pop("network", None) or TcpNetwork(),
+        SystemClock(),
+        random.Random(),
         **kwargs,
     )
 
 
 def make_client(*addresses: tuple[str, int], **kwargs: Any) -> ControllerClient:
-    return ControllerClient(list(addresses), TcpNetwork(), SystemClock(), random.Random(), **kwargs)
+    """A client; `kwargs` are those of `ControllerClient` and of its `ClientTiming`."""
+    timing = {name: kwargs.pop(name) for name in ("budget_s", "heartbeat_interval_s") if name in kwargs}
+    network = kwargs.pop("network", None) or TcpNetwork()
+    return ControllerClient(
+        list(addresses), network, SystemClock(), random.Random(), timing=ClientTiming(**timing), **kwargs
+    )
+
+
+class KeptNetwork(TcpNetwork):
+    """Keeps the protocols of its connections, of both directions, so that a test can lose them; may make no new ones.
+
+    `redirected`: the address that is connected instead of another one.
+    """
+
+    def __init__(self) -> None:
+        self.connections: list[RpcConnection] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.redirected: dict[Endpoint, Endpoint] = {}
+
+    async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
+        return await super().listen(lambda: self._kept(factory()), host, port)
+
+    async def connect(
+        self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        await self.open.wait()
+        to = self.redirected.get((host, port), (host, port))
+        return await super().connect(lambda: self._kept(factory()), *to, timeout_s=timeout_s)
+
+    def _kept(self, protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
+        assert isinstance(protocol, RpcConnection)
+        self.connections.append(protocol)
+        return protocol
+
+    def lose(self) -> None:
+        """Lose all connections."""
+        for connection in self.connections:
+            connection.abort()
+
+
+async def ask(node: ControllerNode, method: str, params: Any) -> msgspec.Raw:
+    """Send one request as any process may."""
+    channel = RpcChannel([node.address], TcpNetwork())
+    try:
+        return await channel.call(method, params, 5)
+    finally:
+        await channel.close()
+
+
+async def send(node: ControllerNode, command: c.AnyCommand) -> None:
+    """Send a command without a client. Raises its refusal."""
+    result = c.decode_result(
+        await ask(node, "command", CommandParams("no client", 1, 1, msgspec.Raw(c.encode(command))))
+    )
+    if result.error is not None:
+        raise from_wire(result.error)
 
 
 async def until(

@@ -16,10 +16,11 @@ from typing import Any
 
 import pysyncobj.serializer
 
-from controller.client import ControllerClient
-from controller.settings import ControllerSettings
-from storage.managers import CommitObjects, NewObject, pack_ranges
 from tests.controller.controller_helpers import make_client, make_node
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.model.commands import RegisterBroker
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.storage.commits import CommitObjects, NewObject, pack_ranges
 
 WRITERS = 4
 
@@ -69,7 +70,7 @@ async def main(directory: Path, port: int, step: int) -> None:
     client = make_client(node.address)
     await client.start()
     image = client.image
-    await client.register_broker(broker_id=0, check_code="c", incarnation=str(os.getpid()), host="h", port=1)
+    await client.register_broker(RegisterBroker(0, "c", str(os.getpid()), "h", 1, "", ""))
     epoch = (await client.elect(0, 0)).master_epoch
     topic = image.topic("t") or await client.create_topic("t", 1, {})
     stream_id = image.partitions(topic.id)[0].first_stream

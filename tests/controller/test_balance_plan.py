@@ -8,16 +8,17 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.balance_picture import Key, Picture, Piece, Place
-from controller.balance_plan import CountMeasure, Measure, Plan, Racks, make_plan
-from controller.load import Rates
-from controller.settings import BalancerSettings
+from tidelog.controller.active.balance_picture import Picture, Piece, Target
+from tidelog.controller.active.balance_plan import BalanceMeasure, CountMeasure, Plan, Racks, make_plan
+from tidelog.controller.model.load import Rates
+from tidelog.controller.model.records import PartitionKey
+from tidelog.controller.model.settings import BalancerSettings
 
 SETTINGS = BalancerSettings(min_bytes_per_s=100, min_requests_per_s=10, max_moves_in_plan=1_000)
 TOPICS = [bytes([number]) * 16 for number in range(3)]
 
 
-def name(key: Key) -> str:
+def name(key: PartitionKey) -> str:
     return f"t{key[0][0]}-{key[1]}"
 
 
@@ -30,10 +31,10 @@ def picture_by(seed: int, *, movable: bool = False) -> Picture:
     rng = random.Random(seed)
     count = rng.randint(1, 6)
     racks = rng.choice([[""], ["a", "b"], ["a", "b", "c"]])
-    places = [Place(number, rng.choice(racks)) for number in range(count)]
+    places = [Target(number, rng.choice(racks)) for number in range(count)]
     largest = rng.choice([0, 1_000, 100_000])
     crowded = rng.randint(1, count)
-    pieces = []
+    pieces: list[Piece] = []
     indexes = dict.fromkeys(TOPICS, 0)
     for _ in range(rng.randint(0, 60)):
         topic = rng.choice(TOPICS)
@@ -52,11 +53,11 @@ def cost(picture: Picture, limits: BalancerSettings = SETTINGS) -> list[float]:
     found = [float(sum(map(racks.excess, racks.counts)))] if racks.several else [0.0]
     measures = [
         (
-            Measure("", lambda one: one.load.bytes_in + one.load.bytes_out, str, picture, 0.2, 0.001),
+            BalanceMeasure("", lambda one: one.load.bytes_in + one.load.bytes_out, str, picture, 0.2, 0.001),
             limits.min_bytes_per_s,
         ),
         (CountMeasure("", lambda _: 1.0, str, picture, 0.1, 0.001), 0),
-        (Measure("", lambda one: one.load.requests / 1000, str, picture, 0.3, 0.001), limits.min_requests_per_s),
+        (BalanceMeasure("", lambda one: one.load.requests / 1000, str, picture, 0.3, 0.001), limits.min_requests_per_s),
     ]
     if picture.unmeasured:
         measures = measures[1:2]
@@ -137,8 +138,8 @@ def test_the_same_picture_gives_the_same_plan(seed: int) -> None:
 # --- by example --------------------------------------------------------------------------------------------------
 
 
-def even(places: list[Place], loads: dict[int, list[float]]) -> Picture:
-    pieces = []
+def even(places: list[Target], loads: dict[int, list[float]]) -> Picture:
+    pieces: list[Piece] = []
     for place, rates in loads.items():
         pieces += [Piece((TOPICS[0], len(pieces) + at), place, Rates(rate), True) for at, rate in enumerate(rates)]
     return Picture(places, pieces, [])
@@ -151,11 +152,11 @@ def spread(picture: Picture, value: str = "count") -> dict[int, float]:
     return found
 
 
-THREE = [Place(number, "") for number in (1, 2, 3)]
+THREE = [Target(number, "") for number in (1, 2, 3)]
 
 
 def test_three_brokers_become_six_and_three_again() -> None:
-    six = [Place(number, "") for number in range(1, 7)]
+    six = [Target(number, "") for number in range(1, 7)]
     picture = even(six, {1: [1_000.0] * 334, 2: [1_000.0] * 333, 3: [1_000.0] * 333})
     plan = plan_of(picture)
     assert 450 <= len(plan.moves) <= 501
@@ -197,7 +198,7 @@ def test_without_a_report_only_numbers_are_evened_out() -> None:
 
 
 def test_a_topic_in_one_rack_is_spread_over_both() -> None:
-    places = [Place(1, "a"), Place(2, "a"), Place(3, "b"), Place(4, "b")]
+    places = [Target(1, "a"), Target(2, "a"), Target(3, "b"), Target(4, "b")]
     picture = even(places, {1: [0.0] * 4, 2: [0.0] * 4})
     plan = plan_of(picture)
     assert [move.goal for move in plan.moves[:4]] == ["racks"] * 4
@@ -207,7 +208,7 @@ def test_a_topic_in_one_rack_is_spread_over_both() -> None:
 
 
 def test_load_is_not_evened_out_at_the_cost_of_racks() -> None:
-    places = [Place(1, "a"), Place(2, "b")]
+    places = [Target(1, "a"), Target(2, "b")]
     pieces = [
         Piece((TOPICS[0], 0), 1, Rates(9_000), True),
         Piece((TOPICS[0], 1), 2, Rates(10), True),

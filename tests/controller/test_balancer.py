@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
-from controller import commands as c
-from controller.balancer import MODE_KEY, STEADY_S, Balancer
-from controller.image import Delta
-from controller.load import BrokerLoad, PartitionLoad
-from controller.model import DrainMode
-from controller.settings import BalancerSettings, ScaleSettings
-from controller.tables import Mutation
 from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.active.balance_schedule import MODE_KEY, STEADY_S
+from tidelog.controller.active.balancer import Balancer
+from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.image.image import Delta
+from tidelog.controller.machine.tables import RowChange
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.load import BrokerLoad, PartitionLoad
+from tidelog.controller.model.records import DrainMode
+from tidelog.controller.model.settings import BalancerSettings, ScaleSettings
 
 
 class Clock:
@@ -48,27 +50,26 @@ class World:
         self.balancer = Balancer(
             BalancerSettings(**{**defaults, **settings}),
             ScaleSettings(),
-            image=lambda: self.driver.image,
-            propose=self.propose,
-            is_active=lambda: True,
-            clock=self.clock,
+            ActiveRole(lambda: self.driver.image, self.propose, lambda: True, lambda: self.driver.now_ms),
+            self.clock,
         )
-        self.balancer.activated(self.clock.now_s)
+        self.schedule = self.balancer.schedule
+        self.schedule.activated(self.clock.now_s)
 
     async def propose(self, command: c.AnyCommand) -> None:
         assert isinstance(command, c.MovePartitions)
         self.commands.append(command)
         assert self.driver.run(command) == [None] * len(command.moves)
         moved = [(each.topic_id, each.index) for each in command.moves]
-        rows = [Mutation("partitions", key, self.driver.image.partition(*key)) for key in moved]
-        self.balancer.note(Delta(self.driver.index, rows))
+        rows = [RowChange("partitions", key, self.driver.image.partition(*key)) for key in moved]
+        self.schedule.note(Delta(self.driver.index, rows), self.clock.now_s)
 
     def report(self, rate: int = 1_000_000) -> None:
         """Every partition takes `rate` bytes a second."""
         for broker in self.driver.image.brokers:
             owned = [one for one in self.driver.image.all_partitions() if one.replica_set == broker]
             rows = tuple(PartitionLoad(one.first_stream, rate, 0, 0) for one in owned)
-            self.balancer.loads.note(broker, 1, BrokerLoad(rate * len(rows), 0, 0, 0, rows), self.clock.now_s)
+            self.schedule.loads.note(broker, 1, BrokerLoad(rate * len(rows), 0, 0, 0, rows), self.clock.now_s)
 
     def look(self, seconds: float = 0.0) -> None:
         self.clock.now_s += seconds
@@ -111,21 +112,21 @@ def test_advising_moves_nothing_and_says_what_it_would_do() -> None:
     world = World(mode="advise")
     world.settle()
     assert not world.commands
-    status = world.balancer.status()
+    status = world.schedule.status(world.clock.now_s)
     assert (status["planned"], status["issued"]) == (8, 0)
-    plan = world.balancer.plan()
+    plan = world.schedule.plan(world.clock.now_s, world.clock.time_ms())
     assert plan["total"] == 8 and {move["from"] for move in plan["moves"]} == {1}
     assert all(move["why"].startswith("t-") for move in plan["moves"])
-    told = world.balancer.told()
+    told = world.schedule.told()
     assert told is not None and told.planned_moves == 8
 
 
 def test_off_plans_nothing_by_itself_but_does_when_asked() -> None:
     world = World(mode="off")
     world.settle()
-    assert world.balancer.status()["planned"] == 0
+    assert world.schedule.status(world.clock.now_s)["planned"] == 0
     run(world.balancer.carry_out())
-    told = world.balancer.told()
+    told = world.schedule.told()
     assert told is not None and (told.planned_moves, told.balancer_moves) == (0, 8)
     world.finish_moves()
     assert world.owners() == {1: 4, 2: 4, 3: 4}
@@ -135,16 +136,16 @@ def test_an_operators_mode_wins_over_the_configured_one_until_it_is_taken_back()
     world = World(mode="off")
     world.driver.run(c.PutKv(MODE_KEY, b"advise"))
     world.settle()
-    assert world.balancer.status()["planned"] == 8 and not world.commands
+    assert world.schedule.status(world.clock.now_s)["planned"] == 8 and not world.commands
     world.driver.run(c.PutKv(MODE_KEY, b"on"))
     world.look(60.0)
     assert len(world.commands) == 1
-    status = world.balancer.status()
+    status = world.schedule.status(world.clock.now_s)
     assert (status["mode"], status["configured_mode"]) == ("on", "off")
     world.driver.run(c.PutKv(MODE_KEY, b"of a newer version"))
-    assert world.balancer.mode == "off"
+    assert world.schedule.mode == "off"
     world.driver.run(c.DeleteKv(MODE_KEY))
-    assert world.balancer.mode == "off"
+    assert world.schedule.mode == "off"
 
 
 def test_switched_off_it_issues_nothing_more_of_its_own_plan() -> None:
@@ -154,11 +155,11 @@ def test_switched_off_it_issues_nothing_more_of_its_own_plan() -> None:
     world.driver.run(c.PutKv(MODE_KEY, b"advise"))
     world.finish_moves()
     world.look(1.0)
-    assert len(world.commands) == 1 and world.balancer.status()["left"] == 0
+    assert len(world.commands) == 1 and world.schedule.status(world.clock.now_s)["left"] == 0
     run(world.balancer.carry_out())  # somebody asks: that goes on
     world.finish_moves()
     world.look(1.0)
-    assert len(world.commands) == 3 and world.balancer.status()["left"] > 0
+    assert len(world.commands) == 3 and world.schedule.status(world.clock.now_s)["left"] > 0
 
 
 def test_no_more_move_at_a_time_than_allowed() -> None:
@@ -187,12 +188,10 @@ def test_moves_of_others_count_and_it_waits_until_they_are_over() -> None:
 
 def test_what_has_moved_rests_unless_brokers_come_or_go() -> None:
     world = World(cooldown_ms=100_000, interval_ms=1_000)
+    world.look()  # the cool-down begins with known brokers
     run(world.propose(c.MovePartitions(tuple(c.PartitionMove(TOPIC, index, 2) for index in range(12)))))
     world.finish_moves()
-    world.balancer._notice_brokers(world.clock.now_s)  # the cool-down begins with known brokers
-    for index in range(12):
-        world.balancer._rested_s[TOPIC, index] = world.clock.now_s
-    world.settle()
+    world.look(STEADY_S)
     assert len(world.commands) == 1, "an operator's move is not taken back"
     world.driver.broker(9)
     world.settle()
@@ -204,7 +203,7 @@ def test_brokers_that_go_void_the_plan() -> None:
     world.settle()
     world.driver.run(c.DrainBroker(3, DrainMode.OPERATOR))
     world.look(1.0)
-    assert world.balancer.status()["left"] == 0
+    assert world.schedule.status(world.clock.now_s)["left"] == 0
     for _ in range(30):
         world.finish_moves()
         world.look(1.0)
@@ -216,8 +215,8 @@ def test_a_new_active_controller_plans_anew() -> None:
     world = World(partitions=60, max_moves_in_flight=8)
     world.settle()
     world.finish_moves()
-    world.balancer.activated(world.clock.now_s)
-    assert world.balancer.status()["left"] == 0
+    world.schedule.activated(world.clock.now_s)
+    assert world.schedule.status(world.clock.now_s)["left"] == 0
     world.settle()
     for _ in range(20):
         world.finish_moves()
@@ -229,9 +228,10 @@ def test_a_partition_that_somebody_else_moved_meanwhile_is_passed_over() -> None
     world = World(partitions=60, max_moves_in_flight=8)
     world.settle()
     world.finish_moves()
-    queued = world.balancer._queue[0]
-    world.driver.run(c.MovePartitions((c.PartitionMove(*queued.key, 2 if queued.target == 3 else 3),)))
+    left = world.schedule.status(world.clock.now_s)["left"]
+    queued = world.schedule.shown()["moves"][-left]
+    world.driver.run(c.MovePartitions((c.PartitionMove(TOPIC, queued["partition"], 2 if queued["to"] == 3 else 3),)))
     world.finish_moves()
     world.look(1.0)
     issued = [(move.topic_id, move.index) for command in world.commands for move in command.moves]
-    assert queued.key not in issued
+    assert (TOPIC, queued["partition"]) not in issued

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from controller import commands as c
-from controller import feed as feed_module
-from controller import journal as journal_module
-from controller.client import ControllerClient
-from controller.errors import (
+from tests.controller.controller_helpers import KeptNetwork, ask, make_client, make_node, send, until
+from tidelog.controller.client import client as client_module
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.image.feed import DeltaFeed, FeedLimits
+from tidelog.controller.image.image import Delta
+from tidelog.controller.machine.tables import RowChange
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.commands import RegisterBroker
+from tidelog.controller.model.errors import (
     BrokerIdInUse,
     InvalidPartitions,
     NotController,
@@ -26,47 +31,51 @@ from controller.errors import (
     from_wire,
     to_wire,
 )
-from controller.image import Delta
-from controller.node import ControllerNode
-from controller.rpc import DELTA_VERSION, CommandParams, PollParams, RpcConnection
-from controller.settings import ControllerSettings
-from controller.tables import Mutation
-from runtime.clock import SystemClock
-from runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
-from runtime.network import TcpNetwork
-from storage.managers import CommitGap, CommitObjects, NewObject, pack_ranges
-from tests.controller.controller_helpers import make_client, make_node, until
+from tidelog.controller.model.records import ObjectState
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.raft.consensus import MemoryConsensus, Role
+from tidelog.controller.rpc.connection import DELTA_VERSION, CommandParams, PollParams, RpcConnection
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.network import TcpNetwork
+from tidelog.storage.commits import CommitGap, CommitObjects, NewObject, pack_ranges
 
 MakeWorld = Callable[[Path], Awaitable[tuple[ControllerNode, ControllerClient]]]
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(300):
-            await scenario
-
-    asyncio.run(bounded())
+pytestmark = pytest.mark.timeout(300)
 
 
-async def world(directory: Path, **kwargs: Any) -> tuple[ControllerNode, ControllerClient]:
+async def world(
+    directory: Path, *, network: TcpNetwork | None = None, budget_s: float = 60, **kwargs: Any
+) -> tuple[ControllerNode, ControllerClient]:
+    """A controller, and a client with this network and budget."""
     node = make_node(directory, **kwargs)
     await node.start()
     await node.wait_active(60)
-    client = make_client(node.address, heartbeat_interval_s=0.05, budget_s=60)
+    client = make_client(node.address, network=network, heartbeat_interval_s=0.05, budget_s=budget_s)
     await client.start()
     return node, client
 
 
+class Deposable(MemoryConsensus):
+    """Consensus whose leader can be told that it is none any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tell: Callable[[Role], None] = lambda role: None
+
+    def set_on_role(self, callback: Callable[[Role], None]) -> None:
+        self.tell = callback
+        super().set_on_role(callback)
+
+    def depose(self) -> None:
+        self.tell(Role(False, self.role.term + 1, None))
+
+
 async def register(client: ControllerClient, broker_id: int = 0, check_code: str = "c", incarnation: str = "a") -> int:
-    return await client.register_broker(
-        broker_id=broker_id, check_code=check_code, incarnation=incarnation, host="h", port=9092
-    )
-
-
-def heard(node: ControllerNode, broker_id: int) -> bool:
-    """Whether a heartbeat has come; the scan gives a new broker a session without one."""
-    session = node._sessions._sessions.get(broker_id)
-    return session is not None and session.connection is not None
+    return await client.register_broker(RegisterBroker(broker_id, check_code, incarnation, "h", 9092, "", ""))
 
 
 async def commit(client: ControllerClient, epoch: int, stream_id: int, start: int, end: int) -> None:
@@ -86,113 +95,106 @@ async def local_world(directory: Path, **kwargs: Any) -> tuple[ControllerNode, C
     return node, client
 
 
-def test_a_client_in_the_process_of_the_controller_uses_its_image_before_and_after_a_restart(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        settings = ControllerSettings(snapshot_entries=20)
-        node, client = await local_world(tmp_path, settings=settings)
-        deltas: list[Delta] = []
-        client.subscribe(deltas.append)
-        await register(client)
-        epoch = (await client.elect(0, 0)).master_epoch
-        topic = await client.create_topic("t", 1, {})
-        stream_id = client.image.partitions(topic.id)[0].first_stream
-        await client.open_streams(0, epoch, [(stream_id, epoch)])
-        for at in range(20):
-            await commit(client, epoch, stream_id, at, at + 1)
-        assert client.image is node.image
-        assert client.image.streams[stream_id].end_offset == 20
-        assert [each.start_offset for each in client.find_objects(stream_id, 5, 8, 9)] == [5, 6, 7]
-        versions = [delta.version for delta in deltas]
-        assert versions == sorted(set(versions)) and versions[-1] == client.image.version
-        await until(lambda: (tmp_path / "snapshot").exists())
-        rows = {name: dict(table) for name, table in client.image.rows()}
-        await client.close()
-        await node.close()
-        heard = len(deltas)
-        node, client = await local_world(tmp_path, settings=settings)
-        assert len(deltas) == heard
-        for name, table in client.image.rows():
-            assert name == "cluster" or name == "brokers" or table == rows[name], name
-        assert [each.start_offset for each in client.find_objects(stream_id, 5, 8, 9)] == [5, 6, 7]
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_a_client_in_the_process_of_the_controller_uses_its_image_before_and_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    settings = ControllerSettings(snapshot_entries=20)
+    node, client = await local_world(tmp_path, settings=settings)
+    deltas: list[Delta] = []
+    client.subscribe(deltas.append)
+    await register(client)
+    epoch = (await client.elect(0, 0)).master_epoch
+    topic = await client.create_topic("t", 1, {})
+    stream_id = client.image.partitions(topic.id)[0].first_stream
+    await client.open_streams(0, epoch, [(stream_id, epoch)])
+    for at in range(20):
+        await commit(client, epoch, stream_id, at, at + 1)
+    assert client.image is node.image
+    assert client.image.streams[stream_id].end_offset == 20
+    assert [each.start_offset for each in client.find_objects(stream_id, 5, 8, 9)] == [5, 6, 7]
+    versions = [delta.version for delta in deltas]
+    assert versions == sorted(set(versions)) and versions[-1] == client.image.version
+    await until(lambda: (tmp_path / "snapshot").exists())
+    rows = {name: dict(table) for name, table in client.image.rows()}
+    await client.close()
+    await node.close()
+    heard = len(deltas)
+    node, client = await local_world(tmp_path, settings=settings)
+    assert len(deltas) == heard
+    for name, table in client.image.rows():
+        assert name == "cluster" or name == "brokers" or table == rows[name], name
+    assert [each.start_offset for each in client.find_objects(stream_id, 5, 8, 9)] == [5, 6, 7]
+    await client.close()
+    await node.close()
 
 
 def test_a_listener_of_a_feed_hears_what_a_snapshot_changed() -> None:
-    feed = feed_module.DeltaFeed(finds_objects=True)
+    feed = DeltaFeed(finds_objects=True)
     heard: list[Delta] = []
     remove = feed.listen(heard.append)
-    feed.append(Delta(1, [Mutation("kv", "a", b"1"), Mutation("kv", "b", b"1")]))
+    feed.append(Delta(1, [RowChange("kv", "a", b"1"), RowChange("kv", "b", b"1")]))
     newer = feed.new_image()
-    newer.apply(Delta(5, [Mutation("kv", "b", b"2"), Mutation("kv", "c", b"3")]))
+    newer.apply(Delta(5, [RowChange("kv", "b", b"2"), RowChange("kv", "c", b"3")]))
     feed.reset(newer)
-    assert heard[1] == Delta(5, [Mutation("kv", "a", None), Mutation("kv", "b", b"2"), Mutation("kv", "c", b"3")])
+    assert heard[1] == Delta(5, [RowChange("kv", "a", None), RowChange("kv", "b", b"2"), RowChange("kv", "c", b"3")])
     remove()
-    feed.append(Delta(6, [Mutation("kv", "c", None)]))
+    feed.append(Delta(6, [RowChange("kv", "c", None)]))
     assert len(heard) == 2 and feed.image.kv == {"b": b"2"}
 
 
 @pytest.mark.parametrize("make_world", [world, local_world])
-def test_a_call_returns_when_the_local_image_has_its_effect(tmp_path: Path, make_world: MakeWorld) -> None:
-    async def scenario() -> None:
-        node, client = await make_world(tmp_path)
-        assert len(client.image.cluster_id) == 22
-        await register(client)
-        assert client.image.brokers[0].alive
-        epoch = (await client.elect(0, 0)).master_epoch
-        assert client.image.replica_sets[0].master_epoch == epoch
-        topic = await client.create_topic("t", 2, {"retention.ms": "1"})
-        assert client.image.topic("t") == topic and len(client.image.partitions(topic.id)) == 2
-        partition = client.image.partitions(topic.id)[0]
-        assert client.image.leader(partition) == (0, epoch)
-        stream_id = partition.first_stream
-        await client.open_streams(0, epoch, [(stream_id, epoch)])
-        await commit(client, epoch, stream_id, 0, 5)
-        assert [each.end_offset for each in client.find_objects(stream_id, 0, 9, 9)] == [5]
-        assert client.committed_wal_offset(0) == 1 and client.committed_wal_offset(9) == 0
-        await client.trim_stream(stream_id, epoch, 5)
-        assert client.image.streams[stream_id].start_offset == 5
-        await client.close_streams(0, epoch, [(stream_id, epoch)])
-        assert (await client.create_partitions(topic.id, 3)).partitions == 3
-        await client.alter_topic_configs(topic.id, {"retention.ms": None})
-        await client.alter_configs("cluster", "", {"a": "b"})
-        assert client.image.configs == {("cluster", ""): {"a": "b"}}
-        await client.put_kv("k", b"v")
-        assert await client.get_kv("k") == b"v"
-        await client.delete_kv("k")
-        assert await client.get_kv("k") is None
-        assert await client.allocate_producer_ids(0, 1) == (0, 1000)
-        await client.delete_topic(topic.id)
-        assert client.image.topic("t") is None
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_a_call_returns_when_the_local_image_has_its_effect(tmp_path: Path, make_world: MakeWorld) -> None:
+    node, client = await make_world(tmp_path)
+    assert len(client.image.cluster_id) == 22
+    await register(client)
+    assert client.image.brokers[0].alive
+    epoch = (await client.elect(0, 0)).master_epoch
+    assert client.image.replica_sets[0].master_epoch == epoch
+    topic = await client.create_topic("t", 2, {"retention.ms": "1"})
+    assert client.image.topic("t") == topic and len(client.image.partitions(topic.id)) == 2
+    partition = client.image.partitions(topic.id)[0]
+    assert client.image.leader(partition) == (0, epoch)
+    stream_id = partition.first_stream
+    await client.open_streams(0, epoch, [(stream_id, epoch)])
+    await commit(client, epoch, stream_id, 0, 5)
+    assert [each.end_offset for each in client.find_objects(stream_id, 0, 9, 9)] == [5]
+    assert client.committed_wal_offset(0) == 1 and client.committed_wal_offset(9) == 0
+    await client.trim_stream(0, epoch, stream_id, epoch, 5)
+    assert client.image.streams[stream_id].start_offset == 5
+    await client.close_streams(0, epoch, [(stream_id, epoch)])
+    assert (await client.create_partitions(topic.id, 3)).partitions == 3
+    await client.alter_topic_configs(topic.id, {"retention.ms": None})
+    await client.alter_configs("cluster", "", {"a": "b"})
+    assert client.image.configs == {("cluster", ""): {"a": "b"}}
+    await client.put_kv("k", b"v")
+    assert await client.get_kv("k") == b"v"
+    await client.delete_kv("k")
+    assert await client.get_kv("k") is None
+    assert await client.allocate_producer_ids(0, 1) == (0, 1000)
+    await client.delete_topic(topic.id)
+    assert client.image.topic("t") is None
+    await client.close()
+    await node.close()
 
 
-def test_refusals_arrive_as_the_same_class_with_their_facts(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        await register(client)
-        epoch = (await client.elect(0, 0)).master_epoch
-        topic = await client.create_topic("t", 1, {})
-        with pytest.raises(TopicExists):
-            await client.create_topic("t", 1, {})
-        with pytest.raises(InvalidPartitions):
-            await client.create_partitions(topic.id, 1)
-        stream_id = client.image.partitions(topic.id)[0].first_stream
-        await client.open_streams(0, epoch, [(stream_id, epoch)])
-        with pytest.raises(CommitGap) as gap:
-            await commit(client, epoch, stream_id, 3, 5)
-        assert gap.value.stream_id == stream_id
-        assert client.image.streams[stream_id].quarantined  # visible here, now
-        await client.release_stream(stream_id)
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_refusals_arrive_as_the_same_class_with_their_facts(tmp_path: Path) -> None:
+    node, client = await world(tmp_path)
+    await register(client)
+    epoch = (await client.elect(0, 0)).master_epoch
+    topic = await client.create_topic("t", 1, {})
+    with pytest.raises(TopicExists):
+        await client.create_topic("t", 1, {})
+    with pytest.raises(InvalidPartitions):
+        await client.create_partitions(topic.id, 1)
+    stream_id = client.image.partitions(topic.id)[0].first_stream
+    await client.open_streams(0, epoch, [(stream_id, epoch)])
+    with pytest.raises(CommitGap) as gap:
+        await commit(client, epoch, stream_id, 3, 5)
+    assert gap.value.stream_id == stream_id
+    assert client.image.streams[stream_id].quarantined  # visible here, now
+    await client.release_stream(stream_id)
+    await client.close()
+    await node.close()
 
 
 def test_every_error_survives_the_wire() -> None:
@@ -203,352 +205,408 @@ def test_every_error_survives_the_wire() -> None:
     assert isinstance(from_wire(unknown), RemoteError) and "FromTheFuture" in str(from_wire(unknown))
 
 
-def test_metadata_and_answers_survive_a_restart_of_the_controller(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path, settings=ControllerSettings(snapshot_entries=20))
-        port = node.address[1]
-        await register(client)
-        await client.elect(0, 0)
-        for number in range(50):
-            await client.put_kv(f"k{number}", b"v")
-        await node.close()
-        late = asyncio.create_task(client.put_kv("late", b"v"))  # asked while the controller is down
-        await asyncio.sleep(0.1)
-        assert not late.done()
-        node = make_node(tmp_path, settings=ControllerSettings(snapshot_entries=20, port=port))
-        await node.start()
-        await late
-        assert len(client.image.kv) == 51 and len(node.image.kv) == 51
-        await until(lambda: client.image.brokers[0].alive)
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_metadata_and_answers_survive_a_restart_of_the_controller(tmp_path: Path) -> None:
+    node, client = await world(tmp_path, settings=ControllerSettings(snapshot_entries=20))
+    port = node.address[1]
+    await register(client)
+    await client.elect(0, 0)
+    for number in range(50):
+        await client.put_kv(f"k{number}", b"v")
+    await node.close()
+    late = asyncio.create_task(client.put_kv("late", b"v"))  # asked while the controller is down
+    await asyncio.sleep(0.1)
+    assert not late.done()
+    node = make_node(tmp_path, settings=ControllerSettings(snapshot_entries=20, port=port))
+    await node.start()
+    await late
+    assert len(client.image.kv) == 51 and len(node.image.kv) == 51
+    await until(lambda: client.image.brokers[0].alive)
+    await client.close()
+    await node.close()
 
 
-def test_a_retried_command_takes_effect_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        _, protocol = await client._commands._network.connect(RpcConnection, *node.address, timeout_s=5)
-        assert isinstance(protocol, RpcConnection)
-        command = msgspec.Raw(c.encode(c.PrepareObjects(1, 60_000)))
-        params = CommandParams("somebody", 1, 1, command)
-        answers = await asyncio.gather(*(protocol.call("command", params, 5) for _ in range(10)))
-        assert len({bytes(answer) for answer in answers}) == 1
-        assert len(node.image.objects) == 1
-        await protocol.close()
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_a_retried_command_takes_effect_once(tmp_path: Path) -> None:
+    node, client = await world(tmp_path)
+    _, protocol = await TcpNetwork().connect(RpcConnection, *node.address, timeout_s=5)
+    assert isinstance(protocol, RpcConnection)
+    command = msgspec.Raw(c.encode(c.PrepareObjects(1, 60_000)))
+    params = CommandParams("somebody", 1, 1, command)
+    answers = await asyncio.gather(*(protocol.call("command", params, 5) for _ in range(10)))
+    assert len({bytes(answer) for answer in answers}) == 1
+    assert len(node.image.objects) == 1
+    await protocol.close()
+    await client.close()
+    await node.close()
 
 
-def test_clients_may_not_act_as_the_controller(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        with pytest.raises(InvalidInput):
-            await client._command(c.SetBrokerAlive(0, 1, False))
-        with pytest.raises(InvalidInput):
-            await client._commands.call("no such method", None, 5)
-        with pytest.raises(TidelogError):
-            await client._commands.call("command", ["garbage"], 5)
-        with pytest.raises(Fenced):
-            await client._commands.call("poll", PollParams(0, 0, "another-cluster", DELTA_VERSION), 5)
-        with pytest.raises(InvalidInput, match="upgrade"):
-            await client._commands.call("poll", [0, 0, client.image.cluster_id], 5)  # as older processes ask
-        assert (await client.status())["active"] is True
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_clients_may_not_act_as_the_controller(tmp_path: Path) -> None:
+    node, client = await world(tmp_path)
+    with pytest.raises(InvalidInput):
+        await send(node, c.SetBrokerAlive(0, 1, False))
+    with pytest.raises(InvalidInput):
+        await ask(node, "no such method", None)
+    with pytest.raises(TidelogError):
+        await ask(node, "command", ["garbage"])
+    with pytest.raises(Fenced):
+        await ask(node, "poll", PollParams(0, 0, "another-cluster", DELTA_VERSION))
+    with pytest.raises(InvalidInput, match="upgrade"):
+        await ask(node, "poll", [0, 0, client.image.cluster_id])  # as older processes ask
+    assert (await client.status())["active"] is True
+    await client.close()
+    await node.close()
 
 
-def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_revives_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=3_600_000))
-        watcher = make_client(node.address)
-        await watcher.start()
-        await register(client)
-        await until(lambda: heard(node, 0) and 0 in watcher.image.brokers)
-        with pytest.raises(BrokerIdInUse):
-            await register(watcher, check_code="another directory")
-        connection = client._heartbeat.channels[node.address]._connection
-        seen: list[bool] = []
-        watcher.subscribe(lambda delta: seen.extend(each.record.alive for each in delta.of("brokers")))
-        assert connection is not None
-        connection.abort()
-        await until(lambda: seen == [False, True])
-        await client.close()
-        await until(lambda: not watcher.image.brokers[0].alive)
-        assert await register(watcher, check_code="another directory") == 2
-        await watcher.close()
-        await node.close()
-
-    run(scenario())
+async def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_revives_it(tmp_path: Path) -> None:
+    network = KeptNetwork()
+    node, client = await world(tmp_path, network=network, settings=ControllerSettings(session_timeout_ms=3_600_000))
+    watcher = make_client(node.address)
+    await watcher.start()
+    await register(client)
+    await until(lambda: node.hears(0) and 0 in watcher.image.brokers)
+    with pytest.raises(BrokerIdInUse):
+        await register(watcher, check_code="another directory")
+    seen: list[bool] = []
+    watcher.subscribe(lambda delta: seen.extend(each.record.alive for each in delta.of("brokers")))
+    network.lose()
+    await until(lambda: seen == [False, True])
+    await client.close()
+    await until(lambda: not watcher.image.brokers[0].alive)
+    assert await register(watcher, check_code="another directory") == 2
+    await watcher.close()
+    await node.close()
 
 
-def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
-        await client._command(c.RegisterBroker(5, "c", "a", "h", 1, "", ""), int)  # and no heartbeats
-        await until(lambda: not client.image.brokers[5].alive)
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path) -> None:
+    node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
+    await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", ""))  # and no heartbeats
+    await until(lambda: 5 in client.image.brokers and not client.image.brokers[5].alive)
+    await client.close()
+    await node.close()
 
 
-def test_a_newer_process_fences_the_older_ones_heartbeats(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        fenced: list[TidelogError] = []
-        client.on_fenced(fenced.append)
-        await register(client)
-        newer = make_client(node.address)
-        await newer.start()
-        assert await register(newer, incarnation="b") == 2
-        await until(lambda: len(fenced) == 1)
-        assert isinstance(fenced[0], StaleBrokerEpoch)
-        await newer.close()
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_a_newer_process_fences_the_older_ones_heartbeats(tmp_path: Path) -> None:
+    node, client = await world(tmp_path)
+    fenced: list[TidelogError] = []
+    client.on_fenced(fenced.append)
+    await register(client)
+    newer = make_client(node.address)
+    await newer.start()
+    assert await register(newer, incarnation="b") == 2
+    await until(lambda: len(fenced) == 1)
+    assert isinstance(fenced[0], StaleBrokerEpoch)
+    await newer.close()
+    await client.close()
+    await node.close()
 
 
-def test_waiting_for_a_controller_tells_each_kind_of_failure_once(
+async def test_waiting_for_a_controller_tells_each_kind_of_failure_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        address = node.address
-        await client.close()
-        await node.close()
-        attempts = 0
+    node, client = await world(tmp_path)
+    address = node.address
+    await client.close()
+    await node.close()
+    attempts = 0
 
-        class Counted(TcpNetwork):
-            async def connect(self, *arguments: Any, **named: Any) -> Any:
-                nonlocal attempts
-                attempts += 1
-                return await super().connect(*arguments, **named)
+    class Counted(TcpNetwork):
+        async def connect(self, *arguments: Any, **named: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            return await super().connect(*arguments, **named)
 
-        caplog.set_level("INFO", "controller.client")
-        waiting = ControllerClient([address, address, address], Counted(), SystemClock(), random.Random(1))
-        start = asyncio.create_task(waiting.start())
-        await until(lambda: attempts >= 4)
-        start.cancel()
-        await asyncio.gather(start, return_exceptions=True)
-        await waiting.close()
-        assert [record.message for record in caplog.records] == ["waiting for the controller"]
-
-    run(scenario())
+    caplog.set_level("INFO", "tidelog.controller.client.client")
+    waiting = ControllerClient([address, address, address], Counted(), SystemClock(), random.Random(1))
+    start = asyncio.create_task(waiting.start())
+    await until(lambda: attempts >= 4)
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
+    await waiting.close()
+    assert [record.message for record in caplog.records] == ["waiting for the controller"]
 
 
-def test_a_follower_too_far_behind_reloads_and_sees_the_difference_as_one_delta(
+async def test_a_follower_too_far_behind_reloads_and_sees_the_difference_as_one_delta(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "RING_DELTAS", 4)
-    monkeypatch.setattr(feed_module, "CHUNK_ROWS", 3)
-
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        for number in range(10):
-            await client.put_kv(f"k{number}", b"old")
-        deltas: list[Delta] = []
-        client.subscribe(deltas.append)
-        follower = client._follower
-        assert follower._channel._connection is not None
-        writer = make_client(node.address)
-        await writer.start()
-        assert writer.image.kv == client.image.kv  # loaded in chunks
-        release = asyncio.Event()
-
-        async def held(*args: Any) -> Any:
-            await release.wait()
-            raise Unavailable("held")
-
-        monkeypatch.setattr(follower._channel, "call", held)
-        follower._channel._connection.abort()
-        behind = client.image.version
-        await writer.delete_kv("k0")
-        for number in range(10, 20):
-            await writer.put_kv(f"k{number}", b"new")
-        assert client.image.version == behind
-        deltas.clear()
-        monkeypatch.undo()
-        monkeypatch.setattr(feed_module, "RING_DELTAS", 4)
-        release.set()
-        await client.wait_version(writer.image.version)
-        assert client.image.kv == node.image.kv
-        assert {each.key for each in deltas[0].of("kv")} == {"k0", *(f"k{number}" for number in range(10, 20))}
-        await writer.close()
-        await client.close()
-        await node.close()
-
-    run(scenario())
+    network = KeptNetwork()
+    node, client = await world(tmp_path, network=network, feed=FeedLimits(ring_deltas=4, chunk_rows=3))
+    for number in range(10):
+        await client.put_kv(f"k{number}", b"old")
+    deltas: list[Delta] = []
+    client.subscribe(deltas.append)
+    writer = make_client(node.address)
+    await writer.start()
+    assert writer.image.kv == client.image.kv  # loaded in chunks
+    network.open.clear()
+    network.lose()
+    behind = client.image.version
+    await writer.delete_kv("k0")
+    for number in range(10, 20):
+        await writer.put_kv(f"k{number}", b"new")
+    assert client.image.version == behind
+    deltas.clear()
+    network.open.set()
+    await client.wait_version(writer.image.version)
+    assert client.image.kv == node.image.kv
+    assert {each.key for each in deltas[0].of("kv")} == {"k0", *(f"k{number}" for number in range(10, 20))}
+    await writer.close()
+    await client.close()
+    await node.close()
 
 
-def test_the_lifecycle_expires_deletes_and_then_forgets(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        deleted: list[int] = []
-        fails = [True]
-
-        async def delete(object_ids: Any) -> None:
-            if fails.pop() if fails else False:
-                raise Unavailable("the bucket is away")
-            deleted.extend(object_ids)
-
-        node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=50)
-        await client.prepare_objects(3, 50)
-        await until(lambda: not client.image.objects)
-        assert sorted(deleted) == [1, 2, 3]
-        await client.close()
-        await node.close()
-
-    run(scenario())
+async def test_the_active_controller_tells_which_object_ids_it_does_not_know(tmp_path: Path) -> None:
+    consensus = Deposable()
+    node, client = await world(tmp_path, consensus=consensus)
+    first = await client.prepare_objects(3, 60_000)
+    asked = [first, first + 1, first + 2, first + 3, first + 99]
+    assert await client.unknown_objects(asked) == [first + 3, first + 99]
+    with pytest.raises(NotController, match="older"):
+        await node.unknown_objects([first], node.image.version + 1)
+    with pytest.raises(InvalidInput, match="at most"):
+        await client.unknown_objects(range(10_001))
+    consensus.depose()
+    with pytest.raises(NotController):
+        await node.unknown_objects([first])
+    await client.close()
+    await node.close()
 
 
-def test_a_bucket_that_does_not_answer_delays_no_look_at_who_lives(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        asked = asyncio.Event()
+async def test_the_lifecycle_expires_deletes_and_then_forgets(tmp_path: Path) -> None:
+    deleted: list[int] = []
+    fails = [True]
 
-        async def delete(_object_ids: Any) -> None:
-            asked.set()
-            await asyncio.Event().wait()  # the bucket never answers
+    async def delete(object_ids: Any) -> None:
+        if fails.pop() if fails else False:
+            raise Unavailable("the bucket is away")
+        deleted.extend(object_ids)
 
-        node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=10)
-        await client.prepare_objects(1, 10)
-        await asked.wait()
-        other = make_client(node.address, heartbeat_interval_s=0.05)
-        await other.start()
-        await register(other, broker_id=7)
-        await until(lambda: heard(node, 7))
-        await other.close()
-        await until(lambda: not client.image.brokers[7].alive)
-        await client.close()
-        await node.close()
-
-    run(scenario())
+    node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=50)
+    await client.prepare_objects(3, 50)
+    await until(lambda: not client.image.objects)
+    assert sorted(deleted) == [1, 2, 3]
+    await client.close()
+    await node.close()
 
 
-def test_without_a_controller_calls_fail_within_their_budget_and_start_waits(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        address = node.address
-        client._budget_s = 0.3
-        await node.close()
-        with pytest.raises(OutcomeUnknown):
-            await client.put_kv("k", b"v")
-        await client.close()
-        waiting = make_client(address)
-        start = asyncio.create_task(waiting.start())
-        await asyncio.sleep(0.05)
-        assert not start.done()
-        node = make_node(tmp_path, settings=ControllerSettings(port=address[1]))
-        await node.start()
-        await start
-        await waiting.close()
-        await node.close()
-        with pytest.raises(NotController):
-            await node.wait_active(0.01)
+async def test_a_destroyed_object_is_deleted_when_every_broker_has_newer_metadata(tmp_path: Path) -> None:
+    deleted: dict[int, int] = {}
 
-    run(scenario())
+    async def delete(object_ids: Any) -> None:
+        deleted.update(dict.fromkeys(object_ids, node.status()["read_versions"]["7"]))
 
-
-def test_many_calls_at_once_all_take_effect(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        await asyncio.gather(*(client.put_kv(f"k{number}", b"v") for number in range(300)))
-        assert len(client.image.kv) == 300
-        firsts = await asyncio.gather(*(client.prepare_objects(3, 60_000) for _ in range(100)))
-        assert sorted(firsts) == list(range(1, 301, 3))
-        await client.close()
-        await node.close()
-
-    run(scenario())
+    node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=50)
+    reader = make_client(node.address, heartbeat_interval_s=3_600)
+    await reader.start()
+    await register(reader, broker_id=7)  # one heartbeat, and then it is silent
+    await until(lambda: node.hears(7))
+    await client.prepare_objects(3, 50)
+    await until(lambda: {one.state for one in client.image.objects.values()} == {ObjectState.DESTROYED})
+    destroyed_at = {one.id: one.destroyed_at for one in client.image.objects.values()}
+    rounds_s = SystemClock().monotonic() + 2.5
+    await until(lambda: SystemClock().monotonic() > rounds_s)
+    assert not deleted, "broker 7 may still read by the metadata that it told"
+    await reader.close()
+    again = make_client(node.address, heartbeat_interval_s=0.05)
+    await again.start()
+    await register(again, broker_id=7, incarnation="b")
+    await until(lambda: not client.image.objects)
+    assert deleted.keys() == destroyed_at.keys()
+    assert all(version >= destroyed_at[each] for each, version in deleted.items())
+    for one in (again, client, node):
+        await one.close()
 
 
-def test_a_controller_whose_disk_fails_says_so_and_stops_acting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        failures: list[Exception] = []
-        node, client = await world(tmp_path, on_failed=failures.append)
-        client._budget_s = 0.3
+async def test_a_broker_without_a_controller_knows_that_its_metadata_is_old(tmp_path: Path) -> None:
+    node, client = await world(tmp_path, budget_s=0.3, settings=ControllerSettings(read_grace_ms=1_000))
+    client.check_current()  # a tool that is no broker has no limit
+    await client.catch_up()
+    await register(client)
+    await until(lambda: client.balance is not None)
+    client.check_current()
+    await node.close()
 
-        def fail(fd: int) -> None:
-            raise OSError(5, "I/O error")
+    def is_old() -> bool:
+        try:
+            client.check_current()
+        except Unavailable:
+            return True
+        return False
 
-        monkeypatch.setattr(journal_module.os, "fdatasync", fail)
-        with pytest.raises(OutcomeUnknown):
-            await client.put_kv("k", b"v")
-        monkeypatch.undo()
-        assert len(failures) == 1 and not node.is_active and not client.image.kv
-        await client.close()
-        await node.close()
-
-    run(scenario())
-
-
-def test_a_command_that_waits_long_for_its_answer_is_not_forgotten_for_its_successors(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        ask = client._ask
-        slow_until = asyncio.Event()
-
-        async def slow_first(sequence: int, command: Any, deadline: float) -> Any:
-            if sequence == first:
-                await ask(sequence, command, deadline)  # takes effect, and the answer is lost
-                await slow_until.wait()
-            return await ask(sequence, command, deadline)
-
-        client._ask = slow_first  # type: ignore[method-assign]
-        first = client._sequence + 1
-        slow = asyncio.create_task(client.prepare_objects(1, 60_000))
-        others = [asyncio.create_task(client.prepare_objects(1, 60_000)) for _ in range(300)]
-        await until(lambda: sum(task.done() for task in others) >= 90)
-        slow_until.set()
-        assert sorted([await slow, *await asyncio.gather(*others)]) == list(range(1, 302))
-        await client.close()
-        await node.close()
-
-    run(scenario())
+    await until(is_old)
+    with pytest.raises(Unavailable, match="no active controller"):
+        client.check_current()
+    await client.close()
 
 
-def test_commands_leave_a_silent_controller_when_the_image_names_another_active_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node, client = await world(tmp_path)
-        ends: list[asyncio.Event] = []
+async def test_a_bucket_that_does_not_answer_delays_no_look_at_who_lives(tmp_path: Path) -> None:
+    asked = asyncio.Event()
 
-        class Silent(asyncio.Protocol):
-            def __init__(self) -> None:
-                self.ended = asyncio.Event()
-                ends.append(self.ended)
+    async def delete(_object_ids: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()  # the bucket never answers
 
-            def connection_lost(self, exc: Exception | None) -> None:
-                self.ended.set()
+    node, client = await world(tmp_path, delete_objects=delete, delete_delay_ms=10)
+    await client.prepare_objects(1, 10)
+    await asked.wait()
+    other = make_client(node.address, heartbeat_interval_s=0.05)
+    await other.start()
+    await register(other, broker_id=7)
+    await until(lambda: node.hears(7))
+    await other.close()
+    await until(lambda: not client.image.brokers[7].alive)
+    await client.close()
+    await node.close()
 
-        silent = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
-        paused = silent.sockets[0].getsockname()[:2]
-        client._budget_s = 60
-        for channel in (client._commands, client._polls):
-            channel.set_endpoints([node.address, paused])
-            channel.prefer(paused)
-        asking = asyncio.create_task(client._commands.call("command", None, 60))
-        await until(lambda: client._commands._connection is not None)
-        cluster = node.image.cluster
-        assert cluster is not None
-        members = ((0, "{}:{}".format(*node.address)), (7, "{}:{}".format(*paused)))
-        named = msgspec.structs.replace(cluster, controllers=members, active_term=cluster.active_term + 1)
-        client._follower._take(Delta(client.image.version + 1, [Mutation("cluster", "", named)]))
-        with pytest.raises(Unavailable):  # at once: it is asked again, of the active one
-            await asking
-        assert client._commands.endpoint == client._polls.endpoint == node.address
+
+async def test_without_a_controller_calls_fail_within_their_budget_and_start_waits(tmp_path: Path) -> None:
+    node, client = await world(tmp_path, budget_s=0.3)
+    address = node.address
+    await node.close()
+    with pytest.raises(OutcomeUnknown):
         await client.put_kv("k", b"v")
-        await client.close()
-        silent.close()
-        await silent.wait_closed()
-        await node.close()
-        await asyncio.gather(*(ended.wait() for ended in ends))
+    await client.close()
+    waiting = make_client(address)
+    start = asyncio.create_task(waiting.start())
+    await asyncio.sleep(0.05)
+    assert not start.done()
+    node = make_node(tmp_path, settings=ControllerSettings(port=address[1]))
+    await node.start()
+    await start
+    await waiting.close()
+    await node.close()
+    with pytest.raises(NotController):
+        await node.wait_active(0.01)
 
-    run(scenario())
+
+async def test_many_calls_at_once_all_take_effect(tmp_path: Path) -> None:
+    node, client = await world(tmp_path)
+    await asyncio.gather(*(client.put_kv(f"k{number}", b"v") for number in range(300)))
+    assert len(client.image.kv) == 300
+    firsts = await asyncio.gather(*(client.prepare_objects(3, 60_000) for _ in range(100)))
+    assert sorted(firsts) == list(range(1, 301, 3))
+    await client.close()
+    await node.close()
+
+
+async def test_a_controller_whose_disk_fails_says_so_and_stops_acting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Exception] = []
+    node, client = await world(tmp_path, on_failed=failures.append, budget_s=0.3)
+
+    def fail(fd: int) -> None:
+        raise OSError(5, "I/O error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OutcomeUnknown):
+        await client.put_kv("k", b"v")
+    monkeypatch.undo()
+    assert len(failures) == 1 and not node.is_active and not client.image.kv
+    await client.close()
+    await node.close()
+
+
+async def test_a_command_that_waits_long_for_its_answer_is_not_forgotten_for_its_successors(tmp_path: Path) -> None:
+    slow_until = asyncio.Event()
+
+    class SlowFirst(RpcConnection):
+        async def call(self, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+            answer = await super().call(method, params, timeout_s)
+            if method == "command" and params.sequence == 1 and not slow_until.is_set():
+                await slow_until.wait()  # it took effect
+                raise Unavailable("the answer is lost")
+            return answer
+
+    class SlowNetwork(TcpNetwork):
+        async def connect(self, factory: Any, host: str, port: int, *, timeout_s: float) -> Any:
+            return await super().connect(SlowFirst, host, port, timeout_s=timeout_s)
+
+    node, client = await world(tmp_path, network=SlowNetwork())
+    slow = asyncio.create_task(client.prepare_objects(1, 60_000))
+    others = [asyncio.create_task(client.prepare_objects(1, 60_000)) for _ in range(300)]
+    await until(lambda: sum(task.done() for task in others) >= 90)
+    slow_until.set()
+    assert sorted([await slow, *await asyncio.gather(*others)]) == list(range(1, 302))
+    await client.close()
+    await node.close()
+
+
+async def test_commands_leave_a_silent_controller_when_the_image_names_another_active_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ATTEMPT_OF_MANY_S", 60.0)  # it does not leave by itself
+    node = make_node(tmp_path)
+    await node.start()
+    await node.wait_active(60)
+    ends: list[asyncio.Event] = []
+
+    class Silent(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.ended = asyncio.Event()
+            ends.append(self.ended)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.ended.set()
+
+    silent = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
+    paused = silent.sockets[0].getsockname()[:2]
+    feed, network = DeltaFeed(), KeptNetwork()
+    feed.append(Delta(1, [RowChange("cluster", "", node.image.cluster)]))
+    network.redirected[paused] = node.address  # it is active, and answers
+    client = make_client(paused, node.address, network=network, local=feed, budget_s=50)
+    await client.start()
+    network.redirected.clear()
+    network.lose()
+    asking = asyncio.create_task(client.put_kv("k", b"v"))
+    await until(lambda: bool(ends))
+    cluster = node.image.cluster
+    assert cluster is not None
+    members = ((0, "{}:{}".format(*node.address)), (7, "{}:{}".format(*paused)))
+    named = msgspec.structs.replace(cluster, controllers=members, active_term=cluster.active_term + 1)
+    feed.append(Delta(1_000, [RowChange("cluster", "", named)]))
+    await asking
+    assert node.image.kv == {"k": b"v"}
+    await client.close()
+    silent.close()
+    await silent.wait_closed()
+    await node.close()
+    await asyncio.gather(*(ended.wait() for ended in ends))
+
+
+async def test_a_controller_that_keeps_ending_is_a_problem_between_its_ends_too(tmp_path: Path) -> None:
+    node, client = await world(tmp_path)
+    host, port = node.address
+    await register(client)
+    await until(lambda: client.balance is not None)
+    for _ in range(2):
+        assert client.problems() == []
+        await node.close()
+        await until(lambda: client.balance is None)
+        node = make_node(tmp_path, settings=ControllerSettings(port=port))
+        await node.start()
+        await node.wait_active(60)
+        await until(lambda: client.balance is not None)
+    await until(lambda: [f"controller {host}:{port} was lost 2 times" in one for one in client.problems()] == [True])
+    await client.close()
+    await node.close()
+
+
+async def test_an_unanswered_command_and_silent_heartbeats_are_problems_until_a_controller_answers(
+    tmp_path: Path,
+) -> None:
+    node, client = await world(tmp_path)
+    port = node.address[1]
+    await register(client)
+    now = SystemClock().monotonic
+    await until(lambda: client.balance is not None)
+    assert not client.health.problem(now())
+    await node.close()
+    asking = asyncio.create_task(client.prepare_objects(1, 60_000))
+    await until(lambda: "no answer" in client.health.problem(now()))
+    await until(lambda: any("no active controller has answered" in one for one in client.problems()))
+    node = make_node(tmp_path, settings=ControllerSettings(port=port))
+    await node.start()
+    await asking
+    assert not client.health.problem(now())
+    await until(lambda: client.problems() == [])
+    await client.close()
+    await node.close()

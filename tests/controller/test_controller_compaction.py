@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from controller_helpers import DELAY_MS, TOPIC, Driver, new_object
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller import commands as c
-from controller.image import Delta, Image
-from controller.model import ObjectState
-from runtime.errors import InvalidInput
-from storage.compaction_check import check_conserved
-from storage.managers import CommitRefused, CompactionRefused, CompactObjects, NewObject, StreamRange, pack_ranges
+from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver, new_object
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.records import ObjectState
+from tidelog.runtime.errors import InvalidInput
+from tidelog.storage.commits import (
+    CommitRefused,
+    CompactionRefused,
+    CompactObjects,
+    NewObject,
+    StreamRange,
+    pack_ranges,
+)
+from tidelog.storage.compaction.check import check_conserved
 
 
 class World:
@@ -137,7 +144,7 @@ def test_a_hole_between_inputs_stays_a_hole(world: World) -> None:
 def test_an_input_that_is_gone_refuses_the_whole(world: World) -> None:
     world.compact(world.output((world.a, 0, 10), (world.b, 0, 10)), inputs=world.inputs[:1])
     late = world.output((world.a, 0, 30), (world.b, 0, 30))
-    with pytest.raises(CompactionRefused, match="not committed any more: it is DESTROYED"):
+    with pytest.raises(CompactionRefused, match="no longer committed: it is DESTROYED"):
         world.compact(late)
     assert world.states()[1:] == [ObjectState.COMMITTED] * 2
     world.driver.now_ms += DELAY_MS

@@ -9,6 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 CHILD = Path(__file__).with_name("crash_child.py")
 IN_FLIGHT_KEYS = 4
 

@@ -8,7 +8,6 @@ every record that was ever acknowledged.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,8 +19,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controller import commands as c
-from controller.errors import (
+from tests.controller.controller_helpers import TOPIC, Driver, new_object
+from tidelog.controller.active.duties import Duties
+from tidelog.controller.active.lifecycle import Lifecycle
+from tidelog.controller.active.readers import Readers
+from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.active.sessions import BrokerSessions
+from tidelog.controller.image.image import Image
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import (
     ErrorInfo,
     InvalidReplicaAssignment,
     NoReassignmentInProgress,
@@ -29,13 +35,9 @@ from controller.errors import (
     TargetNotAlive,
     from_wire,
 )
-from controller.image import Image
-from controller.lifecycle import Lifecycle
-from controller.model import NO_REPLICA_SET, PartitionRecord, StreamState
-from controller.sessions import BrokerSessions
-from runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
-from stream.managers import OpenedStream
-from tests.controller.controller_helpers import TOPIC, Driver, new_object
+from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord, StreamState
+from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
+from tidelog.stream.opened import OpenedStream
 
 Key = tuple[bytes, int]
 ERRORS = list[ErrorInfo | None]
@@ -276,11 +278,7 @@ class OneTime:
         raise AssertionError("not used")
 
 
-def test_the_timer_elects_only_what_is_closed_and_due(driver: Driver) -> None:
-    asyncio.run(run_timer(driver))
-
-
-async def run_timer(driver: Driver) -> None:
+async def test_the_timer_elects_only_what_is_closed_and_due(driver: Driver) -> None:
     proposed: list[c.AnyCommand] = []
 
     async def propose(command: c.AnyCommand) -> None:
@@ -293,18 +291,23 @@ async def run_timer(driver: Driver) -> None:
     def image() -> Image:
         return driver.image
 
-    lifecycle = Lifecycle(
-        image=image, sessions=sessions, propose=propose, is_active=lambda: True, clock=clock, delete=None
-    )
+    role = ActiveRole(image, propose, lambda: True, lambda: clock.now_ms)
+    duties = Duties(role.image, sessions, dict, 2_000)
+    lifecycle = Lifecycle(role, sessions=sessions, readers=Readers(60.0), clock=clock, delete=None, duties=duties)
     move(driver, 1)
-    clock.now_ms = driver.now_ms + 10_000
+    await lifecycle.round()
+    clock.now_ms += 10_000
     await lifecycle.round()
     assert not proposed, "the owner has it open"
+    move(driver, -1)
     driver.run(c.CloseStreams(0, driver.image.replica_sets[0].master_epoch, closed_streams(driver)))
-    clock.now_ms = driver.now_ms + 1_999
+    await lifecycle.round()
+    move(driver, 1)
+    await lifecycle.round()
+    clock.now_ms += 1_999
     await lifecycle.round()
     assert not proposed, "not yet"
-    clock.now_ms = driver.now_ms + 2_000
+    clock.now_ms += 1
     await lifecycle.round()
     assert driver.image.leader(record(driver))[0] == 1
     await lifecycle.round()
@@ -403,7 +406,7 @@ class MoveMachine(RuleBasedStateMachine):
         return record(self.driver, key[1]).first_stream + 1
 
     def tail(self, process: Process, stream_id: int) -> int:
-        """Where the stream ends with what the WAL holds of it and counts: as `storage.recovered` does."""
+        """Where the stream ends with what the WAL holds of it and counts: as `tidelog.storage.cache.recovered` does."""
         stream = self.driver.image.streams[stream_id]
         end = stream.end_offset
         for one, epoch, start, stop in process.wal:

@@ -1,4 +1,4 @@
-"""Invariants 4, 5, 6 and 7 of DESIGN.md section 3 under any sequence of commands, and what replication rests on.
+"""Rules 4, 5, 6 and 7 of docs/rules.md under any sequence of commands, and what replication rests on.
 
 A small model beside the state machine knows what every stream should hold; after each command the tables, the image
 that followed the mutations, and the derived indexes must agree with it. At the end the whole log is replayed from the
@@ -13,15 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controller import commands as c
-from controller.image import Delta, Image
-from controller.index import Index
-from controller.model import ObjectState, StreamRecord, StreamState
-from controller.slices import unpack
-from controller.state import ControllerState
-from controller.tables import KEY_TYPES, Mutation
-from runtime.errors import TidelogError
-from storage.managers import (
+from tests.controller.controller_helpers import DELAY_MS, Driver
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.machine.index import MetadataIndex
+from tidelog.controller.machine.slices import unpack
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.machine.tables import KEY_TYPES, RowChange
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.records import ObjectState, StreamRecord, StreamState
+from tidelog.runtime.errors import TidelogError
+from tidelog.storage.commits import (
     CommitGap,
     CommitObjects,
     CommitRefused,
@@ -30,7 +31,6 @@ from storage.managers import (
     StreamRange,
     pack_ranges,
 )
-from tests.controller.controller_helpers import DELAY_MS, Driver
 
 BROKERS = st.integers(0, 1)
 
@@ -47,7 +47,7 @@ def replay(log: list[c.Envelope], cut: int | None = None) -> bytes:
     return state.dump()
 
 
-def index_facts(index: Index) -> dict[str, Any]:
+def index_facts(index: MetadataIndex) -> dict[str, Any]:
     slices = {key: unpack(each) for key, each in index.slices.items()}
     live = {key: value for key, value in index.live_slices.items() if value}
     counts = {key: value for key, value in index.partition_counts.items() if value}
@@ -342,7 +342,7 @@ class ControllerMachine(RuleBasedStateMachine):
         assert restored.dump() == dump
         loaded = Image()
         rows = [
-            Mutation(name, key, record) for name, table in self.driver.image.rows() for key, record in table.items()
+            RowChange(name, key, record) for name, table in self.driver.image.rows() for key, record in table.items()
         ]
         loaded.apply(Delta(1, rows))
         live, fresh = index_facts(self.driver.image.index), index_facts(loaded.index)

@@ -10,18 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller import commands as c
-from controller.drain_plan import is_drained, plan_drain_of, plan_drains
-from controller.errors import (
+from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.active.drain_plan import is_drained, plan_drain_of, plan_drains
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import (
     BrokerNotDrained,
     InvalidReplicationFactor,
     NoPlaceToDrain,
     StaleBrokerEpoch,
 )
-from controller.model import NO_REPLICA_SET, DrainMode, PartitionRecord
-from controller.state import ControllerState
-from runtime.errors import InvalidInput, NotFound, TidelogError
-from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.model.records import NO_REPLICA_SET, DrainMode, PartitionRecord
+from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError
 
 
 def make(partitions: int = 9, brokers: int = 3) -> Driver:

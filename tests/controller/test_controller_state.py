@@ -1,12 +1,15 @@
-"""What the controller's state machine promises (DESIGN.md section 3), command by command."""
+"""What the controller's state machine promises (docs/rules.md), command by command."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from controller import commands as c
-from controller.errors import (
+from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver, new_object
+from tidelog.controller.image.image import Delta
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import (
     BrokerIdInUse,
     CommandFailed,
     DirectoryInUse,
@@ -22,13 +25,10 @@ from controller.errors import (
     TopicIdTaken,
     UnknownTopicId,
 )
-from controller.image import Delta
-from controller.model import ObjectState, StreamState
-from controller.state import ControllerState
-from runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
-from storage.managers import CommitGap, CommitObjects, CommitRefused, CompactObjects, NewObject
-from stream.managers import OpenedStream
-from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver, new_object
+from tidelog.controller.model.records import ObjectState, StreamState
+from tidelog.runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
+from tidelog.storage.commits import CommitGap, CommitObjects, CommitRefused, CompactObjects, NewObject, NotPrepared
+from tidelog.stream.opened import OpenedStream
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_commits_are_fenced_by_the_master_epoch(driver: Driver) -> None:
 
 def test_a_commit_needs_open_streams_of_the_replica_set_and_prepared_ids(driver: Driver) -> None:
     epoch, (first,) = opened(driver)
-    with pytest.raises(CommitRefused, match="not prepared"):
+    with pytest.raises(NotPrepared, match="not prepared"):
         driver.commit(epoch, (0, 10), new_object(99, (first, 0, 1)))
     driver.run(c.CloseStreams(0, epoch, ((first, epoch),)))
     with pytest.raises(CommitRefused, match="not open"):
@@ -450,6 +450,31 @@ def test_an_old_snapshot_with_ranges_as_arrays_loads_to_the_same_bytes(driver: D
     assert restored.dump() == dump
 
 
+def test_a_trim_needs_the_current_master_epoch_of_the_owner(driver: Driver) -> None:
+    """Until the next master has opened the stream, the stream's epoch is still that of the deposed one."""
+    epoch, (first,) = opened(driver)
+    driver.commit(epoch, (0, 1), new_object(driver.prepare(), (first, 0, 10)))
+    driver.run(c.TrimStream(first, epoch, 1, 0, epoch))
+    driver.broker(1, "other")
+    with pytest.raises(Fenced):
+        driver.run(c.TrimStream(first, epoch, 2, 1, driver.image.replica_sets[1].master_epoch))
+    with pytest.raises(NotFound):
+        driver.run(c.TrimStream(first, epoch, 2, 7, epoch))
+    driver.broker(0, "b")
+    with pytest.raises(Fenced, match="master epoch"):
+        driver.run(c.TrimStream(first, epoch, 2, 0, epoch))
+    assert driver.image.streams[first].start_offset == 1
+
+
+def test_a_trim_of_an_older_version_is_applied_as_it_was_then(driver: Driver) -> None:
+    epoch, (first,) = opened(driver)
+    driver.broker(0, "b")
+    old = msgspec.msgpack.encode([16, first, epoch, 5])
+    assert c.decode_command(old) == c.TrimStream(first, epoch, 5)
+    driver.run(c.decode_command(old))
+    assert driver.image.streams[first].start_offset == 5
+
+
 def test_trim_never_goes_back_and_destroys_only_what_is_wholly_below(driver: Driver) -> None:
     epoch, (first,) = opened(driver)
     object_id = driver.prepare(3)
@@ -489,7 +514,7 @@ def test_prepared_ids_expire_and_are_never_given_out_again(driver: Driver) -> No
     driver.now_ms += 50
     driver.run(c.ExpireObjects((object_id,)))
     assert driver.image.objects[object_id].state == ObjectState.DESTROYED
-    with pytest.raises(CommitRefused):
+    with pytest.raises(NotPrepared):
         driver.commit(epoch, (0, 1), new_object(object_id, (first, 0, 1)))
     assert driver.prepare() == object_id + 2
 
@@ -544,13 +569,14 @@ def test_time_is_the_maximum_any_command_carried(driver: Driver) -> None:
 
 
 def test_a_defect_in_a_handler_is_a_refusal_without_effect(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from controller import state
+    kv = driver.state.tables.kv
+    put = kv.put
 
-    def broken(tables: object, command: object) -> None:
-        driver.state.tables.kv.put("half", b"done")
+    def broken(key: str, value: bytes) -> None:
+        put("half", b"done")
         raise ZeroDivisionError
 
-    monkeypatch.setitem(state._HANDLERS, c.PutKv, broken)
+    monkeypatch.setattr(kv, "put", broken)
     before = driver.state.tables.kv.rows.copy()
     with pytest.raises(CommandFailed):
         driver.run(c.PutKv("k", b"v"))

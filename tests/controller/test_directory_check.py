@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.directory_check import check_directory
-from controller.journal import Journal
-from controller.quorum_file import QuorumFile
-from controller.snapshot_file import Snapshot, write_snapshot
-from controller.state import ControllerState
-from runtime.errors import CorruptData, DamagedFile
 from tests.support.bit_flips import bit_flip
+from tidelog.controller.directory_check import check_directory
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.raft.journal import Journal
+from tidelog.controller.raft.quorum import QuorumFile
+from tidelog.controller.raft.snapshot import Snapshot, write_snapshot
+from tidelog.runtime.errors import CorruptData, DamagedFile
 
 MEMBERS = {1: "127.0.0.1:9193", 2: "10.0.0.2:9193", 30: "host-3:19193"}
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.load import LoadMeter
-from controller.load import (
+from tidelog.broker.telemetry.load import PartitionLoadMeter
+from tidelog.controller.active.scale import BrokerReport, Scaler
+from tidelog.controller.model.load import (
     MAX_HEAVIEST,
     STALE_S,
     BrokerLoad,
@@ -17,10 +18,9 @@ from controller.load import (
     PartitionLoad,
     partition_loads,
 )
-from controller.model import PartitionRecord
-from controller.rpc import HeartbeatParams
-from controller.scale import BrokerReport, Scaler
-from controller.settings import ScaleSettings
+from tidelog.controller.model.records import PartitionRecord
+from tidelog.controller.model.settings import ScaleSettings
+from tidelog.controller.rpc.connection import HeartbeatParams
 
 COUNTS = st.integers(0, 1 << 50)
 PARTITIONS = st.builds(PartitionLoad, st.integers(0, 1 << 40), COUNTS, COUNTS, COUNTS)
@@ -34,8 +34,8 @@ class Times:
         self.now_s = 100.0
         self.cpu_s = 0.0
 
-    def meter(self) -> LoadMeter:
-        return LoadMeter(lambda: self.now_s, lambda: self.cpu_s)
+    def meter(self) -> PartitionLoadMeter:
+        return PartitionLoadMeter(lambda: self.now_s, lambda: self.cpu_s)
 
 
 # --- heartbeats --------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def wanted_after(one: Scaler, found: list[BrokerReport], start_s: int, seconds: 
 def test_more_are_wanted_when_the_load_needs_them_for_the_whole_window() -> None:
     one = scaler()
     assert wanted_after(one, reports(3, 3_300), 0, 3) == 3
-    assert "not for all" in one.latest.reason  # type: ignore[union-attr]
+    assert "not yet for all" in one.latest.reason  # type: ignore[union-attr]
     assert wanted_after(one, reports(3, 3_300), 3, 1) == 5  # 3300 / 700
     assert "bytes_in is at 110%" in one.latest.reason  # type: ignore[union-attr]
 

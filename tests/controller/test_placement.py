@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller import commands as c
-from controller.drain_plan import plan_drains
-from controller.errors import InvalidReplicationFactor
-from controller.model import DrainMode
 from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.active.drain_plan import plan_drains
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import InvalidReplicationFactor
+from tidelog.controller.model.records import DrainMode
 
 OTHER = bytes(15) + b"o"
 Loads = tuple[tuple[int, int], ...]

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
+import shutil
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from controller import raft
-from controller.errors import OutcomeUnknown
-from controller.handshake import MAX_FRAME_BYTES, ClientHandshake, Credentials, Session, read_secret, write_secret
-from controller.journal import Entry
-from controller.raft_links import MESSAGE
-from controller.raft_transport import conform
-from runtime.errors import ConfigError, CorruptData, TidelogError
-from runtime.wire import encode_frame
 from tests.controller.controller_helpers import until
 from tests.support.quorum_world import SECRET, QuorumWorld
+from tidelog.controller.model.errors import OutcomeUnknown
+from tidelog.controller.raft.journal import Entry
+from tidelog.controller.raft.links import MESSAGE
+from tidelog.controller.raft.transport import conform
+from tidelog.controller.rpc.handshake import MAX_FRAME_BYTES, ClientHandshake, Credentials, Session
+from tidelog.controller.rpc.secret import new_nonce, read_secret, write_secret
+from tidelog.runtime.errors import ConfigError, CorruptData, TidelogError
+from tidelog.runtime.wire import encode_frame
 
 
-def run(tmp_path: Path, scenario: Callable[[QuorumWorld], Awaitable[None]], **settings: object) -> None:
-    async def main() -> None:
-        world = QuorumWorld(tmp_path, **settings)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def quorum(tmp_path: Path, **settings: object) -> AsyncIterator[QuorumWorld]:
+    world = QuorumWorld(tmp_path, **settings)
+    try:
+        yield world
+    finally:
+        await world.close()
 
 
 async def three(world: QuorumWorld) -> None:
@@ -40,8 +40,8 @@ async def three(world: QuorumWorld) -> None:
         await world.start(node_id)
 
 
-def test_three_members_agree_and_survive_the_loss_of_each_leader_in_turn(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_three_members_agree_and_survive_the_loss_of_each_leader_in_turn(tmp_path: Path) -> None:
+    async with quorum(tmp_path) as world:
         await three(world)
         number = 0
         for _ in range(3):
@@ -57,11 +57,9 @@ def test_three_members_agree_and_survive_the_loss_of_each_leader_in_turn(tmp_pat
         await world.propose(number)
         await world.agree(set(range(number + 1)))
 
-    run(tmp_path, scenario)
 
-
-def test_all_members_stopped_together_remember_everything(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_all_members_stopped_together_remember_everything(tmp_path: Path) -> None:
+    async with quorum(tmp_path, snapshot_entries=20) as world:
         await three(world)
         for number in range(30):
             await world.propose(number)
@@ -71,14 +69,12 @@ def test_all_members_stopped_together_remember_everything(tmp_path: Path) -> Non
         await world.propose(30)
         await world.agree(set(range(31)))
 
-    run(tmp_path, scenario, snapshot_entries=20)
-
 
 @pytest.mark.parametrize("inward, outward", [(True, True), (True, False), (False, True)])
-def test_a_leader_that_is_cut_off_steps_down_and_comes_back_as_a_follower(
+async def test_a_leader_that_is_cut_off_steps_down_and_comes_back_as_a_follower(
     tmp_path: Path, inward: bool, outward: bool
 ) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+    async with quorum(tmp_path) as world:
         await three(world)
         await world.propose(0)
         old = await world.leader()
@@ -101,11 +97,9 @@ def test_a_leader_that_is_cut_off_steps_down_and_comes_back_as_a_follower(
         await world.agree(set(range(11)) | kept)
         assert (await world.leader()).raft.role.term == before, "a member that came back must not cause an election"
 
-    run(tmp_path, scenario)
 
-
-def test_a_follower_that_was_cut_off_disturbs_nobody_and_catches_up(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_a_follower_that_was_cut_off_disturbs_nobody_and_catches_up(tmp_path: Path) -> None:
+    async with quorum(tmp_path) as world:
         await three(world)
         await world.propose(0)
         leader = await world.leader()
@@ -119,11 +113,13 @@ def test_a_follower_that_was_cut_off_disturbs_nobody_and_catches_up(tmp_path: Pa
         await world.agree(set(range(50)))
         assert leader.raft.role.is_leader and leader.raft.role.term == term
 
-    run(tmp_path, scenario)
 
+async def test_a_member_far_behind_is_restored_by_a_snapshot_of_many_pieces(tmp_path: Path) -> None:
+    def nudge(world: QuorumWorld) -> Callable[[], Awaitable[None]]:
+        numbers = iter(range(1_000, 100_000))
+        return lambda: world.propose(next(numbers))
 
-def test_a_member_far_behind_is_restored_by_a_snapshot_of_many_pieces(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+    async with quorum(tmp_path, snapshot_entries=50) as world:
         await three(world)
         await world.propose(0)
         lagging = next(each for each in (1, 2, 3) if each not in world.leaders())
@@ -143,15 +139,9 @@ def test_a_member_far_behind_is_restored_by_a_snapshot_of_many_pieces(tmp_path: 
         await world.propose(500)
         await until(lambda: 500 in restored.machine.numbers)
 
-    def nudge(world: QuorumWorld) -> Callable[[], Awaitable[None]]:
-        numbers = iter(range(1_000, 100_000))
-        return lambda: world.propose(next(numbers))
 
-    run(tmp_path, scenario, snapshot_entries=50)
-
-
-def test_the_leadership_is_handed_over_to_whom_one_names_without_losing_a_command(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_the_leadership_is_handed_over_to_whom_one_names_without_losing_a_command(tmp_path: Path) -> None:
+    async with quorum(tmp_path, election_min_s=1.5, election_max_s=3.0) as world:
         await three(world)
         done: set[int] = set()
 
@@ -169,27 +159,20 @@ def test_the_leadership_is_handed_over_to_whom_one_names_without_losing_a_comman
             assert (await world.leader()).node_id == target
         await asyncio.gather(*writers)
         await world.agree(done)
-
     # so slow that only a hand-over elects: three members share an interpreter here, with whatever else the machine does
-    run(tmp_path, scenario, election_min_s=1.5, election_max_s=3.0)
 
 
-def test_a_hand_over_that_nobody_works_at_ends_with_an_unknown_outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_a_hand_over_that_nobody_works_at_ends_with_an_unknown_outcome(tmp_path: Path) -> None:
+    async with quorum(tmp_path) as world:
         await three(world)
         leader = await world.leader()
-        monkeypatch.setattr(raft, "_TRANSFER_SLACK_S", 0.0)
-        monkeypatch.setattr(leader.raft, "_order", lambda _order: None)
-        with pytest.raises(OutcomeUnknown, match="ended, or hung"):
+        leader.raft.stopping.set()  # its thread takes no more turns
+        with pytest.raises(OutcomeUnknown, match="ended or hung"):
             await leader.raft.transfer(None, 0.01)
 
-    run(tmp_path, scenario)
 
-
-def test_members_are_added_and_removed_while_commands_run_and_after_restarts_too(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_members_are_added_and_removed_while_commands_run_and_after_restarts_too(tmp_path: Path) -> None:
+    async with quorum(tmp_path, snapshot_entries=30) as world:
         await world.start(1, ids=(1,))
         number = iter(range(1_000_000))
         done: set[int] = set()
@@ -224,11 +207,9 @@ def test_members_are_added_and_removed_while_commands_run_and_after_restarts_too
         await some()
         await world.agree(done)
 
-    run(tmp_path, scenario, snapshot_entries=30)
 
-
-def test_a_removed_member_wins_nothing_and_knows_why(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_a_removed_member_wins_nothing_and_knows_why(tmp_path: Path) -> None:
+    async with quorum(tmp_path) as world:
         await three(world)
         leader = await world.leader()
         removed = next(each for each in (1, 2, 3) if each != leader.node_id)
@@ -240,11 +221,34 @@ def test_a_removed_member_wins_nothing_and_knows_why(tmp_path: Path) -> None:
         assert not member.raft.role.is_leader
         assert leader.raft.role.is_leader and leader.raft.role.term == term
 
-    run(tmp_path, scenario)
+
+async def test_a_member_that_lost_its_directory_counts_only_when_it_is_added_anew(tmp_path: Path) -> None:
+    async with quorum(tmp_path) as world:
+        await three(world)
+        for number in range(5):
+            await world.propose(number)
+        leader = await world.leader()
+        await until(lambda: len(leader.raft.directories) == 3)
+        lost, other = (each for each in (1, 2, 3) if each != leader.node_id)
+        await world.stop(lost)
+        shutil.rmtree(tmp_path / str(lost))
+        await world.start(lost)
+        await world.agree(set(range(5)))  # it follows
+        await world.stop(other)
+        with pytest.raises(TidelogError):
+            await leader.raft.propose(b"1000 ", 2.0)  # no majority of those that remember
+        await world.start(other)
+        await world.propose(5)
+        await world.change("rem", lost)
+        await world.change("add", lost)
+        await until(lambda: all(len(each.raft.directories) == 3 for each in world.members.values()))
+        leads = (await world.leader()).node_id
+        await world.stop(next(each for each in (1, 2, 3) if each not in (lost, leads)))
+        await world.propose(6)
 
 
-def test_a_member_with_another_secret_takes_no_part(tmp_path: Path) -> None:
-    async def scenario(world: QuorumWorld) -> None:
+async def test_a_member_with_another_secret_takes_no_part(tmp_path: Path) -> None:
+    async with quorum(tmp_path) as world:
         await world.start(1)
         await world.start(2)
         stranger = await world.start(3, secret=b"another secret altogether")
@@ -252,8 +256,6 @@ def test_a_member_with_another_secret_takes_no_part(tmp_path: Path) -> None:
             await world.propose(number)
         await until(lambda: all("secret" in peer["problem"] for peer in stranger.raft.status()["peers"]))
         assert not stranger.machine.numbers and not stranger.raft.role.is_leader
-
-    run(tmp_path, scenario)
 
 
 class Poison:
@@ -266,16 +268,16 @@ class Poison:
         return open, (str(self.path), "w")
 
 
-def test_nothing_that_a_peer_sends_is_unpickled(tmp_path: Path) -> None:
+async def test_nothing_that_a_peer_sends_is_unpickled(tmp_path: Path) -> None:
     trap = tmp_path / "unpickled"
     poison = pickle.dumps(Poison(trap))
     assert pickle.loads(poison).close() is None and trap.exists()
     trap.unlink()
 
-    async def scenario(world: QuorumWorld) -> None:
+    async with quorum(tmp_path) as world:
         await three(world)
         await world.propose(0)
-        host, port = world._listening[1]
+        host, port = world.bound[1]
         for body in (
             struct.pack("i", len(poison)) + poison,  # as pysyncobj's own transport would take it
             encode_frame(MESSAGE, poison),
@@ -289,7 +291,7 @@ def test_nothing_that_a_peer_sends_is_unpickled(tmp_path: Path) -> None:
             writer.close()
         for secret in (b"another secret altogether", SECRET):  # also from one who knows the secret
             reader, writer = await asyncio.open_connection(host, port)
-            shake = ClientHandshake(Credentials(secret, 2), "raft", 1)
+            shake = ClientHandshake(Credentials(secret, 2), "raft", 1, nonce=new_nonce())
             writer.write(shake.hello())
             try:
                 while shake.session is None:
@@ -306,15 +308,14 @@ def test_nothing_that_a_peer_sends_is_unpickled(tmp_path: Path) -> None:
         await world.agree(set(range(5)))
         assert not trap.exists()
 
-    run(tmp_path, scenario)
-
 
 def test_a_changed_repeated_or_foreign_frame_ends_the_session() -> None:
-    from controller.handshake import ServerHandshake, welcome
-    from runtime.wire import FrameDecoder
+    from tidelog.controller.rpc.handshake import ServerHandshake, welcome
+    from tidelog.runtime.wire import FrameDecoder
 
     def pair() -> tuple[ClientHandshake, ServerHandshake]:
-        client, server = ClientHandshake(Credentials(SECRET, 1), "rpc"), ServerHandshake(Credentials(SECRET, 2))
+        client = ClientHandshake(Credentials(SECRET, 1), "rpc", nonce=new_nonce())
+        server = ServerHandshake(Credentials(SECRET, 2), nonce=new_nonce())
         server.feed(client.feed(server.feed(client.hello())))
         client.feed(welcome())
         assert client.session is not None and server.session is not None and client.server_id == 2
@@ -384,33 +385,44 @@ def test_a_follower_drops_only_what_contradicts_and_commits_only_what_it_compare
     assert conform(heartbeat, log, 5) and heartbeat["commit_index"] == 6
     unknown = append(9, 3, [], 9)
     assert conform(unknown, log, 5) and unknown["prevLogIdx"] == 9
-    piece: dict[str, object] = {"type": "append_entries", "serialized": (b"x", True, False), "commit_index": 90}
-    assert conform(piece, log, 5) and piece["commit_index"] == 5
+    for is_last in (False, True):
+        piece: dict[str, object] = {"type": "append_entries", "serialized": (b"x", True, is_last), "commit_index": 90}
+        assert conform(piece, log, 5) and piece["commit_index"] == 5
     with pytest.raises(CorruptData):
         conform(append(8, 2, [entry(10, 3)], 9), log, 5)
     with pytest.raises(CorruptData):
         conform({"type": "append_entries", "transmission": "finish", "data": b""}, log, 5)
 
 
-def test_a_port_scan_is_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.rpc.HANDSHAKE_S", 0.2)
+async def test_a_port_scan_is_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.controller.rpc.connection.HANDSHAKE_S", 0.2)
 
-    async def scenario(world: QuorumWorld) -> None:
+    async with quorum(tmp_path) as world:
         await world.start(1, ids=(1,))
-        reader, writer = await asyncio.open_connection(*world._listening[1])
+        reader, writer = await asyncio.open_connection(*world.bound[1])
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
-        silent = socket.create_connection(world._listening[1])
+        silent = socket.create_connection(world.bound[1])
         silent.close()
         await world.propose(0)
 
-    run(tmp_path, scenario)
+
+class Accepted(asyncio.Transport):
+    """What the event loop makes of a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__({"socket": sock})
+
+    def pause_reading(self) -> None: ...
+
+    def abort(self) -> None:
+        self.get_extra_info("socket").close()
 
 
-def test_a_socket_handed_over_in_the_last_turn_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_handed_over_in_the_last_turn_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     applying, stopping = threading.Event(), threading.Event()
 
-    async def scenario(world: QuorumWorld) -> None:
+    async with quorum(tmp_path) as world:
         raft = (await world.start(1, ids=(1,))).raft
         await world.propose(0)
         apply = world.members[1].machine.apply
@@ -425,12 +437,10 @@ def test_a_socket_handed_over_in_the_last_turn_is_closed(tmp_path: Path, monkeyp
         await asyncio.to_thread(applying.wait, 60)
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            raft.adopt_peer(2, ours, Session(b"", b""))
+            raft.adopt_peer(2, Accepted(ours), Session(b"", b""))
             stop = asyncio.create_task(world.stop(1))
-            await until(raft._stop.is_set)
+            await until(raft.stopping.is_set)
             stopping.set()
             await stop
-            assert ours.fileno() == -1
+            assert theirs.recv(1) == b""
         await asyncio.gather(command, return_exceptions=True)
-
-    run(tmp_path, scenario)

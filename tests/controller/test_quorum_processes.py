@@ -7,23 +7,27 @@ number, no command was lost and none took effect twice, however often it was ask
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from controller import commands as c
-from controller.addresses import split_address
-from controller.client import ControllerClient
-from controller.handshake import NO_NODE, Credentials, read_secret
-from controller.rpc import CommandParams, RpcChannel, SessionReply
-from runtime.clock import SystemClock
-from runtime.errors import TidelogError, Unavailable
-from runtime.network import TcpNetwork
 from tests.support.cluster_process import ServeCluster, serve_cluster
+from tidelog.controller.client.client import ClientTiming, ControllerClient
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.addresses import split_address
+from tidelog.controller.rpc.connection import CommandParams, RpcChannel, SessionReply
+from tidelog.controller.rpc.handshake import NO_NODE, Credentials
+from tidelog.controller.rpc.secret import read_secret
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import TidelogError, Unavailable
+from tidelog.runtime.network import TcpNetwork
+
+pytestmark = pytest.mark.processes
 
 WRITERS = 8
 TTL_MS = 24 * 3_600_000
@@ -84,22 +88,20 @@ class Chaos:
             self.cluster.nodes[node_id].start()
 
 
-Scenario = Callable[[Chaos, Counting], Awaitable[None]]
-
-
-def run(directory: Path, scenario: Scenario) -> None:
-    async def main(cluster: ServeCluster) -> None:
+@contextlib.asynccontextmanager
+async def cluster_with_writers(directory: Path) -> AsyncIterator[tuple[Chaos, Counting]]:
+    with serve_cluster(directory, controllers=3, brokers=0) as cluster:
         credentials = Credentials(read_secret(directory / "secret"), NO_NODE)
         endpoints = [split_address(address) for address in cluster.members.values()]
         client = ControllerClient(
-            endpoints, TcpNetwork(), SystemClock(), random.Random(), budget_s=60.0, credentials=credentials
+            endpoints, TcpNetwork(), SystemClock(), random.Random(), timing=ClientTiming(60.0), credentials=credentials
         )
         await client.start()
         counting = Counting(client)
         writers = [asyncio.create_task(counting.write()) for _ in range(WRITERS)]
         try:
             await counting.grown(50)
-            await scenario(Chaos(cluster, client, credentials), counting)
+            yield Chaos(cluster, client, credentials), counting
             await counting.grown(50)
         finally:
             await counting.stop(writers)
@@ -109,13 +111,10 @@ def run(directory: Path, scenario: Scenario) -> None:
         assert set(client.image.objects) == set(range(1, len(ids) + 2))
         await client.close()
 
-    with serve_cluster(directory, controllers=3, brokers=0) as cluster:
-        asyncio.run(main(cluster))
-
 
 @pytest.mark.slow
-def test_killed_leaders_lose_and_double_no_command(tmp_path: Path) -> None:
-    async def scenario(chaos: Chaos, counting: Counting) -> None:
+async def test_killed_leaders_lose_and_double_no_command(tmp_path: Path) -> None:
+    async with cluster_with_writers(tmp_path) as (chaos, counting):
         for _ in range(6):
             victim = await chaos.active()
             await chaos.kill(victim)
@@ -123,23 +122,19 @@ def test_killed_leaders_lose_and_double_no_command(tmp_path: Path) -> None:
             chaos.start(victim)
             await counting.grown(20)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.slow
-def test_all_members_killed_at_once_remember_every_command(tmp_path: Path) -> None:
-    async def scenario(chaos: Chaos, counting: Counting) -> None:
+async def test_all_members_killed_at_once_remember_every_command(tmp_path: Path) -> None:
+    async with cluster_with_writers(tmp_path) as (chaos, counting):
         for _ in range(3):
             await chaos.kill(1, 2, 3)
             chaos.start(1, 2, 3)
             await counting.grown(100)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.slow
-def test_a_paused_leader_steps_down_and_what_it_says_later_is_refused(tmp_path: Path) -> None:
-    async def scenario(chaos: Chaos, counting: Counting) -> None:
+async def test_a_paused_leader_steps_down_and_what_it_says_later_is_refused(tmp_path: Path) -> None:
+    async with cluster_with_writers(tmp_path) as (chaos, counting):
         for _ in range(3):
             paused = await chaos.active()
             address = split_address(chaos.cluster.members[paused])
@@ -160,5 +155,3 @@ def test_a_paused_leader_steps_down_and_what_it_says_later_is_refused(tmp_path: 
             await counting.grown(50)
             await channel.close()
         assert "stale" not in chaos.client.image.kv
-
-    run(tmp_path, scenario)

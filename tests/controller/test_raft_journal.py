@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller import journal as journal_module
-from controller.journal import Journal, JournalStalled
-from controller.raft_member import align
-from controller.snapshot_file import Snapshot, read_snapshot, write_snapshot
-from runtime.errors import CorruptData, StorageFailed
+from tidelog.controller.raft.journal import Journal, JournalStalled
+from tidelog.controller.raft.member import align
+from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
+from tidelog.runtime.errors import CorruptData, StorageFailed
 
 
 def filled(path: Path, count: int = 5) -> tuple[Journal, list[int]]:
@@ -142,7 +141,7 @@ def test_a_full_disk_stalls_and_loses_nothing(tmp_path: Path, monkeypatch: pytes
         left[0] -= written
         return written
 
-    monkeypatch.setattr(journal_module.os, "write", short)
+    monkeypatch.setattr(os, "write", short)
     journal.append(b"two", 2, 1)
     with pytest.raises(JournalStalled):
         journal.sync()
@@ -161,7 +160,7 @@ def test_a_failed_fdatasync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(fd: int) -> None:
         raise OSError(errno.EIO, "I/O error")
 
-    monkeypatch.setattr(journal_module.os, "fdatasync", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
     journal.append(b"one", 1, 1)
     with pytest.raises(StorageFailed):
         journal.sync()
@@ -179,7 +178,7 @@ def test_a_compaction_that_fails_leaves_the_old_file_good(tmp_path: Path, monkey
     def fail(source: object, target: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(journal_module.os, "rename", fail)
+    monkeypatch.setattr(os, "rename", fail)
     with pytest.raises(JournalStalled):
         journal.drop_to(3)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.slices import added, find, object_ids, removed, trimmed, unpack
+from tidelog.controller.machine.slices import added, find, object_ids, removed, trimmed, unpack
 
 OFFSETS = st.integers(0, 60)
 STEPS = st.lists(

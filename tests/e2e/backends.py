@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from simulation.faulty_s3 import FaultyS3
-from tests.support.clients import wait_until
+from tests.support.clients import value_of, wait_until
 from tests.support.s3_servers import S3Server, new_bucket
+from tidelog.chaos.faulty_s3 import FaultyS3
 
 QUIET = {"log_level": 0}
 
@@ -28,10 +28,10 @@ def s3_flags(server: S3Server, bucket: str = "") -> list[str]:
 
 
 @contextlib.contextmanager
-def faulty_proxy(server: S3Server) -> Iterator[FaultyS3]:
+def faulty_proxy(server: S3Server) -> Iterator[FaultyS3[S3Server]]:
     """A `FaultyS3` before `server`, on a loop in a thread of its own."""
     loop = asyncio.new_event_loop()
-    started: Future[FaultyS3] = Future()
+    started: Future[FaultyS3[S3Server]] = Future()
     stopping = asyncio.Event()
 
     async def serve() -> None:
@@ -72,7 +72,9 @@ def read_topic(bootstrap: str, topic: str, partitions: int = 1) -> list[tuple[in
             ) -> bool:
                 for message in consumer.consume(5000, 0.2) if len(mine) < wanted else []:
                     assert message.error() is None, message.error()
-                    mine.append((at, message.offset(), message.timestamp()[1], message.key(), message.value()))
+                    offset = message.offset()
+                    assert offset is not None
+                    mine.append((at, offset, message.timestamp()[1], message.key(), value_of(message)))
                 return len(mine) >= wanted
 
             wait_until(arrived, f"{topic}-{partition} is readable from {low} to {high}")

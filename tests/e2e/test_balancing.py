@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from runtime.errors import InvalidInput
 from tests.e2e.backends import QUIET
 from tests.support.cli import Cli
 from tests.support.cluster_process import eventually, tidelog_json, up_cluster
 from tests.support.load import Load
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
+from tidelog.runtime.errors import InvalidInput
 
 TOPIC = "uneven"
 PARTITIONS = 9
@@ -28,7 +28,7 @@ def all_on_one(bootstrap: str, broker: int = 1) -> None:
     admin.create_topics([topic])[TOPIC].result(60)
 
 
-def owners(cluster: Cluster) -> Counter[int]:
+def owners(cluster: ClusterConnection) -> Counter[int]:
     return Counter(row["broker"] for row in cluster.get(f"/partitions?topic={TOPIC}")["partitions"])
 
 
@@ -43,7 +43,7 @@ def advice(bootstrap: str) -> dict[str, Any] | None:
 def test_advising_tells_and_a_run_by_hand_moves(tmp_path: Path) -> None:
     with up_cluster(tmp_path, flags=SMALL_LOAD) as up:
         all_on_one(up.bootstrap)
-        cluster = Cluster(up.bootstrap)
+        cluster = ClusterConnection(up.bootstrap)
         with Load(up.bootstrap, TOPIC, PARTITIONS) as load:
             load.more(50)
             status: dict[str, Any] = eventually(lambda: advice(up.bootstrap))
@@ -77,7 +77,7 @@ def test_switched_on_it_moves_by_itself_and_fills_a_new_broker(tmp_path: Path) -
         assert cli("balancer", "mode").text == "advise\n"
         all_on_one(up.bootstrap)
         assert cli("balancer", "mode", "on").text == "on (configured: advise)\n"
-        cluster = Cluster(up.bootstrap)
+        cluster = ClusterConnection(up.bootstrap)
         with Load(up.bootstrap, TOPIC, PARTITIONS) as load:
             load.more(50)
             eventually(lambda: set(owners(cluster)) == {1, 2, 3} and max(owners(cluster).values()) <= 5)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from simulation.chaos import ChaosOptions, run
-from simulation.chaos_faults import USUAL
-from simulation.history import load
 from tests.support.cli import Cli, environment
 from tests.support.s3_servers import S3Server
+from tidelog.chaos.faults import USUAL
+from tidelog.chaos.run import ChaosOptions, run
+from tidelog.simulation.checkers.history import load
 
 
 def chaos(*flags: str, timeout_s: float = 500.0) -> subprocess.CompletedProcess[str]:

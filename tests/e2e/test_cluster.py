@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,10 @@ def test_the_whole_cluster_comes_back_after_kill_9_of_everything(tmp_path: Path)
 def test_killed_paused_and_absent_controllers_cause_no_produce_error(tmp_path: Path) -> None:
     with serve_cluster(tmp_path) as cluster:
         tidelog(cluster.bootstrap, "topic", "create", TOPIC, "--partitions", "4")
+
+        def another_than(killed: int) -> bool:
+            return cluster.active() != killed
+
         with Load(cluster.bootstrap) as load:
             load.grown(200)
             for turn in range(4):
@@ -174,7 +179,7 @@ def test_killed_paused_and_absent_controllers_cause_no_produce_error(tmp_path: P
                     node.signal(signal.SIGSTOP)
                 else:
                     node.kill()
-                eventually(lambda killed=killed: cluster.active() != killed)
+                eventually(partial(another_than, killed))
                 tidelog(cluster.bootstrap, "topic", "create", f"made-{turn}")
                 load.grown(100)
                 if turn % 2:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from simulation.cut_cluster import SESSION_MS, CutCluster, cut_cluster
-from simulation.tcp_proxy import Path as Cut
 from tests.harness.controller_kills import Controllers
 from tests.support.cluster_process import eventually, tidelog_json
 from tests.support.partition_load import PartitionLoad
 from tests.support.s3_servers import S3Server, section
+from tidelog.chaos.cut_cluster import SESSION_MS, CutCluster, cut_cluster
+from tidelog.chaos.tcp_proxy import Path as Cut
 
 TOPIC = "orders"
 PARTITIONS = 6

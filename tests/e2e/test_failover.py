@@ -8,19 +8,21 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from runtime.errors import TidelogError
 from tests.e2e.backends import create_topic, read_topic, s3_flags
 from tests.harness.failover import Nodes
 from tests.support.cluster_process import UpCluster, eventually, serve_cluster, tidelog_json, up_cluster
 from tests.support.load import Load
 from tests.support.s3_servers import S3Server
-from tidelog.client import Cluster
+from tidelog.chaos.serve_cluster import ServeNode
+from tidelog.cli.client import ClusterConnection
+from tidelog.runtime.errors import TidelogError
 
 PARTITIONS = 9
 TOPIC = "taken"
@@ -37,7 +39,7 @@ def asked(bootstrap: str, path: str, holds: Callable[[Any], Any], *, spare: str 
         for address in bootstrap.split(","):
             if address != spare:
                 with contextlib.suppress(TidelogError):
-                    found = Cluster(address).get(path)
+                    found = ClusterConnection(address).get(path)
                     if holds(found):
                         return found
         return None
@@ -63,13 +65,13 @@ def victim_of(up: UpCluster) -> tuple[int, int, str]:
     """A broker that leads something and is not the active controller: its id, pid and address."""
     active = active_controller(up.bootstrap)
     victim = next(broker for broker in (3, 2, 1) if broker != active)
-    nodes = Cluster(up.bootstrap).get("/status")["nodes"]
+    nodes = ClusterConnection(up.bootstrap).get("/status")["nodes"]
     row = next(node for node in nodes if node["id"] == victim)
     return victim, row["pid"], row["address"]
 
 
-def salvaged(answer: Any, broker: int) -> bool:
-    done = [one for one in answer["failover"]["salvaged"] if one["broker"] == broker and one["step"] == "done"]
+def taken_over(answer: Any, broker: int) -> bool:
+    done = [one for one in answer["failover"]["taken_over"] if one["broker"] == broker and one["step"] == "done"]
     return bool(done) and done[-1]["partitions_placed"] > 0
 
 
@@ -82,7 +84,7 @@ def test_a_killed_broker_with_its_wal_in_the_bucket_is_taken_over_by_the_others(
             load.more()
             victim, pid, address = victim_of(up)
             os.kill(pid, signal.SIGKILL)
-            asked(up.bootstrap, "/status", lambda answer: salvaged(answer, victim), spare=address)
+            asked(up.bootstrap, "/status", lambda answer: taken_over(answer, victim), spare=address)
             load.more()
             assert victim not in leaders(up.bootstrap, spare=address).values()
             eventually(lambda: _state(up.bootstrap, victim) not in ("dead", None))
@@ -92,7 +94,7 @@ def test_a_killed_broker_with_its_wal_in_the_bucket_is_taken_over_by_the_others(
 
 def _state(bootstrap: str, broker: int) -> str | None:
     with contextlib.suppress(TidelogError):
-        for node in Cluster(bootstrap).get("/status")["nodes"]:
+        for node in ClusterConnection(bootstrap).get("/status")["nodes"]:
             if node["id"] == broker:
                 return str(node["state"])
     return None
@@ -106,7 +108,7 @@ def test_a_paused_broker_is_replaced_and_acknowledges_nothing_when_it_wakes_up(t
             victim, pid, address = victim_of(up)
             os.kill(pid, signal.SIGSTOP)
             try:
-                asked(up.bootstrap, "/status", lambda answer: salvaged(answer, victim), spare=address)
+                asked(up.bootstrap, "/status", lambda answer: taken_over(answer, victim), spare=address)
                 for other in up.bootstrap.split(","):
                     if other != address:  # the paused one is not waited for, whichever id it has
                         assert {row["state"] for row in tidelog_json(other, "status")["nodes"]} >= {"dead"}
@@ -150,13 +152,15 @@ def test_a_broker_that_is_dead_for_good_is_removed_with_what_only_its_disk_had(t
         for partition in range(PARTITIONS):
             producer.produce(TOPIC, b"kept", partition=partition)
         assert producer.flush(60) == 0
-        Cluster(f"127.0.0.1:{nodes.kafka_ports[103]}").post("/upload")
+        ClusterConnection(f"127.0.0.1:{nodes.kafka_ports[103]}").post("/upload")
         for partition in range(PARTITIONS):
             producer.produce(TOPIC, b"not in the bucket yet", partition=partition)
         assert producer.flush(60) == 0
         mine = [at for at, leader in leaders(nodes.bootstrap).items() if leader == 103]
         assert mine
-        eventually(lambda: Cluster(others).get("/controllers")["members"][0]["unsaved"].get("103", [0])[0] > 0)
+        eventually(
+            lambda: ClusterConnection(others).get("/controllers")["members"][0]["not_uploaded"].get("103", [0])[0] > 0
+        )
         nodes.nodes[103].kill()
         eventually(lambda: _state(others, 103) == "dead")
         assert tidelog_json(others, "broker", "remove", "103", ok=[2]) is None
@@ -190,10 +194,14 @@ def test_a_cluster_that_stops_and_starts_as_a_whole_keeps_its_placement_though_o
         assert set(before.values()) == {1, 2, 3}
         nodes.nodes[3].signal(signal.SIGUSR1)  # long before the others hear of it
         eventually(lambda: "broker stopped" in nodes.nodes[3].output)
+
+        def has_stopped(node: ServeNode) -> bool:
+            return "broker stopped" in node.output
+
         for broker in (1, 2):
             nodes.nodes[broker].signal(signal.SIGUSR1)
         for node in nodes.nodes.values():
-            eventually(lambda node=node: "broker stopped" in node.output)
+            eventually(partial(has_stopped, node))
             node.stop()
         for broker in (1, 2):
             nodes.nodes[broker].start()
@@ -201,10 +209,14 @@ def test_a_cluster_that_stops_and_starts_as_a_whole_keeps_its_placement_though_o
             nodes.nodes[broker].wait_ready()
         others = nodes.others(3)
         first = active_controller(others)
-        Cluster(others).post("/controllers/transfer")  # the next one knows of the start, too
+        ClusterConnection(others).post("/controllers/transfer")  # the next one knows of the start, too
         eventually(lambda: active_controller(others) != first)
-        began_ms = Cluster(others).get("/status")["time_ms"]  # then wait: longer than a session, not as long as a start
-        eventually(lambda: Cluster(others).get("/status")["time_ms"] > began_ms + limits["session_timeout_ms"] + 1000)
+        began_ms = ClusterConnection(others).get("/status")[
+            "time_ms"
+        ]  # then wait: longer than a session, not as long as a start
+        eventually(
+            lambda: ClusterConnection(others).get("/status")["time_ms"] > began_ms + limits["session_timeout_ms"] + 1000
+        )
         nodes.nodes[3].start()
         nodes.nodes[3].wait_ready()
         assert leaders(nodes.bootstrap) == before

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Message, Producer
 
-from simulation.faulty_s3 import Fault
 from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3_flags
-from tests.support.clients import wait_until
+from tests.support.clients import value_of, wait_until
 from tests.support.ports import free_port
 from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.chaos.faulty_s3 import Fault
 
 OUTAGE_S = 60.0
 
@@ -39,7 +39,7 @@ class Writer:
         if error is not None:
             self.errors.append(str(error))
         else:
-            self.acknowledged.append(message.value())
+            self.acknowledged.append(value_of(message))
 
     def write(self, size: int = 100) -> None:
         value = f"{self._next} ".encode().ljust(size, b"-")
@@ -98,7 +98,7 @@ def test_a_bucket_that_is_not_there_at_start_is_a_clear_error_and_is_retried(
     try:
         process.launch()
         line = process.wait_for_line("the bucket does not answer")
-        assert f"127.0.0.1:{port}" in line and "will try again" in line
+        assert f"127.0.0.1:{port}" in line and "retrying" in line
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

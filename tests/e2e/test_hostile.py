@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from broker.apis import all_apis
 from tests.e2e.backends import QUIET, create_topic, read_topic
 from tests.fuzz import samples
 from tests.fuzz.base import flip
 from tests.support.clients import wait_until
 from tests.support.ports import free_port
 from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.broker.kafka.apis import all_apis
 
 CONNECTIONS = 3_000
 WAVE = 150
@@ -55,7 +55,7 @@ def fetch_request() -> bytes:
 
 
 def attacks(rng: random.Random) -> Iterator[bytes]:
-    """What hostile clients send, for ever."""
+    """What hostile clients send, without end."""
     versions = [(api.api_key, api.max_version) for api in all_apis()]
     yield fetch_request() * 20
     while True:

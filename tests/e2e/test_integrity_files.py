@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import pytest
 
-from runtime.disk import FileDisk
-from storage import wal_tool
 from tests.e2e.backends import create_topic, read_topic, s3_flags
 from tests.e2e.test_failures import Writer
 from tests.support.bit_flips import bit_flip, places
@@ -24,7 +22,9 @@ from tests.support.clients import wait_until
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.config import Config
-from tidelog.data_check import DataReport, check_data
+from tidelog.process.data_check import DataReport, check_data
+from tidelog.runtime.disk import FileDisk
+from tidelog.storage.wal.disk import inspect as wal_tool
 
 FLIPS = 120
 """Bits turned over in each file, one after another."""
@@ -200,7 +200,7 @@ def test_a_log_on_an_s3_server_is_verified_by_the_flags_of_up(tmp_path: Path, mo
         process.kill()
     assert Cli()("wal", "verify", *where, "--data-dir", tmp_path / "data").text.startswith("sound: ")
     cluster = json.loads((tmp_path / "data" / "identity.json").read_text())["cluster_id"]
-    nowhere = ["--data-dir", tmp_path / "nowhere"]
+    nowhere = ("--data-dir", tmp_path / "nowhere")
     report = Cli()("wal", "verify", *where, *nowhere, "--cluster-id", cluster, "--format", "json").json()
     assert report["info"]["objects"] and report["identity"] is None
     assert "--cluster-id" in Cli()("wal", "verify", *where, *nowhere, code=3).err

@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from tests.e2e.backends import QUIET, create_topic, read_topic
 from tests.support.bit_flips import bit_flip
 from tests.support.cli import Cli, until
-from tests.support.clients import wait_until
+from tests.support.clients import place_of, value_of, wait_until
 from tests.support.ports import free_port
 from tests.support.tidelog_process import running
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
 
 PARTITIONS = 2
 RECORDS = 40
@@ -31,7 +31,7 @@ def write(bootstrap: str, topic: str) -> dict[int, list[bytes]]:
 
     def done(error: KafkaError | None, message: Message) -> None:
         assert error is None, error
-        acknowledged[message.partition()].append(message.value())
+        acknowledged[place_of(message)[1]].append(value_of(message))
 
     for number in range(RECORDS * PARTITIONS):
         producer.produce(topic, rng.randbytes(500), partition=number % PARTITIONS, on_delivery=done)
@@ -58,10 +58,10 @@ def consume(bootstrap: str, partition: int, wanted: int, timeout_s: float = 30) 
 
         def arrived() -> bool:
             for message in consumer.consume(500, 0.2):
-                if message.error() is not None:
-                    errors.append(message.error())
+                if (error := message.error()) is not None:
+                    errors.append(error)
                 else:
-                    values.append(message.value())
+                    values.append(value_of(message))
             return bool(errors) or len(values) >= wanted
 
         wait_until(arrived, f"records or an error of partition {partition}", timeout_s)
@@ -82,7 +82,7 @@ def blocks_of(cli: Cli, part: str, partition: int) -> list[dict[str, Any]]:
 
 
 def metric(bootstrap: str, name: str) -> float:
-    with urllib.request.urlopen(Cluster(bootstrap).admin_url + "/metrics", timeout=30) as response:
+    with urllib.request.urlopen(ClusterConnection(bootstrap).admin_url + "/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     [value] = [line.split()[1] for line in lines if line.split()[0] == name]
     return float(value)
@@ -202,7 +202,7 @@ def test_a_flipped_bit_in_any_object_is_verified_away_and_nothing_else_is(tmp_pa
     with running(data_dir, port=port) as process:
         objects = cli("object", "list", "--format", "json").json()
         assert len(objects) >= 2
-        url = Cluster(process.bootstrap).admin_url + "/objects/verify"
+        url = ClusterConnection(process.bootstrap).admin_url + "/objects/verify"
         for one in objects:
             for _ in range(60):
                 bit = rng.randrange(one["size_bytes"] * 8)
@@ -232,7 +232,7 @@ def test_compaction_leaves_a_damaged_object_alone_until_it_is_mended(tmp_path: P
     produced = b""
     with running(data_dir, flags, port=port) as process:
         cli("topic", "create", "many", "-p", 1)
-        upload = urllib.request.Request(Cluster(process.bootstrap).admin_url + "/upload", method="POST")
+        upload = urllib.request.Request(ClusterConnection(process.bootstrap).admin_url + "/upload", method="POST")
         for number in range(6):
             lines = b"".join(b"%d %d\n" % (number, each) for each in range(300))
             cli("produce", "many", stdin=lines)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from simulation.chaos_clients import FINAL_PROCESS, TOPIC
-from simulation.history import History
 from tests.e2e.backends import s3_flags
 from tests.harness.kill9 import holes, run
 from tests.support.s3_servers import S3Server
+from tidelog.chaos.clients import FINAL_PROCESS, TOPIC
+from tidelog.simulation.checkers.history import History
 
 ROUNDS = 20
 

@@ -10,10 +10,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.e2e.backends import QUIET
-from tests.support.clients import wait_until
+from tests.support.clients import place_of, value_of, wait_until
 from tests.support.kafka_python import ClosingSelector
 from tests.support.tidelog_process import TidelogProcess, running
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
 
 TOPICS = [f"many-{number}" for number in range(10)]
 EACH = 60
@@ -51,8 +51,8 @@ def read(bootstrap: str, wanted: dict[Place, list[bytes]]) -> dict[Place, list[b
         nonlocal left
         for message in consumer.consume(2000, 0.2):
             assert message.error() is None, message.error()
-            assert message.offset() == len(found[message.topic(), message.partition()])
-            found[message.topic(), message.partition()].append(message.value())
+            assert message.offset() == len(found[place_of(message)])
+            found[place_of(message)].append(value_of(message))
             left -= 1
         return left <= 0
 
@@ -70,7 +70,7 @@ def create(bootstrap: str) -> None:
 
 
 def counts(process: TidelogProcess) -> dict[str, int]:
-    found: dict[str, int] = Cluster(process.bootstrap).get("/status")["partitions"]
+    found: dict[str, int] = ClusterConnection(process.bootstrap).get("/status")["partitions"]
     return {name: found[name] for name in ("led", "open", "failing")}
 
 
@@ -100,7 +100,7 @@ def test_hundreds_of_partitions_keep_what_they_were_given_through_a_stop_and_a_k
 
 
 def metric(process: TidelogProcess, name: str) -> float:
-    with urllib.request.urlopen(Cluster(process.bootstrap).admin_url + "/metrics", timeout=30) as response:
+    with urllib.request.urlopen(ClusterConnection(process.bootstrap).admin_url + "/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     [value] = [line.split()[1] for line in lines if line.split()[0] == name]
     return float(value)

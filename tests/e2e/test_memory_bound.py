@@ -8,12 +8,12 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from simulation.faulty_s3 import Fault
 from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3_flags
 from tests.support.clients import wait_until
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import running
-from tidelog.client import Cluster
+from tidelog.chaos.faulty_s3 import Fault
+from tidelog.cli.client import ClusterConnection
 
 MIB = 1 << 20
 BOUND = 8 * MIB
@@ -81,7 +81,7 @@ def test_a_producer_faster_than_the_bucket_waits_at_the_bound_and_loses_nothing(
 ) -> None:
     with faulty_proxy(moto_server) as proxy, running(tmp_path / "data", [*s3_flags(proxy.server), *FLAGS]) as process:
         create_topic(process.bootstrap, "t")
-        cluster = Cluster(process.bootstrap)
+        cluster = ClusterConnection(process.bootstrap)
 
         def memory() -> dict[str, int]:
             found: dict[str, int] = cluster.get("/status")["memory"]

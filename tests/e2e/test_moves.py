@@ -14,23 +14,23 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from broker.settings import LogSettings
-from broker.wire import schema
-from controller.client import ControllerClient
-from controller.commands import ClosedPartition, PartitionMove
-from controller.errors import NoReassignmentInProgress, OutcomeUnknown
-from controller.model import NO_REPLICA_SET
-from runtime.errors import TidelogError
-from storage.storage import Storage
-from stream.managers import OpenedStream
-from stream.partition_log import ClosedLog, PartitionLog
 from tests.e2e.backends import QUIET, create_topic
+from tests.support import schema
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
 from tests.support.kafka_client import KafkaClient
 from tests.support.kafka_world import batch
 from tests.support.load import Load
+from tidelog.broker.settings import LogSettings
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.model.commands import ClosedPartition, PartitionMove
+from tidelog.controller.model.errors import NoReassignmentInProgress, OutcomeUnknown
+from tidelog.controller.model.records import NO_REPLICA_SET
+from tidelog.runtime.errors import TidelogError
+from tidelog.storage.storage import Storage
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import ClosedLog, PartitionLog
 
 PARTITIONS = 3
 TOPIC = "moved"
@@ -137,13 +137,12 @@ def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_c
 
 
 @pytest.mark.parametrize("hinted", [True, False])
-def test_a_partition_is_after_a_move_what_it_was_before(cluster: Cluster, hinted: bool) -> None:
+async def test_a_partition_is_after_a_move_what_it_was_before(cluster: Cluster, hinted: bool) -> None:
     """Offsets, timestamps, leader epochs, producers' sequences, and what retention goes by; also over two moves."""
     create_topic(cluster.bootstrap, "kept", 1, **{"segment.bytes": "4000", "retention.ms": "-1"})
     if not hinted:
         for node in cluster.nodes.values():
-            assert node._hints is not None
-            node._hints.take = lambda params: None  # type: ignore[method-assign]
+            node.parts.partitions.hints.take = lambda params: None  # type: ignore[method-assign]
     first_ms = 1_700_000_000_000
     producer = 77
 
@@ -188,35 +187,31 @@ def test_a_partition_is_after_a_move_what_it_was_before(cluster: Cluster, hinted
     async def client_of(stack: contextlib.AsyncExitStack, broker: int) -> KafkaClient:
         return await stack.enter_async_context(KafkaClient(*cluster.nodes[broker].bootstrap))
 
-    async def work() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            epochs: list[int] = []
-            sequence = 0
-            for number in range(3):
-                leader = cluster.leader("kept", 0)
-                client = await client_of(stack, leader)
-                for _ in range(20):
-                    assert await produce(client, sequence) == (0, sequence)
-                    sequence += 1
-                epochs.append(cluster.image.leader(cluster.partition("kept", 0))[1])
-                if number == 0:
-                    make = schema.request(21, 2).make
-                    one = make("DeleteRecordsPartition", partition_index=0, offset=5)
-                    topics = [make("DeleteRecordsTopic", name="kept", partitions=[one])]
-                    await client.send(21, 2, topics=topics, timeout=10_000)
-                before = await facts(client, epochs)
-                target = leader % 3 + 1
-                await asyncio.to_thread(cluster.move, "kept", 0, target)
-                client = await client_of(stack, target)
-                assert await facts(client, epochs) == before
-                assert before[0][1] == 5 and before[1][1] == sequence and before[3][1] == 13
-                assert await produce(client, sequence - 3) == (0, sequence - 3)  # sent again: known by its sequence
-                assert (await produce(client, sequence + 1))[0] == 45  # a gap: OUT_OF_ORDER_SEQUENCE_NUMBER
-            assert epochs == sorted(set(epochs))
-
-    asyncio.run(work())
-    partitions = cluster.nodes[cluster.leader("kept", 0)]._partitions
-    assert partitions is not None
+    async with contextlib.AsyncExitStack() as stack:
+        epochs: list[int] = []
+        sequence = 0
+        for number in range(3):
+            leader = cluster.leader("kept", 0)
+            client = await client_of(stack, leader)
+            for _ in range(20):
+                assert await produce(client, sequence) == (0, sequence)
+                sequence += 1
+            epochs.append(cluster.image.leader(cluster.partition("kept", 0))[1])
+            if number == 0:
+                make = schema.request(21, 2).make
+                one = make("DeleteRecordsPartition", partition_index=0, offset=5)
+                topics = [make("DeleteRecordsTopic", name="kept", partitions=[one])]
+                await client.send(21, 2, topics=topics, timeout=10_000)
+            before = await facts(client, epochs)
+            target = leader % 3 + 1
+            await asyncio.to_thread(cluster.move, "kept", 0, target)
+            client = await client_of(stack, target)
+            assert await facts(client, epochs) == before
+            assert before[0][1] == 5 and before[1][1] == sequence and before[3][1] == 13
+            assert await produce(client, sequence - 3) == (0, sequence - 3)  # sent again: known by its sequence
+            assert (await produce(client, sequence + 1))[0] == 45  # a gap: OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert epochs == sorted(set(epochs))
+    partitions = cluster.nodes[cluster.leader("kept", 0)].parts.partitions.manager
     kept = partitions.get("kept", 0)
     kept.config = msgspec.structs.replace(kept.config, retention_bytes=10_000)
     start = cluster.run(kept.apply_retention())
@@ -433,7 +428,7 @@ def test_the_last_of_several_placements_wins(cluster: Cluster) -> None:
             wanted[index] = number * 7 % 3 + 1
             cluster.place(TOPIC, index, wanted[index])
         for index, broker in wanted.items():
-            wait_until(lambda index=index, broker=broker: cluster.serves(broker, TOPIC, index), "it is where it should")
+            wait_until(partial(cluster.serves, broker, TOPIC, index), "it is where it should")
         load.more()
         assert {index: cluster.leader(TOPIC, index) for index in wanted} == wanted
         assert not cluster.image.moving()
@@ -487,7 +482,7 @@ def test_what_a_target_reads_does_not_grow_with_the_partition(cluster: Cluster) 
     assert reads[1] <= reads[0] <= 2
 
 
-def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_once(cluster: Cluster) -> None:
+async def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_once(cluster: Cluster) -> None:
     """AlterPartitionReassignments through each broker in turn; then Metadata from all, and what the old leader says."""
 
     async def reassign(client: KafkaClient, index: int, to: int) -> int:
@@ -510,31 +505,28 @@ def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_once(clu
         topics = [make("TopicProduceData", name=TOPIC, partition_data=[data])]
         return await client.send(0, 10, transactional_id=None, acks=-1, timeout=10_000, topic_data=topics)
 
-    async def work() -> None:
-        clients = {broker: KafkaClient(*node.bootstrap) for broker, node in cluster.nodes.items()}
-        async with contextlib.AsyncExitStack() as stack:
+    clients = {broker: KafkaClient(*node.bootstrap) for broker, node in cluster.nodes.items()}
+    async with contextlib.AsyncExitStack() as stack:
+        for client in clients.values():
+            await stack.enter_async_context(client)
+        for index, broker in enumerate(clients):
+            source = cluster.leader(TOPIC, index)
+            target = source % 3 + 1
+            assert await reassign(clients[broker], index, target) == 0
+            await asyncio.to_thread(wait_until, partial(cluster.serves, target, TOPIC, index), "it has moved")
+            told = cluster.image.leader(cluster.partition(TOPIC, index))
             for client in clients.values():
-                await stack.enter_async_context(client)
-            for index, broker in enumerate(clients):
-                source = cluster.leader(TOPIC, index)
-                target = source % 3 + 1
-                assert await reassign(clients[broker], index, target) == 0
-                await asyncio.to_thread(wait_until, partial(cluster.serves, target, TOPIC, index), "it has moved")
-                told = cluster.image.leader(cluster.partition(TOPIC, index))
-                for client in clients.values():
-                    async with asyncio.timeout(60):
-                        while (await leaders(client))[index] != told:  # noqa: ASYNC110
-                            await asyncio.sleep(0.001)
-                answer = await produce(clients[source], index)
-                refused = answer.responses[0].partition_responses[0]
-                assert refused.error_code == 6
-                assert (refused.current_leader.leader_id, refused.current_leader.leader_epoch) == told
-                (endpoint,) = answer.node_endpoints
-                assert (endpoint.node_id, endpoint.host, endpoint.port) == (target, *cluster.nodes[target].bootstrap)
-                accepted = await produce(clients[target], index)
-                assert accepted.responses[0].partition_responses[0].error_code == 0
-
-    asyncio.run(work())
+                async with asyncio.timeout(60):
+                    while (await leaders(client))[index] != told:  # noqa: ASYNC110
+                        await asyncio.sleep(0.001)
+            answer = await produce(clients[source], index)
+            refused = answer.responses[0].partition_responses[0]
+            assert refused.error_code == 6
+            assert (refused.current_leader.leader_id, refused.current_leader.leader_epoch) == told
+            (endpoint,) = answer.node_endpoints
+            assert (endpoint.node_id, endpoint.host, endpoint.port) == (target, *cluster.nodes[target].bootstrap)
+            accepted = await produce(clients[target], index)
+            assert accepted.responses[0].partition_responses[0].error_code == 0
 
 
 @pytest.mark.parametrize("step", ["uploading", "draining", "handing over", "done"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from broker.hints import HintBox, HintParams, Told
-from broker.moves import PartitionMoves
-from broker.peers import HintSender
-from broker.settings import LogSettings
-from controller.client import ControllerClient
-from storage.storage import Storage
-from stream.managers import OpenedStream
 from tests.e2e.backends import create_topic
 from tests.support.cluster import Cluster
 from tests.support.load import Load
+from tidelog.broker.partitions.hints import HintBox, HintParams, Told
+from tidelog.broker.partitions.peers import HintSender
+from tidelog.broker.settings import LogSettings
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.rpc.connection import RpcChannel
+from tidelog.storage.storage import Storage
+from tidelog.stream.opened import OpenedStream
 
 PARTITIONS = 3
 TOPIC = "moved"
@@ -35,7 +35,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def hints(cluster: Cluster, outcome: str) -> int:
-    return sum(node._hints.counts[outcome] for node in cluster.nodes.values())
+    return sum(node.parts.partitions.hints.counts[outcome] for node in cluster.nodes.values())
 
 
 def test_a_target_that_was_hinted_reads_nothing_to_open_and_to_serve_the_tail(cluster: Cluster) -> None:
@@ -46,8 +46,7 @@ def test_a_target_that_was_hinted_reads_nothing_to_open_and_to_serve_the_tail(cl
         cluster.move(TOPIC, 0, target)
         assert hints(cluster, "used") == 1
         load.more()
-        partitions = cluster.nodes[target]._partitions
-        assert partitions is not None and partitions.get(TOPIC, 0).came_at > 0
+        assert cluster.nodes[target].parts.partitions.manager.get(TOPIC, 0).came_at > 0
         assert cluster.bucket.reads == before
     load.check(cluster.bootstrap)
     assert not hints(cluster, "stale")
@@ -58,9 +57,9 @@ def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
 ) -> None:
     told: list[Told] = []
     asked: list[int] = []
-    hint, send, open_streams = PartitionMoves._hint, Storage.send_now, ControllerClient.open_streams
+    hint, send, open_streams = HintSender.send, Storage.send_now, ControllerClient.open_streams
 
-    def tell(self: PartitionMoves, *args: Any) -> Told:
+    def tell(self: HintSender, *args: Any) -> Told:
         told.append(hint(self, *args))
         return told[-1]
 
@@ -73,7 +72,7 @@ def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
         asked.append(replica_set_id)
         return await open_streams(self, replica_set_id, *args)
 
-    monkeypatch.setattr(PartitionMoves, "_hint", tell)
+    monkeypatch.setattr(HintSender, "send", tell)
     monkeypatch.setattr(Storage, "send_now", send_when_answered)
     monkeypatch.setattr(ControllerClient, "open_streams", count)
     with Cluster(tmp_path) as cluster:
@@ -93,51 +92,63 @@ def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
         assert hints(cluster, "used") == 4
 
 
-Send = Callable[[HintSender, int, str, HintParams], Coroutine[Any, Any, Any]]
-send_hint: Send = HintSender._send
+Deliver = Callable[[HintParams], Awaitable[msgspec.Raw]]
+NOT_ANSWERED = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
-def faults() -> dict[str, Send]:
-    """What may become of a hint on its way. Each is a fault of `HintSender._send`."""
+def faults() -> dict[str, Callable[[Deliver, HintParams], Awaitable[msgspec.Raw]]]:
+    """What may become of a hint on its way between two brokers."""
     last: list[HintParams] = []
 
-    async def lost(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        return
+    async def lost(deliver: Deliver, hint: HintParams) -> msgspec.Raw:
+        return NOT_ANSWERED
 
-    async def doubled(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        await send_hint(self, broker, address, hint)
-        await send_hint(self, broker, address, hint)
+    async def doubled(deliver: Deliver, hint: HintParams) -> msgspec.Raw:
+        await deliver(hint)
+        await deliver(hint)
+        return NOT_ANSWERED
 
-    async def stale(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+    async def stale(deliver: Deliver, hint: HintParams) -> msgspec.Raw:
         last.append(hint)
-        await send_hint(self, broker, address, last[-2] if len(last) > 1 else hint)
+        await deliver(last[-2] if len(last) > 1 else hint)
+        return NOT_ANSWERED
 
-    async def corrupted(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
-        broken = hint.body[:-1] + bytes([hint.body[-1] ^ 1])
-        await send_hint(self, broker, address, HintParams(hint.crc, broken))
-
-    async def of_a_fenced_epoch(self: HintSender, broker: int, address: str, hint: HintParams) -> None:
+    async def of_a_fenced_epoch(deliver: Deliver, hint: HintParams) -> msgspec.Raw:
         """The ends are right, the epoch is not, and what it holds is something else."""
         body = msgspec.msgpack.decode(hint.body)
         body[3] -= 1
         body[6] = [[one, [[base, count, b"x" * len(data)] for base, count, data in rows]] for one, rows in body[6]]
         encoded = msgspec.msgpack.encode(body)
-        await send_hint(self, broker, address, HintParams(crc32c(encoded), encoded))
+        await deliver(HintParams(crc32c(encoded), encoded))
+        return NOT_ANSWERED
 
-    return {one.__name__: one for one in (lost, doubled, stale, corrupted, of_a_fenced_epoch)}
+    async def corrupted(deliver: Deliver, hint: HintParams) -> msgspec.Raw:
+        broken = hint.body[:-1] + bytes([hint.body[-1] ^ 1])
+        return await deliver(HintParams(hint.crc, broken))
+
+    # the last one is refused, and whoever is refused sends that broker no hint for a while
+    return {one.__name__: one for one in (lost, doubled, stale, of_a_fenced_epoch, corrupted)}
 
 
 def test_a_hint_that_is_not_right_costs_a_read_and_nothing_else(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spent: dict[str, Counter[str]] = {}
+    call = RpcChannel.call
+
+    def on_the_way(fault: Callable[[Deliver, HintParams], Awaitable[msgspec.Raw]]) -> object:
+        async def disturbed(channel: RpcChannel, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+            if method != "hint":
+                return await call(channel, method, params, timeout_s)
+            return await fault(lambda hint: call(channel, method, hint, timeout_s), params)
+
+        return disturbed
+
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
         for name, fault in faults().items():
-            monkeypatch.setattr(HintSender, "_send", fault)
+            monkeypatch.setattr(RpcChannel, "call", on_the_way(fault))
             before = Counter({outcome: hints(cluster, outcome) for outcome in HintBox(float).counts})
-            for node in cluster.nodes.values():
-                node._hint_sender._paused_until.clear()
             for _ in range(3):
                 cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
                 load.more(10)

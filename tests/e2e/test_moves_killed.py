@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import TidelogError
 from tests.e2e.backends import create_topic
 from tests.support.cluster_process import UpCluster, eventually, serve_cluster, up_cluster
 from tests.support.load import Load
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
+from tidelog.runtime.errors import TidelogError
 
 PARTITIONS = 6
 TOPIC = "moved"
@@ -39,17 +39,17 @@ def placed(bootstrap: str) -> dict[int, dict[str, Any]]:
     def asked() -> list[dict[str, Any]]:
         for address in bootstrap.split(","):
             with contextlib.suppress(TidelogError):
-                rows: list[dict[str, Any]] = Cluster(address).get(f"/partitions?topic={TOPIC}")["partitions"]
+                rows: list[dict[str, Any]] = ClusterConnection(address).get(f"/partitions?topic={TOPIC}")["partitions"]
                 return rows
         return []
 
     return {row["partition"]: row for row in eventually(asked)}
 
 
-def pid_of(cluster: Cluster, broker: int) -> int:
+def pid_of(cluster: ClusterConnection, broker: int) -> int:
     nodes = cluster.get("/status")["nodes"]
     url = next(node["admin_url"] for node in nodes if node["id"] == broker)
-    host = Cluster(cluster.bootstrap)
+    host = ClusterConnection(cluster.bootstrap)
     host.__dict__["admin_url"] = url
     return int(next(node["pid"] for node in host.get("/status")["nodes"] if node["id"] == broker))
 
@@ -61,7 +61,7 @@ def test_a_broker_killed_in_the_middle_of_its_moves_loses_nothing_and_they_end(u
         load.more()
         for _ in range(ROUNDS):
             rows = placed(up.bootstrap)
-            cluster = Cluster(up.bootstrap)
+            cluster = ClusterConnection(up.bootstrap)
             source = rows[rng.randrange(PARTITIONS)]["broker"]
             target = source % 3 + 1
             mine = [index for index, row in rows.items() if row["broker"] == source]
@@ -95,7 +95,7 @@ def test_an_active_controller_killed_in_the_middle_of_moves_loses_nothing_and_th
                 mine = [index for index, row in rows.items() if row["broker"] == source]
                 active = cluster.active()
                 moves = {"moves": [{"topic": TOPIC, "partition": one, "to": target} for one in mine]}
-                asked = Cluster(cluster.bootstrap).post("/moves", moves)
+                asked = ClusterConnection(cluster.bootstrap).post("/moves", moves)
                 assert [one["error"] for one in asked["results"]] == [None] * len(mine)
                 time.sleep(rng.uniform(0.0, 0.1))
                 cluster.nodes[active].kill()
@@ -113,6 +113,6 @@ def _all_on(bootstrap: str, partitions: list[int], broker: int) -> bool:
 
 def _answers(bootstrap: str, broker: int) -> bool:
     with contextlib.suppress(TidelogError):
-        nodes = Cluster(bootstrap).get("/status")["nodes"]
+        nodes = ClusterConnection(bootstrap).get("/status")["nodes"]
         return any(node["id"] == broker and node["state"] != "dead" for node in nodes)
     return False

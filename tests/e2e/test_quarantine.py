@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from controller.client import ControllerClient
-from runtime.clock import SystemClock
-from runtime.network import TcpNetwork
 from tests.e2e.backends import QUIET, create_topic, read_topic
 from tests.support.cli import Cli
 from tests.support.clients import wait_until
 from tests.support.tidelog_process import running
+from tidelog.controller.client.client import ControllerClient
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.network import TcpNetwork
 
 FLAGS = ("--set", "upload.age_ms=100")
 BEFORE, LOST, AFTER = 40, 20, 10

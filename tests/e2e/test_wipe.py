@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from storage.record_batch import Record, build_batch
 from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.batch.batch import Record, build_batch
 
 Row = tuple[int, int, int, bytes | None, bytes]
 TOPIC = "kept"
@@ -65,7 +65,7 @@ def send_idempotent(port: int, producer_id: int | None) -> tuple[int, int]:
                 [Record(0, 1_700_000_000_000, b"key", b"once and only once")],
                 producer_id=the_id, producer_epoch=0, base_sequence=0,
             )  # fmt: skip
-            from broker.wire import schema
+            from tests.support import schema
 
             s = schema.request(PRODUCE_KEY, 8)
             partition = s.make("PartitionProduceData", index=0, records=bytes(batch))

@@ -12,10 +12,6 @@ import random
 import struct
 from typing import Any
 
-from broker.apis import all_apis
-from broker.connection import Connection
-from broker.settings import KafkaSettings
-from runtime.errors import TidelogError
 from tests.fuzz import samples
 from tests.fuzz.base import Mutate, flip
 from tests.fuzz.transport import FuzzNetwork, FuzzTransport
@@ -23,6 +19,10 @@ from tests.fuzz.world import Stage
 from tests.support.group_world import LoopClock
 from tests.support.kafka_client import decode_response
 from tests.support.kafka_world import KafkaWorld, batch
+from tidelog.broker.kafka.apis import all_apis
+from tidelog.broker.kafka.connection import Connection
+from tidelog.broker.settings import KafkaSettings
+from tidelog.runtime.errors import TidelogError
 
 INPUTS_A_WORLD = 300
 PATIENCE_S = 400.0
@@ -108,7 +108,7 @@ class Handlers:
                 rest = rest[count:]
                 protocol.buffer_updated(count)
                 continue
-            if not protocol._exchanges and not (protocol._pending or rest):
+            if protocol.idle and not rest:
                 break
             await asyncio.sleep(0.01 if self._stage.loop.time() < deadline - PATIENCE_S + 1 else 5)
         transport.close()

@@ -15,25 +15,44 @@ from typing import Any
 
 import msgspec
 
-from controller import commands as c
-from controller.consensus import MemoryConsensus
-from controller.node import ControllerNode
-from controller.rpc import REQUEST, RESPONSE, CommandParams, HeartbeatParams, PollParams
-from controller.settings import ControllerSettings
-from controller.state import ControllerState
-from runtime.errors import CorruptData
-from runtime.wire import HEADER_BYTES, FrameDecoder, encode_frame
 from tests.fuzz import samples
 from tests.fuzz.base import Mutate, flip
 from tests.fuzz.transport import FuzzNetwork, FuzzTransport
 from tests.fuzz.world import Stage
 from tests.support.group_world import LoopClock
+from tidelog.controller.image.replica import Replica
+from tidelog.controller.image.transfer import ImageParams
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.raft.consensus import MemoryConsensus, StateMachine
+from tidelog.controller.rpc.connection import (
+    REQUEST,
+    RESPONSE,
+    CommandParams,
+    HeartbeatParams,
+    PollParams,
+    UnknownObjectsParams,
+)
+from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.wire import HEADER_BYTES, FrameDecoder, encode_frame
 
 INPUTS_A_WORLD = 500
 CHUNKS = (1 << 20, 1, 5, 64)
 _RAW = 0x80
 _PATIENT = 0x70
 """With one of these bits, wait until even a long poll has ended."""
+
+
+class _WatchedConsensus(MemoryConsensus):
+    """Consensus that knows the state of the machine it was started with."""
+
+    async def start(self, machine: StateMachine) -> None:
+        assert isinstance(machine, Replica)
+        self.state = machine.state
+        await super().start(machine)
 
 
 class Rpc:
@@ -43,13 +62,15 @@ class Rpc:
         self._stage = Stage()
         self._network = FuzzNetwork()
         self._node: ControllerNode | None = None
+        self._consensus = _WatchedConsensus()
         self._place = tempfile.TemporaryDirectory(prefix="tidelog-fuzz-")
         self.history: list[bytes] = []
 
     def _message(self, rng: random.Random) -> bytes:
-        method = rng.choice(("command", "command", "command", "command", "poll", "image", "heartbeat", "session", "x"))
+        others = ("poll", "image", "unknown-objects", "heartbeat", "session", "x")
+        method = rng.choice(("command", "command", "command", "command", *others))
         if method == "command":
-            kinds = c.AnyCommand.__args__  # type: ignore[attr-defined]
+            kinds = c.AnyCommand.__args__
             body = msgspec.Raw(samples.command(rng.choice(kinds), rng))
             params: Any = CommandParams(rng.choice(("a", "b", "")), rng.randint(0, 9), rng.randint(0, 9), body)
         elif method == "poll":
@@ -58,6 +79,10 @@ class Rpc:
             )
         elif method == "heartbeat":
             params = HeartbeatParams(rng.randint(-1, 3), rng.randint(-1, 9))
+        elif method == "image":
+            params = ImageParams(rng.choice((2, 2, 2, 1)), rng.randint(0, 2), rng.choice((0, 0, 5)))
+        elif method == "unknown-objects":
+            params = UnknownObjectsParams(rng.randint(-1, 30), tuple(range(rng.randint(0, 5))))
         else:
             params = None
         return msgspec.msgpack.encode([rng.randint(0, 1000), method, params])
@@ -98,14 +123,14 @@ class Rpc:
 
     async def _connection(self, data: bytes) -> None:
         if self._node is None:
+            self._consensus = _WatchedConsensus()
             self._node = ControllerNode(
-                node_id=0,
-                directory=Path(self._place.name),
-                settings=ControllerSettings(),
-                network=self._network,
-                clock=LoopClock(),
-                rng=random.Random(1),
-                consensus=MemoryConsensus(),
+                ControllerIdentity(0, Path(self._place.name)),
+                ControllerSections(ControllerSettings()),
+                self._network,
+                LoopClock(),
+                random.Random(1),
+                consensus=self._consensus,
             )
             await self._node.start()
             await self._node.wait_active(10)
@@ -133,8 +158,7 @@ class Rpc:
     def _end_world(self) -> None:
         if self._node is not None:
             node, self._node = self._node, None
-            replica: Any = node._consensus
-            state = replica._machine.state
+            state = self._consensus.state
             self._stage.run(node.close())
             copy = ControllerState()
             try:

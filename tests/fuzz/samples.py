@@ -25,7 +25,7 @@ from kio.serial._introspect import (
 )
 from msgspec import inspect
 
-from storage.record_batch import Compression, Record, build_batch
+from tidelog.batch.batch import Compression, Record, build_batch
 
 WORDS = ("t", "u", "", "g", "h", "m", "__consumer_offsets", "consumer", "range", "*", "bad topic!", "é", "1", "0",
          "retention.ms", "cleanup.policy", "compact", "t" * 249, "x" * 300)  # fmt: skip

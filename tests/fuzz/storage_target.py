@@ -17,16 +17,9 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from broker.groups.records import parse_group_value, parse_key, parse_offset_value
-from controller.journal import Journal
-from controller.snapshot_file import Snapshot, read_snapshot, write_snapshot
-from runtime.errors import CorruptData, TidelogError
-from runtime.wire import FrameDecoder, encode_frame
-from storage.epoch_history import EpochHistory, decode_epoch_file, encode_epoch_file
-from storage.managers import ObjectKind
-from storage.object_format import BLOCK_HEADER, FOOTER, FOOTER_CRC_AT, Block, Footer, ObjectIndex
-from storage.object_writer import build_object
-from storage.record_batch import (
+from tests.fuzz import samples
+from tests.fuzz.base import Mutate, flip
+from tidelog.batch.batch import (
     check_batch,
     iter_batches,
     iter_records,
@@ -35,11 +28,26 @@ from storage.record_batch import (
     set_base_offset,
     set_leader_epoch,
 )
-from storage.records import StreamRecord
-from storage.wal_format import HEADER_BYTES, crc_matches, encode_header, misplaced, read_header, record_of, unsupported
-from storage.wal_s3_format import Origin, decode, encode_data, encode_fence, wal_key, wal_prefix
-from tests.fuzz import samples
-from tests.fuzz.base import Mutate, flip
+from tidelog.broker.groups.records import parse_group_value, parse_key, parse_offset_value
+from tidelog.controller.raft.journal import Journal
+from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
+from tidelog.runtime.errors import CorruptData, TidelogError
+from tidelog.runtime.wire import FrameDecoder, encode_frame
+from tidelog.storage.commits import ObjectKind
+from tidelog.storage.objects.format import BLOCK_HEADER, FOOTER, FOOTER_CRC_AT, Block, Footer, ObjectIndex
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.records import StreamAppend, StreamEntry
+from tidelog.storage.wal.epochs import EpochHistory, decode_epoch_file, encode_epoch_file
+from tidelog.storage.wal.format import (
+    HEADER_BYTES,
+    crc_matches,
+    encode_header,
+    misplaced,
+    read_header,
+    record_of,
+    unsupported,
+)
+from tidelog.storage.wal.s3.format import Origin, decode, encode_data, encode_fence, wal_key, wal_prefix
 
 MAX_RECORDS_BYTES = 1 << 20
 
@@ -127,7 +135,7 @@ def _wal_records() -> bytes:
     out = b""
     for number in range(3):
         payload = bytes([number]) * (number * 7)
-        out += encode_header(1, len(payload), len(out), 0, 4, 1, number, 2, 1, [payload]) + payload
+        out += encode_header(1, len(payload), len(out), 0, 2, StreamAppend(4, 1, number, 1, [payload])) + payload
     return out
 
 
@@ -148,7 +156,7 @@ def _read_wal(data: bytes) -> object:
 
 
 def _object() -> bytes:
-    records = [StreamRecord(n, 1, bytes([n]) * 50) for n in range(10)]
+    records = [StreamEntry(n, 1, bytes([n]) * 50) for n in range(10)]
     parts = [(3, records), (9, records[:4])]
     built = build_object(
         object_id=7, kind=ObjectKind.STREAM_SET, cluster_id="c", created_ms=1, parts=parts, block_bytes=200

@@ -20,6 +20,8 @@ from tests.fuzz.__main__ import ROOT, fuzz, replay, run_fixed
 from tests.fuzz.targets import TARGETS
 from tests.support.s3_servers import Missing
 
+pytestmark = pytest.mark.processes
+
 REGRESSIONS = Path(__file__).parent / "regressions"
 RUNS = {"requests": 45_000, "batches": 30_000, "files": 12_000, "handlers": 12_000, "rpc": 6_000}
 LEAST_EDGES = {"requests": 285, "batches": 185, "files": 235, "handlers": 3_090, "rpc": 740}
@@ -81,7 +83,7 @@ def test_the_inputs_are_the_same_everywhere(target: str) -> None:
 def test_a_fault_would_be_seen(guided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_atheris()
     (tmp_path / "sitecustomize.py").write_text(
-        "import broker.wire.primitives as p\n"
+        "import tidelog.broker.kafka.wire.primitives as p\n"
         "def wrong(buffer, at):\n    return buffer[at], at + 1\n"
         "p.read_uvarint = wrong\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from runtime.network import Listener, ProtocolFactory
+from tidelog.runtime.network import Listener, ProtocolFactory
 
 
 class _NoListener:

@@ -1,7 +1,7 @@
 """Decoding of requests, every API and version, against kio's own decoder.
 
 Input: two bytes that choose API and version, then the body. The oracle: `MalformedRequest` or a request; what was
-accepted is what kio reads from the same bytes (where kio accepts them), and survives being written and read again.
+accepted is what kio reads from the same bytes (where kio accepts them), also when kio has written that again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from kio.index import load_request_schema
 from kio.serial import entity_reader
 
-from broker.apis import all_apis
-from broker.errors import MalformedRequest
-from broker.wire import schema
-from broker.wire.codec import message_codec, parse_header
 from tests.fuzz import samples
 from tests.fuzz.base import Mutate, flip
+from tests.support import schema
+from tidelog.broker.kafka.apis import all_apis
+from tidelog.broker.kafka.errors import MalformedRequest
+from tidelog.broker.kafka.wire.codec import message_codec, parse_header
+from tidelog.broker.kafka.wire.messages import REQUESTS
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
 FIRST_OF_KIO = {PRODUCE: 3}
@@ -85,16 +86,16 @@ class Requests:
         elif api_key == FETCH:
             _same_fetch(version, request, theirs)
         else:
-            assert _comparable(request) == _comparable(theirs), (request, theirs)
-            self._again(api_key, version, head, request)
+            assert _comparable(request) == _comparable(schema.as_message(theirs, REQUESTS[api_key])), (request, theirs)
+            self._again(api_key, version, head, theirs)
 
     @staticmethod
-    def _again(api_key: int, version: int, head: bytes, request: Any) -> None:
-        written = bytearray(head + samples.body(request))
+    def _again(api_key: int, version: int, head: bytes, entity: Any) -> None:
+        written = bytearray(head + samples.body(entity))
         _, again = message_codec(api_key, version).decode(written)
-        # Not `request` itself: kio writes durations through a float, which loses a millisecond past 285 years.
-        theirs, _ = entity_reader(type(request))(bytes(written), len(head))
-        assert _comparable(again) == _comparable(theirs), (again, theirs)
+        # Not `entity` itself: kio writes durations through a float, which loses a millisecond past 285 years.
+        theirs, _ = entity_reader(type(entity))(bytes(written), len(head))
+        assert _comparable(again) == _comparable(schema.as_message(theirs, REQUESTS[api_key])), (again, theirs)
 
     def close(self) -> None:
         """Nothing is held."""

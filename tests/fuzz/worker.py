@@ -24,7 +24,7 @@ import msgspec
 
 from tests.fuzz.base import MAX_INPUT_BYTES, Target, fixed_inputs
 
-with atheris.instrument_imports(include=["broker", "controller", "stream", "storage", "runtime"]):
+with atheris.instrument_imports(include=["tidelog"]):
     from tests.fuzz.targets import TARGETS
 
 EXTRA_MEMORY_BYTES = 2 << 30

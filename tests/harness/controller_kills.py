@@ -37,16 +37,17 @@ import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from controller.addresses import split_address
-from controller.client import ControllerClient
-from controller.handshake import NO_NODE, Credentials, read_secret
-from controller.rpc import RpcChannel
-from runtime.clock import SystemClock
-from runtime.errors import TidelogError
-from runtime.network import TcpNetwork
-from simulation.chaos_report import quantile
 from tests.support.cluster_process import ServeCluster, UpCluster, serve_cluster, up_cluster
 from tests.support.partition_load import PartitionLoad
+from tidelog.chaos.report import quantile
+from tidelog.controller.client.client import ClientTiming, ControllerClient
+from tidelog.controller.model.addresses import split_address
+from tidelog.controller.rpc.connection import RpcChannel
+from tidelog.controller.rpc.handshake import NO_NODE, Credentials
+from tidelog.controller.rpc.secret import read_secret
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.network import TcpNetwork
 
 TOPIC = "load"
 POLL_S = 0.01
@@ -220,14 +221,15 @@ class Run:
     async def rounds(self, partitions: int) -> None:
         """All of them, and the check."""
         report = self._report
-        options: dict[str, int] = {"num_partitions": partitions}
-        await asyncio.to_thread(self._admin.create_topics([NewTopic(TOPIC, **options)])[TOPIC].result, 60)
+        await asyncio.to_thread(
+            self._admin.create_topics([NewTopic(TOPIC, num_partitions=partitions)])[TOPIC].result, 60
+        )
         client = ControllerClient(
             list(self._controllers.addresses.values()),
             TcpNetwork(),
             SystemClock(),
             self._rng,
-            budget_s=60.0,
+            timing=ClientTiming(60.0),
             credentials=self._controllers.credentials,
         )
         await client.start()

@@ -5,7 +5,7 @@ each round the partitions are spread evenly and one node is killed (`kill -9`), 
 woken up (SIGSTOP, SIGCONT), by turns as soon as it is declared dead and when others have taken over: a zombie with
 everything in memory that it had. It is started again when the round is over. Measured, in seconds:
 
-- `declared`: from the signal until a salvager was elected in its place. A killed broker's connection closes and it is
+- `declared`: from the signal until a successor was elected in its place. A killed broker's connection closes and it is
   dead at once, unless its controller was the active one; a paused one is silent for `controller.session_timeout_ms`;
 - `writable`: from then until the last of its partitions had acknowledged a record, to the producer of the load or to a
   client that starts then, whichever came first (starting librdkafka takes a second; a producer that has requests on
@@ -13,12 +13,12 @@ everything in memory that it had. It is started again when the round is over. Me
 - `stalled`: the longest time between two acknowledgements that the producer of the load saw, from the signal on. Its
   requests into a paused process end by its own `socket.timeout.ms`, or when the process wakes up;
 - `zombie`: from SIGCONT until the process has ended by itself;
-- the salvage's own steps, in milliseconds; `took` is the whole round.
+- the takeover's own steps, in milliseconds; `took` is the whole round.
 
 At the end: no produce error, every acknowledged record at its offset, none twice, all in order. A zombie's
 acknowledgement would be an offset that holds something else. A round that does not end within `--round-timeout-s` ends
 the run, with what the nodes said last; `--minutes` bounds the whole. Each line ends with the load average and the
-salvage's steps.
+takeover's steps.
 
     python -m tests.harness.failover --rounds 50 [--partitions 24] [--endpoint URL --access-key K --secret-key S]
 
@@ -45,12 +45,12 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from runtime.errors import TidelogError
 from tests.e2e.backends import create_topic
 from tests.support.cluster_process import ServeCluster, ServeNode, eventually
 from tests.support.partition_load import PartitionLoad
 from tests.support.s3_servers import new_bucket
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
+from tidelog.runtime.errors import TidelogError
 
 TOPIC = "load"
 PROBED = "probed"
@@ -84,7 +84,7 @@ class Round:
         )
 
 
-HEADER = "round kind  broker partitions declared writable stalled zombie   took  load  steps of the salvage, ms"
+HEADER = "round kind  broker partitions declared writable stalled zombie   took  load  steps of the takeover, ms"
 
 
 class Nodes(ServeCluster):
@@ -107,7 +107,7 @@ class Nodes(ServeCluster):
 
 def ask(bootstrap: str, path: str, holds: Callable[[Any], Any], timeout_s: float) -> Any:
     """What any of the brokers answers, once it holds."""
-    clusters = [Cluster(address) for address in bootstrap.split(",")]
+    clusters = [ClusterConnection(address) for address in bootstrap.split(",")]
     answers: dict[str, Any] = {}
 
     def once() -> Any:
@@ -144,7 +144,7 @@ def spread(bootstrap: str, partitions: int, timeout_s: float) -> None:
         moves = [{"topic": at[0], "partition": at[1], "to": to} for at, to in wanted.items() if found.get(at) != to]
         if moves:
             with contextlib.suppress(TidelogError):
-                Cluster(bootstrap).post("/moves", {"moves": moves})
+                ClusterConnection(bootstrap).post("/moves", {"moves": moves})
         return not moves
 
     eventually(moved, timeout_s)
@@ -186,7 +186,7 @@ def one_round(nodes: Nodes, load: PartitionLoad, number: int, arguments: argpars
     timeout_s, broker = arguments.round_timeout_s, number % len(NODES) + 1
     spread(nodes.bootstrap, arguments.partitions, timeout_s)
     load.wait_grown(timeout_s=timeout_s)
-    ask(nodes.others(broker), "/failover", lambda found: not found["salvaging"], timeout_s)
+    ask(nodes.others(broker), "/failover", lambda found: not found["taking_over"], timeout_s)
     node, others = nodes.nodes[broker], nodes.others(broker)
     pauses = number % arguments.pause_every == arguments.pause_every - 1
     wakes_early = pauses and number // arguments.pause_every % 2 == 0
@@ -196,8 +196,8 @@ def one_round(nodes: Nodes, load: PartitionLoad, number: int, arguments: argpars
     node.signal(signal.SIGSTOP if pauses else signal.SIGKILL)
 
     def since_ms(found: Any) -> int:
-        """When the salvage of this death began, once it has."""
-        work = [*found["lost"], *found["salvaging"], *found["salvaged"]]
+        """When the takeover of this death began, once it has."""
+        work = [*found["lost"], *found["taking_over"], *found["taken_over"]]
         starts = [one["since_ms"] or 0 for one in work if one["broker"] == broker]
         return max((each for each in starts if each >= died_s * 1000), default=0)
 
@@ -206,10 +206,10 @@ def one_round(nodes: Nodes, load: PartitionLoad, number: int, arguments: argpars
     probed_s = probe(others, mine, timeout_s) - declared_s
 
     def done(found: Any) -> list[Any]:
-        salvaged: list[Any] = found["salvaged"]
-        return [one for one in salvaged if one["broker"] == broker and one["since_ms"] >= died_s * 1000]
+        taken_over: list[Any] = found["taken_over"]
+        return [one for one in taken_over if one["broker"] == broker and one["since_ms"] >= died_s * 1000]
 
-    salvage = done(ask(others, "/failover", done, timeout_s))[-1]
+    takeover = done(ask(others, "/failover", done, timeout_s))[-1]
     if pauses and zombie is None:
         time.sleep(arguments.asleep_s)
         zombie = _wake(node, timeout_s)
@@ -222,12 +222,12 @@ def one_round(nodes: Nodes, load: PartitionLoad, number: int, arguments: argpars
     return Round(
         ("wake" if wakes_early else "pause") if pauses else "kill",
         broker,
-        salvage["partitions_placed"],
+        takeover["partitions_placed"],
         declared_s - died_s,
         max(0.0, min(probed_s, stalled_s - (declared_s - died_s))),
         stalled_s,
         zombie.result(timeout_s) if zombie is not None else None,
-        salvage["steps_ms"],
+        takeover["steps_ms"],
     )
 
 

@@ -1,8 +1,8 @@
 """`kill -9` of a broker under load, again and again; then every promise is checked against what clients were told.
 
-Load: the clients of `tidelog chaos` (`simulation.chaos_clients`): an idempotent and a plain producer, both acks=all,
-consumers by assignment and in a group, some that commit, ask for watermarks and committed offsets, and delete old
-records. Each round lets them work for a random time and kills the broker process; its supervisor starts it again.
+Load: the clients of `tidelog chaos` (`tidelog.chaos.clients`): an idempotent and a plain producer, both
+acks=all, consumers by assignment and in a group, some that commit, ask for watermarks and committed offsets, and delete
+old records. Each round lets them work for a random time and kills the broker process; its supervisor starts it again.
 Small upload thresholds keep uploads, commits and WAL trims in flight when the kill comes. At the end the whole log is
 read, and the history is held against the checkers (docs/checkers.md). Besides, offsets must be contiguous (`holes`).
 
@@ -22,11 +22,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simulation.chaos_clients import FINAL_PROCESS, TOPIC, Clients, Journal
-from simulation.checkers import Finding, check
-from simulation.history import History
 from tests.e2e.backends import create_topic
 from tests.support.tidelog_process import TidelogProcess
+from tidelog.chaos.clients import FINAL_PROCESS, TOPIC, ClientJournal, Clients
+from tidelog.simulation.checkers import Finding, check
+from tidelog.simulation.checkers.history import History
 
 PARTITIONS = 6
 RECORDS_PER_S = 2000.0
@@ -102,7 +102,7 @@ def run(rounds: int, seed: int, data_dir: Path, flags: tuple[str, ...] = ()) -> 
     try:
         process.start()
         create_topic(process.bootstrap, TOPIC, PARTITIONS)
-        journal = Journal(process.bootstrap, PARTITIONS, {"harness": "kill9", "rounds": rounds, "seed": seed})
+        journal = ClientJournal(process.bootstrap, PARTITIONS, {"harness": "kill9", "rounds": rounds, "seed": seed})
         report = Report(rounds, journal.history)
         with Clients(journal, rate=RECORDS_PER_S, value_bytes=VALUE_BYTES) as clients:
             for number in range(rounds):

@@ -1,52 +1,60 @@
-"""The `Disk` door on a real directory."""
+"""The `Disk` interface on a real directory."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import disk as disk_module
-from runtime.disk import FileDisk
+from tidelog.runtime import disk as disk_module
+from tidelog.runtime.disk import FileDisk, FileDiskFile
+from tidelog.runtime.types import Buffer
 
 
-def run(path, work):
-    async def main():
-        disk = FileDisk(path)
-        try:
-            return await work(disk)
-        finally:
-            await disk.close()
-
-    return asyncio.run(main())
+@contextlib.asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[FileDisk]:
+    disk = FileDisk(path)
+    try:
+        yield disk
+    finally:
+        await disk.close()
 
 
-def written(file, offset, buffers, *, sync=True):
-    done = asyncio.get_running_loop().create_future()
+def written(
+    file: FileDiskFile, offset: int, buffers: Sequence[Buffer], *, sync: bool = True
+) -> asyncio.Future[OSError | None]:
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     file.write(offset, buffers, sync=sync, done=done.set_result)
     return done
 
 
-async def spare(disk, name="a", size=1 << 16):
+async def spare(disk: FileDisk, name: str = "a", size: int = 1 << 16) -> FileDiskFile:
     file = await disk.open(name, create=True)
     await file.fill_zeros(0, size)
     return file
 
 
-def open_descriptors():
+def code_of(error: OSError | None) -> int | None:
+    return error.errno if error is not None else None
+
+
+def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_was_written_is_read_back_at_its_place(tmp_path):
-    async def work(disk):
+async def test_what_was_written_is_read_back_at_its_place(tmp_path: Path) -> None:
+    async with opened(tmp_path / "made" / "on the way") as disk:
         file = await spare(disk)
         assert file.size == 1 << 16
         assert await written(file, 100, [b"abc", memoryview(b"de"), bytearray(b"f")]) is None
@@ -56,10 +64,8 @@ def test_what_was_written_is_read_back_at_its_place(tmp_path):
         assert await file.read(100, 3) == b"abc"
         await file.close()
 
-    run(tmp_path / "made" / "on the way", work)
 
-
-def wait_until(condition):
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait without giving the loop a turn."""
     deadline = time.monotonic() + 20
     while not condition():
@@ -67,29 +73,34 @@ def wait_until(condition):
         time.sleep(0.001)
 
 
-def test_groups_that_end_in_one_turn_of_the_loop_are_reported_in_order(tmp_path, monkeypatch):
+async def test_groups_that_end_in_one_turn_of_the_loop_are_reported_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = threading.Event()
     fdatasync = os.fdatasync
 
-    def gated(fd):
+    syncing = threading.Event()
+
+    def gated(fd: int) -> None:
+        syncing.set()
         assert gate.wait(20)
         fdatasync(fd)
 
-    async def work(disk):
+    async with opened(tmp_path) as disk:
         file = await spare(disk)
         monkeypatch.setattr(os, "fdatasync", gated)
-        reported = []
+        reported: list[int] = []
 
-        def note(number, error):
+        def note(number: int, error: OSError | None) -> None:
             assert error is None
             reported.append(number)
             assert number != 2, "one that raises does not keep the others from hearing"
 
-        def write(number):
+        def write(number: int) -> None:
             file.write(number, [b"x"], sync=True, done=partial(note, number))
 
         write(0)
-        wait_until(disk._queue.empty)
+        wait_until(syncing.is_set)
         for number in (1, 2, 3):
             write(number)  # these wait for the first, and become one group
         gate.set()
@@ -100,62 +111,92 @@ def test_groups_that_end_in_one_turn_of_the_loop_are_reported_in_order(tmp_path,
         await file.close()
         assert reported == [0, 1, 2, 3, 4]
 
-    run(tmp_path, work)
-
 
 class Meter:
     """Stands in for the clock and the sync of the module: each sync takes `sync_s`; nothing else takes time."""
 
-    def __init__(self, monkeypatch, sync_s=0.0002):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sync_s: float = 0.0002) -> None:
         self.now = 100.0
         self.sync_s = sync_s
-        self.threads = []
+        self.threads: list[int] = []
         self._real = os.fdatasync
         monkeypatch.setattr(disk_module, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        monkeypatch.setattr(disk_module.os, "fdatasync", self._sync)
+        monkeypatch.setattr(os, "fdatasync", self._sync)
 
-    def _sync(self, fd):
+    def _sync(self, fd: int) -> None:
         self.threads.append(threading.get_ident())
         self.now += self.sync_s
         self._real(fd)
 
-    def rest(self):
+    def rest(self) -> None:
         self.now += disk_module.REST * max(self.sync_s, disk_module.QUICK_S * 2)
 
 
-async def metered(disk, monkeypatch):
+async def metered(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> tuple[FileDiskFile, Meter]:
     """A file, and a meter after one sync by the writer thread that shows the disk to be quick."""
     file = await spare(disk, size=1 << 18)
     meter = Meter(monkeypatch)
+    monkeypatch.setattr(disk_module, "WAIT_S", 60.0)  # the machine may be busy
     assert await lent(file, 0, [b"first"]) is None
     assert disk.groups_here == 0, "nothing is known of the disk before the first group"
     meter.threads.clear()
     return file, meter
 
 
-def lent(file, offset, buffers, *, sync=True):
-    done = asyncio.get_running_loop().create_future()
+def lent(
+    file: FileDiskFile, offset: int, buffers: Sequence[Buffer], *, sync: bool = True
+) -> asyncio.Future[OSError | None]:
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     file.write(offset, buffers, sync=sync, done=done.set_result, may_block=True)
     return done
 
 
-def test_a_lone_small_write_to_a_quick_disk_is_durable_when_it_was_submitted(tmp_path, monkeypatch):
-    async def work(disk):
+async def test_a_lone_small_write_to_a_quick_disk_is_durable_when_it_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
         file, meter = await metered(disk, monkeypatch)
         for number in range(3):
             meter.rest()
             done = lent(file, 100 * number, [b"ab", b"c%d" % number])
             assert done.done() and done.result() is None
-            assert meter.threads == [threading.get_ident()] * (number + 1)
+            assert len(meter.threads) == number + 1
         assert (disk.groups_here, disk.groups) == (3, 4)
         assert await file.read(200, 4) == b"abc2"
         await file.close()
 
-    run(tmp_path, work)
+
+async def test_a_disk_that_hangs_after_a_quick_sync_does_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
+        file, meter = await metered(disk, monkeypatch)
+        monkeypatch.setattr(disk_module, "WAIT_S", 0.005)
+        answers, real = threading.Event(), os.fdatasync
+
+        def hang(fd: int) -> None:
+            answers.wait(20)
+            real(fd)
+
+        monkeypatch.setattr(os, "fdatasync", hang)
+        meter.rest()
+        late = lent(file, 0, [b"late"])
+        assert not late.done() and not answers.is_set()  # this is the loop's thread, and it goes on
+        meter.rest()
+        behind = lent(file, 4, [b"behind"])
+        assert not behind.done() and disk.groups_here == 0
+        answers.set()
+        assert await late is None and await behind is None
+        assert await file.read(0, 10) == b"latebehind"
+        meter.rest()
+        assert await lent(file, 0, [b"quick"]) is None
+        await file.close()
 
 
-def test_what_the_loop_should_not_wait_for_goes_to_the_writer_thread(tmp_path, monkeypatch):
-    async def work(disk):
+async def test_what_the_loop_should_not_wait_for_goes_to_the_writer_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
         file, meter = await metered(disk, monkeypatch)
         meter.rest()
         unasked = written(file, 0, [b"x"])
@@ -176,11 +217,11 @@ def test_what_the_loop_should_not_wait_for_goes_to_the_writer_thread(tmp_path, m
         assert lent(file, 2, [b"z"]).done()
         await file.close()
 
-    run(tmp_path, work)
 
-
-def test_after_a_slow_sync_the_writer_thread_finds_out_whether_the_disk_is_quick_again(tmp_path, monkeypatch):
-    async def work(disk):
+async def test_after_a_slow_sync_the_writer_thread_finds_out_whether_the_disk_is_quick_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
         file, meter = await metered(disk, monkeypatch)
         meter.rest()
         meter.sync_s = disk_module.QUICK_S * 2
@@ -198,11 +239,11 @@ def test_after_a_slow_sync_the_writer_thread_finds_out_whether_the_disk_is_quick
         assert lent(file, 0, [b"quick"]).done()
         await file.close()
 
-    run(tmp_path, work)
 
-
-def test_the_loop_gives_at_most_a_fifth_of_its_time_to_syncs(tmp_path, monkeypatch):
-    async def work(disk):
+async def test_the_loop_gives_at_most_a_fifth_of_its_time_to_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
         file, meter = await metered(disk, monkeypatch)
         began, here_s = meter.now, 0.0
         for number in range(1000):
@@ -216,47 +257,49 @@ def test_the_loop_gives_at_most_a_fifth_of_its_time_to_syncs(tmp_path, monkeypat
         assert here_s <= (meter.now - began) / 5
         await file.close()
 
-    run(tmp_path, work)
 
-
-def test_a_sync_that_fails_on_the_loops_thread_fails_everything_after_it(tmp_path, monkeypatch):
-    async def work(disk):
+async def test_a_sync_that_fails_on_the_loops_thread_fails_everything_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_descriptors()
+    async with opened(tmp_path) as disk:
         file, meter = await metered(disk, monkeypatch)
         other = await spare(disk, "other")
-        syncs = []
+        syncs: list[int] = []
 
-        def broken(fd):
+        def broken(fd: int) -> None:
             syncs.append(fd)
             raise OSError(errno.EIO, "broken")
 
         meter.rest()
-        monkeypatch.setattr(disk_module.os, "fdatasync", broken)
+        monkeypatch.setattr(os, "fdatasync", broken)
         failed = lent(file, 0, [b"x"])
-        assert failed.done() and failed.result().errno == errno.EIO
+        assert failed.done() and code_of(failed.result()) == errno.EIO
         monkeypatch.undo()
         assert (await lent(file, 0, [b"x"])) is failed.result()
         assert (await written(other, 0, [b"x"])) is failed.result()
         assert len(syncs) == 1 and await other.read(0, 1) == b"\0"
         await file.close()
         await other.close()
-
-    before = open_descriptors()
-    run(tmp_path, work)
     assert open_descriptors() == before
 
 
-def test_a_callback_that_raises_in_the_midst_of_a_write_is_not_the_writers_to_hear(tmp_path, monkeypatch):
-    async def work(disk):
+async def test_a_callback_that_raises_in_the_midst_of_a_write_is_not_the_writers_to_hear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
         file, meter = await metered(disk, monkeypatch)
+
+        def raising(_error: OSError | None) -> None:
+            raise ArithmeticError("a mistake of the caller")
+
         meter.rest()
-        file.write(0, [b"kept"], sync=True, done=lambda _error: 1 / 0, may_block=True)
+        file.write(0, [b"kept"], sync=True, done=raising, may_block=True)
         assert disk.groups_here == 1
         meter.rest()
         assert lent(file, 4, [b"too"]).done()
         assert await file.read(0, 7) == b"kepttoo"
         await file.close()
-
-    run(tmp_path, work)
 
 
 OPERATIONS = st.lists(
@@ -268,14 +311,22 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(operations=OPERATIONS)
-def test_whichever_thread_commits_the_order_of_submission_is_kept(tmp_path_factory, operations):
-    async def work(disk):
+def test_whichever_thread_commits_the_order_of_submission_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, bool, bool]]
+) -> None:
+    async def work() -> None:
+        async with opened(tmp_path_factory.mktemp("disk")) as disk:
+            await check(disk)
+
+    async def check(disk: FileDisk) -> None:
         files = [await spare(disk, "a"), await spare(disk, "b")]
-        order, expected, ends = [], [], [bytearray(1 << 16), bytearray(1 << 16)]
+        order: list[int] = []
+        expected: list[int] = []
+        ends = [bytearray(1 << 16), bytearray(1 << 16)]
         for number, (kind, second, turn) in enumerate(operations):
             file = files[second]
 
-            def done(error, number=number):
+            def done(error: OSError | None, number: int = number) -> None:
                 assert error is None
                 order.append(number)
 
@@ -293,21 +344,21 @@ def test_whichever_thread_commits_the_order_of_submission_is_kept(tmp_path_facto
                 while len(order) < len(expected):
                     assert time.monotonic() < deadline
                     await asyncio.sleep(0)
-        for file, data in zip(files, ends, strict=True):
+        for file, end in zip(files, ends, strict=True):
             await file.close()
             reader = await disk.open(file.name)
-            assert await reader.read(0, 100) == data[:100]
+            assert await reader.read(0, 100) == end[:100]
             await reader.close()
         assert order == expected
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk_module, "QUICK_S", 60.0)
         patch.setattr(disk_module, "REST", 0)
-        run(tmp_path_factory.mktemp("disk"), work)
+        asyncio.run(work())
 
 
-def test_more_buffers_than_one_vectored_write_takes(tmp_path):
-    async def work(disk):
+async def test_more_buffers_than_one_vectored_write_takes(tmp_path: Path) -> None:
+    async with opened(tmp_path) as disk:
         file = await spare(disk)
         pieces = [bytes([i % 251]) * (i % 7) for i in range(5000)]
         results = [written(file, 0, pieces[:10])]
@@ -318,31 +369,32 @@ def test_more_buffers_than_one_vectored_write_takes(tmp_path):
         assert await file.read(0, len(whole)) == whole
         await file.close()
 
-    run(tmp_path, work)
 
-
-def test_a_write_that_stops_short_is_finished(tmp_path, monkeypatch):
+async def test_a_write_that_stops_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
-    monkeypatch.setattr(disk_module.os, "pwritev", lambda fd, buffers, at: real(fd, [b"".join(buffers)[:5]], at))
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real(fd, [b"".join(buffers)[:5]], at))
 
-    async def work(disk):
+    async with opened(tmp_path) as disk:
         file = await disk.open("a", create=True)
         assert await written(file, 0, [b"abc", b"", b"defgh", b"ij"]) is None
         assert await file.read(0, 100) == b"abcdefghij"
         await file.close()
 
-    run(tmp_path, work)
 
-
-def test_operations_end_in_the_order_they_were_submitted_over_all_files(tmp_path):
-    async def work(disk):
+async def test_operations_end_in_the_order_they_were_submitted_over_all_files(tmp_path: Path) -> None:
+    async with opened(tmp_path) as disk:
         a, b = await spare(disk, "a"), await spare(disk, "b")
-        order, last = [], asyncio.get_running_loop().create_future()
+        order: list[tuple[int | str, OSError | None]] = []
+        last: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+
+        def note(what: int | str, error: OSError | None) -> None:
+            order.append((what, error))
+
         for i in range(50):
             file = (a, b)[i % 3 == 0]
-            file.write(i * 10, [b"x" * 10], sync=i % 2 == 0, done=lambda error, i=i: order.append((i, error)))
-        a.sync(lambda error: order.append(("sync", error)))
-        b.publish("c", lambda error: order.append(("publish", error)))
+            file.write(i * 10, [b"x" * 10], sync=i % 2 == 0, done=partial(note, i))
+        a.sync(partial(note, "sync"))
+        b.publish("c", partial(note, "publish"))
         b.write(0, [b"y"], sync=True, done=last.set_result)
         assert await last is None
         assert order == [(i, None) for i in range(50)] + [("sync", None), ("publish", None)]
@@ -351,22 +403,21 @@ def test_operations_end_in_the_order_they_were_submitted_over_all_files(tmp_path
         await a.close()
         await b.close()
 
-    run(tmp_path, work)
 
+async def test_what_arrives_during_a_sync_shares_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begun, gate = os.fdatasync, threading.Event(), threading.Event()
+    syncs: list[int] = []
 
-def test_what_arrives_during_a_sync_shares_the_next_one(tmp_path, monkeypatch):
-    real, begun, gate, syncs = os.fdatasync, threading.Event(), threading.Event(), []
-
-    def slow(fd):
+    def slow(fd: int) -> None:
         syncs.append(fd)
         if len(syncs) == 1:
             begun.set()
             gate.wait(10)
         real(fd)
 
-    async def work(disk):
+    async with opened(tmp_path) as disk:
         file = await spare(disk)
-        monkeypatch.setattr(disk_module.os, "fdatasync", slow)
+        monkeypatch.setattr(os, "fdatasync", slow)
         results = [written(file, 0, [b"first"])]
         assert await asyncio.to_thread(begun.wait, 10)
         results += [written(file, 10 + i, [b"x"]) for i in range(100)]
@@ -375,34 +426,30 @@ def test_what_arrives_during_a_sync_shares_the_next_one(tmp_path, monkeypatch):
         await file.close()
         assert len(syncs) == 2
 
-    run(tmp_path, work)
 
-
-def test_after_a_failed_sync_everything_fails(tmp_path, monkeypatch):
-    def broken(fd):
+async def test_after_a_failed_sync_everything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int) -> None:
         raise OSError(errno.EIO, "broken")
 
-    async def work(disk):
+    before = open_descriptors()
+    async with opened(tmp_path) as disk:
         a, b = await spare(disk, "a"), await spare(disk, "b")
-        monkeypatch.setattr(disk_module.os, "fdatasync", broken)
-        assert (await written(a, 0, [b"x"])).errno == errno.EIO
+        monkeypatch.setattr(os, "fdatasync", broken)
+        assert code_of(await written(a, 0, [b"x"])) == errno.EIO
         monkeypatch.undo()
-        assert (await written(a, 0, [b"x"])).errno == errno.EIO
-        assert (await written(b, 0, [b"x"])).errno == errno.EIO
-        published = asyncio.get_running_loop().create_future()
+        assert code_of(await written(a, 0, [b"x"])) == errno.EIO
+        assert code_of(await written(b, 0, [b"x"])) == errno.EIO
+        published: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
         b.publish("c", published.set_result)
-        assert (await published).errno == errno.EIO
+        assert code_of(await published) == errno.EIO
         await a.close()
         await b.close()
         assert [info.name for info in await disk.entries()] == ["a", "b"]
-
-    before = open_descriptors()
-    run(tmp_path, work)
     assert open_descriptors() == before
 
 
-def test_small_files_are_replaced_whole(tmp_path):
-    async def work(disk):
+async def test_small_files_are_replaced_whole(tmp_path: Path) -> None:
+    async with opened(tmp_path / "new") as disk:
         assert await disk.load("small") is None
         await disk.replace("small", b"one")
         await disk.replace("small", memoryview(b"two!"))
@@ -412,11 +459,10 @@ def test_small_files_are_replaced_whole(tmp_path):
         with pytest.raises(FileNotFoundError):
             await disk.remove("small")
 
-    run(tmp_path / "new", work)
 
-
-def test_files_are_created_once_and_renamed(tmp_path):
-    async def work(disk):
+async def test_files_are_created_once_and_renamed(tmp_path: Path) -> None:
+    before = open_descriptors()
+    async with opened(tmp_path) as disk:
         with pytest.raises(FileNotFoundError):
             await disk.open("a")
         file = await disk.open("a", create=True)
@@ -429,29 +475,25 @@ def test_files_are_created_once_and_renamed(tmp_path):
         assert await disk.free_bytes() > 0
         for one in (file, reader, reader):
             await one.close()
-
-    before = open_descriptors()
-    run(tmp_path, work)
     assert open_descriptors() == before
 
 
-def test_a_directory_that_is_not_there_is_empty(tmp_path):
-    async def work(disk):
-        return await disk.entries()
-
-    assert run(tmp_path / "nothing", work) == []
+async def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    async with opened(tmp_path / "nothing") as disk:
+        assert await disk.entries() == []
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_cancelled_open_leaves_no_descriptor(tmp_path, monkeypatch):
-    async def work(disk):
-        gate, really = threading.Event(), disk._open
+async def test_a_cancelled_open_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+    async with opened(tmp_path) as disk:
+        gate, really = threading.Event(), os.open
 
-        def gated(*args):
-            assert gate.wait(20)
-            return really(*args)
+        def gated(path: str, flags: int, mode: int = 0o777) -> int:
+            assert not flags & os.O_EXCL or gate.wait(20)
+            return really(path, flags, mode)
 
-        monkeypatch.setattr(disk, "_open", gated)
+        monkeypatch.setattr(os, "open", gated)
         for turns in range(6):
             gate.clear()
             task = asyncio.create_task(disk.open(f"file{turns}", create=True))
@@ -461,7 +503,4 @@ def test_a_cancelled_open_leaves_no_descriptor(tmp_path, monkeypatch):
             asyncio.get_running_loop().call_soon(gate.set)
             with pytest.raises(asyncio.CancelledError):
                 await task
-
-    before = open_descriptors()
-    run(tmp_path, work)
     assert open_descriptors() == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.memory import LONGEST_S, UNEXPLAINED_BYTES, CollectionWatch
+from tidelog.runtime.memory import LONGEST_S, UNEXPLAINED_BYTES, CollectionWatch
 
 MIB = 1 << 20
 

@@ -1,16 +1,18 @@
-"""The real door to byte streams, on the loop of production and on the one of tests."""
+"""The real interface to byte streams, on the loop of production and on the one of tests."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from typing import cast
 
 import pytest
-import uvloop
 
-from runtime.errors import Unavailable
-from runtime.network import ConnectionRefused, TcpNetwork, refuses
+from tests.support.loops import BOTH_LOOPS
+from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.network import ConnectionRefused, TcpNetwork, refuses
+
+LOOPS = BOTH_LOOPS
 
 
 class Accepted(asyncio.Protocol):
@@ -24,69 +26,53 @@ class Accepted(asyncio.Protocol):
         transport.close()
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("turns", range(6))
-def test_every_connection_that_was_accepted_has_come_to_its_protocol_when_the_listener_is_closed(
-    turns: int, new_loop: Callable[[], asyncio.AbstractEventLoop]
+async def test_every_connection_that_was_accepted_has_come_to_its_protocol_when_the_listener_is_closed(
+    turns: int,
 ) -> None:
-    async def scenario() -> None:
-        begun: list[Accepted] = []
-        made: list[Accepted] = []
+    begun: list[Accepted] = []
+    made: list[Accepted] = []
 
-        def accept() -> Accepted:
-            begun.append(Accepted(made))
-            return begun[-1]
+    def accept() -> Accepted:
+        begun.append(Accepted(made))
+        return begun[-1]
 
-        listener = await TcpNetwork().listen(accept, "127.0.0.1", 0)
-        with socket.create_connection(listener.address, timeout=10) as client:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await listener.close()
-            assert made == begun
-            client.setblocking(False)
-            try:
-                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 60) == b""
-            except ConnectionResetError:
-                assert not begun  # it had not been accepted
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(scenario())
+    listener = await TcpNetwork().listen(accept, "127.0.0.1", 0)
+    with socket.create_connection(listener.address, timeout=10) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await listener.close()
+        assert made == begun
+        client.setblocking(False)
+        try:
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 60) == b""
+        except ConnectionResetError:
+            assert not begun  # it had not been accepted
 
 
 class Hasty(asyncio.Protocol):
     """Loses its connection as soon as it has it, as by a peer that resets it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        cast(asyncio.Transport, transport).abort()  # uvloop's own class, not a subclass
 
 
-def test_a_connection_that_is_lost_while_it_is_made_is_unavailable() -> None:
-    async def scenario() -> None:
-        listener = await TcpNetwork().listen(asyncio.Protocol, "127.0.0.1", 0)
-        try:
-            with pytest.raises(Unavailable, match="cannot connect to"):
-                await TcpNetwork().connect(Hasty, *listener.address, timeout_s=10)
-        finally:
-            await listener.close()
-
-    asyncio.run(scenario())
+async def test_a_connection_that_is_lost_while_it_is_made_is_unavailable() -> None:
+    listener = await TcpNetwork().listen(asyncio.Protocol, "127.0.0.1", 0)
+    try:
+        with pytest.raises(Unavailable, match="cannot connect to"):
+            await TcpNetwork().connect(Hasty, *listener.address, timeout_s=10)
+    finally:
+        await listener.close()
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_port_where_nobody_listens_refuses_and_one_whose_process_is_silent_does_not(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    async def scenario() -> None:
-        network = TcpNetwork()
-        with socket.socket() as silent:  # bound: nobody else gets the port
-            silent.bind(("127.0.0.1", 0))
-            host, port = silent.getsockname()
-            assert await refuses(network, host, port, 10)
-            with pytest.raises(ConnectionRefused):
-                await network.connect(asyncio.Protocol, host, port, timeout_s=10)
-            silent.listen()
-            assert not await refuses(network, host, port, 10)
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(scenario())
+async def test_a_port_where_nobody_listens_refuses_and_one_whose_process_is_silent_does_not() -> None:
+    network = TcpNetwork()
+    with socket.socket() as silent:  # bound: nobody else gets the port
+        silent.bind(("127.0.0.1", 0))
+        host, port = silent.getsockname()
+        assert await refuses(network, host, port, 10)
+        with pytest.raises(ConnectionRefused):
+            await network.connect(asyncio.Protocol, host, port, timeout_s=10)
+        silent.listen()
+        assert not await refuses(network, host, port, 10)

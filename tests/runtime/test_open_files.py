@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from runtime.open_files import RESERVED, connections_that_fit
+import pytest
+
+from tidelog.runtime.open_files import RESERVED, connections_that_fit
 
 
 def test_connections_fit_under_the_limit_of_open_files() -> None:
@@ -14,10 +16,11 @@ def test_connections_fit_under_the_limit_of_open_files() -> None:
     assert connections_that_fit(100, 4096) == 16
 
 
+@pytest.mark.processes
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300));"
-        "from runtime.open_files import raise_open_files;"
+        "from tidelog.runtime.open_files import raise_open_files;"
         "print(raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from runtime.network import AddressInUse
-from runtime.ports import PREFERRED, check_free, choose_port, ephemeral_ports, lasting_ports
-from simulation.ports import free_port
+from tidelog.chaos.ports import free_port
+from tidelog.runtime.network import AddressInUse
+from tidelog.runtime.ports import PREFERRED, check_free, choose_port, ephemeral_ports, lasting_ports
 
 HOST = "127.0.0.1"
 
@@ -38,7 +38,7 @@ def test_what_there_is_to_choose_from(ephemeral: range, first: int, last: int) -
 
 def test_a_port_somebody_listens_on_or_that_is_given_out_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    monkeypatch.setattr("runtime.ports.lasting_ports", lambda: [port])
+    monkeypatch.setattr("tidelog.runtime.ports.lasting_ports", lambda: [port])
     assert choose_port(HOST) == port
     with pytest.raises(AddressInUse, match="no port"):
         choose_port(HOST, {port})

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from runtime import scheduling
+from tidelog.runtime import scheduling
 
 _SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 _RUNTIME_AT = 24
@@ -32,7 +32,7 @@ def _attributes() -> tuple[int, int]:
     platform.machine() not in _SCHED_GETATTR or platform.system() != "Linux" or _kernel() < (6, 12),
     reason="slices of a thread's own came with Linux 6.12",
 )
-def test_a_thread_gets_its_slice_and_those_it_starts_do_not():
+def test_a_thread_gets_its_slice_and_those_it_starts_do_not() -> None:
     found: dict[str, tuple[int, int]] = {}
 
     def prompt() -> None:
@@ -50,6 +50,6 @@ def test_a_thread_gets_its_slice_and_those_it_starts_do_not():
     assert found["child"][1] != scheduling.SLICE_NS
 
 
-def test_where_the_system_has_no_such_call_nothing_happens(monkeypatch):
+def test_where_the_system_has_no_such_call_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "z80")
     assert not scheduling.wake_promptly()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import CorruptData
-from runtime.wire import HEADER_BYTES, FrameDecoder, FrameTooLarge, encode_frame
+from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.wire import HEADER_BYTES, FrameDecoder, FrameTooLarge, encode_frame
 
 FRAMES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=200)), max_size=8)
 
@@ -21,7 +21,7 @@ def test_frames_survive_any_cut_of_the_byte_stream(frames: list[tuple[int, bytes
     position, turn = 0, 0
     while position < len(stream):
         size = sizes[turn % len(sizes)]
-        received += [tuple(frame) for frame in decoder.feed(stream[position : position + size])]
+        received += [(frame.kind, frame.payload) for frame in decoder.feed(stream[position : position + size])]
         position += size
         turn += 1
     assert received == frames
@@ -51,7 +51,7 @@ def test_a_length_over_the_limit_is_refused_from_the_header_alone() -> None:
 
 
 def test_a_stranger_and_another_version_are_refused_by_name() -> None:
-    with pytest.raises(CorruptData, match="does not speak Tidelog"):
+    with pytest.raises(CorruptData, match="does not use Tidelog"):
         FrameDecoder().feed(b"GET / HTTP/1.1\r\n")
     with pytest.raises(CorruptData, match="version is 9"):
         FrameDecoder().feed(struct.pack(">HBBII", 0x544C, 9, 1, 0, 0))

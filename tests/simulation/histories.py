@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulation.history import History, Op, Outcome
+from tidelog.simulation.checkers.history import History, Op, Outcome
 
 T = "orders"
 STEP_US = 1_000_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from simulation.history import History, Op, Outcome
+from tidelog.simulation.checkers.history import History, Op, Outcome
 
 GROUP = "g"
 FINAL_READER = 99

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from simulation.checkers import RULES, CheckOptions, check, lag_of
 from tests.simulation.histories import STEP_US, Story, T
+from tidelog.simulation.checkers import RULES, CheckOptions, check, lag_of
 
 Plant = Callable[[Story, bool], None]
 PLANTS: dict[str, tuple[str, Plant]] = {}

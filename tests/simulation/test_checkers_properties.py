@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulation.checkers import RULES, check
 from tests.simulation.reference_log import MUTATIONS, Mutation, generate
+from tidelog.simulation.checkers import RULES, check
 
 FOUND_BY = {
     "forget": {"lost-write", "poll-skip", "int-poll-skip"},

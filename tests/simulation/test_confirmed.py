@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from simulation.confirmed import Confirmed
-from simulation.disk import Platters, SimDisk
-from simulation.loop import VirtualLoop
-from simulation.watch import Watch
-from simulation.watched_wal import watched
-from storage.settings import WalSettings
-from storage.wal import Wal
-from storage.wal_disk import DiskWal
+from tidelog.simulation.world.confirmed import Confirmed
+from tidelog.simulation.world.disk import Platters, SimDisk
+from tidelog.simulation.world.loop import VirtualLoop
+from tidelog.simulation.world.watch import Watch
+from tidelog.simulation.world.watched_wal import watched
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import WalSettings
+from tidelog.storage.wal.base import Wal
+from tidelog.storage.wal.disk.wal import DiskWal
 
 SETTINGS = WalSettings(kind="disk", segment_bytes=1 << 16, max_bytes=1 << 18, max_record_bytes=1 << 12)
 STREAM = 5
@@ -37,7 +38,7 @@ async def live(loop: VirtualLoop, platters: Platters, watch: Watch, epoch: int, 
     wal.set_on_durable(lambda durable: None)
     await wal.begin_epoch(epoch)
     for step in range(COUNT):
-        wal.append(STREAM, epoch, offset + step, 1, [b"x" * 100])
+        wal.append(StreamAppend(STREAM, epoch, offset + step, 1, [b"x" * 100]))
     await asyncio.sleep(1)
     assert wal.durable_offset == wal.end_offset
     return wal
@@ -64,12 +65,12 @@ def test_silent_when_all_that_was_confirmed_is_recovered(loop: VirtualLoop) -> N
 def test_a_wal_that_begins_before_what_it_confirmed_is_found(loop: VirtualLoop) -> None:
     found = lives(loop, lambda platters: platters.files.clear())
     assert len(found) == 1
-    assert "the WAL of replica set 1 goes on at 0 with epoch 2" in found[0]
+    assert "the WAL of replica set 1 continues at 0 with epoch 2" in found[0]
 
 
 def test_a_recovered_tail_that_its_stream_does_not_get_is_found(loop: VirtualLoop) -> None:
     (found,) = lives(loop, lambda platters: None, second_offset=COUNT - 1)
-    assert f"stream {STREAM} goes on at {COUNT - 1} with epoch 2; epoch 1 confirmed it up to {COUNT}" in found
+    assert f"stream {STREAM} continues at {COUNT - 1} with epoch 2; epoch 1 confirmed it up to {COUNT}" in found
 
 
 def told(*calls: tuple[str, int, int, int]) -> int:

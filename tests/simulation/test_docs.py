@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulation import checkers
-from simulation.chaos_faults import FAULTS, USUAL
-from simulation.checkers import cluster_state
+from tidelog.chaos.faults import FAULTS, USUAL
+from tidelog.simulation import checkers
+from tidelog.simulation.checkers import cluster_state
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

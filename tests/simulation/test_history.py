@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import CorruptData, NotFound
-from simulation.history import FORMAT, Op, load
 from tests.simulation.histories import Story
 from tests.support.cli import Cli
+from tidelog.runtime.errors import CorruptData, NotFound
+from tidelog.simulation.checkers.history import FORMAT, Op, load
 
 
 def told() -> Story:
@@ -78,6 +78,7 @@ def test_an_operation_on_one_line_says_what_matters() -> None:
     assert op.text() == "#3 p2 poll t-1 0.000000–… s open, error gone, values [0, 1, … 6 more …, 8]"
 
 
+@pytest.mark.processes
 def test_the_command_exits_with_what_it_found(tmp_path: Path) -> None:
     cli, path = Cli(), tmp_path / "run.jsonl"
     story = told()

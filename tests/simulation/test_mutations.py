@@ -1,4 +1,5 @@
-"""The mutations of `simulation.mutations`: they fit the code, they are loud when they do not, and they are found."""
+"""The mutations of `tidelog.simulation.mutants.mutations`: they fit the code, they are loud when they do not, and they
+are found."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.faults import FAULTS
-from simulation.mutant import Edit, Mutation, MutationVoid, apply, check
-from simulation.mutations import MUTATIONS
+from tidelog.simulation.actors.faults import FAULTS
+from tidelog.simulation.mutants.mutant import Edit, Mutation, MutationVoid, apply, check
+from tidelog.simulation.mutants.mutations import MUTATIONS
+
+pytestmark = pytest.mark.processes
 
 QUICK = ("ack-before-confirm", "duplicates-accepted", "coordinator-loads-nothing", "deltas-skipped")
 """Found in any of the first few seeds."""
@@ -77,7 +80,7 @@ def test_a_mutation_takes_hold_of_a_method(monkeypatch: pytest.MonkeyPatch) -> N
         (Edit(f"{HERE}:guarded", "if old:", "if old and mutated():"), "0 times"),
         (Edit(f"{HERE}:guarded", "return", "mutated(); return"), "2 times"),
         (Edit(f"{HERE}:guarded", "if stale:", "if stale and mutated()"), "does not parse"),
-        (Edit(f"{HERE}:guarded", "if stale:", "if False:"), "nobody would know"),
+        (Edit(f"{HERE}:guarded", "if stale:", "if False:"), "it would be unknown"),
     ],
 )
 def test_a_mutation_that_does_not_fit_is_refused(edit: Edit, why: str) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from simulation.checkers import check
-from simulation.client import Lost
-from simulation.history import History
-from simulation.kafka import Produced, Reader, Request
-from simulation.loop import VirtualLoop
-from simulation.network import SimNetwork
-from simulation.pipelined import MAX_IN_FLIGHT, PipelinedProducer
-from simulation.workload import Topic, Workload
-from storage.record_batch import parse_header
-from stream.errors import OutOfOrderSequence
-from stream.producer_state import ProducerStates
+from tidelog.batch.batch import parse_header
+from tidelog.simulation.actors.client import Client, Lost
+from tidelog.simulation.actors.kafka import FieldReader, Produced, Request
+from tidelog.simulation.actors.pipelined import MAX_IN_FLIGHT, PipelinedProducer
+from tidelog.simulation.actors.workload import Topic, Workload
+from tidelog.simulation.checkers import check
+from tidelog.simulation.checkers.history import History
+from tidelog.simulation.world.loop import VirtualLoop
+from tidelog.simulation.world.network import SimNetwork
+from tidelog.stream.errors import OutOfOrderSequence
+from tidelog.stream.producer_state import ProducerStates
 
 OUT_OF_ORDER, NOT_LEADER = 45, 6
 WORK_S = 30.0
@@ -67,11 +67,16 @@ class FlakyBroker:
         if self.rng.random() < 0.1:
             self.loop.call_later(0.005, self.abort)  # with it go the answers to those behind it
         else:
-            self.loop.call_later(0.01, lambda: future.done() or future.set_result(answer))
+            self.loop.call_later(0.01, self._answer, future, answer)
         return future
 
+    @staticmethod
+    def _answer(future: asyncio.Future[Any], answer: Produced) -> None:
+        if not future.done():
+            future.set_result(answer)
+
     def _append(self, request: Request) -> Produced:
-        body = Reader(request.body, 2 + 6 + 4)
+        body = FieldReader(request.body, 2 + 6 + 4)
         body.text()
         body.at += 4 + 4
         header = parse_header(body.blob())
@@ -88,15 +93,25 @@ class FlakyBroker:
         return Produced(0, base, 0)
 
 
+class OneBroker(Workload):
+    """A workload whose clients are the broker itself."""
+
+    def __init__(self, loop: VirtualLoop, cluster: Any, rng: random.Random, broker: FlakyBroker) -> None:
+        super().__init__(loop, cluster, rng, History())
+        self.broker: Any = broker
+
+    def client(self) -> Client:
+        return cast("Client", self.broker)
+
+
 def produce(seed: int, remembers: bool) -> tuple[Workload, FlakyBroker]:
     loop = VirtualLoop()
     network = SimNetwork(loop, random.Random(seed))
     cluster: Any = SimpleNamespace(network=network, bootstrap=[("b1", 9092)])
-    workload = Workload(loop, cluster, random.Random(seed), History())
-    workload.topics.append(Topic("t1", 1, False, exists=True))
     broker = FlakyBroker(loop, random.Random(seed), remembers)
+    workload = OneBroker(loop, cluster, random.Random(seed), broker)
+    workload.topics.append(Topic("t1", 1, False, exists=True))
     producer = PipelinedProducer(workload)
-    producer._client = broker  # type: ignore[assignment]
 
     async def work() -> None:
         workload.spawn(producer.run(), "producer")

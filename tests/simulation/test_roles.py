@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from simulation.cluster import Cluster
-from simulation.loop import VirtualLoop
-from simulation.settings import Shape
+from tidelog.simulation.world.cluster import SimCluster
+from tidelog.simulation.world.loop import VirtualLoop
+from tidelog.simulation.world.settings import Shape
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def loop() -> Iterator[VirtualLoop]:
     loop.close()
 
 
-def cluster_of(loop: VirtualLoop, controllers: int, brokers: int, *, embedded: bool = True) -> Cluster:
+def cluster_of(loop: VirtualLoop, controllers: int, brokers: int, *, embedded: bool = True) -> SimCluster:
     shape = Shape.draw(random.Random(1), brokers=brokers, controllers=controllers, wal="disk", embedded=embedded)
 
     def fail(message: str, error: Exception) -> None:
         raise AssertionError(message) from error
 
-    return Cluster(loop, shape, random.Random(2), lambda who, what: None, fail)
+    return SimCluster(loop, shape, random.Random(2), lambda who, what: None, fail)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_crash_takes_both_and_both_come_back(loop: VirtualLoop, controllers: i
         cluster.start()
         await ready()
         node = cluster.nodes[1]
-        assert node.controller is not None and node.broker is not None
+        assert None not in (node.controller, node.broker)
         node.crash(power=True)
         assert node.controller is None and node.broker is None
         await asyncio.sleep(1)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 
 def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tidelog", "simulate", *arguments]

@@ -1,9 +1,9 @@
 """A `Disk` in memory that crashes like a real one: unsynced writes may be lost, torn, or arrive out of order.
 
 `power_loss(rng)` makes the disk what a power loss could leave: for each file the bytes last synced, plus an arbitrary
-part of the writes after that (each whole, not at all, or cut at any byte). Names change durably at once, as the door
-promises; a rename under way at the crash either happened or not. Faults are injected by `fail_at` (the n-th operation
-of a kind) and `capacity_bytes` (ENOSPC where files grow).
+part of the writes after that (each whole, not at all, or cut at any byte). Names change durably at once, as the
+interface promises; a rename under way at the crash either happened or not. Faults are injected by `fail_at` (the n-th
+operation of a kind) and `capacity_bytes` (ENOSPC where files grow).
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ import errno
 import os
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 
-from runtime.disk import Buffer, Done, FileInfo
+from tidelog.runtime.disk import Done, FileInfo
+from tidelog.runtime.types import Buffer
+
+Queued = tuple[str, "FaultyFile", Callable[[], None], Done, bool]
+"""An operation of the ordered lane: kind, file, what it does, whom it tells, whether a sync must follow."""
 
 
 class PowerLost(Exception):
@@ -69,13 +74,13 @@ class FaultyFile:
         self.inode = inode
         self.size = len(inode.seen)
 
-    def write(self, offset: int, buffers: list[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
+    def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
         length = sum(map(len, buffers))
         assert offset >= 0 and offset + length <= self.size, "writes stay inside the allocated file"
         buffers = list(buffers)
         self.disk.submit("write", self, lambda: self.inode.write(offset, b"".join(buffers)), done, sync=sync)
-        if may_block and self.disk.blocks and len(self.disk._queue) == 1:
-            self.disk._step()
+        if may_block and self.disk.blocks and len(self.disk.queue) == 1:
+            self.disk.step()
 
     def sync(self, done: Done) -> None:
         self.disk.submit("sync", self, lambda: None, done, sync=True)
@@ -113,8 +118,13 @@ class FaultyFile:
 
     async def close(self) -> None:
         if not self.disk.crashed:
-            closed = asyncio.get_running_loop().create_future()
-            self.disk.submit("close", self, lambda: None, lambda _error: closed.done() or closed.set_result(None))
+            closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def done(_error: OSError | None) -> None:
+                if not closed.done():
+                    closed.set_result(None)
+
+            self.disk.submit("close", self, lambda: None, done)
             await closed
 
 
@@ -130,7 +140,7 @@ class FaultyDisk:
         self.blocks = False  # writes that may block, with nothing queued before them, end before they return
         self.stalled = False  # the ordered lane does nothing while this is set
         self.operations = 0
-        self._queue: deque = deque()
+        self.queue: deque[Queued] = deque()
         self._error: OSError | None = None
         self._running = False
 
@@ -174,37 +184,43 @@ class FaultyDisk:
 
     # ordered lane
 
-    def submit(self, kind: str, file: FaultyFile, action, done: Done, *, sync: bool = False) -> None:
-        self._queue.append((kind, file, action, done, sync))
+    def submit(
+        self, kind: str, file: FaultyFile, action: Callable[[], None], done: Done, *, sync: bool = False
+    ) -> None:
+        self.queue.append((kind, file, action, done, sync))
         self.run()
 
     def run(self) -> None:
         if not self._running:
             self._running = True
-            asyncio.get_running_loop().call_soon(self._step)
+            asyncio.get_running_loop().call_soon(self.step)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """One group: consecutive operations of one file, then one sync for all of them."""
         self._running = False
-        if self.crashed or self.stalled or not self._queue:
+        if self.crashed or self.stalled or not self.queue:
             return
-        group = [self._queue.popleft()]
+        group = [self.queue.popleft()]
         file = group[0][1]
-        while self._queue and self._queue[0][1] is file:
-            group.append(self._queue.popleft())
+        while self.queue and self.queue[0][1] is file:
+            group.append(self.queue.popleft())
         if self._error is None:
             try:
                 self._commit(group)
             except OSError as error:
                 self._error = error
+        self._report(group)
+
+    def _report(self, group: list[Queued]) -> None:
+        """A disk that has crashed tells nobody."""
         if self.crashed:
             return
         for _, _, _, done, _ in group:
             done(self._error)
-        if self._queue:
+        if self.queue:
             self.run()
 
-    def _commit(self, group) -> None:
+    def _commit(self, group: list[Queued]) -> None:
         for kind, _, action, _, _ in group:
             self._count(kind)
             if self.crashed:

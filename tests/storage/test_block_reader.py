@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import Closed, CorruptData, Unavailable
-from storage.block_cache import ByteLru, Flights
-from storage.block_reader import BlockReader
-from storage.cold_budget import Level
-from storage.managers import ObjectKind, ObjectSlice
-from storage.object_key import object_key
-from storage.object_reader import TAIL_BYTES
-from storage.object_writer import build_object
-from storage.records import StreamRecord
 from tests.support.fake_objects import FakeObjects
 from tests.support.storage_world import CLUSTER, FastClock, FaultyStore, inline
+from tidelog.runtime.errors import Closed, CorruptData, Unavailable
+from tidelog.storage.commits import ObjectKind, ObjectSlice
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.reader import TAIL_BYTES
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.reads.cache import ByteLru, Flights
+from tidelog.storage.reads.reader import BlockReader
+from tidelog.storage.records import StreamEntry
 
 KIB = 1024
 
@@ -32,7 +30,7 @@ class Bucket:
         self.clock = FastClock()
         self.store = FaultyStore(self.clock)
         self.objects = FakeObjects(clock=self.clock)
-        self.records: dict[int, list[StreamRecord]] = {}
+        self.records: dict[int, list[StreamEntry]] = {}
         self.reader = BlockReader(
             store=self.store,
             objects=self.objects,
@@ -48,11 +46,11 @@ class Bucket:
         """Put an object with records of these sizes, by stream; each covers 2 offsets."""
         rng = random.Random(seed)
         object_id, self.next_id = self.next_id, self.next_id + 1
-        new: dict[int, list[StreamRecord]] = {}
+        new: dict[int, list[StreamEntry]] = {}
         for stream in sorted(parts):
             known = self.records.setdefault(stream, [])
             base = known[-1].base_offset + 2 if known else 0
-            new[stream] = [StreamRecord(base + 2 * n, 2, rng.randbytes(size)) for n, size in enumerate(parts[stream])]
+            new[stream] = [StreamEntry(base + 2 * n, 2, rng.randbytes(size)) for n, size in enumerate(parts[stream])]
             known += new[stream]
         built = build_object(
             object_id=object_id,
@@ -71,16 +69,9 @@ class Bucket:
     def end(self, stream: int) -> int:
         return self.records[stream][-1].base_offset + 2
 
-    async def read(self, stream: int, start: int, max_bytes: int, end: int | None = None) -> list[StreamRecord]:
+    async def read(self, stream: int, start: int, max_bytes: int, end: int | None = None) -> list[StreamEntry]:
         got = await self.reader.read(stream, start, self.end(stream) if end is None else end, max_bytes)
         return [record._replace(payload=bytes(record.payload)) for record in got]
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await scenario()
-
-    asyncio.run(main())
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,248 +101,215 @@ def test_any_read_is_the_models_answer(
         assert await bucket.reader.read(99, 0, 10, 100) == []
         await bucket.reader.close()
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
-def test_a_small_object_costs_one_get_and_then_none() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [100] * 20, 2: [100] * 20}, block_bytes=500)
-        for _ in range(2):
-            assert await bucket.read(1, 0, 1 << 20) == bucket.records[1]
-            assert len(bucket.store.gets) == 1
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_a_small_object_costs_one_get_and_then_none() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [100] * 20, 2: [100] * 20}, block_bytes=500)
+    for _ in range(2):
+        assert await bucket.read(1, 0, 1 << 20) == bucket.records[1]
+        assert len(bucket.store.gets) == 1
+    await bucket.reader.close()
 
 
-def test_neighbouring_blocks_share_a_get() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10 * KIB] * 100, 2: [10 * KIB] * 5})
-        assert await bucket.read(1, 0, 10 << 20) == bucket.records[1]
-        tail, blocks = bucket.store.gets
-        assert tail[2] - tail[1] == TAIL_BYTES
-        assert blocks[1] == 0
-        assert blocks[2] >= 1000 * KIB
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_neighbouring_blocks_share_a_get() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10 * KIB] * 100, 2: [10 * KIB] * 5})
+    assert await bucket.read(1, 0, 10 << 20) == bucket.records[1]
+    tail, blocks = bucket.store.gets
+    assert tail[2] - tail[1] == TAIL_BYTES
+    assert blocks[1] == 0
+    assert blocks[2] >= 1000 * KIB
+    await bucket.reader.close()
 
 
-def test_many_readers_of_one_block_share_a_get_and_one_that_leaves_disturbs_no_other() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10 * KIB] * 20})
-        bucket.store.get_gate = asyncio.Event()
-        readers = [asyncio.create_task(bucket.read(1, 0, 1000)) for _ in range(10)]
-        for _ in range(5):
+async def test_many_readers_of_one_block_share_a_get_and_one_that_leaves_disturbs_no_other() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10 * KIB] * 20})
+    bucket.store.get_gate = asyncio.Event()
+    readers = [asyncio.create_task(bucket.read(1, 0, 1000)) for _ in range(10)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    readers[0].cancel()
+    bucket.store.get_gate.set()
+    for reader in readers[1:]:
+        assert await reader == bucket.records[1][:1]
+    with pytest.raises(asyncio.CancelledError):
+        await readers[0]
+    assert len(bucket.store.gets) == 2, "one tail, one block"
+    await bucket.reader.close()
+
+
+async def test_a_sequential_reader_finds_the_next_blocks_in_the_cache() -> None:
+    bucket = Bucket()
+    for seed in range(3):
+        await bucket.add({1: [16 * KIB] * 256}, seed=seed)
+    offset, waited, reads = 0, 0, 0
+    while offset < bucket.end(1):
+        before = bucket.reader.stats()["block_gets"]
+        got = await bucket.read(1, offset, 128 * KIB)
+        offset = got[-1].base_offset + 2
+        reads += 1
+        waited += bucket.reader.stats()["block_gets"] > before
+        for _ in range(20):
             await asyncio.sleep(0)
-        readers[0].cancel()
-        bucket.store.get_gate.set()
-        for reader in readers[1:]:
-            assert await reader == bucket.records[1][:1]
-        with pytest.raises(asyncio.CancelledError):
-            await readers[0]
-        assert len(bucket.store.gets) == 2, "one tail, one block"
-        await bucket.reader.close()
-
-    run(scenario)
+    assert reads >= 96
+    assert waited <= 6, "nearly every read is answered from the cache"
+    assert bucket.reader.stats()["block_gets"] <= 20, "few, large GETs"
+    fetched = bucket.reader.stats()["block_get_bytes"]
+    assert fetched < 1.3 * 12 * (1 << 20), "nothing is fetched twice"
+    assert bucket.reader.stats()["cold_in_flight_bytes"] == 0
+    await bucket.reader.close()
 
 
-def test_a_sequential_reader_finds_the_next_blocks_in_the_cache() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        for seed in range(3):
-            await bucket.add({1: [16 * KIB] * 256}, seed=seed)
-        offset, waited, reads = 0, 0, 0
-        while offset < bucket.end(1):
-            before = bucket.reader.stats()["block_gets"]
-            got = await bucket.read(1, offset, 128 * KIB)
-            offset = got[-1].base_offset + 2
-            reads += 1
-            waited += bucket.reader.stats()["block_gets"] > before
-            for _ in range(20):
-                await asyncio.sleep(0)
-        assert reads >= 96
-        assert waited <= 6, "nearly every read is answered from the cache"
-        assert bucket.reader.stats()["block_gets"] <= 20, "few, large GETs"
-        fetched = bucket.reader.stats()["block_get_bytes"]
-        assert fetched < 1.3 * 12 * (1 << 20), "nothing is fetched twice"
-        assert bucket.reader._fetcher.budget.used_bytes == 0
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_the_next_objects_index_is_on_its_way_before_the_reader_gets_there() -> None:
+    bucket = Bucket()
+    first = await bucket.add({1: [16 * KIB] * 1024}, seed=1)
+    second = await bucket.add({1: [16 * KIB] * 1024}, seed=2)
+    offset = 0
+    for _ in range(3):
+        got = await bucket.read(1, offset, 128 * KIB)
+        offset = got[-1].base_offset + 2
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert offset < bucket.end(1) // 8
+    asked = [key for key, start, end in bucket.store.gets if end - start == TAIL_BYTES]
+    assert asked == [object_key(CLUSTER, first), object_key(CLUSTER, second)]
+    await bucket.reader.close()
 
 
-def test_the_next_objects_index_is_on_its_way_before_the_reader_gets_there() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        first = await bucket.add({1: [16 * KIB] * 1024}, seed=1)
-        second = await bucket.add({1: [16 * KIB] * 1024}, seed=2)
-        offset = 0
-        for _ in range(3):
-            got = await bucket.read(1, offset, 128 * KIB)
-            offset = got[-1].base_offset + 2
-            for _ in range(20):
-                await asyncio.sleep(0)
-        assert offset < bucket.end(1) // 8
-        asked = [key for key, start, end in bucket.store.gets if end - start == TAIL_BYTES]
-        assert asked == [object_key(CLUSTER, first), object_key(CLUSTER, second)]
-        await bucket.reader.close()
-
-    run(scenario)
-
-
-def test_a_random_reader_reads_nothing_ahead() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [16 * KIB] * 512})
-        rng = random.Random(5)
+async def test_a_random_reader_reads_nothing_ahead() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [16 * KIB] * 512})
+    rng = random.Random(5)
+    for _ in range(10):
+        await bucket.read(1, rng.randrange(bucket.end(1)), 1)
         for _ in range(10):
-            await bucket.read(1, rng.randrange(bucket.end(1)), 1)
-            for _ in range(10):
-                await asyncio.sleep(0)
-        assert bucket.reader.stats()["block_get_bytes"] <= TAIL_BYTES + 10 * 70 * KIB
-        await bucket.reader.close()
-
-    run(scenario)
+            await asyncio.sleep(0)
+    assert bucket.reader.stats()["block_get_bytes"] <= TAIL_BYTES + 10 * 70 * KIB
+    await bucket.reader.close()
 
 
-def test_the_cache_stays_within_its_bound() -> None:
-    async def scenario() -> None:
-        bucket = Bucket(cache_bytes=1 << 20)
-        await bucket.add({1: [16 * KIB] * 256})
-        offset = 0
-        while offset < bucket.end(1):
-            offset = (await bucket.read(1, offset, 100 * KIB))[-1].base_offset + 2
-            assert bucket.reader.stats()["block_cache_bytes"] <= 1 << 20
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_the_cache_stays_within_its_bound() -> None:
+    bucket = Bucket(cache_bytes=1 << 20)
+    await bucket.add({1: [16 * KIB] * 256})
+    offset = 0
+    while offset < bucket.end(1):
+        offset = (await bucket.read(1, offset, 100 * KIB))[-1].base_offset + 2
+        assert bucket.reader.stats()["block_cache_bytes"] <= 1 << 20
+    await bucket.reader.close()
 
 
-def test_a_bad_transfer_is_asked_for_again_and_a_bad_object_never_served() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        object_id = await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
-        await bucket.read(1, 0, 1)
-        bucket.store.flip_next_get = 777
-        assert await bucket.read(1, 20, 1) == [bucket.records[1][10]]
-        key = object_key(CLUSTER, object_id)
-        body = bytearray(await bucket.store.get(key))
-        body[15 * 10 * KIB] ^= 1
-        await bucket.store.put(key, [body])
-        with pytest.raises(CorruptData, match=key):
-            await bucket.read(1, 28, 1)
-        with pytest.raises(CorruptData, match="crc32c"):
-            await bucket.read(1, 28, 1)
-        assert await bucket.read(1, 0, 1) == bucket.records[1][:1]
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_a_bad_transfer_is_asked_for_again_and_a_bad_object_never_served() -> None:
+    bucket = Bucket()
+    object_id = await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
+    await bucket.read(1, 0, 1)
+    bucket.store.flip_next_get = 777
+    assert await bucket.read(1, 20, 1) == [bucket.records[1][10]]
+    key = object_key(CLUSTER, object_id)
+    body = bytearray(await bucket.store.get(key))
+    body[15 * 10 * KIB] ^= 1
+    await bucket.store.put(key, [body])
+    with pytest.raises(CorruptData, match=key):
+        await bucket.read(1, 28, 1)
+    with pytest.raises(CorruptData, match="crc32c"):
+        await bucket.read(1, 28, 1)
+    assert await bucket.read(1, 0, 1) == bucket.records[1][:1]
+    await bucket.reader.close()
 
 
 @pytest.mark.parametrize("harm", ["block", "index", "footer", "gone"])
-def test_what_lies_before_damage_is_served_by_the_read_that_reaches_it(harm: str) -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
-        object_id = await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
-        key = object_key(CLUSTER, object_id)
-        body = bytearray(await bucket.store.get(key))
-        body[{"block": 5 * 20 * KIB, "index": -100, "footer": -10, "gone": 0}[harm]] ^= 1
-        await bucket.store.put(key, [body])
-        if harm == "gone":
-            await bucket.store.delete([key])
-        found: list[StreamRecord] = []
-        with pytest.raises(CorruptData, match=key):
-            while True:
-                found += await bucket.read(1, 2 * len(found), 1 << 20)
-        assert found == bucket.records[1][: len(found)]
-        assert 20 < len(found) < 40 if harm == "block" else len(found) == 20
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_what_lies_before_damage_is_served_by_the_read_that_reaches_it(harm: str) -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
+    object_id = await bucket.add({1: [10 * KIB] * 20}, block_bytes=20 * KIB)
+    key = object_key(CLUSTER, object_id)
+    body = bytearray(await bucket.store.get(key))
+    body[{"block": 5 * 20 * KIB, "index": -100, "footer": -10, "gone": 0}[harm]] ^= 1
+    await bucket.store.put(key, [body])
+    if harm == "gone":
+        await bucket.store.delete([key])
+    found: list[StreamEntry] = []
+    with pytest.raises(CorruptData, match=key):
+        while True:
+            found += await bucket.read(1, 2 * len(found), 1 << 20)
+    assert found == bucket.records[1][: len(found)]
+    assert 20 < len(found) < 40 if harm == "block" else len(found) == 20
+    await bucket.reader.close()
 
 
-def test_a_bucket_that_does_not_answer_is_unavailable_and_later_it_works() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10 * KIB] * 20})
-        bucket.store.fail_gets = 1
-        with pytest.raises(Unavailable):
-            await bucket.read(1, 0, 1)  # the index
-        await bucket.reader._fetcher.index(bucket.objects.slices[1][0], 1, Level.DEMAND)
-        bucket.store.fail_gets = 1
-        with pytest.raises(Unavailable):
-            await bucket.read(1, 0, 1)  # the block
-        assert await bucket.read(1, 0, 1) == bucket.records[1][:1]
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_a_bucket_that_does_not_answer_is_unavailable_and_later_it_works() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10 * KIB] * 20, 2: [10]})
+    bucket.store.fail_gets = 1
+    with pytest.raises(Unavailable):
+        await bucket.read(1, 0, 1)  # the index
+    assert await bucket.read(2, 0, 1) == bucket.records[2]  # the index came with the end of the object
+    bucket.store.fail_gets = 1
+    with pytest.raises(Unavailable):
+        await bucket.read(1, 0, 1)  # the block
+    assert await bucket.read(1, 0, 1) == bucket.records[1][:1]
+    await bucket.reader.close()
 
 
-def test_an_object_that_compaction_replaced_is_looked_up_again() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10 * KIB] * 20})
-        first = bucket.objects.slices[1][0]
-        replacement = Bucket()
-        replacement.next_id = 50
-        await replacement.add({1: [10 * KIB] * 20})
-        body = await replacement.store.get(object_key(CLUSTER, 50))
-        await bucket.store.put(object_key(CLUSTER, 50), [body])
-        await bucket.store.delete([object_key(CLUSTER, 1)])
-        sleep = bucket.clock.sleep
+async def test_an_object_that_compaction_replaced_is_looked_up_again() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10 * KIB] * 20})
+    first = bucket.objects.slices[1][0]
+    replacement = Bucket()
+    replacement.next_id = 50
+    await replacement.add({1: [10 * KIB] * 20})
+    body = await replacement.store.get(object_key(CLUSTER, 50))
+    await bucket.store.put(object_key(CLUSTER, 50), [body])
+    await bucket.store.delete([object_key(CLUSTER, 1)])
+    sleep = bucket.clock.sleep
 
-        async def sleep_and_learn(seconds: float) -> None:
-            bucket.objects.slices[1] = [ObjectSlice(50, 1, first.size, first.start_offset, first.end_offset)]
-            await sleep(seconds)
+    async def sleep_and_learn(seconds: float) -> None:
+        bucket.objects.slices[1] = [ObjectSlice(50, 1, first.size, first.start_offset, first.end_offset)]
+        await sleep(seconds)
 
-        bucket.clock.sleep = sleep_and_learn  # type: ignore[method-assign]
-        assert await bucket.read(1, 0, 1) == bucket.records[1][:1]
-        await bucket.store.delete([object_key(CLUSTER, 50)])
-        with pytest.raises(CorruptData, match="not in the bucket"):
-            await bucket.read(1, 20, 1)
-        await bucket.reader.close()
-
-    run(scenario)
+    bucket.clock.sleep = sleep_and_learn  # type: ignore[method-assign]
+    assert await bucket.read(1, 0, 1) == bucket.records[1][:1]
+    await bucket.store.delete([object_key(CLUSTER, 50)])
+    with pytest.raises(CorruptData, match="not in the bucket"):
+        await bucket.read(1, 20, 1)
+    await bucket.reader.close()
 
 
-def test_an_object_without_the_offset_that_the_metadata_says_it_has_is_corrupt() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10], 2: [10]})
-        one = bucket.objects.slices[1][0]
-        bucket.objects.slices[3] = [one]
-        with pytest.raises(CorruptData, match="block of stream 3"):
-            await bucket.reader.read(3, 0, 2, 10)
-        bucket.objects.slices[1] = [ObjectSlice(one.object_id, 1, one.size - 1, 0, 2)]
-        bucket.reader._fetcher.indexes.discard(one.object_id)
-        with pytest.raises(CorruptData):
-            await bucket.read(1, 0, 10)
-        await bucket.reader.close()
-
-    run(scenario)
+async def test_an_object_without_the_offset_that_the_metadata_says_it_has_is_corrupt() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10], 2: [10]})
+    one = bucket.objects.slices[1][0]
+    bucket.objects.slices[3] = [one]
+    with pytest.raises(CorruptData, match="block of stream 3"):
+        await bucket.reader.read(3, 0, 2, 10)
+    await bucket.reader.close()
 
 
-def test_closing_wakes_those_who_wait() -> None:
-    async def scenario() -> None:
-        bucket = Bucket()
-        await bucket.add({1: [10]})
-        bucket.store.get_gate = asyncio.Event()
-        waiting = asyncio.create_task(bucket.read(1, 0, 10))
-        late = asyncio.create_task(bucket.read(1, 0, 10))
-        await asyncio.sleep(0)
-        await bucket.reader.close()
-        for reader in (waiting, late):
-            with pytest.raises(Closed):
-                await reader
+async def test_an_object_of_another_size_than_the_metadata_says_is_corrupt() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10], 2: [10]})
+    one = bucket.objects.slices[1][0]
+    bucket.objects.slices[1] = [ObjectSlice(one.object_id, 1, one.size - 1, 0, 2)]
+    with pytest.raises(CorruptData):
+        await bucket.read(1, 0, 10)
+    await bucket.reader.close()
+
+
+async def test_closing_wakes_those_who_wait() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [10]})
+    bucket.store.get_gate = asyncio.Event()
+    waiting = asyncio.create_task(bucket.read(1, 0, 10))
+    late = asyncio.create_task(bucket.read(1, 0, 10))
+    await asyncio.sleep(0)
+    await bucket.reader.close()
+    for reader in (waiting, late):
         with pytest.raises(Closed):
-            await bucket.read(1, 0, 10)
-
-    run(scenario)
+            await reader
+    with pytest.raises(Closed):
+        await bucket.read(1, 0, 10)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 500), st.booleans())))
@@ -374,15 +332,12 @@ def test_the_lru_keeps_the_most_recent_within_its_bound(steps: list[tuple[int, i
         assert len(lru) == len(model)
 
 
-def test_flights_that_nobody_awaits_complain_to_nobody() -> None:
-    async def scenario() -> None:
-        flights: Flights[int, int] = Flights()
-        flights.open(1)
-        flights.land(1, Unavailable("nobody asked"))
-        flights.land(1, 5)
-        future = flights.open(2)
-        flights.land(2, 7)
-        assert await Flights.outcome(future) == 7
-        assert len(flights) == 0
-
-    run(scenario)
+async def test_flights_that_nobody_awaits_complain_to_nobody() -> None:
+    flights: Flights[int, int] = Flights()
+    flights.open(1)
+    flights.land(1, Unavailable("nobody asked"))
+    flights.land(1, 5)
+    future = flights.open(2)
+    flights.land(2, 7)
+    assert await Flights.outcome(future) == 7
+    assert len(flights) == 0

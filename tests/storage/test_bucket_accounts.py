@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.clock import SystemClock
-from simulation.faulty_s3 import Fault, FaultyS3
-from storage import bucket_accounts as module
-from storage.bucket_accounts import OTHER_TOPIC, Account, BucketAccounts, Receipt
-from storage.object_store import ObjectNotFound
-from storage.object_store_local import LocalObjectStore
-from storage.object_store_s3 import S3ObjectStore
-from storage.priority_gate import GatedObjectStore, PriorityGate
-from storage.purpose import Purpose, for_purpose, with_receipt
-from storage.settings import S3Settings
 from tests.support.s3_servers import S3Server, new_bucket
+from tidelog.chaos.faulty_s3 import Fault, FaultyS3
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket import accounts as module
+from tidelog.storage.bucket.accounts import OTHER_TOPIC, Account, BucketAccounts, Receipt
+from tidelog.storage.bucket.gate import PriorityGate
+from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.local import LocalObjectStore
+from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.bucket.s3 import S3ObjectStore
+from tidelog.storage.bucket.store import ObjectNotFound
+from tidelog.storage.settings import S3Settings
 
 
 def accounts(*topics: str) -> BucketAccounts:
@@ -102,58 +102,53 @@ def test_topics_never_have_more_than_their_purpose_and_nothing_goes_back(work: l
     assert before <= sum(mine.account("compaction").requests.values()) + 1e-9
 
 
-def test_views_of_a_store_of_files_count_as_s3_would(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = GatedObjectStore(LocalObjectStore(tmp_path / "bucket"), PriorityGate(4))
-        store.stats.accounts.topic_of = {10: "a"}.get
-        upload = for_purpose(store, Purpose.UPLOAD)
-        view, receipt = with_receipt(upload)
-        await view.put("k/1", [b"x" * 100])
-        receipt.settle([(10, 1)])
-        cold = for_purpose(store, Purpose.COLD)
-        await cold.get("k/1")
-        await cold.get_ranges("k/1", [(0, 10), (20, 30)])  # near: one request
-        clean = for_purpose(store, Purpose.CLEAN)
-        assert [info.key async for info in clean.list("k/")] == ["k/1"]
-        await clean.head("k/1")
-        await clean.delete(["k/1", "k/2"])
-        found = store.stats.accounts.snapshot()
-        assert found["purposes"]["upload"] == {"requests": {"put": 1}, "received_bytes": 0, "sent_bytes": 100}
-        assert found["purposes"]["cold"] == {"requests": {"get": 2}, "received_bytes": 120, "sent_bytes": 0}
-        assert found["purposes"]["clean"]["requests"] == {"delete": 1, "head": 1, "list": 1}
-        assert found["topics"] == {"a": {"upload": found["purposes"]["upload"]}}
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_views_of_a_store_of_files_count_as_s3_would(tmp_path: Path) -> None:
+    store = GuardedObjectStore(LocalObjectStore(tmp_path / "bucket"), PriorityGate(4), SystemClock())
+    store.stats.accounts.topic_of = {10: "a"}.get
+    upload = store.for_purpose(Purpose.UPLOAD)
+    view, receipt = upload.with_receipt()
+    await view.put("k/1", [b"x" * 100])
+    receipt.settle([(10, 1)])
+    cold = store.for_purpose(Purpose.COLD)
+    await cold.get("k/1")
+    await cold.get_ranges("k/1", [(0, 10), (20, 30)])  # near: one request
+    clean = store.for_purpose(Purpose.CLEAN)
+    assert [info.key async for info in clean.list("k/")] == ["k/1"]
+    await clean.head("k/1")
+    await clean.delete(["k/1", "k/2"])
+    found = store.stats.accounts.snapshot()
+    assert found["purposes"]["upload"] == {"requests": {"put": 1}, "received_bytes": 0, "sent_bytes": 100}
+    assert found["purposes"]["cold"] == {"requests": {"get": 2}, "received_bytes": 120, "sent_bytes": 0}
+    assert found["purposes"]["clean"]["requests"] == {"delete": 1, "head": 1, "list": 1}
+    assert found["topics"] == {"a": {"upload": found["purposes"]["upload"]}}
+    await store.close()
 
 
 @pytest.mark.servers("moto")
-def test_on_s3_retries_and_the_parts_of_a_multipart_upload_are_counted(moto_server: S3Server) -> None:
-    async def scenario() -> None:
-        async with FaultyS3(moto_server) as proxy:
-            settings = S3Settings(
-                endpoint=proxy.server.endpoint,
-                bucket=new_bucket(),
-                access_key_id=moto_server.access_key_id,
-                secret_access_key=moto_server.secret_access_key,
-                multipart_bytes=5 << 20,
-            )
-            store = GatedObjectStore(S3ObjectStore(settings, SystemClock(), random.Random(1)), PriorityGate(4))
-            await store.probe()
-            upload = for_purpose(store, Purpose.UPLOAD)
-            proxy.first(2, Fault(status=503), method="PUT")  # S3 does not charge for its own errors
-            await upload.put("big", [b"x" * (11 << 20)])
-            await upload.put("small", [b"x"])
-            cold = for_purpose(store, Purpose.COLD)
+async def test_on_s3_retries_and_the_parts_of_a_multipart_upload_are_counted(moto_server: S3Server) -> None:
+    async with FaultyS3(moto_server) as proxy:
+        settings = S3Settings(
+            endpoint=proxy.server.endpoint,
+            bucket=new_bucket(),
+            access_key_id=moto_server.access_key_id,
+            secret_access_key=moto_server.secret_access_key,
+            multipart_bytes=5 << 20,
+        )
+        backend = S3ObjectStore(settings, SystemClock(), random.Random(1))
+        store = GuardedObjectStore(backend, PriorityGate(4), SystemClock())
+        await store.probe()
+        upload = store.for_purpose(Purpose.UPLOAD)
+        proxy.first(2, Fault(status=503), method="PUT")  # S3 does not charge for its own errors
+        await upload.put("big", [b"x" * (11 << 20)])
+        await upload.put("small", [b"x"])
+        cold = store.for_purpose(Purpose.COLD)
+        await cold.get("small")
+        proxy.first(1, Fault(status=404, code="NoSuchKey"), method="GET")  # it does for those of the caller
+        with pytest.raises(ObjectNotFound):
             await cold.get("small")
-            proxy.first(1, Fault(status=404, code="NoSuchKey"), method="GET")  # it does for those of the caller
-            with pytest.raises(ObjectNotFound):
-                await cold.get("small")
-            found = store.stats.accounts.snapshot()["purposes"]
-            assert found["upload"]["requests"] == {"put": 6}  # begin, three parts, end; and one
-            assert found["upload"]["sent_bytes"] == (11 << 20) + 1
-            assert found["cold"] == {"requests": {"get": 2}, "received_bytes": 1, "sent_bytes": 0}
-            assert found["other"]["requests"]["put"] >= 1
-            await store.close()
-
-    asyncio.run(scenario())
+        found = store.stats.accounts.snapshot()["purposes"]
+        assert found["upload"]["requests"] == {"put": 6}  # begin, three parts, end; and one
+        assert found["upload"]["sent_bytes"] == (11 << 20) + 1
+        assert found["cold"] == {"requests": {"get": 2}, "received_bytes": 1, "sent_bytes": 0}
+        assert found["other"]["requests"]["put"] >= 1
+        await store.close()

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import CorruptData
-from storage.compaction_check import check_conserved
-from storage.compaction_plan import MAX_OUTPUTS, CompactionTask, ObjectFacts, OutputPlan, lay_out, plan
-from storage.managers import ObjectKind, StreamRange
-from storage.object_format import BLOCK_HEADER, Footer, IndexEntry, ObjectIndex, cluster_fingerprint, encode_index
-from storage.settings import CompactionSettings
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.commits import ObjectKind, StreamRange
+from tidelog.storage.compaction.check import check_conserved
+from tidelog.storage.compaction.plan import MAX_OUTPUTS, CompactionTask, ObjectFacts, OutputPlan, lay_out, plan
+from tidelog.storage.objects.format import (
+    BLOCK_HEADER,
+    Footer,
+    IndexEntry,
+    ObjectIndex,
+    cluster_fingerprint,
+    encode_index,
+)
+from tidelog.storage.settings import CompactionSettings
 
 SETTINGS = CompactionSettings(
     min_objects=4, max_objects=8, age_ms=10_000, target_bytes=64 << 10, stream_bytes=8 << 10, enabled=True
@@ -148,7 +156,9 @@ UPLOAD = st.dictionaries(STREAMS, st.integers(100, 20_000), min_size=1)
     )
 )
 @settings(max_examples=150, deadline=None)
-def test_whatever_happens_every_offset_is_kept_and_compaction_comes_to_an_end(steps: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_whatever_happens_every_offset_is_kept_and_compaction_comes_to_an_end(
+    steps: list[tuple[str, Any, Any]],
+) -> None:
     bucket = Bucket()
     deleted: set[int] = set()
     for what, one, two in steps:

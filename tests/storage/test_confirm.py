@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import StorageFailed
-from storage.confirm import ConfirmOffset
+from tidelog.runtime.errors import StorageFailed
+from tidelog.storage.confirm import ConfirmOffset
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50))), st.randoms())
@@ -29,12 +30,12 @@ def test_each_listener_runs_once_when_its_offset_is_reached_in_order(
             assert heard[before:] == sorted(heard[before:])
         else:
             asked.append(offset)
-            confirm.add_listener(offset, lambda offset=offset: heard.append(offset))  # type: ignore[misc]
+            confirm.add_listener(offset, partial(heard.append, offset))
         assert confirm.value == reached
         assert sorted(heard) == sorted(one for one in asked if one <= reached)
 
 
-def test_listeners_run_before_waiters_resume() -> None:
+async def test_listeners_run_before_waiters_resume() -> None:
     async def run() -> list[str]:
         confirm, order = ConfirmOffset(), []
 
@@ -53,28 +54,25 @@ def test_listeners_run_before_waiters_resume() -> None:
         await confirm.wait(10)
         return order
 
-    assert asyncio.run(run()) == ["listener", "waiter"]
+    assert await run() == ["listener", "waiter"]
 
 
-def test_after_a_failure_waits_raise_and_nothing_is_confirmed() -> None:
-    async def run() -> None:
-        confirm = ConfirmOffset(5)
-        task = asyncio.create_task(confirm.wait(10))
-        gone = asyncio.create_task(confirm.wait(10))
-        await asyncio.sleep(0)
-        gone.cancel()
-        confirm.add_listener(10, lambda: pytest.fail("a listener ran after the failure"))
-        confirm.fail(StorageFailed("the disk is gone"))
-        confirm.fail(StorageFailed("second"))
-        confirm.advance(20)
-        confirm.add_listener(20, lambda: pytest.fail("a listener ran after the failure"))
-        assert confirm.value == 5
-        await confirm.wait(5)
-        for wait in (task, confirm.wait(6)):
-            with pytest.raises(StorageFailed, match="the disk is gone"):
-                await wait
-
-    asyncio.run(run())
+async def test_after_a_failure_waits_raise_and_nothing_is_confirmed() -> None:
+    confirm = ConfirmOffset(5)
+    task = asyncio.create_task(confirm.wait(10))
+    gone = asyncio.create_task(confirm.wait(10))
+    await asyncio.sleep(0)
+    gone.cancel()
+    confirm.add_listener(10, lambda: pytest.fail("a listener ran after the failure"))
+    confirm.fail(StorageFailed("the disk is gone"))
+    confirm.fail(StorageFailed("second"))
+    confirm.advance(20)
+    confirm.add_listener(20, lambda: pytest.fail("a listener ran after the failure"))
+    assert confirm.value == 5
+    await confirm.wait(5)
+    for wait in (task, confirm.wait(6)):
+        with pytest.raises(StorageFailed, match="the disk is gone"):
+            await wait
 
 
 def test_the_watch_fires_once_and_at_once_when_it_is_late() -> None:

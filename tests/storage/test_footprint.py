@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.footprint import COPY_BYTES, RECORD_BYTES, VIEW_RECORD_BYTES, footprint, own
-from storage.settings import CacheSettings
-from tests.support.storage_world import World, run
+from tests.support.storage_world import World
+from tidelog.storage.cache.footprint import COPY_BYTES, RECORD_BYTES, VIEW_RECORD_BYTES, footprint, own
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import CacheSettings
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -51,42 +52,39 @@ CASES: dict[str, tuple[int, Callable[[], list[memoryview]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_account_of_the_log_cache_is_what_is_allocated(case: str) -> None:
+async def test_the_account_of_the_log_cache_is_what_is_allocated(case: str) -> None:
     rounds, frames = CASES[case]
 
-    async def scenario() -> None:
-        world = World(size_bytes=1 << 40)
-        world.cache = CacheSettings(log_bytes=1 << 40)
-        storage = await world.boot([7])
-        offset = 0
+    world = World(size_bytes=1 << 40)
+    world.cache = CacheSettings(log_bytes=1 << 40)
+    storage = await world.boot([7])
+    offset = 0
 
-        def append(payloads: Iterable[memoryview]) -> None:
-            nonlocal offset
-            for payload in payloads:
-                storage.append(7, 1, offset, 1, (payload,))
-                offset += 1
+    def append(payloads: Iterable[memoryview]) -> None:
+        nonlocal offset
+        for payload in payloads:
+            storage.append(StreamAppend(7, 1, offset, 1, (payload,)))
+            offset += 1
 
-        async def forget_the_wal() -> None:
-            await storage.confirm.wait(world.wal.end_offset)
-            world.media.records.clear()
-            gc.collect()
+    async def forget_the_wal() -> None:
+        await storage.confirm.wait(world.wal.end_offset)
+        world.media.records.clear()
+        gc.collect()
 
-        append(frames())
+    append(frames())
+    await forget_the_wal()
+    tracemalloc.start()
+    try:
+        accounted, allocated = storage.stats()["log_cache_bytes"], tracemalloc.get_traced_memory()[0]
+        for _ in range(rounds):
+            append(frames())
         await forget_the_wal()
-        tracemalloc.start()
-        try:
-            accounted, allocated = storage.stats()["log_cache_bytes"], tracemalloc.get_traced_memory()[0]
-            for _ in range(rounds):
-                append(frames())
-            await forget_the_wal()
-            allocated = tracemalloc.get_traced_memory()[0] - allocated
-            accounted = storage.stats()["log_cache_bytes"] - accounted
-        finally:
-            tracemalloc.stop()
-        await storage.close(upload=False)
-        assert 0.8 <= accounted / allocated <= 1.3, f"accounted {accounted}, allocated {allocated}"
-
-    run(scenario)
+        allocated = tracemalloc.get_traced_memory()[0] - allocated
+        accounted = storage.stats()["log_cache_bytes"] - accounted
+    finally:
+        tracemalloc.stop()
+    await storage.close(upload=False)
+    assert 0.8 <= accounted / allocated <= 1.3, f"accounted {accounted}, allocated {allocated}"
 
 
 @given(before=st.integers(0, 9000), size=st.integers(0, 9000), after=st.integers(0, 9000), kind=st.sampled_from("bv"))
@@ -100,7 +98,7 @@ def test_a_buffer_is_kept_by_one_record_at_most_which_is_charged_for_all_of_it(
     if type(kept) is bytes:
         assert footprint(kept) == size + RECORD_BYTES
     else:
-        assert kept.obj is frame
+        assert isinstance(kept, memoryview) and kept.obj is frame
         assert size > COPY_BYTES
         assert size > before + after, "a second view as large has no room in the frame"
         assert footprint(kept) == len(frame) + VIEW_RECORD_BYTES
@@ -114,30 +112,27 @@ def test_a_view_of_a_buffer_of_unknown_size_is_copied() -> None:
 
 
 @pytest.mark.parametrize(("size", "records"), [(100, 40_000), (1 * KIB, 8_000), (64 * KIB, 150)])
-def test_the_account_of_the_block_cache_is_what_is_allocated(size: int, records: int) -> None:
-    async def scenario() -> None:
-        world = World(size_bytes=1 << 40, split_bytes=1 << 40, block_bytes=256 * KIB)
-        world.cache = CacheSettings(log_bytes=1 << 30, block_bytes=1 << 30)
-        storage = await world.boot([7])
-        for offset in range(records):
-            storage.append(7, 1, offset, 1, (bytes(size),))
-        await storage.confirm.wait(world.wal.end_offset)
-        await storage.upload_now()
-        storage._cache._evict(1 << 60)
+async def test_the_account_of_the_block_cache_is_what_is_allocated(size: int, records: int) -> None:
+    world = World(size_bytes=1 << 40, split_bytes=1 << 40, block_bytes=256 * KIB)
+    world.cache = CacheSettings(log_bytes=1 << 30, block_bytes=1 << 30)
+    storage = await world.boot([7])
+    for offset in range(records):
+        storage.append(StreamAppend(7, 1, offset, 1, (bytes(size),)))
+    await storage.confirm.wait(world.wal.end_offset)
+    await storage.upload_now()
+    storage.forget_uploaded()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, at = tracemalloc.get_traced_memory()[0], 0
+        while at < records:
+            found = await storage.read(7, at, records, MIB)
+            at = found[-1].base_offset + 1
+        del found
         gc.collect()
-        tracemalloc.start()
-        try:
-            before, at = tracemalloc.get_traced_memory()[0], 0
-            while at < records:
-                found = await storage.read(7, at, records, MIB)
-                at = found[-1].base_offset + 1
-            del found
-            gc.collect()
-            allocated = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-        accounted = storage.stats()["block_cache_bytes"]
-        await storage.close(upload=False)
-        assert 0.8 <= accounted / allocated <= 1.3, f"accounted {accounted}, allocated {allocated}"
-
-    run(scenario)
+        allocated = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    accounted = storage.stats()["block_cache_bytes"]
+    await storage.close(upload=False)
+    assert 0.8 <= accounted / allocated <= 1.3, f"accounted {accounted}, allocated {allocated}"

@@ -6,22 +6,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from storage.footprint import RECORD_BYTES, footprint
-from storage.log_cache import Entry, LogCache, StreamLog
-from storage.records import StreamRecord
+from tidelog.storage.cache.footprint import RECORD_BYTES, footprint
+from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog
+from tidelog.storage.records import StreamEntry
 
 BOUND = 40 * 640
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Appends, releases and reads; the model keeps every record of every stream for ever."""
+    """Appends, releases and reads; the model keeps every record of every stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = LogCache(BOUND)
         self.logs = {stream: StreamLog(stream, 100 * stream) for stream in range(3)}
-        self.model: dict[int, list[StreamRecord]] = {stream: [] for stream in self.logs}
-        self.order: list[Entry] = []
+        self.model: dict[int, list[StreamEntry]] = {stream: [] for stream in self.logs}
+        self.order: list[CacheEntry] = []
         self.released = 0
         self.wal_end = 0
 
@@ -33,12 +33,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert pending_before + size + RECORD_BYTES > BOUND
             return
         log = self.logs[stream]
-        record = StreamRecord(log.end_offset, count, bytes(size))
+        record = StreamEntry(log.end_offset, count, bytes(size))
         log.push(record)
         self.cache.add(footprint(record.payload))
         self.wal_end += size + 1
         self.model[stream].append(record)
-        self.order.append(Entry(self.wal_end, log, record))
+        self.order.append(CacheEntry(self.wal_end, log, record))
 
     @rule(amount=st.integers(1, 10))
     def release(self, amount: int) -> None:
@@ -91,11 +91,11 @@ test_the_cache_behaves_as_its_model = CacheMachine.TestCase
 def test_a_record_over_the_bound_is_let_in_alone() -> None:
     cache, log = LogCache(1000), StreamLog(1, 0)
     assert cache.has_room(5000)
-    record = StreamRecord(0, 1, bytes(5000))
+    record = StreamEntry(0, 1, bytes(5000))
     log.push(record)
     cache.add(footprint(record.payload))
     assert not cache.has_room(1)
-    cache.release([Entry(1, log, record)])
+    cache.release([CacheEntry(1, log, record)])
     assert cache.bytes == 0
     assert len(log) == 0
     assert log.end_offset == 1
@@ -107,10 +107,10 @@ def test_a_stream_is_reported_when_its_last_record_is_evicted() -> None:
     cache, log = LogCache(RECORD_BYTES * 2 + 10, gone.append), StreamLog(1, 0)
     entries = []
     for offset in range(2):
-        record = StreamRecord(offset, 1, b"x")
+        record = StreamEntry(offset, 1, b"x")
         log.push(record)
         cache.add(footprint(record.payload))
-        entries.append(Entry(offset + 1, log, record))
+        entries.append(CacheEntry(offset + 1, log, record))
     cache.release(entries)
     assert gone == []
     assert cache.has_room(500 + RECORD_BYTES)

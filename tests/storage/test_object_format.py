@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import struct
 
@@ -10,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import CorruptData, InvalidInput, TidelogError
-from storage.managers import ObjectKind, StreamRange
-from storage.object_format import FOOTER, INDEX_ENTRY, Block, Footer, ObjectIndex
-from storage.object_key import object_key, parse_object_key, quarantine_key
-from storage.object_reader import TAIL_BYTES, load_index
-from storage.object_store_memory import MemoryObjectStore
-from storage.object_tool import verify_bytes
-from storage.object_writer import BuiltObject, build_object
-from storage.records import StreamRecord
+from tidelog.runtime.errors import CorruptData, InvalidInput, TidelogError
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.commits import ObjectKind, StreamRange
+from tidelog.storage.objects.format import FOOTER, INDEX_ENTRY, Block, Footer, ObjectIndex
+from tidelog.storage.objects.key import object_key, parse_object_key, quarantine_key
+from tidelog.storage.objects.reader import TAIL_BYTES, load_index
+from tidelog.storage.objects.report import verify_bytes
+from tidelog.storage.objects.writer import BuiltObject, build_object
+from tidelog.storage.records import StreamEntry
 
 CLUSTER = "cluster-a"
 
 
 def build(
-    parts: list[tuple[int, list[StreamRecord]]],
+    parts: list[tuple[int, list[StreamEntry]]],
     *,
     block_bytes: int = 100,
     object_id: int = 7,
@@ -35,16 +34,16 @@ def build(
     )
 
 
-def records(base: int, *lengths: int, count: int = 1) -> list[StreamRecord]:
+def records(base: int, *lengths: int, count: int = 1) -> list[StreamEntry]:
     rng = random.Random(base)
-    return [StreamRecord(base + n * count, count, rng.randbytes(length)) for n, length in enumerate(lengths)]
+    return [StreamEntry(base + n * count, count, rng.randbytes(length)) for n, length in enumerate(lengths)]
 
 
-def decode(data: bytes) -> dict[int, list[StreamRecord]]:
+def decode(data: bytes) -> dict[int, list[StreamEntry]]:
     footer = Footer.decode(data[-FOOTER.size :], object_size=len(data), key="k")
     end = footer.index_position + footer.index_length
     index = ObjectIndex.decode(data[footer.index_position : end], footer, key="k")
-    out: dict[int, list[StreamRecord]] = {}
+    out: dict[int, list[StreamEntry]] = {}
     for entry in index:
         block = Block.decode(data[entry.position : entry.end_position], entry, key="k")
         out.setdefault(entry.stream_id, []).extend(block)
@@ -52,14 +51,14 @@ def decode(data: bytes) -> dict[int, list[StreamRecord]]:
 
 
 @st.composite
-def stream_parts(draw: st.DrawFn) -> list[tuple[int, list[StreamRecord]]]:
+def stream_parts(draw: st.DrawFn) -> list[tuple[int, list[StreamEntry]]]:
     parts = []
     for stream_id in sorted(draw(st.sets(st.integers(0, 2**63 - 1), min_size=1, max_size=5))):
         offset = draw(st.integers(0, 2**62))
         part = []
         for _ in range(draw(st.integers(1, 8))):
             count = draw(st.integers(1, 2**32 - 1))
-            part.append(StreamRecord(offset, count, draw(st.binary(max_size=300))))
+            part.append(StreamEntry(offset, count, draw(st.binary(max_size=300))))
             offset += count
         parts.append((stream_id, part))
     return parts
@@ -67,7 +66,7 @@ def stream_parts(draw: st.DrawFn) -> list[tuple[int, list[StreamRecord]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(stream_parts(), st.integers(1, 2000))
-def test_what_goes_in_comes_out(parts: list[tuple[int, list[StreamRecord]]], block_bytes: int) -> None:
+def test_what_goes_in_comes_out(parts: list[tuple[int, list[StreamEntry]]], block_bytes: int) -> None:
     built = build(parts, block_bytes=block_bytes)
     data = b"".join(built.body)
     assert built.size == len(data)
@@ -79,7 +78,7 @@ def test_what_goes_in_comes_out(parts: list[tuple[int, list[StreamRecord]]], blo
 
 @settings(max_examples=60, deadline=None)
 @given(stream_parts(), st.data())
-def test_every_flipped_bit_is_found(parts: list[tuple[int, list[StreamRecord]]], data: st.DataObject) -> None:
+def test_every_flipped_bit_is_found(parts: list[tuple[int, list[StreamEntry]]], data: st.DataObject) -> None:
     body = bytearray(b"".join(build(parts).body))
     bit = data.draw(st.integers(0, len(body) * 8 - 1))
     body[bit // 8] ^= 1 << (bit % 8)
@@ -101,7 +100,7 @@ def test_every_single_bit_of_a_small_object_is_found() -> None:
 @settings(max_examples=60, deadline=None)
 @given(stream_parts(), st.data())
 def test_every_cut_and_every_garbage_is_corrupt_data(
-    parts: list[tuple[int, list[StreamRecord]]], data: st.DataObject
+    parts: list[tuple[int, list[StreamEntry]]], data: st.DataObject
 ) -> None:
     body = b"".join(build(parts).body)
     cut = data.draw(st.integers(0, len(body) - 1))
@@ -132,7 +131,7 @@ def test_blocks_hold_at_least_one_record_and_stay_near_their_size() -> None:
 
 def test_large_payloads_are_not_copied() -> None:
     payload = bytes(10_000)
-    built = build([(1, [StreamRecord(0, 1, payload)])])
+    built = build([(1, [StreamEntry(0, 1, payload)])])
     assert any(piece is payload for piece in built.body)
 
 
@@ -156,10 +155,10 @@ def test_the_index_finds_the_block_of_an_offset() -> None:
         [(2, records(0, 1)), (1, records(0, 1))],
         [(1, records(0, 1)), (1, records(1, 1))],
         [(1, [*records(0, 1), *records(5, 1)])],
-        [(1, [StreamRecord(0, 0, b"x")])],
+        [(1, [StreamEntry(0, 0, b"x")])],
     ],
 )
-def test_what_is_out_of_order_is_not_written(parts: list[tuple[int, list[StreamRecord]]]) -> None:
+def test_what_is_out_of_order_is_not_written(parts: list[tuple[int, list[StreamEntry]]]) -> None:
     for block_bytes in (1, 1000):
         with pytest.raises(InvalidInput):
             build(parts, block_bytes=block_bytes)
@@ -181,27 +180,24 @@ def test_a_newer_version_is_refused_with_advice() -> None:
         Footer.decode(footer, object_size=len(body), key="k")
 
 
-def test_the_tail_is_read_by_one_get_and_a_long_index_by_two() -> None:
-    async def run() -> None:
-        store = MemoryObjectStore()
-        small = build([(1, records(0, 10, 10))])
-        large = build([(1, records(0, *[1] * 3000))], block_bytes=1, object_id=8)
-        assert large.size > TAIL_BYTES
-        for built in (small, large):
-            key = object_key(CLUSTER, built.object_id)
-            await store.put(key, built.body)
-            index = await load_index(store, key, built.size, object_id=built.object_id, cluster_id=CLUSTER)
-            assert len(index) == len(list(index))
-            with pytest.raises(CorruptData, match="object id"):
-                await load_index(store, key, built.size, object_id=99)
-            with pytest.raises(CorruptData, match="cluster"):
-                await load_index(store, key, built.size, cluster_id="another")
-            with pytest.raises(TidelogError):
-                await load_index(store, key, built.size + 1)
-            with pytest.raises(CorruptData):
-                await load_index(store, key, built.size - 1)
-
-    asyncio.run(run())
+async def test_the_tail_is_read_by_one_get_and_a_long_index_by_two() -> None:
+    store = MemoryObjectStore()
+    small = build([(1, records(0, 10, 10))])
+    large = build([(1, records(0, *[1] * 3000))], block_bytes=1, object_id=8)
+    assert large.size > TAIL_BYTES
+    for built in (small, large):
+        key = object_key(CLUSTER, built.object_id)
+        await store.put(key, built.body)
+        index = await load_index(store, key, built.size, object_id=built.object_id, cluster_id=CLUSTER)
+        assert len(index) == len(list(index))
+        with pytest.raises(CorruptData, match="object id"):
+            await load_index(store, key, built.size, object_id=99)
+        with pytest.raises(CorruptData, match="cluster"):
+            await load_index(store, key, built.size, cluster_id="another")
+        with pytest.raises(TidelogError):
+            await load_index(store, key, built.size + 1)
+        with pytest.raises(CorruptData):
+            await load_index(store, key, built.size - 1)
 
 
 def test_keys_name_cluster_and_object_and_nothing_else() -> None:

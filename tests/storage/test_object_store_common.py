@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.clock import SystemClock
-from runtime.errors import Unavailable
-from storage.object_store_common import (
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Unavailable
+from tidelog.storage.bucket.common import (
     MAX_MERGED_BYTES,
     MERGE_GAP_BYTES,
     Retrier,
@@ -24,11 +23,9 @@ from storage.object_store_common import (
     slice_body,
     split_merged,
 )
-from storage.object_store_local import LocalObjectStore
-from storage.object_store_s3 import S3ObjectStore
-from storage.object_store_stats import LATENCY_BOUNDS_S, OperationStats, StoreStats
-from storage.open_store import open_store
-from storage.settings import S3Settings
+from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.stats import LATENCY_BOUNDS_S, OperationStats, StoreStats
+from tidelog.storage.settings import S3Settings
 
 RANGES = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200)).map(lambda r: (r[0], r[0] + r[1])), max_size=12)
 
@@ -90,7 +87,7 @@ class VirtualClock:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_retries_back_off_with_jitter_and_stay_inside_the_budget(seed: int) -> None:
+async def test_retries_back_off_with_jitter_and_stay_inside_the_budget(seed: int) -> None:
     clock = VirtualClock()
     attempts: list[float] = []
     stats = OperationStats()
@@ -102,7 +99,7 @@ def test_retries_back_off_with_jitter_and_stay_inside_the_budget(seed: int) -> N
 
     retrier = Retrier(clock, random.Random(seed))
     with pytest.raises(Unavailable, match=r"putting failed after \d+ attempts in .* s: busy \(do this\)"):
-        asyncio.run(retrier.run("putting", "do this", 60.0, stats, attempt))
+        await retrier.run("putting", "do this", 60.0, stats, attempt)
     assert clock.now_s - 100.0 <= 60.0 + 0.1
     assert stats.retries == len(attempts) - 1
     assert 10 < len(attempts) < 60
@@ -131,16 +128,11 @@ def test_figures_are_cumulative_and_complete() -> None:
     assert snapshot["latency_sum_s"] == pytest.approx(100.0035)
 
 
-def test_without_endpoint_and_bucket_the_store_is_embedded(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = open_store(S3Settings(), tmp_path, SystemClock(), random.Random(1))
-        assert isinstance(store._store, LocalObjectStore)
-        assert store.url == (tmp_path / "bucket").as_uri()
-        assert (await store.probe()).conditional_create
-        await store.close()
-        remote = open_store(S3Settings(bucket="b", prefix="/p/"), tmp_path, SystemClock(), random.Random(1))
-        assert isinstance(remote._store, S3ObjectStore)
-        assert remote.url == "s3://b/p/ at AWS S3 (us-east-1)"
-        await remote.close()
-
-    asyncio.run(main())
+async def test_without_endpoint_and_bucket_the_store_is_embedded(tmp_path: Path) -> None:
+    store = open_store(S3Settings(), tmp_path, SystemClock(), random.Random(1))
+    assert store.url == (tmp_path / "bucket").as_uri()
+    assert (await store.probe()).conditional_create
+    await store.close()
+    remote = open_store(S3Settings(bucket="b", prefix="/p/"), tmp_path, SystemClock(), random.Random(1))
+    assert remote.url == "s3://b/p/ at AWS S3 (us-east-1)"
+    await remote.close()

@@ -6,25 +6,25 @@ Every test runs with each of the clients of `s3.client`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal
 
 import pytest
 from botocore.exceptions import ClientError
 
-from runtime.clock import SystemClock
-from runtime.errors import ConfigError, InvalidInput, Unavailable
-from simulation.faulty_s3 import Fault, FaultyS3, Seen
-from storage.object_store import ObjectExists, ObjectNotFound
-from storage.object_store_common import StoreAccessDenied
-from storage.object_store_s3 import S3ObjectStore
-from storage.object_store_s3_errors import BucketMissing, classify
-from storage.settings import S3Settings
 from tests.support.s3_servers import S3Server, new_bucket
+from tidelog.chaos.faulty_s3 import Fault, FaultyS3, Seen
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
+from tidelog.storage.bucket.common import StoreAccessDenied
+from tidelog.storage.bucket.s3 import S3ObjectStore
+from tidelog.storage.bucket.s3_errors import BucketMissing, classify
+from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
+from tidelog.storage.settings import S3Settings
 
 MIB = 1 << 20
 BUSY = Fault(status=503, code="SlowDown")
@@ -32,33 +32,33 @@ BUSY = Fault(status=503, code="SlowDown")
 pytestmark = pytest.mark.servers("moto")
 
 
-_client = "aiobotocore"
+class Chosen:
+    """The client of the running test."""
+
+    client: Literal["aiobotocore", "obstore"] = "aiobotocore"
 
 
 @pytest.fixture(autouse=True, params=["aiobotocore", "obstore"])
 def _each_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "_client", request.param)
+    monkeypatch.setattr(Chosen, "client", request.param)
 
 
 def make_store(settings: S3Settings) -> S3ObjectStore:
-    settings.client = _client
+    settings.client = Chosen.client
     return S3ObjectStore(settings, SystemClock(), random.Random(11))
 
 
-def with_proxy(server: S3Server, body: Callable[[FaultyS3, S3ObjectStore], Awaitable[None]], **overrides: Any) -> None:
-    """Run `body` with a proxy before `server` and a store behind it whose bucket exists."""
-
-    async def main() -> None:
-        async with FaultyS3(server) as proxy:
-            store = make_store(proxy.server.settings(multipart_bytes=5 * MIB, **overrides))
-            try:
-                await store.start()
-                proxy.requests.clear()
-                await body(proxy, store)
-            finally:
-                await store.close()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def proxied(server: S3Server, **overrides: Any) -> AsyncIterator[tuple[FaultyS3[S3Server], S3ObjectStore]]:
+    """A proxy before `server` and a store behind it whose bucket exists."""
+    async with FaultyS3(server) as proxy:
+        store = make_store(proxy.server.settings(multipart_bytes=5 * MIB, **overrides))
+        try:
+            await store.start()
+            proxy.requests.clear()
+            yield proxy, store
+        finally:
+            await store.close()
 
 
 TRANSIENT = [
@@ -73,8 +73,9 @@ TRANSIENT = [
 
 
 @pytest.mark.parametrize("fault", TRANSIENT, ids=lambda fault: fault.code + str(fault.status))
-def test_a_transient_failure_of_any_operation_is_retried(moto_server: S3Server, fault: Fault) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_transient_failure_of_any_operation_is_retried(moto_server: S3Server, fault: Fault) -> None:
+    async with proxied(moto_server) as (proxy, store):
+
         async def put() -> None:
             await store.put("k", [b"data"])
 
@@ -100,11 +101,9 @@ def test_a_transient_failure_of_any_operation_is_retried(moto_server: S3Server, 
             assert figures["retries"] in ((1, 2) if fault.reset else (2,)), operation
             assert (figures["count"], figures["errors"]) == (1, 0), operation
 
-    with_proxy(moto_server, body)
 
-
-def test_a_failure_that_lasts_ends_as_unavailable_inside_the_budget(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_failure_that_lasts_ends_as_unavailable_inside_the_budget(moto_server: S3Server) -> None:
+    async with proxied(moto_server, retry_budget_ms=700) as (proxy, store):
         proxy.fault = lambda seen: BUSY
         started = time.monotonic()
         with pytest.raises(Unavailable, match="503 SlowDown") as caught:
@@ -118,22 +117,18 @@ def test_a_failure_that_lasts_ends_as_unavailable_inside_the_budget(moto_server:
         proxy.fault = lambda seen: None
         await store.put("k", [b"data"])
 
-    with_proxy(moto_server, body, retry_budget_ms=700)
 
-
-def test_an_outage_shorter_than_the_budget_is_only_a_delay(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_an_outage_shorter_than_the_budget_is_only_a_delay(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         over = time.monotonic() + 1.5
         proxy.fault = lambda seen: BUSY if time.monotonic() < over else None
         await asyncio.gather(*(store.put(f"k{i}", [b"%d" % i], if_absent=bool(i % 2)) for i in range(20)))
         assert time.monotonic() >= over
         assert len([info async for info in store.list("")]) == 20
 
-    with_proxy(moto_server, body)
 
-
-def test_a_slow_answer_is_given_up_and_asked_for_again(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_slow_answer_is_given_up_and_asked_for_again(moto_server: S3Server) -> None:
+    async with proxied(moto_server, request_timeout_ms=1_500) as (proxy, store):
         await store.put("k", [b"data"])
         proxy.first(2, Fault(delay_s=20.0), method="GET")
         started = time.monotonic()
@@ -141,11 +136,9 @@ def test_a_slow_answer_is_given_up_and_asked_for_again(moto_server: S3Server) ->
         assert time.monotonic() - started < 20.0
         assert store.stats.snapshot()["get"]["retries"] == 2
 
-    with_proxy(moto_server, body, request_timeout_ms=1_500)
 
-
-def test_a_body_cut_short_is_read_again(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_body_cut_short_is_read_again(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         data = random.Random(1).randbytes(300_000)
         await store.put("k", [data])
         proxy.first(2, Fault(body_bytes=100_000), method="GET")
@@ -153,14 +146,12 @@ def test_a_body_cut_short_is_read_again(moto_server: S3Server) -> None:
         proxy.first(1, Fault(body_bytes=0), method="GET")
         assert await store.get_ranges("k", [(10, 200_000)]) == [data[10:200_000]]
 
-    with_proxy(moto_server, body)
-
 
 @pytest.mark.parametrize("losses", [1, 3])
-def test_a_conditional_create_whose_reply_was_lost_recognises_its_own_success(
+async def test_a_conditional_create_whose_reply_was_lost_recognises_its_own_success(
     moto_server: S3Server, losses: int
 ) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+    async with proxied(moto_server) as (proxy, store):
         proxy.first(losses, Fault(lose_reply=True), method="PUT")
         info = await store.put("fence", [b"mine"], if_absent=True)
         assert proxy.count("PUT") >= 2
@@ -169,11 +160,11 @@ def test_a_conditional_create_whose_reply_was_lost_recognises_its_own_success(
         with pytest.raises(ObjectExists):
             await store.put("fence", [b"mine"], if_absent=True)
 
-    with_proxy(moto_server, body)
 
-
-def test_a_conditional_create_that_lost_while_its_requests_were_lost_knows_that_too(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_conditional_create_that_lost_while_its_requests_were_lost_knows_that_too(
+    moto_server: S3Server,
+) -> None:
+    async with proxied(moto_server) as (proxy, store):
         await store.put("fence", [b"mine"], if_absent=True)
         for fault in (Fault(lose_reply=True), Fault(reset=True), BUSY):
             proxy.first(2, fault, method="PUT")
@@ -183,22 +174,18 @@ def test_a_conditional_create_that_lost_while_its_requests_were_lost_knows_that_
         with pytest.raises(ObjectExists):
             await store.put("fence", [b"mine"], if_absent=True)
 
-    with_proxy(moto_server, body)
 
-
-def test_a_conflict_between_conditional_creates_is_tried_again(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_conflict_between_conditional_creates_is_tried_again(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         proxy.first(2, Fault(status=409, code="ConditionalRequestConflict"), method="PUT")
         await store.put("fence", [b"mine"], if_absent=True)
         assert store.stats.snapshot()["put"]["retries"] == 2
         proxy.first(1, Fault(status=400, code="RequestTimeout"), method="PUT")  # a body that came too slowly
         await store.put("other", [b"mine"], if_absent=True)
 
-    with_proxy(moto_server, body)
 
-
-def test_concurrent_creators_have_one_winner_though_replies_get_lost(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_concurrent_creators_have_one_winner_though_replies_get_lost(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         rng = random.Random(5)
         faults = [Fault(lose_reply=True), Fault(lose_reply=True), Fault(reset=True), BUSY, *[None] * 6]
         proxy.fault = lambda seen: rng.choice(faults)
@@ -211,70 +198,62 @@ def test_concurrent_creators_have_one_winner_though_replies_get_lost(moto_server
             assert all(isinstance(o, ObjectExists) for o in outcomes if isinstance(o, BaseException)), outcomes
             assert await store.get(f"fence/{round_}") == won[0]
 
-    with_proxy(moto_server, body)
-
 
 REFUSALS = [(403, "InvalidAccessKeyId", "access_key_id"), (403, "SignatureDoesNotMatch", "secret_access_key")]
 REFUSALS += [(403, "AccessDenied", "policy"), (403, "RequestTimeTooSkewed", "clock")]
 
 
 @pytest.mark.parametrize(("status", "code", "hint"), REFUSALS)
-def test_refused_access_is_said_clearly_and_not_retried(
+async def test_refused_access_is_said_clearly_and_not_retried(
     moto_server: S3Server, status: int, code: str, hint: str
 ) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+    async with proxied(moto_server) as (proxy, store):
         proxy.fault = lambda seen: Fault(status=status, code=code)
         with pytest.raises(StoreAccessDenied, match=code) as caught:
             await store.put("k", [b"x"])
         assert hint in str(caught.value)
         assert len(proxy.requests) == 1
 
-    with_proxy(moto_server, body)
+
+async def test_an_endpoint_where_nothing_listens_gives_a_clear_error_and_may_be_started_again(
+    moto_server: S3Server,
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refuses connections
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        store = make_store(S3Settings(endpoint=endpoint, bucket="b", access_key_id="x", secret_access_key="y"))
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="cannot connect") as caught:
+            await store.probe()
+        assert time.monotonic() - started < 20.0
+        assert endpoint in str(caught.value)
+        assert "s3.endpoint" in str(caught.value)
+        await store.close()
+    async with FaultyS3(moto_server) as proxy:
+        proxy.fault = lambda seen: BUSY
+        store = make_store(proxy.server.settings(retry_budget_ms=200))
+        with pytest.raises(Unavailable):
+            await store.probe()
+        proxy.fault = lambda seen: None
+        assert (await store.probe()).conditional_create
+        await store.close()
 
 
-def test_an_endpoint_where_nothing_listens_gives_a_clear_error_and_may_be_started_again(moto_server: S3Server) -> None:
-    async def main() -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))  # bound and not listening: refuses connections
-            endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
-            store = make_store(S3Settings(endpoint=endpoint, bucket="b", access_key_id="x", secret_access_key="y"))
-            started = time.monotonic()
-            with pytest.raises(Unavailable, match="cannot connect") as caught:
-                await store.probe()
-            assert time.monotonic() - started < 20.0
-            assert endpoint in str(caught.value)
-            assert "s3.endpoint" in str(caught.value)
-            await store.close()
-        async with FaultyS3(moto_server) as proxy:
-            proxy.fault = lambda seen: BUSY
-            store = make_store(proxy.server.settings(retry_budget_ms=200))
-            with pytest.raises(Unavailable):
-                await store.probe()
-            proxy.fault = lambda seen: None
-            assert (await store.probe()).conditional_create
-            await store.close()
-
-    asyncio.run(main())
-
-
-def test_a_missing_bucket_is_created_or_said(moto_server: S3Server) -> None:
-    async def main() -> None:
-        bucket = new_bucket()
-        strict = make_store(moto_server.settings(bucket, create_bucket=False))
-        with pytest.raises(BucketMissing, match=bucket) as caught:
-            await strict.start()
-        assert caught.value.retriable
-        with pytest.raises(BucketMissing):
-            await strict.get("k")
-        lax = [make_store(moto_server.settings(bucket)) for _ in range(3)]
-        await asyncio.gather(*(store.start() for store in lax))
+async def test_a_missing_bucket_is_created_or_said(moto_server: S3Server) -> None:
+    bucket = new_bucket()
+    strict = make_store(moto_server.settings(bucket, create_bucket=False))
+    with pytest.raises(BucketMissing, match=bucket) as caught:
         await strict.start()
-        with pytest.raises(ObjectNotFound):
-            await strict.get("k")
-        for store in (strict, *lax):
-            await store.close()
-
-    asyncio.run(main())
+    assert caught.value.retriable
+    with pytest.raises(BucketMissing):
+        await strict.get("k")
+    lax = [make_store(moto_server.settings(bucket)) for _ in range(3)]
+    await asyncio.gather(*(store.start() for store in lax))
+    await strict.start()
+    with pytest.raises(ObjectNotFound):
+        await strict.get("k")
+    for store in (strict, *lax):
+        await store.close()
 
 
 def test_a_name_that_no_bucket_can_have_is_suspected_when_the_server_refuses_it_without_a_word() -> None:
@@ -291,8 +270,8 @@ def ignores(*headers: str) -> Callable[[Seen], Fault]:
     return lambda seen: Fault(drop_headers=headers)
 
 
-def test_the_probe_unmasks_a_server_that_ignores_conditions(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_the_probe_unmasks_a_server_that_ignores_conditions(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         proxy.fault = ignores("If-None-Match")
         found = await store.probe()
         assert not found.conditional_create
@@ -301,11 +280,9 @@ def test_the_probe_unmasks_a_server_that_ignores_conditions(moto_server: S3Serve
         assert proxy.server.endpoint in found.problems[0]
         assert [info async for info in store.list("")] == []
 
-    with_proxy(moto_server, body)
 
-
-def test_the_probe_unmasks_a_server_that_cannot_do_conditions_or_ranges(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_the_probe_unmasks_a_server_that_cannot_do_conditions_or_ranges(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         proxy.first(1, Fault(status=501, code="NotImplemented"), method="PUT", path="probe/")
         found = await store.probe()
         assert not found.conditional_create
@@ -315,17 +292,9 @@ def test_the_probe_unmasks_a_server_that_cannot_do_conditions_or_ranges(moto_ser
         assert found.conditional_create
         assert found.problems == (f"{proxy.server.endpoint} does not support range reads",)
 
-    with_proxy(moto_server, body)
 
-
-async def uploads_left(server: S3Server, store: S3ObjectStore) -> list[Any]:
-    client = await store._connected()
-    answer = await client.list_multipart_uploads(Bucket=store._bucket)
-    return list(answer.get("Uploads", []))
-
-
-def test_a_multipart_put_survives_failing_parts_and_a_lost_completion(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_multipart_put_survives_failing_parts_and_a_lost_completion(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         data = random.Random(2).randbytes(11 * MIB)
         proxy.first(3, BUSY, method="PUT")
         await store.put("big", [data])
@@ -344,18 +313,16 @@ def test_a_multipart_put_survives_failing_parts_and_a_lost_completion(moto_serve
         assert sum(map(is_end, proxy.requests)) == 2
         assert info.etag == (await store.head("big")).etag
         assert await store.get("big") == again
-        assert await uploads_left(moto_server, store) == []
-
-    with_proxy(moto_server, body)
+        assert await store.unfinished("") == []
 
 
-def test_a_multipart_put_that_fails_or_is_cancelled_leaves_no_parts_behind(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_multipart_put_that_fails_or_is_cancelled_leaves_no_parts_behind(moto_server: S3Server) -> None:
+    async with proxied(moto_server, retry_budget_ms=300) as (proxy, store):
         data = bytes(16 * MIB)
         proxy.fault = lambda seen: BUSY if seen.query.get("partNumber") == "3" else None
         with pytest.raises(Unavailable, match="part 3"):
             await store.put("big", [data])
-        assert await uploads_left(moto_server, store) == []
+        assert await store.unfinished("") == []
 
         parts_arrive = asyncio.Event()
 
@@ -371,38 +338,32 @@ def test_a_multipart_put_that_fails_or_is_cancelled_leaves_no_parts_behind(moto_
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await uploads_left(moto_server, store) == []
+        assert await store.unfinished("") == []
         with pytest.raises(ObjectNotFound):
             await store.head("big")
 
-    with_proxy(moto_server, body, retry_budget_ms=300)
 
-
-def test_requests_in_flight_are_bounded(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_requests_in_flight_are_bounded(moto_server: S3Server) -> None:
+    async with proxied(moto_server, max_concurrency=3) as (proxy, store):
         proxy.fault = lambda seen: Fault(delay_s=0.02)
         await asyncio.gather(*(store.put(f"k{i}", [b"x"]) for i in range(40)))
         assert proxy.most_in_flight == 3
         assert store.stats.snapshot()["put"]["in_flight"] == 0
 
-    with_proxy(moto_server, body, max_concurrency=3)
 
-
-def test_neighbouring_ranges_share_a_get_and_distant_ones_do_not(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_neighbouring_ranges_share_a_get_and_distant_ones_do_not(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         data = random.Random(3).randbytes(2 * MIB)
         await store.put("k", [data])
         ranges = [(0, 1000), (1000, 2000), (2000 + 65536, 70_000), (MIB, MIB + 5), (500, 1500)]
         assert await store.get_ranges("k", ranges) == [data[start:end] for start, end in ranges]
         assert proxy.count("GET") == 2
 
-    with_proxy(moto_server, body)
 
-
-def test_a_key_that_a_batch_delete_could_not_delete_is_not_taken_for_deleted(moto_server: S3Server) -> None:
+async def test_a_key_that_a_batch_delete_could_not_delete_is_not_taken_for_deleted(moto_server: S3Server) -> None:
     failed = b"<DeleteResult><Error><Key>k</Key><Code>%s</Code><Message>no</Message></Error></DeleteResult>"
 
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+    async with proxied(moto_server) as (proxy, store):
         await store.put("k", [b"x"])
         proxy.first(2, Fault(answer=failed % b"InternalError"), method="POST")
         await store.delete(["k"])
@@ -410,8 +371,6 @@ def test_a_key_that_a_batch_delete_could_not_delete_is_not_taken_for_deleted(mot
         proxy.first(1, Fault(answer=failed % b"AccessDenied"), method="POST")
         with pytest.raises(StoreAccessDenied):
             await store.delete(["k"])
-
-    with_proxy(moto_server, body)
 
 
 @pytest.mark.parametrize(
@@ -430,11 +389,9 @@ def test_settings_that_cannot_work_are_refused_at_once(wrong: dict[str, Any]) ->
         make_store(S3Settings(**{"endpoint": "http://127.0.0.1:9000", "bucket": "b", **wrong}))
 
 
-def test_a_request_the_server_calls_wrong_is_not_retried(moto_server: S3Server) -> None:
-    async def body(proxy: FaultyS3, store: S3ObjectStore) -> None:
+async def test_a_request_the_server_calls_wrong_is_not_retried(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
         proxy.fault = lambda seen: Fault(status=400, code="InvalidRequest")
         with pytest.raises(InvalidInput, match="InvalidRequest"):
             await store.put("k", [b"x"])
         assert len(proxy.requests) == 1
-
-    with_proxy(moto_server, body)

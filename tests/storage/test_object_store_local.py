@@ -8,21 +8,23 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime.errors import ConfigError, InvalidInput, Unavailable
-from storage.object_store import ObjectExists, ObjectNotFound
-from storage.object_store_common import StoreFull
-from storage.object_store_local import TMP_NAME, LocalObjectStore
+from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
+from tidelog.runtime.types import Buffer
+from tidelog.storage.bucket.common import StoreFull
+from tidelog.storage.bucket.local import TMP_NAME, LocalObjectStore
+from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
 
 ROOT = Path(__file__).resolve().parents[2]
 
 CRASHING_PUT = """
 import asyncio, os, pathlib, sys
-from storage.object_store_local import LocalObjectStore
+from tidelog.storage.bucket.local import LocalObjectStore
 
 directory, crash_at, if_absent = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "create"
 is_open = sys.argv[4] == "open"
@@ -54,9 +56,10 @@ def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("directory_is", ["closed", "open"])
 @pytest.mark.parametrize("mode", ["create", "replace"])
-def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one(
+async def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one(
     tmp_path: Path, mode: str, directory_is: str
 ) -> None:
     new = b"new " * 1000 + b"body" * 1000
@@ -84,10 +87,10 @@ def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one(
     seen: set[bytes | None] = set()
     for crash_at in range(1, 60):
         directory = tmp_path / str(crash_at)
-        asyncio.run(prepare(directory))
+        await prepare(directory)
         child = run_child(CRASHING_PUT, directory, crash_at, mode, directory_is)
         assert child.returncode in (0, 9), child.stderr
-        found = asyncio.run(look(directory))
+        found = await look(directory)
         seen.add(found)
         assert found in ({None, new} if mode == "create" else {b"old", new})
         if child.returncode == 0:
@@ -101,8 +104,8 @@ def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one(
 
 RACING_CREATE = """
 import asyncio, sys
-from storage.object_store import ObjectExists
-from storage.object_store_local import LocalObjectStore
+from tidelog.storage.bucket.store import ObjectExists
+from tidelog.storage.bucket.local import LocalObjectStore
 
 async def main():
     store = LocalObjectStore(sys.argv[1])
@@ -121,6 +124,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.processes
 def test_of_several_processes_exactly_one_creates_each_key(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     children = [
@@ -153,43 +157,37 @@ def failing(error: int, times: int = 1_000_000) -> Any:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_a_clear_retriable_error_and_leaves_nothing(
+async def test_a_full_disk_is_a_clear_retriable_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    async def main() -> None:
-        store = LocalObjectStore(tmp_path / "bucket")
-        await store.put("kept", [b"old"])
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "writev", failing(error))
-            with pytest.raises(StoreFull, match="full") as caught:
-                await store.put("kept", [b"new"])
-        assert caught.value.retriable
-        assert isinstance(caught.value, Unavailable)
-        assert list((tmp_path / "bucket" / TMP_NAME).iterdir()) == []
-        assert await store.get("kept") == b"old"
-        await store.put("kept", [b"new"])
-        assert await store.get("kept") == b"new"
-        await store.close()
-
-    asyncio.run(main())
+    store = LocalObjectStore(tmp_path / "bucket")
+    await store.put("kept", [b"old"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", failing(error))
+        with pytest.raises(StoreFull, match="full") as caught:
+            await store.put("kept", [b"new"])
+    assert caught.value.retriable
+    assert isinstance(caught.value, Unavailable)
+    assert list((tmp_path / "bucket" / TMP_NAME).iterdir()) == []
+    assert await store.get("kept") == b"old"
+    await store.put("kept", [b"new"])
+    assert await store.get("kept") == b"new"
+    await store.close()
 
 
-def test_what_a_failed_fsync_covered_is_never_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        store = LocalObjectStore(tmp_path / "bucket")
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", failing(errno.EIO, times=1))
-            with pytest.raises(Unavailable, match="Input/output error"):
-                await store.put("k", [b"x"], if_absent=True)
-        with pytest.raises(ObjectNotFound):
-            await store.get("k")
-        await store.put("k", [b"y"], if_absent=True)
-        await store.close()
-
-    asyncio.run(main())
+async def test_what_a_failed_fsync_covered_is_never_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalObjectStore(tmp_path / "bucket")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO, times=1))
+        with pytest.raises(Unavailable, match="Input/output error"):
+            await store.put("k", [b"x"], if_absent=True)
+    with pytest.raises(ObjectNotFound):
+        await store.get("k")
+    await store.put("k", [b"y"], if_absent=True)
+    await store.close()
 
 
-def test_every_name_is_synced_up_to_the_root_unless_it_was_and_still_stands(
+async def test_every_name_is_synced_up_to_the_root_unless_it_was_and_still_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = tmp_path / "bucket"
@@ -203,36 +201,32 @@ def test_every_name_is_synced_up_to_the_root_unless_it_was_and_still_stands(
             synced.append((str(path.relative_to(bucket)), (bucket / "a/b" / key[-1]).exists()))
         real_fsync(descriptor)
 
-    async def main() -> None:
-        nonlocal key
-        store = LocalObjectStore(bucket)
-        monkeypatch.setattr(os, "fsync", spy)
-        await store.put(key, [b"x"])
-        assert synced == [("a", False), (".", False), ("a/b", True)]
-        synced.clear()
-        key = "a/b/2"
-        await store.put(key, [b"x"], if_absent=True)
-        assert synced == [("a/b", True)]  # its way up is known to be durable
-        other = LocalObjectStore(bucket)
-        await other.delete(["a/b/1", "a/b/2"])
-        assert not (bucket / "a").exists()
-        (bucket / "a/b").mkdir(parents=True)  # by a process that has not synced their names yet
-        synced.clear()
-        key = "a/b/3"
-        await store.put(key, [b"x"])
-        assert synced == [("a", False), (".", False), ("a/b", True)]
-        assert await other.get(key) == b"x"
-        await store.close()
-        await other.close()
-
     key = "a/b/1"
-    asyncio.run(main())
+    store = LocalObjectStore(bucket)
+    monkeypatch.setattr(os, "fsync", spy)
+    await store.put(key, [b"x"])
+    assert synced == [("a", False), (".", False), ("a/b", True)]
+    synced.clear()
+    key = "a/b/2"
+    await store.put(key, [b"x"], if_absent=True)
+    assert synced == [("a/b", True)]  # its way up is known to be durable
+    other = LocalObjectStore(bucket)
+    await other.delete(["a/b/1", "a/b/2"])
+    assert not (bucket / "a").exists()
+    (bucket / "a/b").mkdir(parents=True)  # by a process that has not synced their names yet
+    synced.clear()
+    key = "a/b/3"
+    await store.put(key, [b"x"])
+    assert synced == [("a", False), (".", False), ("a/b", True)]
+    assert await other.get(key) == b"x"
+    await store.close()
+    await other.close()
 
 
-def test_a_body_is_written_whole_in_however_many_pieces_the_kernel_takes_it(
+async def test_a_body_is_written_whole_in_however_many_pieces_the_kernel_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bodies = [
+    bodies: list[list[Buffer]] = [
         [b"one"],
         [],
         [b"", b"a", b"", bytearray(b"bc"), memoryview(b"defghijkl"), b""],
@@ -255,115 +249,100 @@ def test_a_body_is_written_whole_in_however_many_pieces_the_kernel_takes_it(
                 assert await store.get(f"k{number}") == b"".join(body)
         await store.close()
 
-    asyncio.run(main())
+    await main()
 
 
-def test_opening_removes_what_a_dead_writer_left_and_spares_what_a_living_one_writes(
+async def test_opening_removes_what_a_dead_writer_left_and_spares_what_a_living_one_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        bucket = tmp_path / "bucket"
-        store = LocalObjectStore(bucket)
-        left_over = bucket / TMP_NAME / "left-over"
-        left_over.write_bytes(b"half")
-        writing, go_on = threading.Event(), threading.Event()
-        real_fsync = os.fsync
+    bucket = tmp_path / "bucket"
+    store = LocalObjectStore(bucket)
+    left_over = bucket / TMP_NAME / "left-over"
+    left_over.write_bytes(b"half")
+    writing, go_on = threading.Event(), threading.Event()
+    real_fsync = os.fsync
 
-        def slow_fsync(descriptor: int) -> None:
-            if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
-                writing.set()
-                assert go_on.wait(30)
-            real_fsync(descriptor)
+    def slow_fsync(descriptor: int) -> None:
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            writing.set()
+            assert go_on.wait(30)
+        real_fsync(descriptor)
 
-        monkeypatch.setattr(os, "fsync", slow_fsync)
-        put = asyncio.ensure_future(store.put("k", [b"body"], if_absent=True))
-        assert await asyncio.to_thread(writing.wait, 30)
-        other = LocalObjectStore(bucket)
-        assert not left_over.exists()
-        assert len(list((bucket / TMP_NAME).iterdir())) == 1
-        go_on.set()
-        await put
-        assert await other.get("k") == b"body"
-        assert list((bucket / TMP_NAME).iterdir()) == []
-        await store.close()
-        await other.close()
-
-    asyncio.run(main())
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    put = asyncio.ensure_future(store.put("k", [b"body"], if_absent=True))
+    assert await asyncio.to_thread(writing.wait, 30)
+    other = LocalObjectStore(bucket)
+    assert not left_over.exists()
+    assert len(list((bucket / TMP_NAME).iterdir())) == 1
+    go_on.set()
+    await put
+    assert await other.get("k") == b"body"
+    assert list((bucket / TMP_NAME).iterdir()) == []
+    await store.close()
+    await other.close()
 
 
-def test_no_key_leads_out_of_the_directory_or_into_the_store_s_own_folder(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = LocalObjectStore(tmp_path / "bucket")
-        (tmp_path / "outside").write_bytes(b"secret")
-        for key in ("../outside", "a/../../outside", "/etc/passwd", f"{TMP_NAME}/x", TMP_NAME):
-            for call in (store.get(key), store.head(key), store.put(key, [b"x"]), store.delete([key])):
-                with pytest.raises(InvalidInput):
-                    await call
-        assert [info.key async for info in store.list("")] == []
-        assert [info.key async for info in store.list("../")] == []
-        assert (tmp_path / "outside").read_bytes() == b"secret"
-        await store.close()
-
-    asyncio.run(main())
+async def test_no_key_leads_out_of_the_directory_or_into_the_store_s_own_folder(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "bucket")
+    (tmp_path / "outside").write_bytes(b"secret")
+    for key in ("../outside", "a/../../outside", "/etc/passwd", f"{TMP_NAME}/x", TMP_NAME):
+        for call in (store.get(key), store.head(key), store.put(key, [b"x"]), store.delete([key])):
+            with pytest.raises(InvalidInput):
+                await call
+    assert [info.key async for info in store.list("")] == []
+    assert [info.key async for info in store.list("../")] == []
+    assert (tmp_path / "outside").read_bytes() == b"secret"
+    await store.close()
 
 
-def test_a_key_that_is_also_a_prefix_of_another_is_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = LocalObjectStore(tmp_path / "bucket")
-        await store.put("a/b", [b"x"])
-        for if_absent in (True, False):
-            with pytest.raises(InvalidInput, match="also a directory"):
-                await store.put("a", [b"x"], if_absent=if_absent)
-            with pytest.raises(InvalidInput, match="itself a key"):
-                await store.put("a/b/c", [b"x"], if_absent=if_absent)
-            with pytest.raises(InvalidInput, match="itself a key"):
-                await store.put("a/b/c/d", [b"x"], if_absent=if_absent)
-        assert await store.get("a/b") == b"x"
-        await store.close()
-
-    asyncio.run(main())
+async def test_a_key_that_is_also_a_prefix_of_another_is_refused(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "bucket")
+    await store.put("a/b", [b"x"])
+    for if_absent in (True, False):
+        with pytest.raises(InvalidInput, match="also a directory"):
+            await store.put("a", [b"x"], if_absent=if_absent)
+        with pytest.raises(InvalidInput, match="itself a key"):
+            await store.put("a/b/c", [b"x"], if_absent=if_absent)
+        with pytest.raises(InvalidInput, match="itself a key"):
+            await store.put("a/b/c/d", [b"x"], if_absent=if_absent)
+    assert await store.get("a/b") == b"x"
+    await store.close()
 
 
-def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = LocalObjectStore(tmp_path / "bucket")
+async def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "bucket")
 
-        async def come_and_go(name: str) -> None:
-            for _ in range(40):
-                await store.put(f"d/e/{name}", [name.encode()], if_absent=True)
-                with pytest.raises(ObjectExists):
-                    await store.put(f"d/e/{name}", [b"other"], if_absent=True)
-                assert await store.get(f"d/e/{name}") == name.encode()
-                await store.delete([f"d/e/{name}"])
+    async def come_and_go(name: str) -> None:
+        for _ in range(40):
+            await store.put(f"d/e/{name}", [name.encode()], if_absent=True)
+            with pytest.raises(ObjectExists):
+                await store.put(f"d/e/{name}", [b"other"], if_absent=True)
+            assert await store.get(f"d/e/{name}") == name.encode()
+            await store.delete([f"d/e/{name}"])
 
-        await asyncio.gather(*(come_and_go(f"k{number}") for number in range(6)))
-        assert [path.name for path in (tmp_path / "bucket").iterdir()] == [TMP_NAME]
-        await store.close()
-
-    asyncio.run(main())
+    await asyncio.gather(*(come_and_go(f"k{number}") for number in range(6)))
+    assert [path.name for path in (tmp_path / "bucket").iterdir()] == [TMP_NAME]
+    await store.close()
 
 
-def test_objects_land_where_they_belong_though_few_directories_stay_open(
+async def test_objects_land_where_they_belong_though_few_directories_stay_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.object_store_local.OPEN_DIRECTORIES", 2)
+    monkeypatch.setattr("tidelog.storage.bucket.local.OPEN_DIRECTORIES", 2)
     bucket = tmp_path / "bucket"
 
-    async def main() -> None:
-        store = LocalObjectStore(bucket)
+    store = LocalObjectStore(bucket)
 
-        async def fill(directory: str) -> None:
-            for number in range(6):
-                await store.put(f"{directory}/{number}", [directory.encode()], if_absent=number % 2 == 0)
-            await store.delete([f"{directory}/0"])
+    async def fill(directory: str) -> None:
+        for number in range(6):
+            await store.put(f"{directory}/{number}", [directory.encode()], if_absent=number % 2 == 0)
+        await store.delete([f"{directory}/0"])
 
-        await asyncio.gather(*(fill(f"d{number}") for number in range(30)))
-        for number in range(30):
-            paths = sorted((bucket / f"d{number}").iterdir())
-            assert [(path.name, path.read_text()) for path in paths] == [(each, f"d{number}") for each in "12345"]
-        await store.close()
-
-    asyncio.run(main())
+    await asyncio.gather(*(fill(f"d{number}") for number in range(30)))
+    for number in range(30):
+        paths = sorted((bucket / f"d{number}").iterdir())
+        assert [(path.name, path.read_text()) for path in paths] == [(each, f"d{number}") for each in "12345"]
+    await store.close()
 
 
 def test_a_directory_that_cannot_be_used_is_said_clearly(tmp_path: Path) -> None:
@@ -372,22 +351,47 @@ def test_a_directory_that_cannot_be_used_is_said_clearly(tmp_path: Path) -> None
         LocalObjectStore(tmp_path / "file")
 
 
-def test_a_store_whose_directory_is_away_does_not_say_that_its_objects_do_not_exist(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = LocalObjectStore(tmp_path / "bucket")
-        await store.put("a/b", [b"x"])
-        (tmp_path / "bucket").rename(tmp_path / "away")
-        for put_in_place in (lambda: None, (tmp_path / "bucket").touch):
-            put_in_place()
-            with pytest.raises(Unavailable):
-                await store.get("a/b")
-            with pytest.raises(Unavailable):
-                await store.delete(["a/b"])
-            with pytest.raises(Unavailable):
-                [info async for info in store.list("a/")]
-        (tmp_path / "bucket").unlink()
-        (tmp_path / "away").rename(tmp_path / "bucket")
-        assert await store.get("a/b") == b"x"
-        await store.close()
+async def test_a_store_whose_directory_is_away_does_not_say_that_its_objects_do_not_exist(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "bucket")
+    await store.put("a/b", [b"x"])
+    (tmp_path / "bucket").rename(tmp_path / "away")
+    ways: list[Callable[[], None]] = [lambda: None, (tmp_path / "bucket").touch]
+    for put_in_place in ways:
+        put_in_place()
+        with pytest.raises(Unavailable):
+            await store.get("a/b")
+        with pytest.raises(Unavailable):
+            await store.delete(["a/b"])
+        with pytest.raises(Unavailable):
+            [info async for info in store.list("a/")]
+    (tmp_path / "bucket").unlink()
+    (tmp_path / "away").rename(tmp_path / "bucket")
+    assert await store.get("a/b") == b"x"
+    await store.close()
 
-    asyncio.run(scenario())
+
+def modes(root: Path) -> dict[str, int]:
+    """Permissions of every file and directory under `root`, itself included."""
+    return {str(path.relative_to(root)): path.stat().st_mode & 0o777 for path in [root, *root.rglob("*")]}
+
+
+async def test_only_the_owner_can_read_objects_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = LocalObjectStore(tmp_path / "data" / "bucket")
+        await store.put("a/b/c", [b"body"])
+        await store.put("a/b/d", [b"body"], if_absent=True)
+        await store.close()
+    finally:
+        os.umask(before)
+    found = modes(tmp_path / "data")
+    assert {name for name, mode in found.items() if mode != 0o700} == {"bucket/a/b/c", "bucket/a/b/d"}, found
+    assert found["bucket/a/b/c"] == found["bucket/a/b/d"] == 0o600
+
+
+async def test_a_directory_that_others_could_read_is_closed_to_them_when_it_is_opened(tmp_path: Path) -> None:
+    root = tmp_path / "bucket"
+    root.mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(root, target_is_directory=True)
+    await LocalObjectStore(tmp_path / "link").close()
+    assert root.stat().st_mode & 0o777 == 0o700

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from runtime.clock import SystemClock
-from storage.object_store_common import StoreAccessDenied
-from storage.object_store_s3 import S3ObjectStore
-from storage.settings import S3Settings
 from tests.support.s3_servers import ROOT, S3Server
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.common import StoreAccessDenied
+from tidelog.storage.bucket.s3 import S3ObjectStore
+from tidelog.storage.settings import S3Settings
 
 pytestmark = pytest.mark.servers("minio")
 
@@ -28,7 +28,7 @@ async def round_trip(settings: S3Settings) -> None:
         await store.close()
 
 
-def settings_of(server: S3Server, **overrides: object) -> S3Settings:
+def settings_of(server: S3Server, **overrides: str) -> S3Settings:
     return server.settings(client="obstore", **overrides)
 
 
@@ -48,49 +48,43 @@ def test_configured_credentials_do_not_mix_with_those_of_the_environment(
     asyncio.run(round_trip(settings_of(minio_server)))
 
 
-def test_wrong_credentials_are_said(minio_server: S3Server) -> None:
-    async def main() -> None:
-        settings = settings_of(minio_server)
-        await round_trip(settings)
-        store = S3ObjectStore(
-            settings_of(minio_server, bucket=settings.bucket, secret_access_key="wrong"),
-            SystemClock(),
-            random.Random(3),
-        )
-        try:
-            with pytest.raises(StoreAccessDenied, match=r"SignatureDoesNotMatch.*s3\.secret_access_key"):
-                await store.get("k")
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+async def test_wrong_credentials_are_said(minio_server: S3Server) -> None:
+    settings = settings_of(minio_server)
+    await round_trip(settings)
+    store = S3ObjectStore(
+        settings_of(minio_server, bucket=settings.bucket, secret_access_key="wrong"),
+        SystemClock(),
+        random.Random(3),
+    )
+    try:
+        with pytest.raises(StoreAccessDenied, match=r"SignatureDoesNotMatch.*s3\.secret_access_key"):
+            await store.get("k")
+    finally:
+        await store.close()
 
 
-def test_bodies_of_many_buffers_arrive_in_order(minio_server: S3Server) -> None:
-    async def main() -> None:
-        store = S3ObjectStore(settings_of(minio_server), SystemClock(), random.Random(3))
-        try:
-            await store.start()
-            rng = random.Random(1)
-            for sizes in ([100_000] * 7, [1] * 1000, [0, 300_000, 0, 5], [40_000, 7]):
-                buffers = [rng.randbytes(size) for size in sizes]
-                body = [
-                    memoryview(one) if n % 3 == 0 else bytearray(one) if n % 3 == 1 else one
-                    for n, one in enumerate(buffers)
-                ]
-                await store.put("k", body)
-                assert await store.get("k") == b"".join(buffers)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+async def test_bodies_of_many_buffers_arrive_in_order(minio_server: S3Server) -> None:
+    store = S3ObjectStore(settings_of(minio_server), SystemClock(), random.Random(3))
+    try:
+        await store.start()
+        rng = random.Random(1)
+        for sizes in ([100_000] * 7, [1] * 1000, [0, 300_000, 0, 5], [40_000, 7]):
+            buffers = [rng.randbytes(size) for size in sizes]
+            body = [
+                memoryview(one) if n % 3 == 0 else bytearray(one) if n % 3 == 1 else one
+                for n, one in enumerate(buffers)
+            ]
+            await store.put("k", body)
+            assert await store.get("k") == b"".join(buffers)
+    finally:
+        await store.close()
 
 
 ENDS_AT_ONCE = """
 import asyncio, random, sys
-from runtime.clock import SystemClock
-from storage.object_store_s3 import S3ObjectStore
-from storage.settings import S3Settings
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.s3 import S3ObjectStore
+from tidelog.storage.settings import S3Settings
 
 async def main():
     endpoint, bucket, key, secret, how = sys.argv[1:]

@@ -19,6 +19,8 @@ import pytest
 
 from tests.support.s3_servers import ROOT, S3Server
 
+pytestmark = pytest.mark.processes
+
 SERVE = [sys.executable, str(ROOT / "localstack" / "serve.py"), "moto"]
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
@@ -61,7 +63,7 @@ def test_a_server_listens_on_the_loopback_only(s3_server: S3Server) -> None:
 @pytest.mark.servers("moto")
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_and_its_child(tmp_path: Path, signal_number: int) -> None:
-    with subprocess.Popen([*SERVE, "--dir", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*SERVE, "--dir", str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         endpoint = ready(process.stdout)
         assert listens(endpoint)
         process.send_signal(signal_number)
@@ -71,7 +73,7 @@ def test_a_signal_ends_the_server_and_its_child(tmp_path: Path, signal_number: i
 
 @pytest.mark.servers("moto")
 def test_the_end_of_stdin_ends_the_server(tmp_path: Path) -> None:
-    command = [*SERVE, "--dir", tmp_path]
+    command = [*SERVE, "--dir", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         endpoint = ready(process.stdout)
         assert process.stdin is not None
@@ -92,7 +94,7 @@ def test_a_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.servers("moto")
 def test_the_child_does_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([*SERVE, "--dir", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*SERVE, "--dir", str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         endpoint = ready(process.stdout)
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: not listens(endpoint), "the child has ended")
@@ -100,7 +102,7 @@ def test_the_child_does_not_outlive_a_launcher_that_is_killed(tmp_path: Path) ->
 
 def test_an_unknown_kind_is_refused() -> None:
     for script in ("serve.py", "install.py"):
-        command = [sys.executable, ROOT / "localstack" / script, "ceph"]
+        command = [sys.executable, str(ROOT / "localstack" / script), "ceph"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 2
         assert "usage:" in result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.open_directories import OpenDirectories
+from tidelog.storage.bucket.directories import OpenDirectories
 
 
 def open_under(root: Path) -> set[str]:

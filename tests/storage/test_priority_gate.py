@@ -7,10 +7,11 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.object_store_memory import MemoryObjectStore
-from storage.priority_gate import RANKS, TURN_EVERY, GatedObjectStore, PriorityGate
-from storage.purpose import Purpose, for_purpose
-from tests.support.storage_world import FastClock, FaultyStore, run
+from tests.support.storage_world import FastClock, FaultyStore
+from tidelog.storage.bucket.gate import RANKS, TURN_EVERY, PriorityGate
+from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.purpose import Purpose
 
 
 async def settle() -> None:
@@ -40,50 +41,41 @@ class Crowd:
         await settle()
 
 
-def test_the_urgent_enter_first_whoever_came_first() -> None:
-    async def scenario() -> None:
-        crowd = Crowd(1)
-        await crowd.ask(Purpose.CLEAN, Purpose.COMPACTION, Purpose.COLD, Purpose.UPLOAD, Purpose.TAIL, Purpose.WAL)
-        assert crowd.entered == [Purpose.CLEAN]
-        wanted = [Purpose.CLEAN, Purpose.TAIL, Purpose.WAL, Purpose.UPLOAD, Purpose.COLD, Purpose.COMPACTION]
-        for count in range(1, len(wanted)):
-            await crowd.leave(crowd.entered[-1])
-            assert crowd.entered == wanted[: count + 1]
-        assert crowd.gate.waits == 5
-
-    run(scenario)
+async def test_the_urgent_enter_first_whoever_came_first() -> None:
+    crowd = Crowd(1)
+    await crowd.ask(Purpose.CLEAN, Purpose.COMPACTION, Purpose.COLD, Purpose.UPLOAD, Purpose.TAIL, Purpose.WAL)
+    assert crowd.entered == [Purpose.CLEAN]
+    wanted = [Purpose.CLEAN, Purpose.TAIL, Purpose.WAL, Purpose.UPLOAD, Purpose.COLD, Purpose.COMPACTION]
+    for count in range(1, len(wanted)):
+        await crowd.leave(crowd.entered[-1])
+        assert crowd.entered == wanted[: count + 1]
+    assert crowd.gate.waits == 5
 
 
-def test_cold_reads_and_compaction_leave_slots_for_what_is_urgent() -> None:
-    async def scenario() -> None:
-        crowd = Crowd(16)
-        await crowd.ask(*[Purpose.COMPACTION] * 20)
-        assert len(crowd.entered) == 4
-        await crowd.ask(*[Purpose.COLD] * 20)
-        assert crowd.entered.count(Purpose.COLD) == 8
-        await crowd.ask(*[Purpose.UPLOAD] * 20)
-        assert crowd.entered.count(Purpose.UPLOAD) == 2
-        await crowd.ask(Purpose.WAL, Purpose.TAIL, Purpose.WAL)
-        assert crowd.entered[-2:] == [Purpose.WAL, Purpose.TAIL]
-        assert crowd.gate.in_flight == 16
-        for task in crowd.tasks:
-            task.cancel()
-
-    run(scenario)
+async def test_cold_reads_and_compaction_leave_slots_for_what_is_urgent() -> None:
+    crowd = Crowd(16)
+    await crowd.ask(*[Purpose.COMPACTION] * 20)
+    assert len(crowd.entered) == 4
+    await crowd.ask(*[Purpose.COLD] * 20)
+    assert crowd.entered.count(Purpose.COLD) == 8
+    await crowd.ask(*[Purpose.UPLOAD] * 20)
+    assert crowd.entered.count(Purpose.UPLOAD) == 2
+    await crowd.ask(Purpose.WAL, Purpose.TAIL, Purpose.WAL)
+    assert crowd.entered[-2:] == [Purpose.WAL, Purpose.TAIL]
+    assert crowd.gate.in_flight == 16
+    for task in crowd.tasks:
+        task.cancel()
 
 
-def test_the_least_urgent_get_a_turn_under_a_flood() -> None:
-    async def scenario() -> None:
-        crowd = Crowd(1)
-        await crowd.ask(Purpose.WAL, Purpose.COMPACTION)
-        for _ in range(TURN_EVERY + 1):
-            await crowd.ask(Purpose.WAL)
-            await crowd.leave(crowd.entered[-1])
-        assert crowd.entered.count(Purpose.COMPACTION) == 1
-        for task in crowd.tasks:
-            task.cancel()
-
-    run(scenario)
+async def test_the_least_urgent_get_a_turn_under_a_flood() -> None:
+    crowd = Crowd(1)
+    await crowd.ask(Purpose.WAL, Purpose.COMPACTION)
+    for _ in range(TURN_EVERY + 1):
+        await crowd.ask(Purpose.WAL)
+        await crowd.leave(crowd.entered[-1])
+    assert crowd.entered.count(Purpose.COMPACTION) == 1
+    for task in crowd.tasks:
+        task.cancel()
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,38 +112,35 @@ def test_no_slot_is_lost_whoever_comes_leaves_or_gives_up(slots: int, steps: lis
         assert all(task.done() for task in waiting)
         assert gate.waiting == 0
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
 def test_every_purpose_has_a_rank() -> None:
     assert set(RANKS) == set(Purpose)
     plain = MemoryObjectStore()
-    assert for_purpose(plain, Purpose.WAL) is plain
+    assert plain.for_purpose(Purpose.WAL) is plain
 
 
-def test_a_tail_read_overtakes_a_replay_at_the_bucket() -> None:
-    async def scenario() -> None:
-        store = FaultyStore(FastClock())
-        gated = GatedObjectStore(store, PriorityGate(4))
-        await gated.put("k", [b"0123456789"])
-        cold, tail = for_purpose(gated, Purpose.COLD), for_purpose(gated, Purpose.TAIL)
-        store.get_gate = asyncio.Event()
-        replay = [asyncio.create_task(cold.get_ranges("k", [(n, n + 1)])) for n in range(8)]
-        await settle()
-        urgent = asyncio.create_task(tail.get_ranges("k", [(9, 10)]))
-        await settle()
-        assert [start for _, start, _ in store.gets] == [0, 1, 2, 9]
-        store.get_gate.set()
-        assert await urgent == [b"9"]
-        assert await asyncio.gather(*replay) == [[b"%d" % n] for n in range(8)]
-        await gated.delete(["none"])
-        assert [info.key async for info in gated.list("")] == ["k"]
-        assert (await gated.head("k")).size == 10
-        assert await gated.get("k") == b"0123456789"
-        assert (await gated.probe()).conditional_create
-        assert gated.url == store.url
-        assert gated.stats is store.stats
-        assert gated.gate.in_flight == 0
-        await gated.close()
-
-    run(scenario)
+async def test_a_tail_read_overtakes_a_replay_at_the_bucket() -> None:
+    store = FaultyStore(FastClock())
+    gated = GuardedObjectStore(store, PriorityGate(4), FastClock())
+    await gated.put("k", [b"0123456789"])
+    cold, tail = gated.for_purpose(Purpose.COLD), gated.for_purpose(Purpose.TAIL)
+    store.get_gate = asyncio.Event()
+    replay = [asyncio.create_task(cold.get_ranges("k", [(n, n + 1)])) for n in range(8)]
+    await settle()
+    urgent = asyncio.create_task(tail.get_ranges("k", [(9, 10)]))
+    await settle()
+    assert [start for _, start, _ in store.gets] == [0, 1, 2, 9]
+    store.get_gate.set()
+    assert await urgent == [b"9"]
+    assert await asyncio.gather(*replay) == [[b"%d" % n] for n in range(8)]
+    await gated.delete(["none"])
+    assert [info.key async for info in gated.list("")] == ["k"]
+    assert (await gated.head("k")).size == 10
+    assert await gated.get("k") == b"0123456789"
+    assert (await gated.probe()).conditional_create
+    assert gated.url == store.url
+    assert gated.stats is store.stats
+    assert gated.gate.in_flight == 0
+    await gated.close()

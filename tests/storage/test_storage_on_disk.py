@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import shutil
 from pathlib import Path
 
-from runtime.clock import SystemClock
-from runtime.disk import FileDisk
-from storage.object_key import object_key
-from storage.object_store_local import LocalObjectStore
-from storage.object_tool import verify_object
-from storage.settings import CacheSettings, UploadSettings, WalSettings
-from storage.storage import Storage
-from storage.wal import WalFull
-from storage.wal_disk import DiskWal
 from tests.support.fake_objects import FakeObjects
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.disk import FileDisk
+from tidelog.storage.bucket.local import LocalObjectStore
+from tidelog.storage.inputs import ReplicaSetData
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.report import verify_object
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import CacheSettings, StorageSettings, UploadSettings, WalSettings
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.base import WalFull
+from tidelog.storage.wal.disk.wal import DiskWal
 
 STREAM = 7
 
@@ -30,15 +31,13 @@ class Process:
         self.store = LocalObjectStore(root / "bucket")
         settings = WalSettings(segment_bytes=1 << 20, max_bytes=wal_bytes, max_record_bytes=1 << 20)
         self.storage = Storage(
-            wal=DiskWal(self.disk, settings, rng=random.Random(1)),
-            store=self.store,
-            objects=objects,
-            clock=SystemClock(),
-            cluster_id="c",
-            replica_set_id=1,
-            upload=UploadSettings(size_bytes=2 << 20, split_bytes=1 << 19, age_ms=100_000),
-            cache=CacheSettings(log_bytes=32 << 20, block_bytes=8 << 20),
-            rng=random.Random(2),
+            ReplicaSetData("c", 1, DiskWal(self.disk, settings, rng=random.Random(1)), self.store, objects),
+            StorageSettings(
+                UploadSettings(size_bytes=2 << 20, split_bytes=1 << 19, age_ms=100_000),
+                CacheSettings(log_bytes=32 << 20, block_bytes=8 << 20),
+            ),
+            SystemClock(),
+            random.Random(2),
         )
         self.next_offset = 0
 
@@ -53,7 +52,9 @@ class Process:
     async def append(self, payload: bytes) -> int:
         while True:
             try:
-                end = self.storage.append(STREAM, self.objects.master_epoch, self.next_offset, 1, [payload])
+                end = self.storage.append(
+                    StreamAppend(STREAM, self.objects.master_epoch, self.next_offset, 1, [payload])
+                )
                 break
             except WalFull:
                 await self.storage.writable()
@@ -72,42 +73,36 @@ class Process:
         await self.store.close()
 
 
-def test_restarts_and_a_lost_wal_lose_nothing(tmp_path: Path) -> None:
-    async def run() -> None:
-        objects = FakeObjects(master_epoch=0)
-        rng = random.Random(9)
-        written: list[bytes] = []
-        for life in range(4):
-            process = Process(tmp_path, objects)
-            await process.start()
-            assert await process.read_all() == written
-            for _ in range(60):
-                payload = rng.randbytes(rng.randrange(1, 60_000))
-                written.append(payload)
-                end = await process.append(payload)
-            await process.storage.confirm.wait(end)
-            await process.stop(upload=life == 3)
-        for one in objects.slices[STREAM]:
-            assert await verify_object(LocalObjectStore(tmp_path / "bucket"), object_key("c", one.object_id)) == []
-        shutil.rmtree(tmp_path / "wal")
+async def test_restarts_and_a_lost_wal_lose_nothing(tmp_path: Path) -> None:
+    objects = FakeObjects(master_epoch=0)
+    rng = random.Random(9)
+    written: list[bytes] = []
+    for life in range(4):
         process = Process(tmp_path, objects)
         await process.start()
         assert await process.read_all() == written
-        await process.append(b"and on")
-        await process.stop(upload=True)
-        assert objects.ends == {STREAM: len(written) + 1}
+        for _ in range(60):
+            payload = rng.randbytes(rng.randrange(1, 60_000))
+            written.append(payload)
+            end = await process.append(payload)
+        await process.storage.confirm.wait(end)
+        await process.stop(upload=life == 3)
+    for one in objects.slices[STREAM]:
+        assert await verify_object(LocalObjectStore(tmp_path / "bucket"), object_key("c", one.object_id)) == []
+    shutil.rmtree(tmp_path / "wal")
+    process = Process(tmp_path, objects)
+    await process.start()
+    assert await process.read_all() == written
+    await process.append(b"and on")
+    await process.stop(upload=True)
+    assert objects.ends == {STREAM: len(written) + 1}
 
-    asyncio.run(run())
 
-
-def test_a_wal_at_its_bound_makes_room_by_uploading(tmp_path: Path) -> None:
-    async def run() -> None:
-        process = Process(tmp_path, FakeObjects(master_epoch=0), wal_bytes=3 << 20)
-        await process.start()
-        payload = random.Random(4).randbytes(200_000)
-        for _ in range(100):
-            await process.append(payload)
-        await process.stop(upload=True)
-        assert process.objects.ends == {STREAM: 100}
-
-    asyncio.run(run())
+async def test_a_wal_at_its_bound_makes_room_by_uploading(tmp_path: Path) -> None:
+    process = Process(tmp_path, FakeObjects(master_epoch=0), wal_bytes=3 << 20)
+    await process.start()
+    payload = random.Random(4).randbytes(200_000)
+    for _ in range(100):
+        await process.append(payload)
+    await process.stop(upload=True)
+    assert process.objects.ends == {STREAM: 100}

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.log_cache import Entry, Fate, StreamLog
-from storage.managers import ObjectKind
-from storage.records import StreamRecord
-from storage.settings import UploadSettings
-from storage.upload_plan import MAX_STREAMS, UploadPlanner, UploadTask, layout
+from tidelog.storage.cache.log_cache import CacheEntry, Fate, StreamLog
+from tidelog.storage.commits import ObjectKind
+from tidelog.storage.records import StreamEntry
+from tidelog.storage.settings import UploadSettings
+from tidelog.storage.uploads.plan import MAX_STREAMS, UploadPlanner, UploadTask, layout
 
 
 class World:
@@ -19,15 +19,15 @@ class World:
     def __init__(self, planner: UploadPlanner) -> None:
         self.planner = planner
         self.logs: dict[int, StreamLog] = {}
-        self.entries: list[Entry] = []
+        self.entries: list[CacheEntry] = []
         self.wal_end = planner.planned
 
     def append(self, stream: int, size: int, count: int = 1) -> None:
         log = self.logs.setdefault(stream, StreamLog(stream, 0))
-        record = StreamRecord(log.end_offset, count, bytes(size))
+        record = StreamEntry(log.end_offset, count, bytes(size))
         log.push(record)
         self.wal_end += size + 1
-        entry = Entry(self.wal_end, log, record)
+        entry = CacheEntry(self.wal_end, log, record)
         self.entries.append(entry)
         self.planner.add(entry)
 
@@ -166,9 +166,9 @@ def test_nothing_is_planned_before_the_recovered_streams_are_known() -> None:
     assert planner.watch_at() is None
     assert planner.wait_s(0.0) is None
     log = StreamLog(7, 0)
-    record = StreamRecord(0, 1, b"old")
+    record = StreamEntry(0, 1, b"old")
     log.push(record)
-    planner.release([Entry(20, log, record)])
+    planner.release([CacheEntry(20, log, record)])
     first = planner.next_task(100.0)
     assert first is not None
     assert [entry.record for entry in first.entries] == [record]

@@ -9,19 +9,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+from collections.abc import Awaitable
+from typing import Any, Literal, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from storage.wal import WalFailed, WalFull, WalRecordType
-from storage.wal_format import HEADER_BYTES
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.wal_harness import SEGMENT, append, make_wal, recovered, until
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.wal.base import WalFailed, WalFull, WalRecord, WalRecordType
+from tidelog.storage.wal.format import HEADER_BYTES
+
+T = TypeVar("T")
 
 
-def cancel_everything(loop):
+def cancel_everything(loop: asyncio.AbstractEventLoop) -> None:
     while tasks := asyncio.all_tasks(loop):
         for task in tasks:
             task.cancel()
@@ -29,39 +34,41 @@ def cancel_everything(loop):
 
 
 class WalMachine(RuleBasedStateMachine):
-    flush = "sync"
+    flush: Literal["sync", "async"] = "sync"
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.surprises = []  # exceptions in callbacks, which the loop would only log
+        self.surprises: list[dict[str, Any]] = []  # exceptions in callbacks, which the loop would only log
         self.loop.set_exception_handler(lambda _loop, context: self.surprises.append(context))
         self.disk = FaultyDisk()
-        self.model = []  # (offset, end, type, stream, base, payload)
+        self.model: list[
+            tuple[int, int, WalRecordType, int, int, bytes]
+        ] = []  # (offset, end, type, stream, base, payload)
         self.acknowledged = 0  # highest durable offset reported
         self.synced = 0  # what a power loss may not take
         self.trimmed = 0
         self.epoch = 0
         self.next_base = 0
         self.quick = False
-        self.failed = []
+        self.failed: list[Exception] = []
 
-    def run(self, work):
+    def run(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(work)
 
-    def turn(self, times):
-        async def turns():
+    def turn(self, times: int) -> None:
+        async def turns() -> None:
             for _ in range(times):
                 await asyncio.sleep(0)
 
         self.run(turns())
 
     @initialize()
-    def first_life(self):
+    def first_life(self) -> None:
         self.start()
 
-    def start(self):
-        async def begin():
+    def start(self) -> None:
+        async def begin() -> None:
             self.disk.blocks = self.quick
             self.wal = make_wal(self.disk, flush=self.flush, flush_interval_ms=20, max_record_bytes=10_000)
             self.wal.set_on_durable(self.on_durable)
@@ -77,7 +84,7 @@ class WalMachine(RuleBasedStateMachine):
         self.failed.clear()
         self.run(asyncio.wait_for(begin(), 30))
 
-    def check(self, records):
+    def check(self, records: list[WalRecord]) -> None:
         first = self.wal.start_offset
         assert first <= max(self.trimmed, 0)
         assert self.wal.end_offset >= self.survives, "durable records were lost"
@@ -89,21 +96,23 @@ class WalMachine(RuleBasedStateMachine):
 
     survives = 0
 
-    def on_durable(self, offset):
+    def on_durable(self, offset: int) -> None:
         assert offset > self.acknowledged or offset == self.wal.durable_offset
         assert not self.failed, "acknowledged after the failure"
         self.acknowledged = offset
 
     @rule(size=st.integers(0, 3000), count=st.integers(1, 5), turns=st.integers(0, 3))
-    def append(self, size, count, turns):
+    def append(self, size: int, count: int, turns: int) -> None:
         self.run(self.append_all(size, count, turns))
 
-    async def append_all(self, size, count, turns):
+    async def append_all(self, size: int, count: int, turns: int) -> None:
         for _ in range(count):
             payload = random.Random(self.next_base).randbytes(size)
             before = self.wal.end_offset
             try:
-                end = self.wal.append(9, 1, self.next_base, 1, [payload[: size // 2], memoryview(payload)[size // 2 :]])
+                end = self.wal.append(
+                    StreamAppend(9, 1, self.next_base, 1, [payload[: size // 2], memoryview(payload)[size // 2 :]])
+                )
             except (WalFull, WalFailed):
                 assert self.wal.end_offset == before
                 return
@@ -114,32 +123,32 @@ class WalMachine(RuleBasedStateMachine):
             self.wal.note_confirmed(self.wal.durable_offset)
 
     @rule(size=st.integers(SEGMENT, 10_000))
-    def append_larger_than_a_segment(self, size):
+    def append_larger_than_a_segment(self, size: int) -> None:
         self.append(size, 1, 0)
 
     @rule(turns=st.integers(1, 30))
-    def let_the_loop_turn(self, turns):
+    def let_the_loop_turn(self, turns: int) -> None:
         self.turn(turns)
 
     @rule()
-    def let_timers_fire(self):
+    def let_timers_fire(self) -> None:
         self.run(asyncio.sleep(0.025))
 
     @rule(stalled=st.booleans())
-    def stall_the_device(self, stalled):
+    def stall_the_device(self, stalled: bool) -> None:
         self.disk.stalled = stalled
         if not stalled:
             self.run(self.resume())
 
-    async def resume(self):
+    async def resume(self) -> None:
         self.disk.run()
 
     @rule(quick=st.booleans())
-    def write_on_the_loops_thread(self, quick):
+    def write_on_the_loops_thread(self, quick: bool) -> None:
         self.quick = self.disk.blocks = quick
 
     @rule(part=st.floats(0, 1))
-    def trim(self, part):
+    def trim(self, part: float) -> None:
         ends = [end for _, end, *_ in self.model if end <= self.wal.durable_offset]
         if not ends or self.disk.stalled or self.failed:
             return
@@ -148,15 +157,15 @@ class WalMachine(RuleBasedStateMachine):
         self.run(asyncio.wait_for(self.wal.trim(offset), 30))
 
     @rule(more=st.integers(0, 40_000))
-    def limit_the_disk(self, more):
+    def limit_the_disk(self, more: int) -> None:
         self.disk.capacity_bytes = self.disk.used_bytes + more
 
     @rule()
-    def give_the_disk_room(self):
+    def give_the_disk_room(self) -> None:
         self.disk.capacity_bytes = 1 << 62
 
     @rule(seed=st.integers(0, 1 << 20), after=st.integers(0, 12), killed=st.booleans())
-    def crash(self, seed, after, killed):
+    def crash(self, seed: int, after: int, killed: bool) -> None:
         self.disk.crash_after = after
         if not self.disk.stalled:
             self.turn(after)
@@ -164,7 +173,7 @@ class WalMachine(RuleBasedStateMachine):
         self.start()
 
     @rule(nth=st.integers(1, 3), kind=st.sampled_from(["fsync", "write"]), seed=st.integers(0, 1 << 20))
-    def device_error(self, nth, kind, seed):
+    def device_error(self, nth: int, kind: str, seed: int) -> None:
         self.give_the_disk_room()
         self.stall_the_device(False)
         self.disk.fail_at[kind] = (nth, errno.EIO)
@@ -175,14 +184,14 @@ class WalMachine(RuleBasedStateMachine):
         if self.failed:
             assert len(self.failed) == 1
             with pytest.raises(WalFailed):
-                self.wal.append(1, 1, 0, 1, [])
+                self.wal.append(StreamAppend(1, 1, 0, 1, []))
             with pytest.raises(WalFailed):
                 self.run(self.wal.writable())
         self.go_down(random.Random(seed), killed=False)
         self.start()
 
     @rule()
-    def restart_cleanly(self):
+    def restart_cleanly(self) -> None:
         self.give_the_disk_room()
         self.stall_the_device(False)
         if self.failed:
@@ -194,14 +203,14 @@ class WalMachine(RuleBasedStateMachine):
         self.disk = FaultyDisk(self.disk.files)
         self.start()
 
-    def go_down(self, rng, killed):
+    def go_down(self, rng: random.Random, killed: bool) -> None:
         lost = self.wal.stats()["unsynced_bytes"] if self.flush == "async" and not killed else None
         self.survives = self.acknowledged if lost is None else self.wal.end_offset - lost
         self.disk = self.disk.process_killed() if killed else self.disk.power_loss(rng)
         cancel_everything(self.loop)
 
     @invariant()
-    def offsets_are_in_order(self):
+    def offsets_are_in_order(self) -> None:
         assert not self.surprises
         if hasattr(self, "wal"):
             wal = self.wal
@@ -210,7 +219,7 @@ class WalMachine(RuleBasedStateMachine):
             stats = wal.stats()
             assert stats["disk_bytes"] <= 8 * SEGMENT + self.epoch * HEADER_BYTES
 
-    def teardown(self):
+    def teardown(self) -> None:
         if hasattr(self, "wal"):
             self.go_down(random.Random(0), killed=False)
             self.start()
@@ -233,16 +242,17 @@ TestAsync.settings = MODEST
 
 
 @pytest.mark.parametrize("torn", range(3))
-def test_a_crash_at_every_step_of_a_roll_loses_nothing(torn):
+def test_a_crash_at_every_step_of_a_roll_loses_nothing(torn: int) -> None:
     """Power lost after each single disk operation of a life that rolls, trims and recycles."""
 
-    def life(steps):
+    def life(steps: int) -> bool:
         loop = asyncio.new_event_loop()
         disk = FaultyDisk()
         disk.crash_after = steps
-        sent, state = [], {"durable": 0, "trimmed": 0}
+        sent: list[tuple[int, bytes]] = []
+        state = {"durable": 0, "trimmed": 0}
 
-        async def work():
+        async def work() -> None:
             wal = make_wal(disk)
             wal.set_on_durable(lambda offset: state.update(durable=offset))
             await recovered(wal)
@@ -258,7 +268,7 @@ def test_a_crash_at_every_step_of_a_roll_loses_nothing(torn):
                 await asyncio.sleep(0)
             await wal.close()
 
-        async def watched():
+        async def watched() -> asyncio.Task[None]:
             task = asyncio.create_task(work())
             await until(lambda: task.done() or disk.crashed)
             return task
@@ -268,7 +278,7 @@ def test_a_crash_at_every_step_of_a_roll_loses_nothing(torn):
         back = disk.power_loss(random.Random(steps * 7 + torn))
         cancel_everything(loop)
 
-        async def look():
+        async def look() -> tuple[int, list[WalRecord]]:
             wal = make_wal(back)
             records = await recovered(wal)
             await wal.begin_epoch(2)

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.wal import WalRecordType
-from storage.wal_format import HEADER_BYTES, crc_matches, encode_header, misplaced, read_header, record_of, unsupported
+from tidelog.runtime.types import Buffer
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.wal.base import WalRecordType
+from tidelog.storage.wal.format import (
+    HEADER_BYTES,
+    crc_matches,
+    encode_header,
+    misplaced,
+    read_header,
+    record_of,
+    unsupported,
+)
 
 int64 = st.integers(0, (1 << 63) - 1)
 int32 = st.integers(0, (1 << 31) - 1)
 payloads = st.lists(st.binary(max_size=200), max_size=4)
 
 
-def encode(type=1, offset=0, confirm=0, stream=0, epoch=0, base=0, master=0, count=0, payload=()):
+def encode(
+    type: int = 1,
+    offset: int = 0,
+    confirm: int = 0,
+    stream: int = 0,
+    epoch: int = 0,
+    base: int = 0,
+    master: int = 0,
+    count: int = 0,
+    payload: Sequence[Buffer] = (),
+) -> bytes:
     length = sum(map(len, payload))
-    return encode_header(type, length, offset, confirm, stream, epoch, base, master, count, payload) + b"".join(payload)
+    record = StreamAppend(stream, epoch, base, count, payload)
+    return encode_header(type, length, offset, confirm, master, record) + b"".join(payload)
 
 
-def test_layout_is_the_documented_one():
+def test_layout_is_the_documented_one() -> None:
     raw = encode(1, 1 << 40, 1 << 39, -1, 1 << 50, 1 << 60, 7, 3, [b"ab", b"c"])
     assert len(raw) == HEADER_BYTES + 3
     assert raw[0:4] == b"TLWR"
@@ -34,7 +56,18 @@ def test_layout_is_the_documented_one():
 
 @given(st.sampled_from(WalRecordType), int64, int64, int64, int64, int64, int32, int32, payloads, st.binary(max_size=9))
 @settings(max_examples=60)
-def test_what_was_encoded_is_read_back(type, offset, confirm, stream, epoch, base, master, count, payload, before):
+def test_what_was_encoded_is_read_back(
+    type: WalRecordType,
+    offset: int,
+    confirm: int,
+    stream: int,
+    epoch: int,
+    base: int,
+    master: int,
+    count: int,
+    payload: list[bytes],
+    before: bytes,
+) -> None:
     raw = memoryview(before + encode(type, offset, confirm, stream, epoch, base, master, count, payload))
     header = read_header(raw, len(before))
     assert not misplaced(header, offset)
@@ -51,7 +84,7 @@ def test_what_was_encoded_is_read_back(type, offset, confirm, stream, epoch, bas
 
 @given(payloads, st.data())
 @settings(max_examples=100)
-def test_any_flipped_bit_is_found(payload, data):
+def test_any_flipped_bit_is_found(payload: list[bytes], data: st.DataObject) -> None:
     raw = bytearray(encode(offset=77, stream=5, payload=payload))
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
@@ -60,7 +93,7 @@ def test_any_flipped_bit_is_found(payload, data):
     assert not (whole and crc_matches(header, memoryview(raw), 0))
 
 
-def test_a_later_version_is_named_not_misread():
+def test_a_later_version_is_named_not_misread() -> None:
     raw = bytearray(encode())
     raw[8] = 2
     assert "version 2" in unsupported(read_header(raw, 0))

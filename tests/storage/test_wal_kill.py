@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -11,17 +10,22 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.disk import FileDisk
-from storage.wal import WalRecordType
+import pytest
+
 from tests.storage.wal_harness import SEGMENT, make_wal, recovered
 from tests.storage.wal_kill_payload import payload_of
+from tidelog.runtime.disk import FileDisk
+from tidelog.storage.wal.base import WalRecord, WalRecordType
+from tidelog.storage.wal.disk.wal import DiskWal
+
+pytestmark = pytest.mark.processes
 
 CHILD = Path(__file__).with_name("wal_kill_child.py")
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("TIDELOG_WAL_KILL_ROUNDS", "8"))
 
 
-def live_and_die(path, epoch, rng):
+def live_and_die(path: Path, epoch: int, rng: random.Random) -> list[int]:
     """One life of the child. Returns the base offsets it reported durable."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{CHILD.parent}"}
     with subprocess.Popen(
@@ -35,10 +39,10 @@ def live_and_die(path, epoch, rng):
     return [int(line) for line in lines[:-1]]  # the last is empty or cut
 
 
-def test_what_was_durable_survives_kill_9_at_any_moment(tmp_path):
+async def test_what_was_durable_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
     rng = random.Random()
 
-    async def look():
+    async def look() -> list[WalRecord]:
         disk = FileDisk(tmp_path)
         wal = make_wal(disk, max_bytes=16 * SEGMENT)
         records = await recovered(wal)
@@ -49,7 +53,7 @@ def test_what_was_durable_survives_kill_9_at_any_moment(tmp_path):
     for epoch in range(1, ROUNDS + 1):
         reported = live_and_die(tmp_path, epoch, rng)
         assert reported == list(range(last + 1, last + 1 + len(reported)))
-        records = asyncio.run(look())
+        records = await look()
         bases = [record.base_offset for record in records]
         assert bases == list(range(bases[0], bases[0] + len(bases))) if bases else True
         if reported:
@@ -61,6 +65,6 @@ def test_what_was_durable_survives_kill_9_at_any_moment(tmp_path):
     assert last > 0
 
 
-async def disk_close(wal, disk):
+async def disk_close(wal: DiskWal, disk: FileDisk) -> None:
     await wal.close()
     await disk.close()

@@ -6,26 +6,29 @@ The state machine lets hypothesis choose each step; the walk takes steps at rand
 from __future__ import annotations
 
 import random
+from typing import Unpack
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from wal_s3_world import World
+from msgspec import structs
 
-from runtime.errors import Fenced
-from storage.settings import WalSettings
+from tests.storage.wal_harness import WalChanges
+from tests.storage.wal_s3_world import World, Writer
+from tidelog.runtime.errors import Fenced
+from tidelog.storage.settings import WalSettings
 
 ENDINGS = ("ok", "ok", "ok", "ok", "lost", "late", "refused")
 MAX_ALIVE = 3
 
 
-def tiny(**changes) -> WalSettings:
-    values = {"max_bytes": 1 << 20, "max_record_bytes": 4096, "s3_batch_bytes": 200, "s3_in_flight": 4}
-    return WalSettings(**{**values, **changes})
+def tiny(**changes: Unpack[WalChanges]) -> WalSettings:
+    values = WalSettings(max_bytes=1 << 20, max_record_bytes=4096, s3_batch_bytes=200, s3_in_flight=4)
+    return structs.replace(values, **changes)
 
 
-def alive(world: World) -> list:
+def alive(world: World) -> list[Writer]:
     return [one for one in world.writers if not one.crashed and not one.failed]
 
 
@@ -40,7 +43,7 @@ class CompetingWriters(RuleBasedStateMachine):
     def elect(self) -> None:
         self.world.start()
 
-    @precondition(lambda self: alive(self.world))
+    @precondition(lambda self: bool(alive(self.world)))
     @rule(which=st.integers(0, MAX_ALIVE), records=st.integers(1, 4), size=st.integers(0, 150))
     def append(self, which: int, records: int, size: int) -> None:
         writer = alive(self.world)[which % len(alive(self.world))]
@@ -48,12 +51,12 @@ class CompetingWriters(RuleBasedStateMachine):
             self.count += 1
             self.world.append(writer, f"{self.count} ".encode().ljust(size, b"."))
 
-    @precondition(lambda self: self.world.ops)
+    @precondition(lambda self: bool(self.world.ops))
     @rule(which=st.integers(0, 20), how=st.sampled_from(ENDINGS))
     def finish(self, which: int, how: str) -> None:
         self.world.finish(self.world.ops[which % len(self.world.ops)], how)
 
-    @precondition(lambda self: self.world.ops)
+    @precondition(lambda self: bool(self.world.ops))
     @rule(count=st.integers(1, 30), seed=st.integers(0, 1000))
     def finish_many(self, count: int, seed: int) -> None:
         rng = random.Random(seed)
@@ -63,7 +66,7 @@ class CompetingWriters(RuleBasedStateMachine):
             else:
                 self.world.finish(rng.choice(self.world.ops), "ok")
 
-    @precondition(lambda self: self.world.late)
+    @precondition(lambda self: bool(self.world.late))
     @rule(which=st.integers(0, 20))
     def land_late(self, which: int) -> None:
         self.world.land_late(self.world.late[which % len(self.world.late)])
@@ -72,12 +75,12 @@ class CompetingWriters(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.world.tick(seconds)
 
-    @precondition(lambda self: alive(self.world))
+    @precondition(lambda self: bool(alive(self.world)))
     @rule(which=st.integers(0, MAX_ALIVE))
     def crash(self, which: int) -> None:
         self.world.crash(alive(self.world)[which % len(alive(self.world))])
 
-    @precondition(lambda self: alive(self.world))
+    @precondition(lambda self: bool(alive(self.world)))
     @rule(which=st.integers(0, MAX_ALIVE))
     def commit(self, which: int) -> None:
         self.world.commit(alive(self.world)[which % len(alive(self.world))])

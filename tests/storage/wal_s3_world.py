@@ -15,16 +15,21 @@ import contextlib
 import heapq
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from runtime.errors import Fenced, TidelogError, Unavailable
-from storage.object_store import ObjectExists
-from storage.object_store_memory import MemoryObjectStore
-from storage.settings import WalSettings
-from storage.wal import WalFailed, WalFull
-from storage.wal_s3 import S3Wal
+from tidelog.runtime.errors import Fenced, TidelogError, Unavailable
+from tidelog.runtime.types import Buffer
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.store import ObjectExists, ObjectInfo
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import WalSettings
+from tidelog.storage.wal.base import WalFailed, WalFull, WalRecord
+from tidelog.storage.wal.s3.wal import S3Wal
+
+T = TypeVar("T")
 
 TURNS = 12
 """Turns of the loop after each step: what becomes possible at once is done."""
@@ -68,38 +73,37 @@ class Op:
     future: asyncio.Future[Any]
 
 
-class Door:
-    """The bucket as one process sees it."""
-
-    url = "memory://door"
+class Interface(MemoryObjectStore):
+    """The bucket as one process sees it. A WAL asks for nothing but what is defined here."""
 
     def __init__(self, world: World, writer: int) -> None:
+        super().__init__(world.clock)
         self._world = world
         self._writer = writer
         self.dead = False
 
-    async def _request(self, what: str, apply: Callable[[], Any]) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    async def _request(self, what: str, apply: Callable[[], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if not self.dead:
             self._world.ops.append(Op(self._writer, what, apply, future))
         return await future
 
-    async def put(self, key, body, *, if_absent=False):
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
         data = b"".join(body)
         return await self._request(f"put {key}", lambda: self._world.put(key, data, if_absent))
 
-    async def get(self, key):
+    async def get(self, key: str) -> bytes:
         return await self._request(f"get {key}", lambda: self._world.run_now(self._world.store.get(key)))
 
-    async def delete(self, keys):
+    async def delete(self, keys: Sequence[str]) -> None:
         """Batch deletes are not atomic: one request a key."""
         for key in keys:
-            await self._request(f"delete {key}", lambda key=key: self._world.run_now(self._world.store.delete([key])))
+            await self._request(f"delete {key}", partial(self._world.delete, key))
 
-    async def list(self, prefix, *, start_after=""):
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         more = True
         while more:
-            page = await self._request(f"list {prefix}", lambda after=start_after: self._world.page(prefix, after))
+            page = await self._request(f"list {prefix}", partial(self._world.page, prefix, start_after))
             for info in page:
                 yield info
             more = len(page) == self._world.list_page
@@ -112,7 +116,7 @@ class Writer:
 
     number: int
     epoch: int
-    door: Door
+    bucket_view: Interface
     wal: S3Wal
     recovered: list[tuple[int, bytes]] = field(default_factory=list)
     recovered_end: int = 0
@@ -151,19 +155,23 @@ class World:
 
     # -- the bucket
 
-    def run_now(self, work) -> Any:
+    def run_now(self, work: Coroutine[Any, Any, T]) -> T:
         """The memory store never suspends."""
         try:
             work.send(None)
         except StopIteration as done:
-            return done.value
+            result: T = done.value
+            return result
         raise AssertionError("the memory store suspended")
 
-    def put(self, key: str, data: bytes, if_absent: bool) -> Any:
+    def put(self, key: str, data: bytes, if_absent: bool) -> ObjectInfo:
         return self.run_now(self.store.put(key, (data,), if_absent=if_absent))
 
-    def page(self, prefix: str, after: str) -> list[Any]:
-        async def collect() -> list[Any]:
+    def delete(self, key: str) -> None:
+        self.run_now(self.store.delete([key]))
+
+    def page(self, prefix: str, after: str) -> list[ObjectInfo]:
+        async def collect() -> list[ObjectInfo]:
             found = []
             async for info in self.store.list(prefix, start_after=after):
                 found.append(info)
@@ -187,11 +195,11 @@ class World:
         """Elect a new process, and let it take over."""
         self.elected += 1
         number = len(self.writers)
-        door = Door(self, number)
+        bucket_view = Interface(self, number)
         wal = S3Wal(
-            door, self.settings, cluster_id="c", replica_set_id=1, clock=self.clock, rng=random.Random(number)
+            bucket_view, self.settings, cluster_id="c", replica_set_id=1, clock=self.clock, rng=random.Random(number)
         )  # fmt: skip
-        writer = Writer(number, self.elected, door, wal)
+        writer = Writer(number, self.elected, bucket_view, wal)
         self.writers.append(writer)
         wal.set_on_durable(lambda offset: self._durable(writer, offset))
         wal.set_on_failed(lambda error: self._failed(writer, error))
@@ -202,7 +210,7 @@ class World:
     async def _live(self, writer: Writer) -> None:
         wal = writer.wal
 
-        def on_record(record) -> None:
+        def on_record(record: WalRecord) -> None:
             if writer.recovered and record.offset != writer.recovered_end:
                 self.problems.append(f"writer {writer.number} recovered {record.offset} after {writer.recovered_end}")
             writer.recovered.append((record.offset, bytes(record.payload)))
@@ -271,7 +279,7 @@ class World:
         async def work() -> None:
             start = writer.wal.end_offset
             with contextlib.suppress(WalFull):
-                end = writer.wal.append(1, writer.epoch, start, 1, (payload,))
+                end = writer.wal.append(StreamAppend(1, writer.epoch, start, 1, (payload,)))
                 writer.appended.append((start, end, payload))
 
         self.loop.run_until_complete(work())
@@ -311,7 +319,7 @@ class World:
 
     def crash(self, writer: Writer) -> None:
         """The process ends; what it had under way may still arrive."""
-        writer.crashed = writer.door.dead = True
+        writer.crashed = writer.bucket_view.dead = True
         for op in [op for op in self.ops if op.writer == writer.number]:
             self.ops.remove(op)
             self.late.append(op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.leader_epochs import LeaderEpochs
+from tidelog.stream.leader_epochs import LeaderEpochs
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next() -> None:

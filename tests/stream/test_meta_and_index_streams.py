@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import CorruptData
-from storage.records import StreamRecord
-from storage.wal import WalFull
-from stream.index_stream import IndexStream
-from stream.meta_stream import MetaStream
-from stream.stream import Stream
-from stream.time_index import TimeIndex
-from stream.txn_index import AbortedTxn, TxnIndex
 from tests.support.fake_storage import FakeManager, FakeStorage, FakeWorld
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.records import StreamEntry
+from tidelog.storage.wal.base import WalFull
+from tidelog.stream.index_stream import IndexStream
+from tidelog.stream.meta_stream import MetaStream
+from tidelog.stream.stream import Stream
+from tidelog.stream.time_index import TimeIndex
+from tidelog.stream.txn_index import AbortedTxn, TxnIndex
 
 
 def stream(world: FakeWorld) -> Stream:
@@ -64,31 +64,25 @@ def test_the_meta_stream_is_a_dictionary_that_survives(script: list[object]) -> 
     asyncio.run(run())
 
 
-def test_the_meta_stream_wants_a_rewrite_when_most_of_it_is_garbage() -> None:
-    async def run() -> None:
+async def test_the_meta_stream_wants_a_rewrite_when_most_of_it_is_garbage() -> None:
+    world = FakeWorld()
+    meta = await reloaded(world)
+    for n in range(200):
+        meta.put({"a": b"%d" % n, "b": None})
+    assert meta.needs_compaction()
+    trim_to, _ = meta.rewrite()
+    await meta.stream.trim(trim_to)
+    assert not meta.needs_compaction()
+    assert meta.stream.start_offset == 400
+    assert (await reloaded(world)).items() == [("a", b"199")]
+
+
+async def test_damaged_meta_entries_are_corrupt_data() -> None:
+    for payload in (b"\x02\x90", b"\x01\xff", b"\x01"):
         world = FakeWorld()
-        meta = await reloaded(world)
-        for n in range(200):
-            meta.put({"a": b"%d" % n, "b": None})
-        assert meta.needs_compaction()
-        trim_to, _ = meta.rewrite()
-        await meta.stream.trim(trim_to)
-        assert not meta.needs_compaction()
-        assert meta.stream.start_offset == 400
-        assert (await reloaded(world)).items() == [("a", b"199")]
-
-    asyncio.run(run())
-
-
-def test_damaged_meta_entries_are_corrupt_data() -> None:
-    async def run() -> None:
-        for payload in (b"\x02\x90", b"\x01\xff", b"\x01"):
-            world = FakeWorld()
-            world.wal.append((1, StreamRecord(0, 1, payload)))
-            with pytest.raises(CorruptData):
-                await reloaded(world)
-
-    asyncio.run(run())
+        world.wal.append((1, StreamEntry(0, 1, payload)))
+        with pytest.raises(CorruptData):
+            await reloaded(world)
 
 
 @settings(max_examples=80)
@@ -101,7 +95,7 @@ def test_binary_search_over_appends_finds_the_first_entry(
         rows: list[tuple[int, ...]] = []
         value = 0
         for group in groups:
-            chunk = []
+            chunk: list[tuple[int, ...]] = []
             for step in group:
                 value += step
                 chunk.append((value, len(rows) + len(chunk)))
@@ -139,22 +133,19 @@ def test_the_time_index_never_skips_a_record(batches: list[tuple[int, int, bool]
     asyncio.run(run())
 
 
-def test_the_time_index_keeps_what_a_full_wal_refuses() -> None:
-    async def run() -> None:
-        world = FakeWorld()
-        storage = FakeStorage(world)
-        index = TimeIndex(Stream.open(world.opened(1), storage, FakeManager(world)))  # type: ignore[arg-type]
-        index.note(-1, 0, 500, 100)
-        index.note(5, 1, 500, 100)
-        storage.refusals.append(WalFull("full"))
-        with pytest.raises(WalFull):
-            index.flush()
-        assert (index.end, index.stream.next_offset) == (1, 0)
+async def test_the_time_index_keeps_what_a_full_wal_refuses() -> None:
+    world = FakeWorld()
+    storage = FakeStorage(world)
+    index = TimeIndex(Stream.open(world.opened(1), storage, FakeManager(world)))  # type: ignore[arg-type]
+    index.note(-1, 0, 500, 100)
+    index.note(5, 1, 500, 100)
+    storage.refusals.append(WalFull("full"))
+    with pytest.raises(WalFull):
         index.flush()
-        assert (index.end, index.stream.next_offset) == (1, 1)
-        assert await index.floor(0, 1, 6) == 1
-
-    asyncio.run(run())
+    assert (index.end, index.stream.next_offset) == (1, 0)
+    index.flush()
+    assert (index.end, index.stream.next_offset) == (1, 1)
+    assert await index.floor(0, 1, 6) == 1
 
 
 def aborted_transactions(gaps: list[tuple[int, int]]) -> list[AbortedTxn]:
@@ -200,29 +191,26 @@ def test_the_txn_index_finds_all_that_overlaps(
         await index.stream.trim(at)
         assert await index.lookup(start, end) == expected
 
-    import stream.txn_index as module
+    import tidelog.stream.txn_index as module
 
-    original, module._KEPT = module._KEPT, kept
+    original, module.KEPT_ENTRIES = module.KEPT_ENTRIES, kept
     try:
         asyncio.run(run())
     finally:
-        module._KEPT = original
+        module.KEPT_ENTRIES = original
 
 
-def test_an_aborted_transaction_that_waits_for_room_is_found_all_the_same() -> None:
-    async def run() -> None:
-        world = FakeWorld()
-        storage = FakeStorage(world)
-        index = TxnIndex(Stream.open(world.opened(1), storage, FakeManager(world)))  # type: ignore[arg-type]
-        entry = AbortedTxn(1, 5, 9, 10)
-        index.add(entry)
-        storage.refusals.append(WalFull("full"))
-        with pytest.raises(WalFull):
-            index.flush()
-        assert index.waiting == 1
-        assert index.lookup_hot(0, 20) == [entry]
+async def test_an_aborted_transaction_that_waits_for_room_is_found_all_the_same() -> None:
+    world = FakeWorld()
+    storage = FakeStorage(world)
+    index = TxnIndex(Stream.open(world.opened(1), storage, FakeManager(world)))  # type: ignore[arg-type]
+    entry = AbortedTxn(1, 5, 9, 10)
+    index.add(entry)
+    storage.refusals.append(WalFull("full"))
+    with pytest.raises(WalFull):
         index.flush()
-        assert index.waiting == 0
-        assert await index.lookup(0, 20) == [entry]
-
-    asyncio.run(run())
+    assert index.waiting == 1
+    assert index.lookup_hot(0, 20) == [entry]
+    index.flush()
+    assert index.waiting == 0
+    assert await index.lookup(0, 20) == [entry]

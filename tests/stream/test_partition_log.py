@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import Closed
-from storage.record_batch import (
+from tests.support.fake_storage import DATA, META, TIME, TXN, FakeClock, FakeWorld, Process
+from tidelog.batch.batch import (
     Compression,
     ControlType,
     InvalidRecord,
@@ -22,11 +22,12 @@ from storage.record_batch import (
     iter_records,
     parse_header,
 )
-from storage.wal import WalFailed, WalFull
-from stream.errors import FencedLeaderEpoch, OffsetOutOfRange, OutOfOrderSequence, UnknownLeaderEpoch
-from stream.log_config import LogConfig
-from stream.partition_log import AppendResult, PartitionLog
-from tests.support.fake_storage import DATA, META, TIME, TXN, FakeClock, FakeWorld, Process
+from tidelog.runtime.errors import Closed
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.wal.base import WalFailed, WalFull
+from tidelog.stream.errors import FencedLeaderEpoch, OffsetOutOfRange, OutOfOrderSequence, UnknownLeaderEpoch
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_log import AppendResult, PartitionLog
 
 NOW = 1_700_000_000_000
 
@@ -278,18 +279,15 @@ async def test_a_read_begins_with_the_whole_batch_that_contains_the_offset() -> 
 
 
 @pytest.mark.parametrize("hot", [True, False])
-def test_one_batch_comes_even_over_the_limit(hot: bool) -> None:
-    async def run() -> None:
-        bench = Bench()
-        bench.process.storage.hot = hot
-        log = await bench.open()
-        log.append(batch(b"x" * 1000))
-        log.append(batch(b"y" * 1000))
-        assert await values(log, 0, size=10) == [b"x" * 1000]
-        assert (await log.read(0, 10, committed=False, minimum_one=False)).records == []
-        assert (log.read_hot(0, 10, committed=False) is not None) == hot
-
-    asyncio.run(run())
+async def test_one_batch_comes_even_over_the_limit(hot: bool) -> None:
+    bench = Bench()
+    bench.process.storage.hot = hot
+    log = await bench.open()
+    log.append(batch(b"x" * 1000))
+    log.append(batch(b"y" * 1000))
+    assert await values(log, 0, size=10) == [b"x" * 1000]
+    assert (await log.read(0, 10, committed=False, minimum_one=False)).records == []
+    assert (log.read_hot(0, 10, committed=False) is not None) == hot
 
 
 @sync
@@ -343,32 +341,29 @@ async def test_a_marker_counts_only_when_it_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize("restart", ["no", "clean", "crash"])
-def test_aborted_transactions_in_the_range_are_listed(restart: str) -> None:
-    async def run() -> None:
-        bench = Bench()
-        log = await bench.open()
-        for round_ in range(3):
-            base = 5 * round_
-            log.append(idempotent(2 * round_, txn=True))
-            log.append(idempotent(0, pid=100 + round_))
-            log.append_internal(end_txn(ControlType.ABORT if round_ != 1 else ControlType.COMMIT))
-            assert log.last_stable_offset == base + 3
-            log.append_internal(end_txn(ControlType.ABORT))  # ends nothing
-            log.append(idempotent(2 * round_ + 1))
-        if restart == "clean":
-            log = await bench.reopen(log)
-        elif restart == "crash":
-            log = await bench.restart()
-        assert (await log.read(0, 1 << 20, committed=True)).aborted == [(9, 0), (9, 10)]
-        assert (await log.read(3, 1 << 20, committed=True)).aborted == [(9, 10)]
-        assert (await log.read(0, 10, committed=True)).aborted == [(9, 0)]
-        assert (await log.read(13, 1 << 20, committed=True)).aborted == []
-        assert (await log.read(0, 1 << 20, committed=False)).aborted == []
-        hot = log.read_hot(0, 1 << 20, committed=True)
-        assert hot is not None
-        assert hot.aborted == [(9, 0), (9, 10)]
-
-    asyncio.run(run())
+async def test_aborted_transactions_in_the_range_are_listed(restart: str) -> None:
+    bench = Bench()
+    log = await bench.open()
+    for round_ in range(3):
+        base = 5 * round_
+        log.append(idempotent(2 * round_, txn=True))
+        log.append(idempotent(0, pid=100 + round_))
+        log.append_internal(end_txn(ControlType.ABORT if round_ != 1 else ControlType.COMMIT))
+        assert log.last_stable_offset == base + 3
+        log.append_internal(end_txn(ControlType.ABORT))  # ends nothing
+        log.append(idempotent(2 * round_ + 1))
+    if restart == "clean":
+        log = await bench.reopen(log)
+    elif restart == "crash":
+        log = await bench.restart()
+    assert (await log.read(0, 1 << 20, committed=True)).aborted == [(9, 0), (9, 10)]
+    assert (await log.read(3, 1 << 20, committed=True)).aborted == [(9, 10)]
+    assert (await log.read(0, 10, committed=True)).aborted == [(9, 0)]
+    assert (await log.read(13, 1 << 20, committed=True)).aborted == []
+    assert (await log.read(0, 1 << 20, committed=False)).aborted == []
+    hot = log.read_hot(0, 1 << 20, committed=True)
+    assert hot is not None
+    assert hot.aborted == [(9, 0), (9, 10)]
 
 
 @sync
@@ -378,10 +373,10 @@ async def test_an_abort_marker_survives_a_full_wal_behind_it() -> None:
     log.append(idempotent(0, txn=True))
     original = bench.process.storage.append
 
-    def full_for_the_index(stream_id: int, *rest: Any) -> int:
-        if stream_id == TXN:
+    def full_for_the_index(record: StreamAppend) -> int:
+        if record.stream_id == TXN:
             raise WalFull("full")
-        return original(stream_id, *rest)
+        return original(record)
 
     bench.process.storage.append = full_for_the_index  # type: ignore[method-assign]
     assert log.append_internal(end_txn(ControlType.ABORT)).base_offset == 1

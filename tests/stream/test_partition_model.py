@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage.record_batch import (
+from tests.support.fake_storage import FakeClock, FakeWorld, Process
+from tidelog.batch.batch import (
     ControlType,
     Record,
     build_batch,
@@ -21,10 +22,9 @@ from storage.record_batch import (
     iter_records,
     parse_header,
 )
-from stream.errors import OffsetOutOfRange, OutOfOrderSequence
-from stream.log_config import LogConfig
-from stream.partition_log import FetchResult
-from tests.support.fake_storage import FakeClock, FakeWorld, Process
+from tidelog.stream.errors import OffsetOutOfRange, OutOfOrderSequence
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_log import FetchResult
 
 NOW = 1_700_000_000_000
 CONFIG = LogConfig(

@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from runtime.errors import Overloaded
-from storage.record_batch import Record, build_batch, iter_records
-from storage.settings import CacheSettings
-from stream.errors import OutOfOrderSequence
-from stream.log_config import LogConfig
-from stream.managers import OpenedStream
-from stream.partition_log import AppendResult, PartitionLog
 from tests.support.fake_wal import WalMedia
-from tests.support.storage_world import World, run
+from tests.support.storage_world import World
+from tidelog.batch.batch import Record, build_batch, iter_records
+from tidelog.runtime.errors import Overloaded
+from tidelog.storage.settings import CacheSettings
+from tidelog.stream.errors import OutOfOrderSequence
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import AppendResult, LedPartition, PartitionLog
 
 SMALL = LogConfig(
     segment_bytes=1500,
@@ -34,7 +34,9 @@ class Cluster:
         self.starts: dict[int, int] = {}
         self.logs: list[PartitionLog] = []
 
-    async def trim_stream(self, stream_id: int, epoch: int, start_offset: int) -> None:
+    async def trim_stream(
+        self, replica_set_id: int, master_epoch: int, stream_id: int, epoch: int, start_offset: int
+    ) -> None:
         await asyncio.sleep(0)
         self.starts[stream_id] = max(self.starts.get(stream_id, 0), start_offset)
 
@@ -51,10 +53,7 @@ class Cluster:
                 for stream in range(4 * n, 4 * n + 4)
             ]
             log = await PartitionLog.open(
-                topic="t",
-                topic_id=bytes(16),
-                partition=n,
-                leader_epoch=world.stream_epoch,
+                led=LedPartition("t", bytes(16), n, world.stream_epoch),
                 streams=(opened[0], opened[1], opened[2], opened[3]),
                 storage=storage,
                 manager=self,  # type: ignore[arg-type]
@@ -101,171 +100,153 @@ def expected(start: int, end: int) -> list[tuple[int, int, bytes | None]]:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_once_uploaded_everything_survives_the_loss_of_the_disk(clean: bool) -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        log = await cluster.boot(partitions=2)
-        for n in range(150):
-            for one in cluster.logs:
-                one.append(batch(n))
-        await cluster.confirmed(log.append(batch(150)))
-        epoch = log.leader_epoch
-        await log.delete_records(7)
-        if clean:
-            for one in cluster.logs:
-                await one.close()
-        await cluster.world.storage.upload_now()
-        await cluster.lose_the_disk()
+async def test_once_uploaded_everything_survives_the_loss_of_the_disk(clean: bool) -> None:
+    cluster = Cluster()
+    log = await cluster.boot(partitions=2)
+    for n in range(150):
+        for one in cluster.logs:
+            one.append(batch(n))
+    await cluster.confirmed(log.append(batch(150)))
+    epoch = log.leader_epoch
+    await log.delete_records(7)
+    if clean:
+        for one in cluster.logs:
+            await one.close()
+    await cluster.world.storage.upload_now()
+    await cluster.lose_the_disk()
 
-        log = await cluster.boot(partitions=2)
-        assert (log.log_start_offset, log.high_watermark) == (7, 151)
-        assert await contents(log) == expected(7, 151)
-        assert await contents(cluster.logs[1]) == expected(0, 150)
-        assert log.append(batch(150)).duplicate
-        with pytest.raises(OutOfOrderSequence):
-            log.append(batch(152))
-        for offset in range(7, 151, 13):
-            assert await log.offset_for_timestamp(5000 + offset) == (offset, 5000 + offset, epoch)
-        assert await log.offset_of_max_timestamp() == (150, 5150, epoch)
-        assert log.end_offset_for_epoch(epoch) == (epoch, 151)
-        result = await cluster.confirmed(log.append(batch(151)))
-        assert (result.base_offset, log.high_watermark) == (151, 152)
-        await cluster.world.check()
-
-    run(scenario)
+    log = await cluster.boot(partitions=2)
+    assert (log.log_start_offset, log.high_watermark) == (7, 151)
+    assert await contents(log) == expected(7, 151)
+    assert await contents(cluster.logs[1]) == expected(0, 150)
+    assert log.append(batch(150)).duplicate
+    with pytest.raises(OutOfOrderSequence):
+        log.append(batch(152))
+    for offset in range(7, 151, 13):
+        assert await log.offset_for_timestamp(5000 + offset) == (offset, 5000 + offset, epoch)
+    assert await log.offset_of_max_timestamp() == (150, 5150, epoch)
+    assert log.end_offset_for_epoch(epoch) == (epoch, 151)
+    result = await cluster.confirmed(log.append(batch(151)))
+    assert (result.base_offset, log.high_watermark) == (151, 152)
+    await cluster.world.check()
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_confirmed_is_lost_and_nothing_doubled_over_crashes(seed: int) -> None:
-    async def scenario() -> None:
-        rng = random.Random(seed)
-        cluster = Cluster(size_bytes=rng.choice([500, 3000, 1 << 20]))
-        log = await cluster.boot()
-        sent = confirmed = 0
-        for _ in range(12):
-            for _ in range(rng.randrange(60)):
-                log.append(batch(sent))
-                sent += 1
-                if rng.random() < 0.2:
-                    await asyncio.sleep(0)
-                confirmed = max(confirmed, log.high_watermark)
-            action = rng.choice(["crash", "close", "upload", "disk", "housekeeping"])
-            if action == "upload":
+async def test_nothing_confirmed_is_lost_and_nothing_doubled_over_crashes(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = Cluster(size_bytes=rng.choice([500, 3000, 1 << 20]))
+    log = await cluster.boot()
+    sent = confirmed = 0
+    for _ in range(12):
+        for _ in range(rng.randrange(60)):
+            log.append(batch(sent))
+            sent += 1
+            if rng.random() < 0.2:
+                await asyncio.sleep(0)
+            confirmed = max(confirmed, log.high_watermark)
+        action = rng.choice(["crash", "close", "upload", "disk", "housekeeping"])
+        if action == "upload":
+            await asyncio.wait_for(cluster.world.storage.upload_now(), 60)
+        elif action == "housekeeping":
+            await log.apply_retention()
+        else:
+            if action == "disk":
+                await log.close()
                 await asyncio.wait_for(cluster.world.storage.upload_now(), 60)
-            elif action == "housekeeping":
-                await log.apply_retention()
+                await cluster.lose_the_disk()
+                confirmed = sent
+            elif action == "close":
+                await log.close()
+                await cluster.world.storage.close(upload=rng.random() < 0.5)
+                confirmed = sent
             else:
-                if action == "disk":
-                    await log.close()
-                    await asyncio.wait_for(cluster.world.storage.upload_now(), 60)
-                    await cluster.lose_the_disk()
-                    confirmed = sent
-                elif action == "close":
-                    await log.close()
-                    await cluster.world.storage.close(upload=rng.random() < 0.5)
-                    confirmed = sent
-                else:
-                    await cluster.world.crash()
-                log = await cluster.boot()
-                assert confirmed <= log.high_watermark <= sent, action
-                if log.high_watermark:
-                    assert log.append(batch(log.high_watermark - 1)).duplicate
-                sent = confirmed = log.high_watermark
-            assert await contents(log) == expected(0, log.high_watermark)
-        await cluster.world.check()
-
-    run(scenario)
+                await cluster.world.crash()
+            log = await cluster.boot()
+            assert confirmed <= log.high_watermark <= sent, action
+            if log.high_watermark:
+                assert log.append(batch(log.high_watermark - 1)).duplicate
+            sent = confirmed = log.high_watermark
+        assert await contents(log) == expected(0, log.high_watermark)
+    await cluster.world.check()
 
 
-def test_deleted_records_stay_deleted_and_the_rest_is_read_from_the_bucket() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        config = LogConfig(
-            segment_bytes=1500,
-            retention_bytes=4000,
-            retention_ms=-1,
-            index_interval_bytes=150,
-            message_timestamp_after_max_ms=1 << 60,
-        )
-        log = await cluster.boot(config=config)
-        for n in range(200):
-            log.append(batch(n))
-        await cluster.confirmed(log.append(batch(200)))
-        start = await log.apply_retention()
-        assert start > 0
-        assert cluster.starts == {}, "not before the bucket knows of it"
-        await cluster.world.storage.upload_now()
-        assert await log.apply_retention() == start
-        assert cluster.starts[1] == start
-        await log.close()
-        await cluster.world.storage.upload_now()
-        await cluster.lose_the_disk()
-        log = await cluster.boot(config=config)
-        assert log.log_start_offset == start
-        assert await contents(log) == expected(start, 201)
-        assert await log.offset_for_timestamp(0) == (start, 5000 + start, 1)
-
-    run(scenario)
+async def test_deleted_records_stay_deleted_and_the_rest_is_read_from_the_bucket() -> None:
+    cluster = Cluster()
+    config = LogConfig(
+        segment_bytes=1500,
+        retention_bytes=4000,
+        retention_ms=-1,
+        index_interval_bytes=150,
+        message_timestamp_after_max_ms=1 << 60,
+    )
+    log = await cluster.boot(config=config)
+    for n in range(200):
+        log.append(batch(n))
+    await cluster.confirmed(log.append(batch(200)))
+    start = await log.apply_retention()
+    assert start > 0
+    assert cluster.starts == {}, "not before the bucket knows of it"
+    await cluster.world.storage.upload_now()
+    assert await log.apply_retention() == start
+    assert cluster.starts[1] == start
+    await log.close()
+    await cluster.world.storage.upload_now()
+    await cluster.lose_the_disk()
+    log = await cluster.boot(config=config)
+    assert log.log_start_offset == start
+    assert await contents(log) == expected(start, 201)
+    assert await log.offset_for_timestamp(0) == (start, 5000 + start, 1)
 
 
-def test_a_full_log_cache_refuses_an_append_and_changes_nothing() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        cluster.world.cache = CacheSettings(log_bytes=20_000, block_bytes=1 << 20)
-        cluster.world.upload.size_bytes = 1 << 20
-        log = await cluster.boot()
-        refused = 0
+async def test_a_full_log_cache_refuses_an_append_and_changes_nothing() -> None:
+    cluster = Cluster()
+    cluster.world.cache = CacheSettings(log_bytes=20_000, block_bytes=1 << 20)
+    cluster.world.upload.size_bytes = 1 << 20
+    log = await cluster.boot()
+    refused = 0
 
-        async def append(sequence: int) -> AppendResult:
-            nonlocal refused
-            while True:
-                try:
-                    return log.append(batch(sequence))
-                except Overloaded:
-                    refused += 1
-                    await asyncio.wait_for(cluster.world.storage.writable(), 60)
+    async def append(sequence: int) -> AppendResult:
+        nonlocal refused
+        while True:
+            try:
+                return log.append(batch(sequence))
+            except Overloaded:
+                refused += 1
+                await asyncio.wait_for(cluster.world.storage.writable(), 60)
 
-        for n in range(200):
-            assert not (await append(n)).duplicate
-        assert refused
-        await cluster.confirmed(await append(200))
-        assert await contents(log) == expected(0, 201)
-
-    run(scenario)
+    for n in range(200):
+        assert not (await append(n)).duplicate
+    assert refused
+    await cluster.confirmed(await append(200))
+    assert await contents(log) == expected(0, 201)
 
 
-def test_an_undecided_transaction_survives_the_loss_of_the_disk() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        log = await cluster.boot()
-        log.append(batch(0))
-        log.append(batch(0, pid=4, txn=True))
-        await cluster.confirmed(log.append(batch(1)))
-        assert log.last_stable_offset == 1
-        await cluster.world.storage.upload_now()
-        await cluster.lose_the_disk()
-        log = await cluster.boot()
-        assert (log.last_stable_offset, log.high_watermark) == (1, 3)
-
-    run(scenario)
+async def test_an_undecided_transaction_survives_the_loss_of_the_disk() -> None:
+    cluster = Cluster()
+    log = await cluster.boot()
+    log.append(batch(0))
+    log.append(batch(0, pid=4, txn=True))
+    await cluster.confirmed(log.append(batch(1)))
+    assert log.last_stable_offset == 1
+    await cluster.world.storage.upload_now()
+    await cluster.lose_the_disk()
+    log = await cluster.boot()
+    assert (log.last_stable_offset, log.high_watermark) == (1, 3)
 
 
-def test_a_disk_lost_after_deleting_what_was_never_uploaded_leaves_a_log_that_opens() -> None:
-    async def scenario() -> None:
-        cluster = Cluster(size_bytes=1 << 20)
-        log = await cluster.boot()
-        for n in range(40):
-            log.append(batch(n))
-        await cluster.confirmed(log.append(batch(40)))
-        await cluster.world.storage.upload_now()
-        for n in range(41, 80):
-            log.append(batch(n))
-        await cluster.confirmed(log.append(batch(80)))
-        assert await log.delete_records(-1) == 81
-        await log.apply_retention()
-        await cluster.lose_the_disk()
-        log = await cluster.boot()
-        assert (log.log_start_offset, log.high_watermark) == (0, 41)
-        assert await contents(log) == expected(0, 41)
-
-    run(scenario)
+async def test_a_disk_lost_after_deleting_what_was_never_uploaded_leaves_a_log_that_opens() -> None:
+    cluster = Cluster(size_bytes=1 << 20)
+    log = await cluster.boot()
+    for n in range(40):
+        log.append(batch(n))
+    await cluster.confirmed(log.append(batch(40)))
+    await cluster.world.storage.upload_now()
+    for n in range(41, 80):
+        log.append(batch(n))
+    await cluster.confirmed(log.append(batch(80)))
+    assert await log.delete_records(-1) == 81
+    await log.apply_retention()
+    await cluster.lose_the_disk()
+    log = await cluster.boot()
+    assert (log.log_start_offset, log.high_watermark) == (0, 41)
+    assert await contents(log) == expected(0, 41)

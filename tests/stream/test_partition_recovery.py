@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import CorruptData
-from storage.record_batch import Record, build_batch, iter_records
-from storage.records import StreamRecord
-from stream.errors import OutOfOrderSequence
-from stream.log_config import LogConfig
-from stream.partition_log import PartitionLog
 from tests.support.fake_storage import DATA, META, TIME, FakeClock, FakeWorld, Process
+from tidelog.batch.batch import Record, build_batch, iter_records
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.records import StreamEntry
+from tidelog.stream.errors import OutOfOrderSequence
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_log import PartitionLog
 
 NOW = 1_700_000_000_000
 SMALL = LogConfig(segment_bytes=1500, checkpoint_bytes=700, index_interval_bytes=150, retention_ms=-1)
@@ -39,7 +39,7 @@ def batch(sequence: int, *, pid: int = 9, count: int = 1) -> memoryview:
 
 def facts(log: PartitionLog) -> dict[str, object]:
     """All that must survive."""
-    state = log._state
+    state = log.state
     return {
         "ends": (log.log_start_offset, log.high_watermark, log.last_stable_offset, log.log_end_offset),
         "segments": [
@@ -74,9 +74,9 @@ async def test_a_clean_open_reads_the_meta_stream_only() -> None:
     read: list[int] = []
     original = process.storage.read
 
-    async def watched(stream_id: int, *rest: Any) -> list[StreamRecord]:
+    async def watched(stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
         read.append(stream_id)
-        return await original(stream_id, *rest)
+        return await original(stream_id, start, end, max_bytes)
 
     process.storage.read = watched  # type: ignore[method-assign]
     log = await process.open(SMALL)
@@ -112,22 +112,19 @@ async def test_the_clean_flag_goes_before_the_first_append() -> None:
 
 
 @pytest.mark.parametrize("batches", range(1, 90, 4))
-def test_a_crash_loses_nothing_that_was_confirmed(batches: int) -> None:
-    async def run() -> None:
-        world, clock = FakeWorld(), FakeClock(NOW)
-        log = await filled(world, clock, batches)
-        before = facts(log)
-        world.crash()
-        process = Process(world, clock)
-        again = await process.open(SMALL)
-        assert facts(again) == before
-        await timestamps_are_found(again)
-        assert again.append(batch(batches - 1)).duplicate
-        with pytest.raises(OutOfOrderSequence):
-            again.append(batch(batches + 1))
-        assert again.append(batch(batches)).base_offset == batches
-
-    asyncio.run(run())
+async def test_a_crash_loses_nothing_that_was_confirmed(batches: int) -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, batches)
+    before = facts(log)
+    world.crash()
+    process = Process(world, clock)
+    again = await process.open(SMALL)
+    assert facts(again) == before
+    await timestamps_are_found(again)
+    assert again.append(batch(batches - 1)).duplicate
+    with pytest.raises(OutOfOrderSequence):
+        again.append(batch(batches + 1))
+    assert again.append(batch(batches)).base_offset == batches
 
 
 @sync
@@ -167,10 +164,10 @@ async def test_an_unclean_open_scans_only_from_the_last_checkpoint() -> None:
     starts: list[int] = []
     original = process.storage.read
 
-    async def watched(stream_id: int, start: int, *rest: Any) -> list[StreamRecord]:
+    async def watched(stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
         if stream_id == DATA:
             starts.append(start)
-        return await original(stream_id, start, *rest)
+        return await original(stream_id, start, end, max_bytes)
 
     process.storage.read = watched  # type: ignore[method-assign]
     await process.open(SMALL)
@@ -217,7 +214,7 @@ async def test_a_clean_record_that_does_not_match_is_not_trusted() -> None:
     log = await filled(world, clock, 20)
     await log.close()
     payload = build_batch([Record(0, NOW, b"k", b"v")], base_offset=20, leader_epoch=99)
-    world.wal.append((DATA, StreamRecord(20, 1, payload)))
+    world.wal.append((DATA, StreamEntry(20, 1, payload)))
     world.confirmed += 1
     world.epoch = 100
     log = await Process(world, clock).open(SMALL)
@@ -244,11 +241,11 @@ async def test_a_batch_that_does_not_match_its_stream_record_is_reported() -> No
     log = await Process(world, clock).open(LogConfig())
     log.append(batch(0))
     record = world.wal[-1][1]
-    world.wal[-1] = (DATA, StreamRecord(record.base_offset, 2, record.payload))
+    world.wal[-1] = (DATA, StreamEntry(record.base_offset, 2, record.payload))
     process = Process(world, clock)
     with pytest.raises(CorruptData):
         await process.open(LogConfig())
-    assert process.storage._open == set(), "the next try opens the streams anew"
+    assert process.storage.opened == set(), "the next try opens the streams anew"
 
 
 @sync
@@ -262,7 +259,7 @@ async def test_a_trim_past_lost_records_is_reported() -> None:
     opened = world.opened(DATA)
     assert opened.start_offset == 8
     process = Process(world, clock)
-    process.storage._records[DATA] = [StreamRecord(0, 5, b"")]
+    process.storage.records[DATA] = [StreamEntry(0, 5, b"")]
     with pytest.raises(CorruptData):
         await process.open(SMALL)
 
@@ -273,7 +270,7 @@ async def test_segments_before_a_moved_start_stay_away_after_a_crash() -> None:
     log = await filled(world, clock, 100)
     await log.delete_records(50)
     before = facts(log)
-    assert log._state.segments[0].base_offset <= 50 < log._state.segments[1].base_offset
+    assert log.state.segments[0].base_offset <= 50 < log.state.segments[1].base_offset
     log = await Process(world, clock).open(SMALL)
     assert facts(log) == before
     await timestamps_are_found(log)
@@ -295,84 +292,72 @@ async def test_producers_of_deleted_records_survive_a_crash() -> None:
     assert log.append(batch(3)).base_offset == 4
 
 
-def test_an_idle_partition_costs_little_memory() -> None:
-    async def run() -> None:
-        world, clock = FakeWorld(), FakeClock(NOW)
-        process, count = Process(world, clock), 200
-        for n in range(count):
-            log = await process.open(SMALL, first_stream=4 * n)
-            log.append(batch(0))
-            await log.close()
-        process = Process(world, clock)
-        await process.open(SMALL, first_stream=4 * count)
+async def test_an_idle_partition_costs_little_memory() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    process, count = Process(world, clock), 200
+    for n in range(count):
+        log = await process.open(SMALL, first_stream=4 * n)
+        log.append(batch(0))
+        await log.close()
+    process = Process(world, clock)
+    await process.open(SMALL, first_stream=4 * count)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        logs = [await process.open(SMALL, first_stream=4 * n) for n in range(count)]
         gc.collect()
-        tracemalloc.start()
-        try:
-            logs = [await process.open(SMALL, first_stream=4 * n) for n in range(count)]
-            gc.collect()
-            assert tracemalloc.get_traced_memory()[0] / len(logs) < 10_000
-        finally:
-            tracemalloc.stop()
-
-    asyncio.run(run())
+        assert tracemalloc.get_traced_memory()[0] / len(logs) < 10_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("end", [0, 1, 13, 14, 15, 27, 33, 45, 59])
-def test_a_partition_goes_on_where_its_released_data_ends(end: int, clean: bool) -> None:
+async def test_a_partition_goes_on_where_its_released_data_ends(end: int, clean: bool) -> None:
     """Its checkpoints, segments, epochs and time index tell of records that were set aside."""
 
-    async def run() -> None:
-        world, clock = FakeWorld(), FakeClock(NOW)
-        log = await filled(world, clock, 60)
-        if clean:
-            await log.close()
-        world.release(DATA, end)
-        log = await Process(world, clock).open(SMALL)
-        assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, end, end)
-        await timestamps_are_found(log)
-        for n in range(end, 60):
-            assert log.append(batch(n, pid=10)).base_offset == n
-        segments = log._state.segments
-        assert [one.base_offset for one in segments] == sorted({one.base_offset for one in segments})
-        assert all(start < 60 for _, start in log._state.epochs.entries())
-        assert [entry[1] for entry in log._state.epochs.entries()] == [0, end][: 1 + bool(end)]
-        await timestamps_are_found(log)
-        before = facts(log)
-        world.crash()
-        log = await Process(world, clock).open(SMALL)
-        assert facts(log)["ends"] == before["ends"] and facts(log)["segments"] == before["segments"]
-        await timestamps_are_found(log)
-
-    asyncio.run(run())
+    world, clock = FakeWorld(), FakeClock(NOW)
+    log = await filled(world, clock, 60)
+    if clean:
+        await log.close()
+    world.release(DATA, end)
+    log = await Process(world, clock).open(SMALL)
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, end, end)
+    await timestamps_are_found(log)
+    for n in range(end, 60):
+        assert log.append(batch(n, pid=10)).base_offset == n
+    segments = log.state.segments
+    assert [one.base_offset for one in segments] == sorted({one.base_offset for one in segments})
+    assert all(start < 60 for _, start in log.state.epochs.entries())
+    assert [entry[1] for entry in log.state.epochs.entries()] == [0, end][: 1 + bool(end)]
+    await timestamps_are_found(log)
+    before = facts(log)
+    world.crash()
+    log = await Process(world, clock).open(SMALL)
+    assert facts(log)["ends"] == before["ends"] and facts(log)["segments"] == before["segments"]
+    await timestamps_are_found(log)
 
 
-def test_data_that_is_gone_without_a_release_is_refused() -> None:
-    async def run() -> None:
-        world, clock = FakeWorld(), FakeClock(NOW)
-        await (await filled(world, clock, 60)).close()
-        world.release(DATA, 33)
-        world.released[DATA] = 32  # of an earlier time
-        with pytest.raises(CorruptData, match="checkpoint covers"):
-            await Process(world, clock).open(SMALL)
-
-    asyncio.run(run())
+async def test_data_that_is_gone_without_a_release_is_refused() -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await (await filled(world, clock, 60)).close()
+    world.release(DATA, 33)
+    world.released[DATA] = 32  # of an earlier time
+    with pytest.raises(CorruptData, match="checkpoint covers"):
+        await Process(world, clock).open(SMALL)
 
 
 @pytest.mark.parametrize(("stream", "end"), [(META, 5), (META, 0), (TIME, 3), (TIME, 0)])
-def test_released_meta_and_time_streams_lose_no_data(stream: int, end: int) -> None:
-    async def run() -> None:
-        world, clock = FakeWorld(), FakeClock(NOW)
-        await (await filled(world, clock, 60)).close()
-        starts = [record.base_offset for one, record in world.wal if one == stream]
-        world.release(stream, max(start for start in starts if start <= end))
-        log = await Process(world, clock).open(SMALL)
-        assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, 60, 60)
-        await timestamps_are_found(log)
-        for n in range(60, 90):
-            log.append(batch(n, pid=10))
-        await timestamps_are_found(log)
-        await log.close()
-        await timestamps_are_found(await Process(world, clock).open(SMALL))
-
-    asyncio.run(run())
+async def test_released_meta_and_time_streams_lose_no_data(stream: int, end: int) -> None:
+    world, clock = FakeWorld(), FakeClock(NOW)
+    await (await filled(world, clock, 60)).close()
+    starts = [record.base_offset for one, record in world.wal if one == stream]
+    world.release(stream, max(start for start in starts if start <= end))
+    log = await Process(world, clock).open(SMALL)
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, 60, 60)
+    await timestamps_are_found(log)
+    for n in range(60, 90):
+        log.append(batch(n, pid=10))
+    await timestamps_are_found(log)
+    await log.close()
+    await timestamps_are_found(await Process(world, clock).open(SMALL))

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.record_batch import BatchHeader, ControlType, Record, build_batch, build_control_batch, parse_header
-from stream import producer_state
-from stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
-from stream.producer_state import ProducerStates
+from tidelog.batch.batch import BatchHeader, ControlType, Record, build_batch, build_control_batch, parse_header
+from tidelog.stream import producer_state
+from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
+from tidelog.stream.producer_state import ProducerStates
 
 MAX = (1 << 31) - 1
 ROW = Record(0, 1000, b"k", b"v")

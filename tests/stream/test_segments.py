@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stream.log_config import LogConfig
-from stream.segments import Segment, retention_start, should_roll
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.segments import Segment, retention_start, should_roll
 
 
 def seg(base: int, size: int = 100, newest: int = 1000, first: int = 1000) -> Segment:

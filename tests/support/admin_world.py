@@ -3,36 +3,37 @@
     world = AdminWorld()
     answer = world.call(topics.APIS, 19, version, topics=[...])
 
-`call` sends the request through kio's bytes both ways, so that what it returns is what a client would read.
+`call` sends the request through bytes both ways, so that what it returns is what a client would read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import random
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from kio.index import load_request_schema, load_response_schema
-from kio.serial import entity_reader, entity_writer
+from kio.index import load_request_schema
 
-from broker.fetch_sessions import FetchSessions
-from broker.metrics import Metrics
-from broker.services import ApiHandler, RequestContext, Services
-from broker.settings import GroupSettings, KafkaSettings, LogSettings
-from broker.topic_config import log_config
-from broker.wire import schema
-from controller import commands as c
-from controller.errors import ErrorInfo, UnknownTopicId, from_wire
-from controller.image import Delta, Image
-from controller.model import TopicRecord
-from controller.state import ControllerState
-from runtime.clock import SystemClock
-from runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
-from stream.partition_log import ProducerInfo
+from tests.support import schema
+from tidelog.broker.kafka.fetch_sessions import FetchSessions
+from tidelog.broker.kafka.services import ApiHandler, RequestContext, Services
+from tidelog.broker.kafka.wire.messages import REQUESTS
+from tidelog.broker.kafka.wire.messages.base import KafkaResponse
+from tidelog.broker.kafka.wire.reader import request_reader
+from tidelog.broker.partitions.topic_config import log_config
+from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import ErrorInfo, UnknownTopicId, from_wire
+from tidelog.controller.model.records import STREAMS_PER_PARTITION, TopicRecord
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
+from tidelog.stream.partition_log import ProducerInfo
 
 NODE_ID = 1
 CLUSTER_ID = "admin-world-cluster-id"
@@ -56,6 +57,8 @@ class WorldController:
         self.subscribers: list[Callable[[Delta], None]] = []
         self.gate: asyncio.Event | None = None
         """While set and not triggered, commands hang."""
+        self.opens_at_once = False
+        """Partitions are opened as soon as they are created."""
         self._index = 0
         self._ids = 0
         self.apply(c.BecomeActive(1, 1, CLUSTER_ID, 60_000))
@@ -106,7 +109,15 @@ class WorldController:
         topic_id = self._ids.to_bytes(16, "big")
         chosen = None if assignment is None else tuple(assignment)
         value = await self._ask(c.CreateTopic(topic_id, name, partitions, configs, internal, validate_only, chosen))
-        return msgspec.convert(value, TopicRecord)
+        return self._created(msgspec.convert(value, TopicRecord))
+
+    def open_partitions(self, name: str) -> None:
+        """Open the streams of a topic's partitions, as their leaders do: only then clients are told of the leaders."""
+        for partition in self.image.partitions(self.image.topic_ids[name]):
+            placed = self.image.replica_sets[partition.replica_set]
+            epoch = self.image.leader(partition)[1]
+            streams = tuple((partition.first_stream + n, epoch) for n in range(STREAMS_PER_PARTITION))
+            self.apply(c.OpenStreams(placed.id, placed.master_epoch, streams))
 
     async def delete_topic(self, topic_id: bytes) -> None:
         await self._ask(c.DeleteTopic(topic_id))
@@ -116,7 +127,12 @@ class WorldController:
     ) -> TopicRecord:
         chosen = None if assignment is None else tuple(assignment)
         value = await self._ask(c.CreatePartitions(topic_id, total, chosen, validate_only))
-        return msgspec.convert(value, TopicRecord)
+        return self._created(msgspec.convert(value, TopicRecord))
+
+    def _created(self, topic: TopicRecord) -> TopicRecord:
+        if self.opens_at_once and topic.name in self.image.topic_ids:
+            self.open_partitions(topic.name)
+        return topic
 
     async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None]) -> None:
         await self._ask(c.AlterTopicConfigs(topic_id, changes))
@@ -234,21 +250,12 @@ class AdminWorld:
         handler = next(api for api in apis if api.api_key == api_key)
         assert handler.min_version <= version <= handler.max_version
         request_class = load_request_schema(api_key, version)
-        request = _through_bytes(schema.request(api_key, version).make(request_class.__name__, **fields))
+        entity = schema.request(api_key, version).make(request_class.__name__, **fields)
+        request = request_reader(request_class, REQUESTS[api_key])(schema.body(entity), 0)
         context = RequestContext(self.services, api_key, version, 7, "test", "127.0.0.1")
         response = await handler.handle(context, request)
-        assert type(response) is load_response_schema(api_key, version)
-        return _through_bytes(response)
-
-
-def _through_bytes(entity: Any) -> Any:
-    out = io.BytesIO()
-    entity_writer(type(entity))(out, entity)
-    data = out.getvalue()
-    decoded, size = entity_reader(type(entity))(data, 0)
-    assert size == len(data)
-    assert decoded == entity
-    return decoded
+        assert isinstance(response, KafkaResponse)
+        return schema.read_response(api_key, version, response)
 
 
 def versions(apis: list[ApiHandler], api_key: int) -> range:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def flipped(data: bytes, bit: int) -> bytes:
+def flipped(data: bytes | memoryview, bit: int) -> bytes:
     """`data` with bit number `bit` turned over."""
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8

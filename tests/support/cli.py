@@ -48,7 +48,7 @@ class Cli:
         self.bootstrap = bootstrap
         self.cwd = cwd
 
-    def __call__(self, *args: str | int, stdin: bytes = b"", code: int | None = 0) -> Result:
+    def __call__(self, *args: str | int | Path, stdin: bytes = b"", code: int | None = 0) -> Result:
         """Run it; `code` is the exit code that must come, None for any."""
         done = subprocess.run(
             [sys.executable, "-m", "tidelog", *map(str, args)],
@@ -64,7 +64,7 @@ class Cli:
         assert "Traceback" not in result.err, result.err
         return result
 
-    def start(self, *args: str | int, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def start(self, *args: str | int | Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start it with pipes; the caller ends it."""
         return subprocess.Popen(
             [sys.executable, "-m", "tidelog", *map(str, args)],

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from confluent_kafka import Message, TopicPartition
+
 from tests.support.kafka_python import ClosingSelector
 
 Record = tuple[bytes | None, bytes]
@@ -50,6 +52,20 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = DEAD
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         threading.Event().wait(0.02)
+
+
+def value_of(message: Message) -> bytes:
+    """The value of a record that has one."""
+    value = message.value()
+    assert value is not None
+    return value
+
+
+def place_of(message: Message) -> tuple[str, int]:
+    """Topic and partition of a record that was consumed or acknowledged."""
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None and partition is not None
+    return topic, partition
 
 
 class Kit:
@@ -117,7 +133,7 @@ class Confluent(Kit):
             }
         )
 
-        def assigned(_: object, partitions: list) -> None:  # type: ignore[type-arg]
+        def assigned(_: object, partitions: list[TopicPartition]) -> None:
             member.assigned = {partition.partition for partition in partitions}
 
         consumer.subscribe([topic], on_assign=assigned)
@@ -126,7 +142,7 @@ class Confluent(Kit):
                 for message in consumer.consume(500, 0.2):
                     if message.error() is not None:
                         raise AssertionError(message.error())
-                    member.records.append((message.key(), message.value()))
+                    member.records.append((message.key(), value_of(message)))
                 if member.records:
                     try:
                         consumer.commit(asynchronous=False)

@@ -4,7 +4,8 @@
         cluster.move("t", 0, to=2)
         cluster.bucket.failing = True
 
-The bucket is shared and can be made slow or to fail. For brokers that die use processes (`tests.support.brokers`).
+The bucket is shared and can be made slow or to fail. For brokers that die use processes
+(`tests.support.tidelog_process`).
 """
 
 from __future__ import annotations
@@ -12,33 +13,37 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from broker.bucket_health import WatchedObjectStore
-from broker.node import BrokerIdentity, BrokerNode, BrokerSettings
-from broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
-from controller.commands import PartitionMove
-from controller.image import Image
-from controller.model import PartitionRecord
-from controller.node import ControllerNode
-from controller.settings import ControllerSettings
-from runtime.clock import SystemClock
-from runtime.disk import FileDisk
-from runtime.errors import Unavailable
-from runtime.network import TcpNetwork
-from simulation.ports import free_port
-from storage.object_store import Buffer, ObjectInfo
-from storage.object_store_memory import MemoryObjectStore
-from storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
-from storage.storage import Storage
-from storage.wal import Wal
-from storage.wal_disk import DiskWal
-from storage.wal_s3 import S3Wal
 from tests.support.clients import wait_until
+from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, ControllerAccess, WalAccess
+from tidelog.broker.node import BrokerNode
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.chaos.ports import free_port
+from tidelog.controller.image.image import Image
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.model.commands import PartitionMove
+from tidelog.controller.model.records import PartitionRecord
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.disk import FileDisk
+from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.network import TcpNetwork
+from tidelog.runtime.types import Buffer
+from tidelog.storage.bucket.gate import PriorityGate
+from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.store import ObjectInfo, View
+from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.base import Wal
+from tidelog.storage.wal.disk.wal import DiskWal
+from tidelog.storage.wal.s3.wal import S3Wal
 
 T = TypeVar("T")
 
@@ -68,7 +73,7 @@ class Bucket(MemoryObjectStore):
         self.reads += 1
         return await super().get(key)
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         await self._obey()
         self.reads += 1
         return await super().get_ranges(key, ranges)
@@ -103,8 +108,15 @@ class Cluster:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
         """Run `work` on the cluster's loop."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return future.result(timeout_s)
+        return self.begin(work).result(timeout_s)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin `work` on the cluster's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Do it on the cluster's loop, soon."""
+        self._loop.call_soon_threadsafe(action)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -127,12 +139,11 @@ class Cluster:
     async def _start(self) -> None:
         settings = ControllerSettings(host="127.0.0.1", port=0, session_timeout_ms=self._session_timeout_ms)
         self.controller = ControllerNode(
-            node_id=0,
-            directory=self._directory / "controller",
-            settings=settings,
-            network=TcpNetwork(),
-            clock=SystemClock(),
-            rng=random.Random(),
+            ControllerIdentity(0, self._directory / "controller"),
+            ControllerSections(settings),
+            TcpNetwork(),
+            SystemClock(),
+            random.Random(),
         )
         await self.controller.start()
         await self.controller.wait_active(30)
@@ -144,7 +155,7 @@ class Cluster:
         path.mkdir(parents=True, exist_ok=True)
         disk = self._disks[broker] = FileDisk(path / "wal")
         port = self._ports.setdefault(broker, free_port())
-        store = WatchedObjectStore(self.bucket, SystemClock())
+        store = GuardedObjectStore(self.bucket, PriorityGate(64), SystemClock())
 
         def bucket_wal(cluster_id: str, of: int) -> Wal:
             return S3Wal(
@@ -175,15 +186,9 @@ class Cluster:
                 roles=["broker"],
                 flat=dict,
             ),
-            controllers=[self.controller.address],
-            heartbeat_interval_s=0.2,
-            open_wal=own_wal,
-            open_bucket_wal=bucket_wal,
-            wal_kind=self._wal_kind,
-            store=store,
-            network=TcpNetwork(),
-            clock=SystemClock(),
-            rng=random.Random(),
+            controllers=ControllerAccess([self.controller.address], 0.2),
+            wal=WalAccess(self._wal_kind, own_wal, bucket_wal),
+            world=BrokerWorld(TcpNetwork(), SystemClock(), random.Random(), store),
         )
         await node.start()
         self.nodes[broker] = node
@@ -234,15 +239,12 @@ class Cluster:
 
     def serves(self, broker: int, topic: str, index: int) -> bool:
         """Whether the broker has the partition open."""
-        partitions = self.nodes[broker]._partitions
-        assert partitions is not None
+        partitions = self.nodes[broker].parts.partitions.manager
         return any((one.topic, one.partition) == (topic, index) for one in partitions.all())
 
     def storage(self, broker: int) -> Storage:
         """A broker's storage."""
-        found = self.nodes[broker]._storage
-        assert found is not None
-        return found
+        return self.nodes[broker].parts.data.storage
 
     def move(self, topic: str, index: int, to: int, timeout_s: float = 60.0) -> None:
         """Place a partition and wait until its new broker serves it."""
@@ -251,6 +253,5 @@ class Cluster:
 
     def moves(self, broker: int) -> list[dict[str, Any]]:
         """What the broker tells of moves away from it."""
-        partitions = self.nodes[broker]._partitions
-        assert partitions is not None
-        return partitions.moves.report()
+        partitions = self.nodes[broker].parts.partitions.manager
+        return partitions.moves.table.report()

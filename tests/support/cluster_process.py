@@ -1,4 +1,5 @@
-"""Clusters of real processes: `tidelog up --brokers N`. Those of `tidelog serve` are `simulation.serve_cluster`'s."""
+"""Clusters of real processes: `tidelog up --brokers N`. Those of `tidelog serve` are
+`tidelog.chaos.serve_cluster`'s."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from simulation.serve_cluster import ServeCluster, ServeNode, eventually, serve_cluster, tidelog_json
 from tests.support.ports import BLOCK, port_block
 from tests.support.tidelog_process import READY_PREFIX, TidelogProcess
+from tidelog.chaos.serve_cluster import ServeCluster, ServeNode, eventually, serve_cluster, tidelog_json
 
 __all__ = ["ServeCluster", "ServeNode", "UpCluster", "eventually", "serve_cluster", "tidelog_json", "up_cluster"]
 

@@ -14,24 +14,24 @@ from typing import Any
 
 import msgspec
 
-from broker.compaction import ImageView
-from controller import commands as c
-from controller.errors import from_wire
-from controller.image import Delta, Image
-from controller.model import ObjectState
-from controller.state import ControllerState
-from runtime.errors import Unavailable
-from storage.block_reader import BlockReader
-from storage.compactor import Compactor
-from storage.managers import CommitObjects, CompactObjects, ObjectKind, ObjectSlice
-from storage.object_cleaner import ObjectCleaner
-from storage.object_key import object_key, object_prefix, parse_object_key
-from storage.object_store import ObjectStore
-from storage.object_tool import verify_bytes
-from storage.object_writer import build_object
-from storage.records import StreamRecord
-from storage.settings import CompactionSettings
 from tests.support.storage_world import FastClock, FaultyStore, inline
+from tidelog.broker.objects.compaction_view import ImageView
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import from_wire
+from tidelog.controller.model.records import ObjectState
+from tidelog.runtime.errors import Unavailable
+from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.cleaning.deleter import ObjectCleaner
+from tidelog.storage.commits import CommitObjects, CompactObjects, ObjectKind, ObjectSlice
+from tidelog.storage.compaction.compactor import CompactedData, Compactor
+from tidelog.storage.objects.key import object_key, object_prefix, parse_object_key
+from tidelog.storage.objects.report import verify_bytes
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.reads.reader import BlockReader
+from tidelog.storage.records import StreamEntry
+from tidelog.storage.settings import CompactionSettings, UploadSettings
 
 CLUSTER = "cluster-of-the-compaction"
 DELAY_MS = 60_000
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
     "age_ms": 3_600_000,
     "target_bytes": 16 << 10,
     "stream_bytes": 4 << 10,
-    "pace_bytes_per_s": 1 << 40,
+    "throttle_bytes_per_s": 1 << 40,
 }
 
 
@@ -57,6 +57,8 @@ class Metadata:
         self.on_call: Callable[[str], None] = lambda what: None
         self.fail_before = 0
         self.fail_after = 0
+        self.cut_off = False
+        """Whether no controller can prove that the metadata is current."""
         self.apply(c.BecomeActive(0, 1, CLUSTER, DELAY_MS))
 
     def apply(self, command: c.AnyCommand, kind: Any = Any) -> Any:
@@ -88,6 +90,13 @@ class Metadata:
             raise Unavailable("on purpose, after it happened")
         await asyncio.sleep(0)
 
+    def check_current(self) -> None:
+        """The metadata is current here."""
+
+    async def catch_up(self) -> None:
+        if self.cut_off:
+            raise Unavailable("no controller answers")
+
     def find_objects(self, stream_id: int, start: int, end: int, limit: int) -> Sequence[ObjectSlice]:
         return self.image.find_objects(stream_id, start, end, limit)
 
@@ -110,11 +119,23 @@ class OldImage:
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
         self.image = Image()
-        self.catch_up()
+        self.cut_off = False
+        """Whether no controller answers."""
+        self.grace_is_over = False
+        self.load()
 
-    def catch_up(self) -> None:
+    def load(self) -> None:
         mutations = self.image.difference(self.metadata.image)
         self.image.apply(Delta(self.metadata.image.version, mutations))
+
+    def check_current(self) -> None:
+        if self.grace_is_over:
+            raise Unavailable("no controller was heard of for the grace")
+
+    async def catch_up(self) -> None:
+        if self.cut_off:
+            raise Unavailable("no controller answers")
+        self.load()
 
     def find_objects(self, stream_id: int, start: int, end: int, limit: int) -> Sequence[ObjectSlice]:
         return self.image.find_objects(stream_id, start, end, limit)
@@ -146,8 +167,8 @@ class CompactionWorld:
         self.settings = CompactionSettings(**{**SMALL, **settings})
         self.rng = random.Random(7)
         self.epoch = 0
-        self.acked: dict[int, list[StreamRecord]] = {}
-        self.quarantined: dict[int, str] = {}
+        self.acked: dict[int, list[StreamEntry]] = {}
+        self.excluded: dict[int, str] = {}
         self.busy = False
         self.become_master()
 
@@ -182,7 +203,7 @@ class CompactionWorld:
             offset = log[-1].base_offset + log[-1].count if log else 0
             records = []
             for body in bodies:
-                records.append(StreamRecord(offset, 1 + len(body) % 3, body))
+                records.append(StreamEntry(offset, 1 + len(body) % 3, body))
                 offset += records[-1].count
             log += records
             parts.append((stream, records))
@@ -216,22 +237,21 @@ class CompactionWorld:
             }
             await self.upload(payloads)
 
-    def compactor(self, **more: Any) -> Compactor:
-        arguments = {"clock": self.clock, "block_bytes": 1024, "offload": inline, **more}
+    def compactor(self, *, loops: bool = False, **more: Any) -> Compactor:
+        """A compactor of the master, which acts when it is asked to. `loops`: by itself, when it is started."""
+        arguments = {"offload": inline, **more}
         compactor = Compactor(
-            store=self.store,
-            objects=self.metadata,
-            view=ImageView(lambda: self.image, 0),
-            rng=random.Random(3),
-            settings=self.settings,
-            cluster_id=CLUSTER,
-            replica_set_id=0,
-            prepare_ttl_ms=TTL_MS,
+            CompactedData(CLUSTER, 0, self.store, self.metadata, ImageView(lambda: self.image, 0)),
+            self.settings if loops else msgspec.structs.replace(self.settings, enabled=False),
+            UploadSettings(block_bytes=1024, prepare_ttl_ms=TTL_MS),
+            self.clock,
+            random.Random(3),
             busy=lambda: self.busy,
-            on_quarantined=self.quarantined.__setitem__,
+            on_excluded=self.excluded.__setitem__,
             **arguments,
         )
-        compactor._master_epoch = self.epoch
+        if not loops:
+            compactor.start(self.epoch)
         return compactor
 
     async def settle(self, *, eager: bool = False) -> Compactor:
@@ -252,7 +272,7 @@ class CompactionWorld:
             offload=inline,
         )
 
-    async def read(self, stream: int, reader: BlockReader, max_bytes: int = 700) -> list[StreamRecord]:
+    async def read(self, stream: int, reader: BlockReader, max_bytes: int = 700) -> list[StreamEntry]:
         """Everything of a stream from its start to its committed end, by small reads."""
         record = self.image.streams[stream]
         offset, out = record.start_offset, []
@@ -274,11 +294,11 @@ class CompactionWorld:
             kept = [one for one in wanted if one.base_offset + one.count > record.start_offset]
             assert await self.read(stream, reader) == kept
             await reader.close()
-        for record in self.image.objects.values():
-            if record.state == ObjectState.COMMITTED:
-                key = object_key(CLUSTER, record.id)
+        for each in self.image.objects.values():
+            if each.state == ObjectState.COMMITTED:
+                key = object_key(CLUSTER, each.id)
                 body = await self.store.get(key)
-                assert len(body) == record.size
+                assert len(body) == each.size
                 assert verify_bytes(body, key) == []
 
     async def lifecycle(self) -> None:

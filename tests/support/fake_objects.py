@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from runtime.clock import Clock, SystemClock
-from runtime.errors import Unavailable
-from storage.managers import CommitGap, CommitObjects, CommitRefused, NewObject, ObjectSlice
+from tidelog.runtime.clock import Clock, SystemClock
+from tidelog.runtime.errors import Unavailable
+from tidelog.storage.commits import CommitGap, CommitObjects, CommitRefused, NewObject, NotPrepared, ObjectSlice
 
 
 @dataclass
@@ -28,8 +28,8 @@ class FakeObjects:
     """Committed end by stream; an unknown stream starts at 0."""
     slices: dict[int, list[ObjectSlice]] = field(default_factory=dict)
     commits: list[CommitObjects] = field(default_factory=list)
-    prepared: dict[int, int] = field(default_factory=dict)
-    """Expiry (wall-clock ms) by id."""
+    prepared: dict[int, float] = field(default_factory=dict)
+    """Expiry (monotonic seconds) by id."""
     deleted: set[int] = field(default_factory=set)
     """Streams that do not exist any more: refused, as if owned by somebody else."""
     fail_prepare: int = 0
@@ -42,6 +42,12 @@ class FakeObjects:
     """How many of the next quarantines raise `Unavailable`."""
     quarantines: dict[int, str] = field(default_factory=dict)
     """Why, by stream."""
+    stale: bool = False
+    """Whether the metadata is too old to read by."""
+    fail_catch_up: bool = False
+    """Whether no controller answers."""
+    on_catch_up: Callable[[], None] | None = None
+    catch_ups: int = 0
     on_commit: Callable[[CommitObjects], None] | None = None
     next_id: int = 1
 
@@ -53,7 +59,7 @@ class FakeObjects:
             raise Unavailable("prepare failed on purpose")
         first, self.next_id = self.next_id, self.next_id + count
         for object_id in range(first, first + count):
-            self.prepared[object_id] = self.clock.time_ms() + ttl_ms
+            self.prepared[object_id] = self.clock.monotonic() + ttl_ms / 1000
         return first
 
     async def commit_objects(self, commit: CommitObjects) -> None:
@@ -90,8 +96,8 @@ class FakeObjects:
         self.commits.append(commit)
 
     def _check(self, new: NewObject, ends: dict[int, int]) -> None:
-        if self.prepared.get(new.object_id, 0) <= self.clock.time_ms():
-            raise CommitRefused(f"object {new.object_id} is not prepared")
+        if self.prepared.get(new.object_id, 0.0) <= self.clock.monotonic():
+            raise NotPrepared(f"object {new.object_id} is not prepared")
         assert list(new.ranges) == sorted(new.ranges, key=lambda one: one.stream_id)
         for piece in new.ranges:
             if piece.stream_id in self.deleted:
@@ -101,6 +107,18 @@ class FakeObjects:
                 raise CommitGap(message, stream_id=piece.stream_id)
             assert piece.end_offset > piece.start_offset
             ends[piece.stream_id] = piece.end_offset
+
+    def check_current(self) -> None:
+        if self.stale:
+            raise Unavailable("the metadata is too old on purpose")
+
+    async def catch_up(self) -> None:
+        await asyncio.sleep(0)
+        self.catch_ups += 1
+        if self.fail_catch_up:
+            raise Unavailable("no controller answers on purpose")
+        if self.on_catch_up is not None:
+            self.on_catch_up()
 
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
         found = [

@@ -1,4 +1,5 @@
-"""An in-memory stand-in for `storage.storage.Storage` and the controller's streams, for faults that need control.
+"""An in-memory stand-in for `tidelog.storage.storage.Storage` and the controller's streams, for faults that need
+control.
 
 `FakeWorld` is what survives a crash: the WAL's records, in order, and the start of each stream. A `FakeStorage` is one
 process on it. Confirming is automatic or by hand; appends can be refused, reads can be made cold or fail.
@@ -7,16 +8,14 @@ process on it. Confirming is automatic or by hand; appends can be refused, reads
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.errors import TidelogError, Unavailable
-from storage.confirm import ConfirmOffset
-from storage.object_store import Buffer
-from storage.records import OffsetTrimmed, StreamRecord
-from stream.log_config import LogConfig
-from stream.managers import OpenedStream
-from stream.partition_log import PartitionLog
+from tidelog.runtime.errors import TidelogError, Unavailable
+from tidelog.storage.confirm import ConfirmOffset
+from tidelog.storage.records import OffsetTrimmed, StreamAppend, StreamEntry
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import LedPartition, PartitionLog
 
 
 class FakeClock:
@@ -39,7 +38,7 @@ class FakeClock:
 class FakeWorld:
     """The durable part: `(stream id, record)` in WAL order, and the trimmed starts."""
 
-    wal: list[tuple[int, StreamRecord]] = field(default_factory=list)
+    wal: list[tuple[int, StreamEntry]] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
     confirmed: int = 0
     epoch: int = 0
@@ -72,47 +71,42 @@ class FakeStorage:
         self.auto_confirm = auto_confirm
         self.confirm = ConfirmOffset(world.confirmed)
         self.hot = True
+        self.replica_set_id = 0
+        self.master_epoch = 1
         self.refusals: list[TidelogError] = []
         """What the next appends raise, one each."""
         self.reads = 0
         """Cold reads so far."""
-        self._records: dict[int, list[StreamRecord]] = {}
+        self.records: dict[int, list[StreamEntry]] = {}
         for stream_id, record in world.wal:
-            self._records.setdefault(stream_id, []).append(record)
-        self._open: set[int] = set()
+            self.records.setdefault(stream_id, []).append(record)
+        self.opened: set[int] = set()
         self.dropped: set[int] = set()
 
     def open_stream(self, stream_id: int, epoch: int, start_offset: int, end_offset: int, owner_since: int) -> int:
-        assert stream_id not in self._open
-        self._open.add(stream_id)
-        records = self._records.setdefault(stream_id, [])
+        assert stream_id not in self.opened
+        self.opened.add(stream_id)
+        records = self.records.setdefault(stream_id, [])
         return records[-1].base_offset + records[-1].count if records else start_offset
 
     def close_stream(self, stream_id: int) -> None:
-        self._open.discard(stream_id)
+        self.opened.discard(stream_id)
 
     def drop_stream(self, stream_id: int) -> None:
         self.dropped.add(stream_id)
 
-    def append(
-        self,
-        stream_id: int,
-        stream_epoch: int,
-        base_offset: int,
-        count: int,
-        payload: Sequence[Buffer],
-        batch_crc: int | None = None,
-    ) -> int:
-        assert stream_id in self._open
+    def append(self, record: StreamAppend) -> int:
+        stream_id, base_offset, payload = record.stream_id, record.base_offset, record.payload
+        assert stream_id in self.opened
         if self.refusals:
             raise self.refusals.pop(0)
-        records = self._records[stream_id]
+        records = self.records[stream_id]
         if records:
             assert base_offset == records[-1].base_offset + records[-1].count
         whole = payload[0] if len(payload) == 1 else b"".join(payload)
-        record = StreamRecord(base_offset, count, memoryview(whole).toreadonly())
-        records.append(record)
-        self.world.wal.append((stream_id, record))
+        entry = StreamEntry(base_offset, record.count, memoryview(whole).toreadonly())
+        records.append(entry)
+        self.world.wal.append((stream_id, entry))
         if self.auto_confirm:
             self.confirm_all()
         return len(self.world.wal)
@@ -132,12 +126,12 @@ class FakeStorage:
     async def writable(self) -> None:
         return None
 
-    def _find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
+    def _find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
         if start < self.world.starts.get(stream_id, 0):
             raise OffsetTrimmed(f"stream {stream_id}: {start} is trimmed")
-        found: list[StreamRecord] = []
+        found: list[StreamEntry] = []
         size = 0
-        for record in self._records[stream_id]:
+        for record in self.records[stream_id]:
             if record.base_offset + record.count <= start:
                 continue
             size += len(record.payload)
@@ -146,10 +140,10 @@ class FakeStorage:
             found.append(record)
         return found
 
-    def read_hot(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord] | None:
+    def read_hot(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry] | None:
         return self._find(stream_id, start, end, max_bytes) if self.hot else None
 
-    async def read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamRecord]:
+    async def read(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
         await asyncio.sleep(0)
         self.reads += 1
         return self._find(stream_id, start, end, max_bytes)
@@ -165,7 +159,9 @@ class FakeManager:
         self.world = world
         self.away = False
 
-    async def trim_stream(self, stream_id: int, epoch: int, start_offset: int) -> None:
+    async def trim_stream(
+        self, replica_set_id: int, master_epoch: int, stream_id: int, epoch: int, start_offset: int
+    ) -> None:
         await asyncio.sleep(0)
         if self.away:
             raise Unavailable("the controller does not answer")
@@ -189,10 +185,7 @@ class Process:
         ids = range(first_stream, first_stream + 4)
         meta, data, time, txn = (self.world.opened(stream_id) for stream_id in ids)
         return await PartitionLog.open(
-            topic="t",
-            topic_id=bytes(16),
-            partition=partition,
-            leader_epoch=self.world.epoch,
+            led=LedPartition("t", bytes(16), partition, self.world.epoch),
             streams=(meta, data, time, txn),
             storage=self.storage,  # type: ignore[arg-type]
             manager=self.manager,  # type: ignore[arg-type]

@@ -7,11 +7,12 @@ gone. Records are durable one turn of the loop after their append, or when `sync
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from storage.object_store import Buffer
-from storage.wal import WalFailed, WalFull, WalRecord, WalRecordType
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.wal.base import WalFailed, WalFull, WalRecord, WalRecordType
+from tidelog.storage.wal.epochs import EpochHistory
 
 HEADER = 10
 
@@ -27,7 +28,7 @@ class WalMedia:
 
 
 class FakeWal:
-    """See `storage.wal.Wal`."""
+    """See `tidelog.storage.wal.base.Wal`."""
 
     def __init__(
         self, media: WalMedia, *, max_bytes: int = 1 << 40, auto_sync: bool = True, full_epochs: int = 0
@@ -40,6 +41,7 @@ class FakeWal:
         self.closed = False
         self.start_offset = self.end_offset = self.durable_offset = 0
         self.master_epoch = -1
+        self.epoch_history = EpochHistory()
         self.noted = 0
         self._queue: list[WalRecord] = []
         self._scheduled = False
@@ -55,7 +57,7 @@ class FakeWal:
         self.end_offset = self.durable_offset = self.media.end
         return self.start_offset
 
-    async def reset(self, offset: int) -> None:
+    async def reset(self, offset: int, kept_as: str = "") -> None:
         self.media.records.clear()
         self.media.start = self.media.end = offset
         self.start_offset = self.end_offset = self.durable_offset = offset
@@ -66,33 +68,40 @@ class FakeWal:
             raise WalFull("full on purpose")
         assert epoch > self.master_epoch
         self.master_epoch = epoch
-        self._add(WalRecordType.EPOCH_START, 0, 0, 0, 0, b"")
+        self._add(WalRecordType.EPOCH_START, StreamAppend(0, 0, 0, 0, ()), b"")
         self.sync()
 
-    def append(
-        self,
-        stream_id: int,
-        stream_epoch: int,
-        base_offset: int,
-        count: int,
-        payload: Sequence[Buffer],
-        batch_crc: int | None = None,
-    ) -> int:
+    @property
+    def synced_offset(self) -> int:
+        return self.durable_offset
+
+    def append(self, record: StreamAppend) -> int:
         if self._failed or self.closed:
             raise WalFailed("failed on purpose")
-        body = b"".join(payload)
+        body = b"".join(record.payload)
         if self.end_offset - self.start_offset + HEADER + len(body) > self.max_bytes:
             raise WalFull("at the bound")
-        self._add(WalRecordType.DATA, stream_id, stream_epoch, base_offset, count, body)
+        self._add(WalRecordType.DATA, record, body)
         if self.auto_sync and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.sync)
         return self.end_offset
 
-    def _add(self, kind: WalRecordType, stream_id: int, epoch: int, base: int, count: int, body: bytes) -> None:
+    def _add(self, kind: WalRecordType, record: StreamAppend, body: bytes) -> None:
         offset, end = self.end_offset, self.end_offset + HEADER + len(body)
-        view = memoryview(body)
-        self._queue.append(WalRecord(offset, end, kind, self.master_epoch, stream_id, epoch, base, count, view))
+        self._queue.append(
+            WalRecord(
+                offset,
+                end,
+                kind,
+                self.master_epoch,
+                record.stream_id,
+                record.stream_epoch,
+                record.base_offset,
+                record.count,
+                memoryview(body),
+            )
+        )
         self.end_offset = end
 
     def sync(self) -> None:

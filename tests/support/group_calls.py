@@ -1,18 +1,19 @@
-"""Group requests as a client sends them: through kio's bytes, the handler, and the response's bytes."""
+"""Group requests as a client sends them: through its bytes, the handler, and the bytes of the response."""
 
 from __future__ import annotations
 
-import io
 from types import SimpleNamespace
 from typing import Any
 
-from kio.index import load_request_schema, load_response_schema
-from kio.serial import entity_reader, entity_writer
+from kio.index import load_request_schema
 
-from broker.handlers import find_coordinator, groups, offsets
-from broker.services import RequestContext
-from broker.wire import schema
+from tests.support import schema
 from tests.support.group_world import NODE, World
+from tidelog.broker.kafka.handlers import find_coordinator, groups, offsets
+from tidelog.broker.kafka.services import RequestContext
+from tidelog.broker.kafka.wire.messages import REQUESTS
+from tidelog.broker.kafka.wire.messages.base import KafkaResponse
+from tidelog.broker.kafka.wire.reader import request_reader
 
 APIS = {api.api_key: api for api in [*find_coordinator.APIS, *groups.APIS, *offsets.APIS]}
 
@@ -29,7 +30,9 @@ def part(api_key: int, version: int, message: str, /, **fields: Any) -> Any:
 
 async def call(world: World, api_key: int, version: int, **fields: Any) -> Any:
     """One request; fields the version does not have are left out."""
-    request = _through_bytes(part(api_key, version, load_request_schema(api_key, version).__name__, **fields))
+    request_class = load_request_schema(api_key, version)
+    entity = part(api_key, version, request_class.__name__, **fields)
+    request = request_reader(request_class, REQUESTS[api_key])(schema.body(entity), 0)
     services: Any = SimpleNamespace(
         node_id=NODE,
         clock=world.clock,
@@ -39,15 +42,5 @@ async def call(world: World, api_key: int, version: int, **fields: Any) -> Any:
     )
     context = RequestContext(services, api_key, version, 7, "app", "10.0.0.7")
     response = await APIS[api_key].handle(context, request)
-    assert type(response) is load_response_schema(api_key, version)
-    return _through_bytes(response)
-
-
-def _through_bytes(entity: Any) -> Any:
-    out = io.BytesIO()
-    entity_writer(type(entity))(out, entity)
-    data = out.getvalue()
-    decoded, size = entity_reader(type(entity))(data, 0)
-    assert size == len(data)
-    assert decoded == entity
-    return decoded
+    assert isinstance(response, KafkaResponse)
+    return schema.read_response(api_key, version, response)

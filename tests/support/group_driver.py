@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import random
 
-from broker.groups.errors import GroupError
-from broker.groups.members import MemberIdentity
-from broker.groups.messages import JoinRequest, JoinResult, Limits, Now, Persist, Reply, SyncRequest, SyncResult
-from broker.groups.records import GroupValue
-from broker.groups.state import ClassicGroup
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.messages import (
+    JoinRequest,
+    JoinResult,
+    Limits,
+    Now,
+    Persist,
+    Reply,
+    SyncRequest,
+    SyncResult,
+)
+from tidelog.broker.groups.records import GroupValue
+from tidelog.broker.groups.state import ClassicGroup
 
 SESSION_MS = 10_000
 REBALANCE_MS = 30_000
@@ -21,7 +30,8 @@ class Driver:
 
     def __init__(self, *, max_size: int = 100, delay_ms: int = DELAY_MS, auto_persist: bool = True) -> None:
         self.limits = Limits(delay_ms, max_size)
-        self.group = ClassicGroup("g", self.limits, random.Random(1))
+        self.rng = random.Random(1)
+        self.group = ClassicGroup("g", self.limits, self.rng)
         self.now_ms = 0
         self.auto_persist = auto_persist
         self.answers: dict[int, JoinResult | SyncResult] = {}
@@ -63,7 +73,7 @@ class Driver:
         )
         waiter = self._waiter()
         self.group.join(waiter, request, self.now)
-        self._collect()
+        self.collect()
         return waiter
 
     def enter(self, **how: object) -> tuple[str, int]:
@@ -85,7 +95,7 @@ class Driver:
         waiter = self._waiter()
         identity = MemberIdentity(member_id, instance)
         self.group.sync(waiter, SyncRequest(identity, generation, protocol_type, protocol, assignments or {}))
-        self._collect()
+        self.collect()
         return waiter
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None = None) -> GroupError:
@@ -94,7 +104,7 @@ class Driver:
     def leave(self, *identities: tuple[str, str | None] | str) -> list[GroupError]:
         named = [MemberIdentity(one) if isinstance(one, str) else MemberIdentity(*one) for one in identities]
         errors = self.group.leave(named, self.now)
-        self._collect()
+        self.collect()
         return errors
 
     def commit(self, member_id: str = "", generation: int = -1, instance: str | None = None) -> GroupError:
@@ -108,7 +118,7 @@ class Driver:
         while (due := self.group.next_deadline_ms()) is not None and due <= end:
             self.now_ms = max(self.now_ms, due)
             self.group.tick(self.now)
-            self._collect()
+            self.collect()
         self.now_ms = end
 
     def persist(self, error: GroupError = GroupError.NONE) -> None:
@@ -117,7 +127,7 @@ class Driver:
         if error is GroupError.NONE:
             self.log.append(effect.value)
         self.group.persisted(effect.ticket, error, self.now)
-        self._collect()
+        self.collect()
 
     # --- answers ---
 
@@ -135,7 +145,8 @@ class Driver:
         self._waiters += 1
         return self._waiters
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Take what the group wants done: note answers, queue records."""
         for effect in self.group.take_effects():
             if isinstance(effect, Reply):
                 assert effect.waiter not in self.answers, "answered twice"

@@ -8,23 +8,23 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.errors import GroupError
-from broker.groups.members import MemberIdentity
-from broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
-from broker.groups.offsets_topic import OFFSETS_TOPIC
-from broker.settings import GroupSettings
-from controller.image import Delta, Image
-from controller.model import BrokerRecord, PartitionRecord, ReplicaSetRecord, TopicRecord
-from controller.tables import Mutation
-from runtime.errors import NotFound, TidelogError, Unavailable
-from storage.confirm import ConfirmOffset
-from storage.record_batch import iter_batches, iter_records, parse_header, set_base_offset
+from tidelog.batch.batch import iter_batches, iter_records, parse_header, set_base_offset
+from tidelog.broker.groups.coordinator import GroupCoordinator
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC
+from tidelog.broker.settings import GroupSettings
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.machine.tables import RowChange
+from tidelog.controller.model.records import BrokerRecord, PartitionRecord, ReplicaSetRecord, TopicRecord
+from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
+from tidelog.storage.confirm import ConfirmOffset
 
 NODE = 1
 WALL_MS = 1_700_000_000_000
@@ -55,9 +55,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(work)
+VIRTUAL_LOOP = {"virtual": VirtualLoop}
+"""`LOOPS` of a module of tests whose time is virtual (`tests/conftest.py`)."""
 
 
 class LoopClock:
@@ -156,6 +155,12 @@ class FakeLog:
         self._storage.confirm.add_listener(wal_end, self._moved)
         return Appended(base, wal_end)
 
+    async def wait_acked(self, wal_end: int) -> None:
+        await self._storage.confirm.wait(wal_end)
+
+    async def writable(self) -> None:
+        await self._storage.writable()
+
     async def read(self, offset: int, max_bytes: int, *, committed: bool) -> Any:
         assert not committed
         if self.read_errors:
@@ -230,7 +235,9 @@ class FakePartitions:
             callback(log)
 
     def close(self, partition: int) -> None:
-        log = self.logs.pop(partition)
+        self.tell_closed(self.logs.pop(partition))
+
+    def tell_closed(self, log: FakeLog) -> None:
         for callback in self._closed:
             callback(log)
 
@@ -245,15 +252,15 @@ class FakeController:
         self._subscribers: list[Callable[[Delta], None]] = []
         self._next_id = 0
         self.apply(
-            Mutation("brokers", NODE, BrokerRecord(NODE, "c", "127.0.0.1", 9092, "", "", "i", 1, True)),
-            Mutation("replica_sets", NODE, ReplicaSetRecord(NODE, (NODE,), (), NODE, 1, (NODE,), 0, 0)),
+            RowChange("brokers", NODE, BrokerRecord(NODE, "c", "127.0.0.1", 9092, "", "", "i", 1, True)),
+            RowChange("replica_sets", NODE, ReplicaSetRecord(NODE, (NODE,), (), NODE, 1, (NODE,), 0, 0)),
         )
 
     def subscribe(self, callback: Callable[[Delta], None]) -> Callable[[], None]:
         self._subscribers.append(callback)
         return lambda: self._subscribers.remove(callback)
 
-    def apply(self, *mutations: Mutation) -> None:
+    def apply(self, *mutations: RowChange) -> None:
         delta = Delta(self.image.version + 1, list(mutations))
         self.image.apply(delta)
         for subscriber in list(self._subscribers):
@@ -263,9 +270,9 @@ class FakeController:
         self._next_id += 1
         topic = TopicRecord(self._next_id.to_bytes(16), name, partitions, {}, name.startswith("__"), 0)
         self.apply(
-            Mutation("topics", topic.id, topic),
+            RowChange("topics", topic.id, topic),
             *(
-                Mutation("partitions", (topic.id, index), PartitionRecord(topic.id, index, NODE, 0, index * 4))
+                RowChange("partitions", (topic.id, index), PartitionRecord(topic.id, index, NODE, 0, index * 4))
                 for index in range(partitions)
             ),
         )
@@ -273,16 +280,16 @@ class FakeController:
 
     def delete_topic(self, topic: TopicRecord) -> None:
         self.apply(
-            *(Mutation("partitions", (topic.id, index), None) for index in range(topic.partitions)),
-            Mutation("topics", topic.id, None),
+            *(RowChange("partitions", (topic.id, index), None) for index in range(topic.partitions)),
+            RowChange("topics", topic.id, None),
         )
 
     def give_all_to(self, broker: int) -> None:
         """Another broker has become the master of the replica set."""
         record = replace(self.image.replica_sets[NODE], members=(broker,), master=broker, sync_state_set=(broker,))
         self.apply(
-            Mutation("brokers", broker, BrokerRecord(broker, "c", "127.0.0.1", 9093, "", "", "i", 1, True)),
-            Mutation("replica_sets", NODE, record),
+            RowChange("brokers", broker, BrokerRecord(broker, "c", "127.0.0.1", 9093, "", "", "i", 1, True)),
+            RowChange("replica_sets", NODE, record),
         )
 
     async def create_topic(
@@ -333,7 +340,7 @@ class World:
     async def loaded(self) -> None:
         async with asyncio.timeout(60):
             for index in range(self.settings.offsets_topic_partitions):
-                await self.coordinator._shards.wait_until_loaded(index)
+                await self.coordinator.wait_until_loaded(index)
 
     async def restart(self, *, confirmed_only: bool = True) -> None:
         """kill -9: nothing is closed; a new process reads what is durable."""

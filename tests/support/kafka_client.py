@@ -18,7 +18,7 @@ from typing import Any, Self
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from broker.wire import schema
+from tests.support import schema
 
 API_VERSIONS = 18
 DEADLINE_S = 60.0

@@ -16,31 +16,33 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
-from broker.fetch_sessions import FetchSessions
-from broker.groups.coordinator import GroupCoordinator
-from broker.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
-from broker.metrics import Metrics
-from broker.producer_ids import ProducerIds
-from broker.server import KafkaServer
-from broker.services import ApiHandler, Services
-from broker.settings import GroupSettings, KafkaSettings, LogSettings
-from broker.topic_config import log_config
-from controller import commands as c
-from controller.errors import UnknownTopicId
-from controller.model import TopicRecord
-from runtime.clock import Clock, SystemClock
-from runtime.errors import NotFound, NotLeader, Unavailable
-from runtime.network import Network, TcpNetwork
-from storage.managers import CommitObjects, ObjectSlice
-from storage.object_store_memory import MemoryObjectStore
-from storage.record_batch import Record, build_batch
-from storage.settings import CacheSettings, UploadSettings, WalSettings
-from storage.storage import Storage
-from storage.wal_memory import MemoryWal
-from stream.managers import OpenedStream
-from stream.partition_log import PartitionLog
 from tests.support.admin_world import WorldController
 from tests.support.kafka_client import KafkaClient
+from tidelog.batch.batch import Record, build_batch
+from tidelog.broker.groups.coordinator import GroupCoordinator
+from tidelog.broker.kafka.fetch_sessions import FetchSessions
+from tidelog.broker.kafka.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
+from tidelog.broker.kafka.producer_ids import ProducerIds
+from tidelog.broker.kafka.server import KafkaServer
+from tidelog.broker.kafka.services import ApiHandler, Services
+from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
+from tidelog.broker.partitions.topic_config import log_config
+from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import UnknownTopicId
+from tidelog.controller.model.records import TopicRecord
+from tidelog.runtime.clock import Clock, SystemClock
+from tidelog.runtime.errors import NotFound, NotLeader
+from tidelog.runtime.network import Network, TcpNetwork
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.commits import CommitObjects, ObjectSlice
+from tidelog.storage.inputs import ReplicaSetData
+from tidelog.storage.settings import CacheSettings, StorageSettings, UploadSettings, WalSettings
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.memory import MemoryWal
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import LedPartition, PartitionLog
 
 APIS: list[ApiHandler] = [
     *produce.APIS,
@@ -55,10 +57,6 @@ CLUSTER_ID = "admin-world-cluster-id"
 DEADLINE_S = 60.0
 
 
-class LeaderNotAvailable(Unavailable):
-    kafka_code = 5
-
-
 class DataController(WorldController):
     """The controller's commands that storage and streams use."""
 
@@ -71,14 +69,22 @@ class DataController(WorldController):
     async def close_streams(self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]) -> None:
         self.apply(c.CloseStreams(replica_set_id, master_epoch, tuple(streams)))
 
-    async def trim_stream(self, stream_id: int, epoch: int, start_offset: int) -> None:
-        self.apply(c.TrimStream(stream_id, epoch, start_offset))
+    async def trim_stream(
+        self, replica_set_id: int, master_epoch: int, stream_id: int, epoch: int, start_offset: int
+    ) -> None:
+        self.apply(c.TrimStream(stream_id, epoch, start_offset, replica_set_id, master_epoch))
 
     async def prepare_objects(self, count: int, ttl_ms: int) -> int:
         return int(self.apply(c.PrepareObjects(count, ttl_ms)))
 
     async def commit_objects(self, commit: CommitObjects) -> None:
         self.apply(c.Commit(commit))
+
+    def check_current(self) -> None:
+        """The metadata is current here."""
+
+    async def catch_up(self) -> None:
+        """The metadata is current here."""
 
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
         return self.image.find_objects(stream_id, start_offset, end_offset, limit)
@@ -101,11 +107,14 @@ class DataController(WorldController):
 class DataPartitions:
     """`PartitionManager` as far as the data path needs it."""
 
-    def __init__(self, controller: DataController, storage: Storage) -> None:
+    def __init__(self, controller: DataController, storage: Storage, clock: Clock) -> None:
         self.storage = storage
+        self._since = clock.monotonic
         self._controller = controller
         self.logs: dict[tuple[bytes, int], PartitionLog] = {}
         self.opened: list[Callable[[PartitionLog], None]] = []
+        self.openings: Openings | None = None
+        """Set: requests wait for partitions that are not open."""
 
     def on_opened(self, callback: Callable[[PartitionLog], None]) -> None:
         self.opened.append(callback)
@@ -130,9 +139,15 @@ class DataPartitions:
             raise NotFound(f"no partition {partition}")
         if self._controller.image.leader(record)[0] != NODE_ID:
             raise NotLeader("led elsewhere")
-        raise LeaderNotAvailable("opening")
+        opening = None
+        if self.openings is not None:
+            opening = self.openings.get((topic_id, partition), self._since())
+        raise LeaderNotAvailable("opening", opening=opening)
 
-    def heir(self, topic_id: bytes, partition: int) -> tuple[int, int] | None:
+    def leaving(self, topic_id: bytes, partition: int) -> None:
+        """Nothing moves here."""
+
+    def next_leader(self, topic_id: bytes, partition: int) -> tuple[int, int] | None:
         """Nothing moves here."""
         return None
 
@@ -177,22 +192,16 @@ class KafkaWorld:
         self.wal = MemoryWal(WalSettings())
         self.store = MemoryObjectStore()
         self.storage = Storage(
-            wal=self.wal,
-            store=self.store,
-            objects=self.controller,
-            clock=self._clock,
-            cluster_id=CLUSTER_ID,
-            replica_set_id=NODE_ID,
-            upload=self._upload,
-            cache=self._cache,
-            rng=random.Random(1),
-            single_member=False,
+            ReplicaSetData(CLUSTER_ID, NODE_ID, self.wal, self.store, self.controller, single_member=False),
+            StorageSettings(self._upload, self._cache),
+            self._clock,
+            random.Random(1),
         )
         self.wal.set_on_durable(self._durable)
         await self.storage.recover()
         self._master_epoch = self.controller.image.replica_sets[NODE_ID].master_epoch
         await self.storage.start(self._master_epoch)
-        self.partitions = DataPartitions(self.controller, self.storage)
+        self.partitions = DataPartitions(self.controller, self.storage, self._clock)
         parts: Any = SimpleNamespace()
         group = GroupSettings(offsets_topic_partitions=2)
         if self._with_groups:
@@ -269,10 +278,7 @@ class KafkaWorld:
         wanted = [(record.first_stream + n, epoch) for n in range(4)]
         meta, data, time, txn = await self.controller.open_streams(NODE_ID, self._master_epoch, wanted)
         log = self.partitions.logs[topic.id, index] = await PartitionLog.open(
-            topic=topic.name,
-            topic_id=topic.id,
-            partition=index,
-            leader_epoch=epoch,
+            led=LedPartition(topic.name, topic.id, index, epoch),
             streams=(meta, data, time, txn),
             storage=self.storage,
             manager=self.controller,
@@ -281,12 +287,14 @@ class KafkaWorld:
         )
         for callback in self.partitions.opened:
             callback(log)
+        if self.partitions.openings is not None:
+            self.partitions.openings.end((topic.id, index))
         return log
 
     async def chill(self) -> None:
         """Put all that is confirmed into the bucket and none of it in memory."""
         await self.storage.upload_now()
-        self.storage._cache._evict(1 << 60)
+        self.storage.forget_uploaded()
 
     def log(self, topic: str, partition: int = 0) -> PartitionLog:
         return self.partitions.get(topic, partition)

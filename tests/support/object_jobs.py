@@ -7,7 +7,7 @@ import urllib.request
 from typing import Any
 
 from tests.support.cli import Cli
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
 
 BY_HAND = ("--set", "compaction.enabled=false", "--set", "clean.enabled=false")
 """Flags: nothing is compacted or cleaned up but by hand."""
@@ -15,7 +15,7 @@ BY_HAND = ("--set", "compaction.enabled=false", "--set", "clean.enabled=false")
 
 def upload(bootstrap: str) -> None:
     """Everything into the bucket, now."""
-    request = urllib.request.Request(Cluster(bootstrap).admin_url + "/upload", method="POST")
+    request = urllib.request.Request(ClusterConnection(bootstrap).admin_url + "/upload", method="POST")
     with urllib.request.urlopen(request, timeout=60) as response:
         assert json.load(response)["status"] == "uploaded"
 

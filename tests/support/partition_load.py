@@ -21,9 +21,9 @@ from typing import Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from simulation.checkers import check
-from simulation.history import History, Op
 from tests.support.gaps import Gaps
+from tidelog.simulation.checkers import check
+from tidelog.simulation.checkers.history import History, Op
 
 DEADLINE_S = 120.0
 _WRITER, _READER = 1, 2

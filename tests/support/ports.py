@@ -1,7 +1,8 @@
-"""Ports for servers that tests start, end and start again: `simulation.ports`, which the chaos harness uses, too."""
+"""Ports for servers that tests start, end and start again: `tidelog.chaos.ports`, which the chaos harness uses,
+too."""
 
 from __future__ import annotations
 
-from simulation.ports import BLOCK, free_port, port_block
+from tidelog.chaos.ports import BLOCK, free_port, port_block
 
 __all__ = ["BLOCK", "free_port", "port_block"]

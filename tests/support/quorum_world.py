@@ -9,14 +9,14 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from controller.handshake import Credentials
-from controller.quorum_file import MembershipChange
-from controller.raft import RaftConsensus, RaftSettings
-from controller.rpc import RpcConnection
-from runtime.clock import SystemClock
-from runtime.errors import TidelogError
-from runtime.network import Listener, TcpNetwork
 from tests.controller.controller_helpers import until
+from tidelog.controller.raft.quorum import MembershipChange
+from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
+from tidelog.controller.rpc.connection import RpcConnection
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.network import Listener, TcpNetwork
 
 SECRET = b"a secret that nobody else has"
 
@@ -141,10 +141,10 @@ class QuorumWorld:
         self.members: dict[int, Member] = {}
         self.paths: dict[tuple[int, int], Route] = {}
         self._addresses: dict[tuple[int, int], str] = {}
-        self._listening: dict[int, tuple[str, int]] = {}
+        self.bound: dict[int, tuple[str, int]] = {}
 
     def listening(self, node_id: int, address: tuple[str, int]) -> None:
-        self._listening[node_id] = address
+        self.bound[node_id] = address
         for (_, target), path in self.paths.items():
             if target == node_id:
                 path.target = address
@@ -153,7 +153,7 @@ class QuorumWorld:
         """Where `source` reaches `target`."""
         if (source, target) not in self.paths:
             path = self.paths[source, target] = Route()
-            path.target = self._listening.get(target)
+            path.target = self.bound.get(target)
             self._addresses[source, target] = await path.start()
         return self._addresses[source, target]
 
@@ -209,7 +209,10 @@ class QuorumWorld:
         async def attempt() -> None:
             leader = await self.leader()
             address = await self.address(leader.node_id, node_id)
-            change = MembershipChange(operation, node_id, address)  # type: ignore[arg-type]
+            directory = ""
+            if operation == "add":
+                directory = str(self.members[node_id].raft.status()["directory"])
+            change = MembershipChange(operation, node_id, address, directory)  # type: ignore[arg-type]
             await leader.raft.change_membership(change, 5)
 
         await self.retry(attempt)

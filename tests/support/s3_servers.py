@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from simulation.ports import free_port
-from storage.settings import S3Settings
+from tidelog.chaos.ports import free_port
+from tidelog.storage.settings import S3Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("moto", "localstack", "minio")

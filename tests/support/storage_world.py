@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.errors import Unavailable
-from storage.managers import ObjectSlice
-from storage.object_key import object_key
-from storage.object_store import Buffer, ObjectInfo
-from storage.object_store_memory import MemoryObjectStore
-from storage.object_tool import verify_bytes
-from storage.records import StreamRecord
-from storage.settings import CacheSettings, UploadSettings
-from storage.storage import Storage
 from tests.support.fake_objects import FakeObjects
 from tests.support.fake_wal import FakeWal, WalMedia
+from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.types import Buffer
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.store import ObjectInfo, View
+from tidelog.storage.commits import ObjectSlice
+from tidelog.storage.inputs import LocalStreams, ReplicaSetData, StorageEvents, no_facts
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.report import verify_bytes
+from tidelog.storage.records import StreamAppend, StreamEntry
+from tidelog.storage.settings import CacheSettings, StorageSettings, UploadSettings
+from tidelog.storage.storage import Storage
 
 CLUSTER = "cluster-a"
 REPLICA_SET = 1
@@ -66,7 +68,7 @@ class FaultyStore(MemoryObjectStore):
         await asyncio.sleep(0)
         return info
 
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
         self.gets += [(key, start, end) for start, end in ranges]
         await asyncio.sleep(0)
         if self.get_gate is not None:
@@ -101,7 +103,7 @@ class World:
         settings = {"size_bytes": 1000, "age_ms": 3_600_000, "split_bytes": 400, "block_bytes": 200, **upload}
         self.upload = UploadSettings(**settings)
         self.cache = CacheSettings(log_bytes=1 << 20, block_bytes=1 << 20)
-        self.acked: dict[int, list[StreamRecord]] = {}
+        self.acked: dict[int, list[StreamEntry]] = {}
         """What a client was told is durable, by stream."""
         self.stream_epoch = 0
         self.fenced: list[Exception] = []
@@ -116,20 +118,16 @@ class World:
         """Start a process on what is there: election, recovery, open."""
         self.wal = FakeWal(self.media, **wal)
         self.storage = Storage(
-            wal=self.wal,
-            store=self.store,
-            objects=self.objects,
-            clock=self.clock,
-            cluster_id=CLUSTER,
-            replica_set_id=REPLICA_SET,
-            upload=self.upload,
-            cache=self.cache,
-            rng=random.Random(1),
-            owns_stream=self.owns_stream,
-            stream_facts=self.stream_facts,
-            on_fenced=self.fenced.append,
-            on_quarantined=lambda stream, reason: self.quarantined.append((stream, reason)),
-            on_wal_failed=self.wal_failed.append,
+            ReplicaSetData(CLUSTER, REPLICA_SET, self.wal, self.store, self.objects),
+            StorageSettings(self.upload, self.cache),
+            self.clock,
+            random.Random(1),
+            streams=LocalStreams(self.owns_stream, self.stream_facts or no_facts),
+            events=StorageEvents(
+                fenced=self.fenced.append,
+                wal_failed=self.wal_failed.append,
+                quarantined=lambda stream, reason: self.quarantined.append((stream, reason)),
+            ),
             offload=inline,
         )
         self.objects.master_epoch += 1
@@ -149,13 +147,13 @@ class World:
     def append(self, stream: int, payload: bytes, count: int = 1) -> int:
         """Append and, when it is confirmed, note it as acknowledged. Returns the WAL end."""
         base = self.next_offset(stream)
-        wal_end = self.storage.append(stream, self.stream_epoch, base, count, [payload])
-        record = StreamRecord(base, count, payload)
+        wal_end = self.storage.append(StreamAppend(stream, self.stream_epoch, base, count, [payload]))
+        record = StreamEntry(base, count, payload)
         self.storage.confirm.add_listener(wal_end, lambda: self.acked.setdefault(stream, []).append(record))
         return wal_end
 
     def next_offset(self, stream: int) -> int:
-        return self.storage._logs[stream].end_offset
+        return self.storage.offsets(stream)[1]
 
     async def crash(self) -> None:
         """Everything that runs stops where it is."""
@@ -166,11 +164,11 @@ class World:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    async def read_all(self, stream: int, max_bytes: int = 500) -> list[StreamRecord]:
+    async def read_all(self, stream: int, max_bytes: int = 500) -> list[StreamEntry]:
         """A consumer from the stream's start to its end."""
-        out: list[StreamRecord] = []
+        out: list[StreamEntry] = []
         end = self.next_offset(stream)
-        offset = self.storage._logs[stream].start_offset
+        offset = self.storage.offsets(stream)[0]
         while offset < end:
             records = await self.storage.read(stream, offset, end, max_bytes)
             assert records, f"stream {stream} stops at {offset}, before {end}"
@@ -207,12 +205,3 @@ async def until(condition: Callable[[], bool], ticks: int = 20_000) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError("it never became so")
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run an async test."""
-
-    async def main() -> None:
-        await scenario()
-
-    asyncio.run(main())

@@ -14,6 +14,8 @@ import pytest
 
 from bench._common import directory
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
     import os, subprocess, sys, tempfile, time

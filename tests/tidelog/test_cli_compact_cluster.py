@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.cli import Cli, until
 from tests.support.cluster_process import up_cluster
 from tests.support.object_jobs import objects
+
+pytestmark = pytest.mark.processes
 
 FLAGS = ("--set", "compaction.enabled=false", "--set", "upload.age_ms=50")
 PARTITIONS = 2
@@ -18,11 +23,15 @@ def test_every_broker_compacts_what_it_owns(tmp_path: Path) -> None:
     with up_cluster(tmp_path / "data", PARTITIONS, FLAGS) as cluster:
         cli = Cli(cluster.bootstrap)
         cli("topic", "create", "t", "-p", PARTITIONS)
+
+        def has_grown(before: int) -> bool:
+            return len(objects(cli)) >= before + PARTITIONS
+
         for number in range(3):
             before = len(objects(cli))
             for partition in range(PARTITIONS):
                 cli("produce", "t", "--partition", partition, stdin=b"%d\n" % number)
-            until(lambda before=before: len(objects(cli)) >= before + PARTITIONS)
+            until(partial(has_grown, before))
 
         def plans() -> Any:
             return cli("object", "compact", "--eager", "--dry-run", "--format", "json").json()["brokers"]

@@ -14,8 +14,10 @@ from tests.support.cli import Cli, until
 from tests.support.object_jobs import BY_HAND, fill, objects
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
-from tidelog.client import Cluster, http_json
-from tidelog.prices import DEFAULT, to_toml
+from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.prices import DEFAULT, to_toml
+
+pytestmark = pytest.mark.processes
 
 SMALL_CACHE = ("--set", "cache.log_bytes=4194304")
 
@@ -88,7 +90,7 @@ def test_reads_of_history_are_the_topic_s_that_is_read_and_a_deleted_topic_s_ser
     with running(tmp_path / "data", BY_HAND, port) as process:  # its log cache is empty: it reads the bucket
         cli = Cli(process.bootstrap)
         assert cli("consume", "read", "--exit").out == lines
-        usage = http_json(Cluster(process.bootstrap).admin_url, "/bucket/usage")
+        usage = http_json(ClusterConnection(process.bootstrap).admin_url, "/bucket/usage")
 
         def reads(topic: str) -> float:
             mine = usage["topics"].get(topic, {"purposes": {}})["purposes"]
@@ -97,7 +99,9 @@ def test_reads_of_history_are_the_topic_s_that_is_read_and_a_deleted_topic_s_ser
         assert reads("read") >= len(lines)
         fill(cli, "read", 1)
         cli("topic", "delete", "read", "--yes")
-        until(lambda: "read" not in http_json(Cluster(process.bootstrap).admin_url, "/bucket/usage")["topics"])
+        until(
+            lambda: "read" not in http_json(ClusterConnection(process.bootstrap).admin_url, "/bucket/usage")["topics"]
+        )
         left = {one["topic"]: one for one in cli("cost", "--format", "json").json()["topics"]}
         assert left["__other__"]["received_bytes"] >= len(lines)
 

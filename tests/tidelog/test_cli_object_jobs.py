@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import signal
@@ -13,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from storage.object_key import object_key
-from storage.object_store_s3_client import open_client
-from storage.settings import S3Settings
 from tests.e2e.backends import s3_flags
 from tests.support.cli import Cli, until
 from tests.support.object_jobs import BY_HAND, fill, objects
 from tests.support.s3_servers import S3Server, new_bucket
 from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.storage.bucket.s3_client import open_client
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.settings import S3Settings
 
-SLOW = (*BY_HAND, "--set", "compaction.pace_bytes_per_s=1024")
+pytestmark = pytest.mark.processes
+
+SLOW = (*BY_HAND, "--set", "compaction.throttle_bytes_per_s=1024")
 """A compaction that lasts until somebody ends it."""
 
 
@@ -88,7 +89,7 @@ def test_it_compacts_by_itself_when_enabled(tmp_path: Path) -> None:
 # --- one at a time, and how it ends ------------------------------------------------------------------------------
 
 
-def test_a_second_one_is_refused_and_ctrl_c_ends_the_first_and_now_keeps_no_pace(tmp_path: Path) -> None:
+def test_a_second_one_is_refused_and_ctrl_c_ends_the_first_and_now_ignores_the_throttle(tmp_path: Path) -> None:
     with running(tmp_path / "data", SLOW) as process:
         cli = Cli(process.bootstrap)
         cli("topic", "create", "slow", "-p", 1)
@@ -96,7 +97,7 @@ def test_a_second_one_is_refused_and_ctrl_c_ends_the_first_and_now_keeps_no_pace
         before = objects(cli)
         with compacting(cli) as job:
             refused = cli("object", "compact", "--eager", code=5)
-            assert "going on already" in refused.err
+            assert "already running" in refused.err
             shown = cli("object", "compact", "--dry-run").text
             assert "running" in shown
             assert "RUNNING" in shown
@@ -169,15 +170,15 @@ def test_what_the_controller_refuses_is_told_and_nothing_is_changed(tmp_path: Pa
             cli("topic", "delete", "gone", "--yes")  # its objects are destroyed: they can be replaced by nothing
             out, err = job.communicate(timeout=60)
         assert job.returncode == 5, err
-        assert "committed any more" in json.loads(out)["given_up"][0]["error"] or b"trimmed or deleted" in out
+        assert "no longer committed" in json.loads(out)["given_up"][0]["error"] or b"trimmed or deleted" in out
         assert cli("consume", "stays", "--exit").out == stays
 
 
-@pytest.mark.slow  # a prepared id outlasts the slowest pace
+@pytest.mark.slow  # a prepared id outlasts the slowest throttle
 def test_what_a_killed_compaction_left_is_found_and_orphans_are_deleted(tmp_path: Path) -> None:
     flags = (
         *BY_HAND,
-        *("--set", "compaction.pace_bytes_per_s=2048"),
+        *("--set", "compaction.throttle_bytes_per_s=2048"),
         *("--set", "compaction.stream_bytes=1024"),  # several outputs: some are written when it dies
         *("--set", "upload.prepare_ttl_ms=1000"),
         *("--set", "upload.delete_delay_ms=0"),
@@ -230,7 +231,7 @@ def test_a_length_of_time_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.servers("moto")
-def test_an_interrupted_multipart_upload_is_listed_and_aborted(tmp_path: Path, moto_server: S3Server) -> None:
+async def test_an_interrupted_multipart_upload_is_listed_and_aborted(tmp_path: Path, moto_server: S3Server) -> None:
     bucket = new_bucket()
 
     async def begin(key: str) -> None:
@@ -247,7 +248,7 @@ def test_an_interrupted_multipart_upload_is_listed_and_aborted(tmp_path: Path, m
     with running(tmp_path / "data", [*BY_HAND, *s3_flags(moto_server, bucket)]) as process:
         cli = Cli(process.bootstrap)
         key = object_key(cli("status", "--format", "json").json()["cluster_id"], 77)
-        asyncio.run(begin(key))
+        await begin(key)
         listed = cli("object", "clean", "--min-age", "0", "--dry-run", "--format", "json").json()
         assert [one["key"] for one in listed["unfinished"]] == [key]
         assert "1 unfinished uploads found" in cli("object", "clean", "--min-age", "0", "--dry-run").text

@@ -11,20 +11,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from runtime.errors import InvalidInput, NotFound, Unavailable
 from tests.support.cli import Cli
-from tidelog import output
-from tidelog.cli import COMMANDS
-from tidelog.client import Cluster, unknown
-from tidelog.commands.status import _render_failovers, _render_moves, gather
+from tidelog.cli import output
+from tidelog.cli.client import ClusterConnection, unknown
+from tidelog.cli.main import COMMANDS
+from tidelog.cli.subcommands import status as page
+from tidelog.cli.subcommands.status import gather, status
+from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
+
+pytestmark = pytest.mark.processes
 
 SERVER_PARTS = ("confluent_kafka", "rich", "aiohttp", "aiobotocore", "uvloop", "kio", "pysyncobj")
 
 
 def test_help_is_quick_because_it_imports_no_client_and_no_server() -> None:
     code = (
-        "import sys; from tidelog.cli import main\n"
+        "import sys; from tidelog.cli.main import main\n"
         "sys.argv = ['tidelog', '--help']\n"
         "try:\n    main()\n"
         f"finally:\n    print([name for name in {SERVER_PARTS!r} if name in sys.modules])"
@@ -97,19 +101,19 @@ def silent_server() -> Iterator[str]:
 def test_a_server_that_is_no_broker_is_told_from_one_that_is_not_there(silent_server: str) -> None:
     started = time.monotonic()
     result = Cli(silent_server)("topic", "list", code=5)
-    assert "does not answer as a broker" in result.err
+    assert "does not respond as a broker" in result.err
     assert time.monotonic() - started < 25
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "localhost:", ":9092", "localhost:x", "localhost:70000", "a:1,b"])
 def test_a_bootstrap_that_is_no_address_is_wrong_usage(text: str) -> None:
     with pytest.raises(InvalidInput, match="HOST:PORT"):
-        Cluster(text)
+        ClusterConnection(text)
 
 
 def test_several_bootstrap_addresses_fail_together() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: .*; 127\.0\.0\.1:2: "):
-        Cluster("127.0.0.1:1,127.0.0.1:2").client_config()
+        ClusterConnection("127.0.0.1:1,127.0.0.1:2").client_config()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,14 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 
 LOST = {"broker": 3, "wal": "s3", "partitions": 7, "state": "recovering", "by": 2, "since_ms": 5}
-SALVAGING = {"broker": 3, "since_ms": 5, "step": "uploading", "wal_bytes": 2048, "partitions_placed": 0, "error": None}
+TAKING_OVER = {
+    "broker": 3,
+    "since_ms": 5,
+    "step": "uploading",
+    "wal_bytes": 2048,
+    "partitions_placed": 0,
+    "error": None,
+}
 
 
 def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[str, Any]:
@@ -194,7 +205,7 @@ def _answer(node_id: int, states: dict[int, str], problems: list[str]) -> dict[s
         "image_version": 1,
         "topics": 0,
         "nodes": nodes,
-        "failover": {"lost": [LOST], "salvaging": [SALVAGING] if node_id == 2 else []},
+        "failover": {"lost": [LOST], "taking_over": [TAKING_OVER] if node_id == 2 else []},
         "moves": {"total": 3, "first": [{"topic": "t", "partition": 0, "from": 1, "to": 2, "since_ms": 1}]},
         "problems": problems,
         **own,
@@ -218,11 +229,26 @@ def test_status_asks_every_live_node_and_collects_the_problems() -> None:
         "broker 3 at h3:9092 is dead",
         "broker 4: no answer",
     ]
-    told = {name: SALVAGING[name] for name in ("step", "wal_bytes", "partitions_placed", "error")}
+    told = {name: TAKING_OVER[name] for name in ("step", "wal_bytes", "partitions_placed", "error")}
     assert document["failovers"] == [{**LOST, **told}]
-    assert _render_failovers(document["failovers"]).splitlines()[1].split()[:7] == [
-        *("3", "s3", "recovering", "2", "uploading"),
-        *("2.0", "KiB"),
-    ]
-    moving = _render_moves(document["moves"])
-    assert moving.startswith("moving:") and moving.endswith("and 2 more: `tidelog partition list`")
+
+
+OWN = {
+    "partitions": {"open": 1, "led": 1},
+    "wal": {"start_offset": 0, "end_offset": 10},
+    "upload": {"backlog_bytes": 10},
+    "memory": {"resident_bytes": 10, "log_cache_bytes": 1, "log_cache_bound_bytes": 10},
+    "bucket": {"healthy": True, "url": "memory://"},
+}
+
+
+def test_status_shows_failovers_and_the_first_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {1: "alive", 2: "alive", 3: "dead"}
+    monkeypatch.setattr(ClusterConnection, "get", lambda cluster, path: {**_answer(1, states, []), **OWN})
+    monkeypatch.setattr(page, "http_json", lambda url, path: {**_answer(2, states, []), **OWN})
+    result = CliRunner().invoke(status, [])
+    assert result.exit_code == page.SOMETHING_WRONG, result.output
+    parts = {part.splitlines()[0]: part.splitlines()[1:] for part in result.output.split("\n\n")}
+    assert parts["failovers:"][1].split()[:7] == ["3", "s3", "recovering", "2", "uploading", "2.0", "KiB"]
+    assert parts["moving:"][1].split()[:4] == ["t", "0", "1", "2"]
+    assert parts["moving:"][-1] == "and 2 more: `tidelog partition list`"

@@ -13,6 +13,8 @@ from tests.support.cli import Cli
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.cli import environment
 from tests.support.tidelog_process import running
+
+pytestmark = pytest.mark.processes
 
 README = Path(__file__).parents[2] / "README.md"
 ACTIVATE = ". .venv/bin/activate\n"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -16,6 +19,8 @@ from confluent_kafka import Consumer
 
 from tests.support.cli import NO_REBALANCE_DELAY, Cli
 from tests.support.tidelog_process import running
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +276,55 @@ def test_a_broker_that_dies_is_waited_for(tmp_path: Path) -> None:
             cli("produce", "survives", stdin=b"after\n")
             assert consuming.stdout.readline() == b"after\n"
             assert consuming.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"vlaue": "x"}', "did you mean 'value'"),
+        (b'{"value": "x", "Headers": {}}', "did you mean 'headers'"),
+        (b'{"value": "x", "zzz": 1}', "the fields are"),
+        (b'{"headers": [{"key": "h", "vlaue": "x"}]}', "did you mean 'value'"),
+    ],
+)
+def test_an_unknown_field_is_refused_with_its_line_and_the_nearest_name(
+    cli: Cli, topic: str, line: bytes, said: str
+) -> None:
+    refused = cli("produce", topic, "--format", "json", stdin=b'{"value": "fine"}\n' + line + b"\n", code=2)
+    assert "line 2: unknown field" in refused.err and said in refused.err
+    assert cli("consume", topic, "--exit").out == b"fine\n"
+
+
+@pytest.mark.parametrize("line", [b'{"partition": 2147483648}', b'{"timestamp": 9223372036854775808}'])
+def test_a_number_out_of_range_is_refused_with_its_line(cli: Cli, topic: str, line: bytes) -> None:
+    assert "line 1: " in cli("produce", topic, "--format", "json", stdin=line, code=2).err
+
+
+def test_an_interrupted_producer_prints_its_count(cli: Cli, topic: str) -> None:
+    with cli.start("produce", topic, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"one\ntwo\n")
+        process.stdin.flush()
+        assert cli("consume", topic, "--from-beginning", "-n", 2).out == b"one\ntwo\n"
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+    assert (process.returncode, printed) == (130, b"2 records to %s, at [partition] offset: [0] 0-1\n" % topic.encode())
+
+
+def test_a_consumer_says_on_a_terminal_that_it_waits(cli: Cli, topic: str) -> None:
+    said = b""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "tidelog", "consume", topic, "--bootstrap", cli.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+        try:
+            while b"\n" not in said:
+                assert select.select([ours], [], [], 60)[0], "nothing was said in 60 s"
+                said += os.read(ours, 1000)
+        finally:
+            process.send_signal(signal.SIGINT)
+            os.close(theirs)
+    os.close(ours)
+    assert said == b"waiting for records of %s; Ctrl-C ends\r\n" % topic.encode()
+    with cli.start("consume", topic) as quiet:
+        assert cli("consume", topic, "--timeout", 1).err == ""
+        quiet.send_signal(signal.SIGINT)

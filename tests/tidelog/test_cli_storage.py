@@ -14,7 +14,9 @@ import pytest
 
 from tests.support.cli import Cli, until
 from tests.support.tidelog_process import TidelogProcess, running
-from tidelog.client import Cluster
+from tidelog.cli.client import ClusterConnection
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def cli(process: TidelogProcess) -> Cli:
 
 def upload(bootstrap: str) -> None:
     """Everything into the bucket, now."""
-    request = urllib.request.Request(Cluster(bootstrap).admin_url + "/upload", method="POST")
+    request = urllib.request.Request(ClusterConnection(bootstrap).admin_url + "/upload", method="POST")
     with urllib.request.urlopen(request, timeout=60) as response:
         assert json.load(response)["status"] == "uploaded"
 
@@ -172,7 +174,7 @@ def test_something_wrong_is_an_exit_code_and_a_sentence(tmp_path: Path) -> None:
         bucket.rename(tmp_path / "away")
         bucket.touch()  # a file where the bucket's directory was
         cli("produce", "stuck", stdin=b"acknowledged all the same\n")
-        upload_url = Cluster(process.bootstrap).admin_url + "/upload?timeout_ms=500"
+        upload_url = ClusterConnection(process.bootstrap).admin_url + "/upload?timeout_ms=500"
         with pytest.raises(urllib.error.HTTPError) as failure:
             urllib.request.urlopen(urllib.request.Request(upload_url, method="POST"), timeout=30)
         failure.value.close()

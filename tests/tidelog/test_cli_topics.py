@@ -10,6 +10,8 @@ import pytest
 from tests.support.cli import NO_REBALANCE_DELAY, Cli, until
 from tests.support.tidelog_process import running
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
@@ -173,3 +175,17 @@ def test_watching_shows_it_again_until_ctrl_c(cli: Cli) -> None:
         watching.send_signal(signal.SIGINT)
         watching.communicate(timeout=30)
     assert watching.returncode == 0
+
+
+@pytest.mark.parametrize("partitions", [100_001, 1 << 31, 1 << 70])
+def test_more_partitions_than_a_client_can_ask_for_are_wrong_input(cli: Cli, partitions: int) -> None:
+    assert "partitions" in cli("topic", "create", "huge", "-p", partitions, code=2).err
+    cli("topic", "create", "grows", "--if-not-exists")
+    assert "partitions" in cli("topic", "alter", "grows", "-p", partitions, code=2).err
+
+
+def test_settings_that_are_accepted_and_not_served_are_warned_of(cli: Cli) -> None:
+    warned = cli("topic", "create", "warned", "-c", "flush.ms=5")
+    assert warned.err == "warning: accepted, but not served yet: flush.ms=5\n"
+    assert "cleanup.policy=compact" in cli("topic", "alter", "warned", "-c", "cleanup.policy=compact").err
+    assert cli("topic", "alter", "warned", "-c", "retention.ms=5").err == ""

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.quorum_file import parse_members
-from runtime.errors import ConfigError, DamagedFile
-from runtime.ports import ephemeral_ports
-from simulation.ports import port_block
-from tidelog import cluster_layout
-from tidelog.commands.up import parse_racks
+from tidelog.chaos.ports import port_block
+from tidelog.cli.options import load_config
+from tidelog.cli.subcommands.up import parse_racks
 from tidelog.config import Loaded
-from tidelog.data_dir import json_checksum
-from tidelog.options import load_config
+from tidelog.controller.raft.quorum import parse_members
+from tidelog.process import cluster_layout
+from tidelog.process.data_dir import json_checksum
+from tidelog.runtime.errors import ConfigError, DamagedFile
+from tidelog.runtime.ports import ephemeral_ports
 
 
 def loaded(directory: Path, *assignments: str, port: int = 0) -> Loaded:
@@ -70,7 +70,7 @@ def test_a_chosen_port_is_none_that_another_process_is_configured_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = port_block()
-    monkeypatch.setattr("runtime.ports.lasting_ports", lambda: block[:6])
+    monkeypatch.setattr("tidelog.runtime.ports.lasting_ports", lambda: block[:6])
     brokers, controllers = ports(cluster_layout.plan(loaded(tmp_path, port=block.start), 3))
     assert set(brokers).isdisjoint(controllers)
 

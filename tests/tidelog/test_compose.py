@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,12 +20,14 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from simulation.ports import free_port
 from tests.support.cluster_process import eventually, tidelog_json
 from tests.support.s3_servers import ROOT, S3Server, new_bucket
 from tests.support.tidelog_process import READY_PREFIX
-from tidelog.commands.serve import serve
+from tidelog.chaos.ports import free_port
+from tidelog.cli.subcommands.serve import serve
 from tidelog.config import Config, load, parse_set
+
+pytestmark = pytest.mark.processes
 
 FOLDER = ROOT / "localstack"
 KINDS = ("minio", "localstack")
@@ -171,7 +174,7 @@ def test_the_nodes_as_written_make_a_healthy_cluster(tmp_path: Path, minio_serve
                 f"admin.port={config.admin.port}": "admin.port=0",
             }
             processes.append(stack.enter_context(node(services[name], {**own, **common}, tmp_path / f"{name}.out")))
-        addresses = [eventually(lambda name=name: bootstrap(tmp_path / f"{name}.out")) for name in NODES]
+        addresses = [eventually(partial(bootstrap, tmp_path / f"{name}.out")) for name in NODES]
         status = eventually(lambda: healthy(",".join(addresses)))
         assert [row["roles"] for row in status["nodes"]] == [["controller", "broker"]] * 3
         assert [row["address"] for row in status["nodes"]] == addresses

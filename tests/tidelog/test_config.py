@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ConfigError
-from tidelog.config import load, parse_set, to_toml
+from tidelog.config import exposed_secrets, load, parse_set, to_toml
+from tidelog.runtime.errors import ConfigError
 
 
 def test_defaults_load_and_say_so() -> None:
@@ -82,3 +82,16 @@ def test_a_configuration_written_as_toml_reads_back_the_same(tmp_path: Path) -> 
     file = tmp_path / "t.toml"
     file.write_text(to_toml(config), encoding="utf-8")
     assert load(file).config == config
+
+
+def test_a_secret_that_others_can_read_is_told_with_the_way_to_keep_it(tmp_path: Path) -> None:
+    file = tmp_path / "tidelog.toml"
+    file.write_text('[s3]\nsecret_access_key = "hush"\n')
+    file.chmod(0o644)
+    [told] = exposed_secrets(load(file))
+    assert str(file) in told and "s3.secret_access_key_file" in told and "hush" not in told
+    file.chmod(0o600)
+    assert exposed_secrets(load(file)) == []
+    [told] = exposed_secrets(load(None, {}, [("s3.secret_access_key", "hush")]))
+    assert "command line" in told and "hush" not in told
+    assert exposed_secrets(load(None, {"TIDELOG_S3__SECRET_ACCESS_KEY": "hush"})) == []

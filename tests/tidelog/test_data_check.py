@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import NotFound
 from tests.support.cli import Cli
-from tidelog import cluster_layout
-from tidelog.data_check import DataReport, check_all, nothing_there
-from tidelog.data_dir import IDENTITY_FILE, DataDirectory
-from tidelog.options import load_config
+from tidelog.cli.options import load_config
+from tidelog.process import cluster_layout
+from tidelog.process.data_check import DataReport, check_all, nothing_there
+from tidelog.process.data_dir import IDENTITY_FILE, DataDirectory
+from tidelog.runtime.errors import NotFound
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ def test_damage_of_a_node_and_of_the_layout_is_named(cluster: Path) -> None:
     assert errors(check(cluster)) == ["cluster.json", "node-2/identity.json"]
 
 
+@pytest.mark.processes
 def test_the_command_says_so(cluster: Path) -> None:
     assert "node-1: identity of broker 1" in Cli()("wal", "verify", "--data-dir", str(cluster)).text
     flip(cluster / "node-1" / IDENTITY_FILE)

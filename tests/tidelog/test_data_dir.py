@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import CorruptData
-from tidelog.data_dir import DataDirectory, WrongDataDirectory
+from tidelog.process.data_dir import DataDirectory, WrongDataDirectory
+from tidelog.runtime.errors import CorruptData
 
 
 def test_identity_survives_and_is_checked(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import ConfigError, NotFound
-from tidelog.prices import DEFAULT, SECTIONS, Prices, load_prices, to_toml
+from tidelog.cli.prices import DEFAULT, SECTIONS, Prices, load_prices, to_toml
+from tidelog.runtime.errors import ConfigError, NotFound
 
 GOOD = to_toml(DEFAULT)
 
@@ -55,7 +55,7 @@ def test_every_table_survives_its_own_text(tmp_path_factory: pytest.TempPathFact
         (GOOD.replace('currency = "USD"', "currency = 5"), "currency", "--print-prices"),
         (GOOD.replace('currency = "USD"', ""), "lacks currency", "--print-prices"),
         ("requests_per_1000 = 5\n" + GOOD.replace("[requests_per_1000]", "[more]"), "unknown key more", "known are"),
-        ("currency = ", "is no TOML", "--print-prices"),
+        ("currency = ", "is not valid TOML", "--print-prices"),
         ("", "lacks name", "--print-prices"),
     ],
 )

@@ -1,0 +1,176 @@
+"""The four codecs of Kafka record batches, with a bound on the decompressed size.
+
+Invariant: `decompress` neither returns nor holds in memory much more than `max_bytes`, whatever the input declares, so
+a small batch cannot exhaust a broker's memory (rule 12). Snappy is written as the xerial stream of Java clients, and
+read in that form and raw (librdkafka, franz-go). LZ4 is the frame format with independent blocks (KIP-57).
+
+Entry: `compress`, `decompress`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from struct import Struct
+from struct import error as struct_error
+
+import cramjam
+import lz4.frame
+import zstandard
+
+from tidelog.batch.errors import CorruptRecord, RecordTooLarge, UnsupportedCompression
+
+
+class Compression(IntEnum):
+    """Bits 0–2 of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_CHUNK_BYTES = 1 << 20
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+"""Magic, version 1, compatible with 1."""
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_LENGTH = Struct(">i")
+
+
+def compress(data: bytes | bytearray, codec: int) -> bytes:
+    """Compress `data` with `codec` (a `Compression`), at each codec's default level in Kafka."""
+    if codec == Compression.NONE:
+        return bytes(data)
+    if codec == Compression.GZIP:
+        packer = zlib.compressobj(wbits=31)
+        return packer.compress(data) + packer.flush()
+    if codec == Compression.SNAPPY:
+        return _compress_xerial(data)
+    if codec == Compression.LZ4:
+        return bytes(lz4.frame.compress(data, block_linked=False, block_size=lz4.frame.BLOCKSIZE_MAX64KB))
+    if codec == Compression.ZSTD:
+        return bytes(zstandard.ZstdCompressor().compress(data))
+    raise UnsupportedCompression(f"no compression codec has the number {codec}")
+
+
+def decompress(data: memoryview, codec: int, max_bytes: int) -> bytes | memoryview:
+    """Return the decompressed data, at most `max_bytes` (≥ 0) long; `data` itself for NONE.
+
+    Raises `RecordTooLarge` above the bound, `CorruptRecord` for bytes that do not parse, `UnsupportedCompression`.
+    """
+    if codec == Compression.NONE:
+        return data
+    unpack = _DECOMPRESSORS.get(codec)
+    if unpack is None:
+        raise UnsupportedCompression(f"no compression codec has the number {codec}")
+    try:
+        return unpack(data, max_bytes)
+    except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, struct_error) as error:
+        # lz4.frame raises RuntimeError for every malformed frame.
+        raise CorruptRecord(f"{Compression(codec).name.lower()} data do not decompress: {error}") from error
+
+
+def _too_large(max_bytes: int) -> RecordTooLarge:
+    return RecordTooLarge(f"a batch decompresses to more than {max_bytes} bytes")
+
+
+def _gunzip(data: memoryview, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    total = 0
+    rest: bytes | memoryview = data
+    while len(rest):  # a gzip stream may have several members
+        unpacker = zlib.decompressobj(wbits=31)
+        part = unpacker.decompress(rest, max_bytes - total + 1)
+        total += len(part)
+        if total > max_bytes:
+            raise _too_large(max_bytes)
+        if not unpacker.eof:
+            raise CorruptRecord("gzip data end too early")
+        parts.append(part)
+        rest = unpacker.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _compress_xerial(data: bytes | bytearray) -> bytes:
+    parts = [_XERIAL_HEADER]
+    view = memoryview(data)
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(bytes(view[start : start + _XERIAL_BLOCK_BYTES])))
+        parts += (_LENGTH.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _unsnappy(data: memoryview, max_bytes: int) -> bytes:
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _unsnappy_block(data, max_bytes)
+    if len(data) < len(_XERIAL_HEADER):
+        raise CorruptRecord("snappy data end within their header")
+    parts: list[bytes] = []
+    total, at = 0, len(_XERIAL_HEADER)
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if length < 0 or length > len(data) - at:
+            raise CorruptRecord(f"a snappy block of {length} bytes does not fit its batch")
+        part = _unsnappy_block(data[at : at + length], max_bytes - total)
+        parts.append(part)
+        total += len(part)
+        at += length
+    return b"".join(parts)
+
+
+def _unsnappy_block(data: memoryview, max_bytes: int) -> bytes:
+    block = bytes(data)  # cramjam does not accept sliced views
+    if cramjam.snappy.decompress_raw_len(block) > max_bytes:
+        raise _too_large(max_bytes)
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _unlz4(data: memoryview, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    total = 0
+    rest: bytes | memoryview = data
+    while len(rest):
+        unpacker = lz4.frame.LZ4FrameDecompressor()
+        feed: bytes | memoryview = rest
+        while not unpacker.eof:
+            part = unpacker.decompress(feed, max_length=min(_CHUNK_BYTES, max_bytes - total + 1))
+            feed = b""
+            total += len(part)
+            if total > max_bytes:
+                raise _too_large(max_bytes)
+            if not part and unpacker.needs_input and not unpacker.eof:
+                raise CorruptRecord("lz4 data end too early")
+            parts.append(part)
+        rest = unpacker.unused_data or b""
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unzstd(data: memoryview, max_bytes: int) -> bytes:
+    size = zstandard.frame_content_size(data)
+    if size > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    total = 0
+    # The window is bounded too: a frame may declare one of gigabytes (the format's own limit is 2**31).
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    with unpacker.stream_reader(data, read_across_frames=True) as reader:
+        while part := reader.read(_CHUNK_BYTES):
+            total += len(part)
+            if total > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+    if size > 0 and total < size:
+        raise CorruptRecord("zstd data end too early")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+_DECOMPRESSORS: dict[int, Callable[[memoryview, int], bytes]] = {
+    Compression.GZIP: _gunzip,
+    Compression.SNAPPY: _unsnappy,
+    Compression.LZ4: _unlz4,
+    Compression.ZSTD: _unzstd,
+}

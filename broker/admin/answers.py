@@ -1,0 +1,50 @@
+"""Helpers of the admin HTTP handlers: JSON responses, streamed JSON lines, and query parameters.
+
+Entry: `json_answer`, `write_line`, `number`, `flag`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from tidelog.runtime.errors import InvalidInput
+
+TAKE_S = 60.0
+"""A client that does not read a line within this time is disconnected."""
+
+
+def json_answer(body: object, *, status: int = 200) -> web.Response:
+    """Build a response with one JSON document."""
+    return web.json_response(body, status=status)
+
+
+async def write_line(response: web.StreamResponse, line: dict[str, Any]) -> None:
+    """Write one line of JSON. Raises `TimeoutError` if the client does not read for `TAKE_S`."""
+    async with asyncio.timeout(TAKE_S):
+        await response.write(json.dumps(line).encode() + b"\n")
+
+
+def number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    """Parse a query parameter from `low` to `high`. Raises `InvalidInput`."""
+    text = request.query.get(name)
+    return default if text is None else integer(text, name, low, high)
+
+
+def integer(text: str, name: str, low: int, high: int) -> int:
+    """Parse a number from `low` to `high`. Raises `InvalidInput`."""
+    found = int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 20 else None
+    if found is None or not low <= found <= high:
+        raise InvalidInput(f"{name} is {text!r}: a number from {low} to {high} is expected")
+    return found
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """Parse a query parameter `true` or `false`; false if missing. Raises `InvalidInput`."""
+    text = request.query.get(name, "false")
+    if text not in ("true", "false"):
+        raise InvalidInput(f"{name} is {text!r}: true or false is expected")
+    return text == "true"

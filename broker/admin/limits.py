@@ -1,0 +1,139 @@
+"""Limits of the admin HTTP listener, around aiohttp's protocol: number and lifetime of connections.
+
+aiohttp bounds the size of a request's head; it bounds neither the number of connections nor the time for a head, for a
+body that no handler reads, or for a response that the client does not read. One rule covers these: a connection may be
+outside of a handler for at most `timeout_s` at a time. The time starts with the connection or the end of the last
+request, and ends when the next handler begins; so it also closes idle keep-alive connections.
+
+Entry: `AdminLimits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.log_limit import LogLimiter
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+OUTSIDE_S = 30.0
+
+
+class AdminLimits:
+    """A protocol factory for the listener, in place of aiohttp's (`inner`)."""
+
+    def __init__(
+        self,
+        inner: Callable[[], asyncio.BaseProtocol],
+        clock: Clock,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        timeout_s: float = OUTSIDE_S,
+    ) -> None:
+        self._inner = inner
+        self._guards: dict[asyncio.BaseProtocol, _Guard] = {}
+        self.logs = LogLimiter(logger, clock)
+        self.max_connections = max_connections
+        self.timeout_s = timeout_s
+        self.dropped: dict[str, int] = {"connections": 0, "late": 0}
+        """Connections closed by these limits, by reason."""
+
+    def __call__(self) -> asyncio.BaseProtocol:
+        """The protocol of one connection."""
+        return _Guard(self, cast(asyncio.Protocol, self._inner()))
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._guards)
+
+    def admit(self, guard: _Guard, inner: asyncio.BaseProtocol) -> bool:
+        """Admit a connection, unless the limit is reached."""
+        if len(self._guards) >= self.max_connections:
+            return False
+        self._guards[inner] = guard
+        return True
+
+    def leave(self, inner: asyncio.BaseProtocol) -> None:
+        """Release the place of a closed connection."""
+        self._guards.pop(inner, None)
+
+    def enter_handler(self, inner: object) -> None:
+        """Note that a handler begins on the connection of this aiohttp protocol."""
+        guard = self._guards.get(cast(asyncio.BaseProtocol, inner))
+        if guard is not None:
+            guard.pause()
+
+    def leave_handler(self, inner: object) -> None:
+        """Note that a handler has ended; the client still has to read the response."""
+        guard = self._guards.get(cast(asyncio.BaseProtocol, inner))
+        if guard is not None:
+            guard.resume()
+
+
+class _Guard(asyncio.Protocol):
+    """Forwards all events to aiohttp, and closes the connection at its time-out."""
+
+    def __init__(self, limits: AdminLimits, inner: asyncio.Protocol) -> None:
+        self._limits = limits
+        self._inner = inner
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self._admitted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._admitted = self._limits.admit(self, self._inner)
+        if not self._admitted:
+            self._drop("connections", "admin connection refused: too many")
+            return
+        self._inner.connection_made(transport)
+        self.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.pause()
+        if self._admitted:
+            self._limits.leave(self._inner)
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._admitted:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._admitted else None
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def pause(self) -> None:
+        """Stop the timer inside a handler, which has its own bounds."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def resume(self) -> None:
+        """Start the timer outside of a handler."""
+        self.pause()
+        if self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._late)
+
+    def _late(self) -> None:
+        self._drop("late", "admin connection closed: no request came, or its answer was not taken, in time")
+
+    def _drop(self, reason: str, event: str) -> None:
+        self._limits.dropped[reason] += 1
+        if self._transport is None:
+            return
+        peer = self._transport.get_extra_info("peername")
+        self._limits.logs.line(reason, logging.INFO, event, {"client": str(peer[0]) if peer else ""})
+        self._transport.abort()

@@ -1,0 +1,122 @@
+"""The inputs of a broker: its identity, its settings, and the interfaces to its WAL, the controllers and the system.
+
+Entry: `BrokerIdentity`, `BrokerSettings`, `BrokerWorld`, `ControllerAccess`, `WalAccess`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tidelog.broker.partitions.takeover import OpenWal
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.controller.image.feed import DeltaFeed
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.cpu_time import CpuMeter, SystemCpu
+from tidelog.runtime.network import Network
+from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, StorageSettings, UploadSettings
+from tidelog.storage.wal.base import Wal
+
+
+def never() -> bool:
+    """Default of `searches_orphans`: this process has no periodic orphan search."""
+    return False
+
+
+def do_nothing() -> None:
+    """Default of `forget_accepted_loss`: there is no acceptance."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """The identity of this broker, from its data directory."""
+
+    broker_id: int
+    check_code: str
+    first_start: bool
+    """Whether the directory has not belonged to a cluster before."""
+    bind: Callable[[str], None]
+    """Binds the data directory to a cluster id; raises if it belongs to another."""
+    directory: str = ""
+    """Identifies the directory and the machine: a copy has another value."""
+    patience_s: float = 0.0
+    """How long a start waits for the end of a process with another copy, which may be dead and still registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The sections of the configuration that a broker reads."""
+
+    kafka: KafkaSettings
+    admin: AdminSettings
+    log: LogSettings
+    group: GroupSettings
+    upload: UploadSettings
+    cache: CacheSettings
+    compaction: CompactionSettings
+    clean: CleanSettings
+    roles: Sequence[str]
+    flat: Callable[[], dict[str, str]]
+    """The effective configuration by dotted key, secrets hidden."""
+
+    @property
+    def storage(self) -> StorageSettings:
+        """The sections that its storage reads."""
+        return StorageSettings(self.upload, self.cache)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerWorld:
+    """The interfaces to everything outside the process."""
+
+    network: Network
+    clock: Clock
+    rng: random.Random
+    store: GuardedObjectStore
+    cpu: CpuMeter = field(default_factory=SystemCpu)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerAccess:
+    """How the broker connects to the controllers."""
+
+    endpoints: list[tuple[str, int]]
+    heartbeat_interval_s: float
+    credentials: Credentials | None = None
+    """None: neither controllers nor other brokers require any."""
+    follows_controllers: bool = True
+    """Whether the controllers' addresses are taken from the metadata from now on; else from `endpoints`."""
+    local: DeltaFeed | None = None
+    """The feed of the cluster's only controller, if it runs in this process."""
+    searches_orphans: Callable[[], bool] = never
+    """Whether this process currently runs the periodic orphan search."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalAccess:
+    """How write-ahead logs are opened."""
+
+    kind: str
+    """`wal.kind`: `disk`, `s3` or `memory`."""
+    open: Callable[[str], Wal]
+    """Opens this broker's WAL in the cluster with this id."""
+    open_in_bucket: OpenWal
+    """Opens another broker's WAL in the bucket."""
+    place: str = ""
+    """The bucket that the WAL is committed to, as text; empty: not told to the controllers."""
+    may_lose_tail: bool = False
+    """Whether a power loss may take acknowledged records (`wal.flush = "async"`)."""
+    directory: str = ""
+    """The data directory, for messages."""
+    accepted_loss: str = ""
+    """The loss that an operator has accepted (`tidelog wal accept-loss`); empty: none."""
+    forget_accepted_loss: Callable[[], None] = do_nothing
+    """Called when the broker has a WAL that continues: an acceptance is used only once."""
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Return whether this broker's WAL is in the bucket; then the start needs a bucket that can fence."""
+        return self.kind == "s3"

@@ -1,0 +1,56 @@
+"""All the APIs that this broker serves, collected from the handlers' lists.
+
+Entry: `all_apis`. ApiVersions is not in it: `tidelog.broker.kafka.server` makes it from what it is given.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.kafka.handlers import (
+    acls,
+    configs,
+    delete_records,
+    describe_cluster,
+    describe_producers,
+    describe_quorum,
+    describe_topics,
+    elections,
+    fetch,
+    find_coordinator,
+    groups,
+    init_producer_id,
+    leader_epoch,
+    list_offsets,
+    log_dirs,
+    metadata,
+    offsets,
+    produce,
+    topics,
+)
+from tidelog.broker.kafka.services import ApiHandler
+
+_MODULES = (
+    acls,
+    configs,
+    delete_records,
+    describe_cluster,
+    describe_producers,
+    describe_quorum,
+    describe_topics,
+    elections,
+    fetch,
+    find_coordinator,
+    groups,
+    init_producer_id,
+    leader_epoch,
+    list_offsets,
+    log_dirs,
+    metadata,
+    offsets,
+    produce,
+    topics,
+)
+
+
+def all_apis() -> list[ApiHandler]:
+    """Every handler, in no particular order; each API key once."""
+    return [api for module in _MODULES for api in module.APIS]

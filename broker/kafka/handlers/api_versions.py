@@ -1,0 +1,69 @@
+"""ApiVersions (18): the APIs and versions that this broker serves.
+
+The response is built from the server's own table, so `tidelog.broker.kafka.server` adds this API itself:
+`ApiVersions(apis)`.
+
+Produce is advertised from version 0 on although 0–2 are refused: librdkafka before 2.11 stops compressing otherwise
+(KAFKA-18659). Finalized features: `metadata.version` only, which admin tools read to determine a cluster's
+capabilities; without `transaction.version` clients use the first transaction protocol.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tidelog.broker.kafka.errors import INVALID_REQUEST, NONE, UNSUPPORTED_VERSION
+from tidelog.broker.kafka.services import ApiHandler, RequestContext, serve
+from tidelog.broker.kafka.wire.messages.cluster import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    ServedApi,
+    SupportedFeatureKey,
+)
+
+MIN_VERSION = 0
+MAX_VERSION = 4
+METADATA_VERSION_LEVEL = 21
+"""3.9-IV0, the level that corresponds to the served request versions."""
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+APIS: list[ApiHandler] = []
+"""Empty: `tidelog.broker.kafka.server` adds ApiVersions itself."""
+
+
+class ApiVersions:
+    """Answers from the table of all APIs."""
+
+    def __init__(self, apis: Sequence[ApiHandler]) -> None:
+        self.api = serve(ApiVersionsRequest, MIN_VERSION, MAX_VERSION, self.handle)
+        self._keys = [
+            ServedApi(api_key=api.api_key, min_version=api.min_version, max_version=api.max_version)
+            for api in sorted([*apis, self.api], key=lambda api: api.api_key)
+        ]
+
+    async def handle(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+        """Record the client's name and version (v3+, KIP-511) and return the table."""
+        if context.api_version >= 3:
+            name, version = request.client_software_name, request.client_software_version
+            if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
+                return self._response(INVALID_REQUEST)
+            context.extra["client_software_name"] = name
+            context.extra["client_software_version"] = version
+        return self._response(NONE)
+
+    def unsupported(self) -> ApiVersionsResponse:
+        """Return the v0 response to an unsupported version; it has all ranges, so that any client can retry."""
+        return self._response(UNSUPPORTED_VERSION)
+
+    def _response(self, error_code: int) -> ApiVersionsResponse:
+        name, level = "metadata.version", METADATA_VERSION_LEVEL
+        return ApiVersionsResponse(
+            error_code=error_code,
+            api_keys=self._keys,
+            supported_features=[SupportedFeatureKey(name=name, min_version=1, max_version=level)],
+            finalized_features=[FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)],
+            finalized_features_epoch=0,
+        )

@@ -1,0 +1,55 @@
+"""DescribeProducers: the idempotent and transactional producers known to a partition (KIP-664)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.broker.kafka.handlers.admin_errors import each, outcome
+from tidelog.broker.kafka.services import RequestContext, Services, serve
+from tidelog.broker.kafka.wire.messages.logs import (
+    ActiveProducer,
+    DescribeProducersPartitionResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersTopic,
+    DescribeProducersTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from tidelog.stream.partition_log import PartitionLog
+
+
+async def describe_producers(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    """DescribeProducers v0: for partitions not led here the response has their error."""
+
+    async def topic_result(topic: DescribeProducersTopic) -> DescribeProducersTopicResponse:
+        async def describe(index: int) -> DescribeProducersPartitionResponse:
+            found = await outcome(_log(context.services, topic.name, index))
+            producers = found.value.producers() if found.value is not None else ()
+            return DescribeProducersPartitionResponse(
+                partition_index=index,
+                error_code=found.code,
+                error_message=found.message,
+                active_producers=[
+                    ActiveProducer(
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.producer_epoch,
+                        last_sequence=producer.last_sequence,
+                        last_timestamp=producer.last_timestamp,
+                        coordinator_epoch=producer.coordinator_epoch,
+                        current_txn_start_offset=producer.current_txn_start_offset,
+                    )
+                    for producer in producers
+                ],
+            )
+
+        return DescribeProducersTopicResponse(name=topic.name, partitions=await each(topic.partition_indexes, describe))
+
+    return DescribeProducersResponse(topics=await each(request.topics, topic_result))
+
+
+async def _log(services: Services, topic: str, index: int) -> PartitionLog:
+    return services.partitions.get(topic, index)
+
+
+APIS = [serve(DescribeProducersRequest, 0, 0, describe_producers)]

@@ -1,0 +1,113 @@
+"""ListOffsets (2): the offset for a timestamp, or for a special timestamp.
+
+-1 latest (the last stable offset under read_committed), -2 earliest, -3 the record with the largest timestamp (v7+,
+KIP-734), -4 earliest local (v8+; the whole log is served from here, so it is the log start), -5 latest tiered (v9+;
+"none", since the bucket is no second tier but the log itself). Any other value: the first record at or after that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.broker.kafka.errors import INVALID_REQUEST, UNSUPPORTED_VERSION, fetch_code
+from tidelog.broker.kafka.handlers.epochs import check_leader_epoch
+from tidelog.broker.kafka.handlers.when_open import when_open
+from tidelog.broker.kafka.services import RequestContext, serve
+from tidelog.broker.kafka.wire.messages.logs import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from tidelog.runtime.errors import CorruptData, InvalidInput, TidelogError
+
+if TYPE_CHECKING:
+    from tidelog.stream.partition_log import PartitionLog
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+_FIRST_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_READ_COMMITTED = 1
+MAX_LOOKUPS = 32
+"""Partitions looked up concurrently for one request: timestamps may have to be read from the bucket."""
+
+
+class _FoundOffset(NamedTuple):
+    offset: int = -1
+    timestamp: int = -1
+    leader_epoch: int = -1
+
+
+class _Duplicate(InvalidInput):
+    """A partition appears twice. Kafka: INVALID_REQUEST (42)."""
+
+    kafka_code = INVALID_REQUEST
+
+
+class _UnknownSpecial(InvalidInput):
+    """A special timestamp of a later version. Kafka: UNSUPPORTED_VERSION (35)."""
+
+    kafka_code = UNSUPPORTED_VERSION
+
+
+async def _find(log: PartitionLog, timestamp: int, version: int, committed: bool) -> _FoundOffset:
+    if timestamp < 0 and version < _FIRST_VERSION.get(timestamp, version + 1):
+        raise _UnknownSpecial(f"ListOffsets v{version} has no special timestamp {timestamp}")
+    if timestamp == LATEST:
+        return _FoundOffset(log.last_stable_offset if committed else log.high_watermark, -1, log.leader_epoch)
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        start = log.log_start_offset
+        return _FoundOffset(start, -1, log.epoch_at(start))
+    if timestamp == LATEST_TIERED:
+        return _FoundOffset()
+    if timestamp == MAX_TIMESTAMP:
+        found = await log.offset_of_max_timestamp()
+    else:
+        found = await log.offset_for_timestamp(timestamp, committed=committed)
+    return _FoundOffset() if found is None else _FoundOffset(*found)
+
+
+async def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    """Look up all partitions concurrently."""
+    committed = request.isolation_level == _READ_COMMITTED
+    gate = asyncio.Semaphore(MAX_LOOKUPS)
+    seen: set[tuple[str, int]] = set()
+    repeated: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            (repeated if key in seen else seen).add(key)
+
+    async def answer(name: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        index = wanted.partition_index
+        error, found = 0, _FoundOffset()
+        try:
+            if (name, index) in repeated:
+                raise _Duplicate(f"{name}-{index} appears twice in the request")
+            log = await when_open(context.services.partitions, name, index)
+            check_leader_epoch(log, wanted.current_leader_epoch)
+            async with gate:
+                found = await _find(log, wanted.timestamp, context.api_version, committed)
+        except TidelogError as failure:
+            error = fetch_code(failure) if isinstance(failure, CorruptData) else failure.kafka_code
+        return ListOffsetsPartitionResponse(
+            partition_index=index,
+            error_code=error,
+            timestamp=found.timestamp,
+            offset=found.offset,
+            leader_epoch=found.leader_epoch,
+        )
+
+    topics = []
+    for topic in request.topics:
+        partitions = await asyncio.gather(*(answer(topic.name, partition) for partition in topic.partitions))
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=partitions))
+    return ListOffsetsResponse(topics=topics)
+
+
+APIS = [serve(ListOffsetsRequest, 1, 10, handle)]

@@ -1,0 +1,356 @@
+"""Metadata (3): brokers, topics, leaders, from the local image.
+
+Null topics means all, an empty list none (v0: an empty list means all). A missing topic is created if the
+request allows it (before v4 it always does) and `kafka.auto_create_topics` is on. Only live brokers are listed; the
+"controller" is the live broker with the smallest id, since every broker accepts controller requests: all brokers return
+the same response.
+
+Responses are cached as bytes until topics, brokers or leaders change (`Image.placement_version`), and each topic's part
+of them until that topic or any leader changes.
+
+The creation of a missing topic at the controller has a time limit, so that Metadata also answers without a controller.
+
+A partition that was never opened has no leader (LEADER_NOT_AVAILABLE), whoever asks: a client that is told of one sends
+at once. A request that names such a topic waits a little for it, whether it or another one created it: `OPENING_WAIT_S`
+from the first request on, so that a partition that does not open delays nobody again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC
+from tidelog.broker.groups.offsets_topic import TOPIC_CONFIGS as OFFSETS_TOPIC_CONFIGS
+from tidelog.broker.kafka.errors import (
+    INVALID_TOPIC_EXCEPTION,
+    LEADER_NOT_AVAILABLE,
+    TOPIC_ALREADY_EXISTS,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from tidelog.broker.kafka.services import RequestContext, Services, serve
+from tidelog.broker.kafka.wire.codec import EncodedBody, encode_body
+from tidelog.broker.kafka.wire.messages.cluster import MetadataRequest, MetadataResponse, MetadataResponseBroker
+from tidelog.broker.kafka.wire.metadata import PartitionPart, encode_topic, join
+from tidelog.broker.partitions.openings import OPENING_WAIT_S
+from tidelog.runtime.errors import TidelogError
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from tidelog.controller.image.image import Delta, Image
+    from tidelog.controller.model.records import PartitionKey, PartitionRecord, TopicRecord
+
+CREATE_TIMEOUT_S = 10.0
+"""Clients allow a Metadata request 30 s or more."""
+MAX_ANSWERS_BYTES = 4 << 20
+"""Cached responses: a few versions times a few sets of topics."""
+MAX_TOPICS_BYTES = 16 << 20
+"""Cached encoded topics: some 40 bytes per partition, for each version that clients use."""
+ANSWER_OVERHEAD_BYTES = 400
+"""Memory of a cached response in addition to its bytes: request key, keys, dictionary slot."""
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_NOT_ASKED = -(1 << 31)
+_TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+"""Read, write, create, delete, alter, describe, describe and alter configs: all, without an authorizer (KIP-430)."""
+_CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+
+
+class _WantedTopics(NamedTuple):
+    """A topic in the request: by name, or (v10+) by id."""
+
+    name: str | None
+    topic_id: bytes
+
+
+class _Question(NamedTuple):
+    """The inputs of a response other than the image."""
+
+    version: int
+    topics: tuple[_WantedTopics, ...] | None
+    cluster_operations: bool
+    topic_operations: bool
+
+
+class _Cache:
+    """Encoded responses for one placement version of an image, and encoded topics until they change."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._answers: dict[_Question, bytes] = {}
+        self._answers_bytes = 0
+        self._topics: dict[tuple[int, bytes, bool], tuple[int, int, bytes]] = {}
+        self._topics_bytes = 0
+
+    def get(self, placement_version: int, question: _Question) -> bytes | None:
+        return self._answers.get(question) if placement_version == self._version else None
+
+    def put(self, placement_version: int, question: _Question, body: bytes) -> None:
+        if placement_version != self._version or self._answers_bytes + len(body) > MAX_ANSWERS_BYTES:
+            self._answers.clear()
+            self._answers_bytes = 0
+            self._version = placement_version
+        if len(body) <= MAX_ANSWERS_BYTES:
+            self._answers[question] = body
+            self._answers_bytes += len(body) + ANSWER_OVERHEAD_BYTES
+
+    def topic(self, image: Image, question: _Question, record: TopicRecord) -> bytes:
+        """Return a topic's part of a response; encode it only after the topic or a leader has changed."""
+        key = question.version, record.id, question.topic_operations
+        topic_version, leaders_version = image.topic_versions[record.id], image.leaders_version
+        known = self._topics.get(key)
+        if known is not None:
+            if known[:2] == (topic_version, leaders_version):
+                return known[2]
+            self._topics_bytes -= len(known[2]) + ANSWER_OVERHEAD_BYTES
+            del self._topics[key]
+        body = _topic(image, question, record)
+        if self._topics_bytes + len(body) > MAX_TOPICS_BYTES:
+            self._topics.clear()
+            self._topics_bytes = 0
+        self._topics[key] = topic_version, leaders_version, body
+        self._topics_bytes += len(body) + ANSWER_OVERHEAD_BYTES
+        return body
+
+
+_caches: WeakKeyDictionary[Image, _Cache] = WeakKeyDictionary()
+
+
+async def handle(context: RequestContext, request: MetadataRequest) -> EncodedBody:
+    """Answer from the image, after creating missing topics where allowed."""
+    question = _question(context.api_version, request)
+    services = context.services
+    errors: dict[str, int] = {}
+    if question.topics and services.kafka.auto_create_topics and request.allow_auto_topic_creation:
+        errors = await _create_missing(services, question.topics)
+    image = services.controller.image
+    if question.topics:
+        await _wait_opened(services, question.topics)
+    cache = _caches.setdefault(image, _Cache())
+    body = cache.get(image.placement_version, question)
+    if body is None or errors:
+        body = _answer(image, cache, question, errors)
+        if not errors:
+            cache.put(image.placement_version, question, body)
+    return EncodedBody(body)
+
+
+def _question(version: int, request: MetadataRequest) -> _Question:
+    topics = request.topics
+    wanted = None
+    if topics is not None and (topics or version > 0):
+        wanted = tuple(_WantedTopics(topic.name, _id_bytes(topic.topic_id)) for topic in topics)
+    return _Question(
+        version,
+        wanted,
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+    )
+
+
+def _id_bytes(value: uuid.UUID | None) -> bytes:
+    return value.bytes if value is not None else b""
+
+
+# --- creating ------------------------------------------------------------------------------------------------------
+
+
+async def _create_missing(services: Services, wanted: tuple[_WantedTopics, ...]) -> dict[str, int]:
+    """Create the missing topics; return the error codes of those that could not be created."""
+    errors: dict[str, int] = {}
+    try:
+        async with asyncio.timeout(CREATE_TIMEOUT_S):
+            for name, _ in wanted:
+                if name is not None and is_legal_name(name) and services.controller.image.topic(name) is None:
+                    errors[name] = LEADER_NOT_AVAILABLE  # in case of a time-out before the controller answers
+                    errors[name] = await _create(services, name)
+    except TimeoutError:
+        logger.warning(
+            "topics could not be created in time", extra={"topics": [name for name, code in errors.items() if code]}
+        )
+    return {name: code for name, code in errors.items() if code}
+
+
+async def _create(services: Services, name: str) -> int:
+    internal = name == OFFSETS_TOPIC
+    partitions = services.group.offsets_topic_partitions if internal else services.kafka.num_partitions
+    configs = dict(OFFSETS_TOPIC_CONFIGS) if internal else {}
+    try:
+        await services.controller.create_topic(name, partitions, configs, internal=internal)
+    except TidelogError as error:
+        if error.kafka_code == TOPIC_ALREADY_EXISTS:
+            return 0
+        return LEADER_NOT_AVAILABLE if error.retriable else error.kafka_code
+    return 0
+
+
+def is_legal_name(name: str) -> bool:
+    """Return whether Kafka allows a topic of this name."""
+    return name not in (".", "..") and _LEGAL_NAME.fullmatch(name) is not None
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+class _Unopened:
+    """Until when requests wait for partitions that were never opened, from the first request that named them on."""
+
+    def __init__(self) -> None:
+        self._until: dict[PartitionKey, float] = {}
+
+    def named(self, image: Image, wanted: Iterable[_WantedTopics], now: float) -> tuple[list[PartitionKey], float]:
+        """Return those of the topics to wait for, and the end of that (monotonic seconds)."""
+        found: list[PartitionKey] = []
+        end = now
+        for name, topic_id in wanted:
+            wanted_id = topic_id if name is None else image.topic_ids.get(name, b"")
+            for index in image.index.unopened.get(wanted_id, ()):
+                key = wanted_id, index
+                partition = image.partition(*key)
+                if partition is None or image.leader(partition)[0] < 0:
+                    continue
+                until = self._until.setdefault(key, now + OPENING_WAIT_S)
+                if until > now:
+                    found.append(key)
+                    end = max(end, until)
+        return found, end
+
+    def forget_opened(self, image: Image) -> None:
+        """Drop what is open or gone."""
+        for key in [key for key in self._until if not is_unopened(image, key)]:
+            del self._until[key]
+
+
+def is_unopened(image: Image, key: PartitionKey) -> bool:
+    """Whether a partition exists and was never opened."""
+    return key[1] in image.index.unopened.get(key[0], ())
+
+
+_unopened: WeakKeyDictionary[Image, _Unopened] = WeakKeyDictionary()
+
+
+async def _wait_opened(services: Services, wanted: tuple[_WantedTopics, ...]) -> None:
+    """Wait until the named partitions have been opened once, within the bound."""
+    image, now = services.controller.image, services.clock.monotonic()
+    if not image.index.unopened:
+        return
+    unopened = _unopened.setdefault(image, _Unopened())
+    pending, end = unopened.named(image, wanted, now)
+    if not pending:
+        return
+    opened = asyncio.Event()
+
+    def changed(_delta: Delta) -> None:
+        while pending and not is_unopened(image, pending[-1]):
+            pending.pop()
+        if not pending:
+            opened.set()
+
+    remove = services.controller.subscribe(changed)
+    try:
+        async with asyncio.timeout(end - now):
+            await opened.wait()
+    except TimeoutError:
+        logger.info("partitions are not open yet", extra={"count": len(pending)})
+    finally:
+        remove()
+        unopened.forget_opened(image)
+
+
+# --- answering -----------------------------------------------------------------------------------------------------
+
+
+def _answer(image: Image, cache: _Cache, question: _Question, errors: dict[str, int]) -> bytes:
+    alive = sorted((broker for broker in image.brokers.values() if broker.alive), key=lambda broker: broker.id)
+    if question.topics is None:
+        records = sorted(image.topics.values(), key=lambda topic: topic.name)
+        topics = [cache.topic(image, question, record) for record in records]
+    else:
+        topics = [_find(image, cache, question, wanted, errors) for wanted in question.topics]
+    without_topics = MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(
+                node_id=broker.id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack or None,
+            )
+            for broker in alive
+        ],
+        cluster_id=image.cluster_id or None,
+        controller_id=alive[0].id if alive else -1,
+        cluster_authorized_operations=_CLUSTER_OPERATIONS if question.cluster_operations else _NOT_ASKED,
+    )
+    return join(question.version, encode_body(MetadataRequest.API_KEY, question.version, without_topics), topics)
+
+
+def _find(image: Image, cache: _Cache, question: _Question, wanted: _WantedTopics, errors: dict[str, int]) -> bytes:
+    if wanted.name is None:
+        record = image.topics.get(wanted.topic_id)
+        if record is None:
+            return _missing(question, wanted, UNKNOWN_TOPIC_ID)
+        return cache.topic(image, question, record)
+    record = image.topic(wanted.name)
+    if record is not None:
+        return cache.topic(image, question, record)
+    if not is_legal_name(wanted.name):
+        return _missing(question, wanted, INVALID_TOPIC_EXCEPTION)
+    return _missing(question, wanted, errors.get(wanted.name, UNKNOWN_TOPIC_OR_PARTITION))
+
+
+def _missing(question: _Question, wanted: _WantedTopics, error_code: int) -> bytes:
+    name = wanted.name
+    if name is None and question.version < 12:
+        name = ""  # v12 introduced null names
+    return encode_topic(
+        question.version,
+        error_code=error_code,
+        name=name,
+        topic_id=wanted.topic_id,
+        is_internal=False,
+        partitions=(),
+        authorized_operations=_NOT_ASKED,
+    )
+
+
+def _topic(image: Image, question: _Question, record: TopicRecord) -> bytes:
+    return encode_topic(
+        question.version,
+        error_code=0,
+        name=record.name,
+        topic_id=record.id,
+        is_internal=record.internal,
+        partitions=[_partition(image, partition) for partition in image.partitions(record.id)],
+        authorized_operations=_TOPIC_OPERATIONS if question.topic_operations else _NOT_ASKED,
+    )
+
+
+def _partition(image: Image, record: PartitionRecord) -> PartitionPart:
+    leader, epoch = image.announced_leader(record)
+    replica_set = image.replica_sets.get(record.replica_set)
+    members = replica_set.members if replica_set is not None else ()
+    in_sync = replica_set.sync_state_set if replica_set is not None else ()
+    return PartitionPart(
+        0 if leader >= 0 else LEADER_NOT_AVAILABLE,
+        record.index,
+        leader,
+        epoch,
+        members,
+        in_sync,
+        tuple(member for member in members if not _is_alive(image, member)),
+    )
+
+
+def _is_alive(image: Image, broker_id: int) -> bool:
+    broker = image.brokers.get(broker_id)
+    return broker is not None and broker.alive
+
+
+APIS = [serve(MetadataRequest, 0, 13, handle)]

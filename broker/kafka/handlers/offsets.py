@@ -1,0 +1,177 @@
+"""Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete.
+
+The metadata string and the leader epoch of a commit are returned unchanged. `require_stable` (v7+) requests an error
+for offsets in open transactions; there are none before transactions are served, so every offset is stable.
+
+Entry: `APIS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.records import MAX_STRING_BYTES, NO_TIMESTAMP, OffsetKey, OffsetValue
+from tidelog.broker.kafka.services import RequestContext, serve
+from tidelog.broker.kafka.wire.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
+from tidelog.runtime.errors import TidelogError
+
+NO_OFFSET = OffsetValue(-1, -1, "", NO_TIMESTAMP)
+"""The value for a partition without a committed offset."""
+
+
+async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """OffsetCommit v2–v9. Partitions that cannot be committed are refused individually; the others are committed."""
+    now_ms = context.services.clock.time_ms()
+    retention_ms = request.retention_time_ms
+    expire_ms = now_ms + retention_ms if retention_ms >= 0 else NO_TIMESTAMP
+    errors: dict[tuple[str, int], int] = {}
+    offsets: list[tuple[OffsetKey, OffsetValue]] = []
+    for topic in request.topics:
+        for one in topic.partitions:
+            at = (topic.name, one.partition_index)
+            metadata = one.committed_metadata or ""
+            errors[at] = _commit_error(context, *at, metadata)
+            if errors[at] == 0:
+                epoch = one.committed_leader_epoch
+                record = context.services.controller.image.topic(topic.name)
+                topic_id = record.id if record is not None else b""
+                value = OffsetValue(one.committed_offset, epoch, metadata, now_ms, expire_ms, topic_id)
+                offsets.append((OffsetKey(request.group_id, *at), value))
+    identity = MemberIdentity(request.member_id, request.group_instance_id)
+    try:
+        outcome = int(
+            await context.services.groups.commit(
+                request.group_id, identity, request.generation_id_or_member_epoch, offsets
+            )
+        )
+    except TidelogError as error:
+        outcome = error.kafka_code
+    topics = [
+        OffsetCommitResponseTopic(
+            name=topic.name,
+            partitions=[
+                OffsetCommitResponsePartition(
+                    partition_index=one.partition_index,
+                    error_code=errors[topic.name, one.partition_index] or outcome,
+                )
+                for one in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return OffsetCommitResponse(topics=topics)
+
+
+def _commit_error(context: RequestContext, topic: str, partition: int, metadata: str) -> int:
+    record = context.services.controller.image.topic(topic)
+    if record is None or not 0 <= partition < record.partitions:
+        return GroupError.UNKNOWN_TOPIC_OR_PARTITION
+    limit = min(context.services.group.offset_metadata_max_bytes, MAX_STRING_BYTES)
+    return GroupError.OFFSET_METADATA_TOO_LARGE if len(metadata.encode()) > limit else GroupError.NONE
+
+
+async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """OffsetFetch v1–v9: one group, from v8 on several. Null topics (v2+) are all topics with offsets."""
+    if context.api_version >= 8:
+        groups = [await _fetched_group(context, group) for group in request.groups]
+        return OffsetFetchResponse(groups=groups)
+    error, topics = await _fetch(context, request.group_id, request.topics)
+    return OffsetFetchResponse(topics=_fetched(topics, error), error_code=error)
+
+
+async def _fetched_group(context: RequestContext, group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+    error, topics = await _fetch(context, group.group_id, group.topics)
+    answers = [] if error else _fetched(topics, 0)
+    return OffsetFetchResponseGroup(group_id=group.group_id, topics=answers, error_code=error)
+
+
+_Offsets = dict[str, dict[int, OffsetValue | None]]
+
+
+async def _fetch(
+    context: RequestContext, group_id: str, topics: Sequence[OffsetFetchRequestTopic] | None
+) -> tuple[int, _Offsets]:
+    wanted: dict[str, list[int]] | None = None if topics is None else {}
+    for topic in topics or ():
+        assert wanted is not None
+        wanted.setdefault(topic.name, []).extend(topic.partition_indexes)  # a topic may appear twice
+    await context.services.groups.arrival(group_id)
+    try:
+        return 0, context.services.groups.committed(group_id, wanted)
+    except TidelogError as error:
+        unknown = {name: dict.fromkeys(partitions) for name, partitions in (wanted or {}).items()}
+        return error.kafka_code, unknown
+
+
+def _fetched(topics: _Offsets, error: int) -> list[OffsetFetchResponseTopic]:
+    """Return the topics of a response. v0 and v1 have errors per partition only, so all versions have them there."""
+    answers = []
+    for topic, partitions in topics.items():
+        values = []
+        for partition, found in partitions.items():
+            value = found or NO_OFFSET
+            values.append(
+                OffsetFetchResponsePartition(
+                    partition_index=partition,
+                    committed_offset=value.offset,
+                    committed_leader_epoch=value.leader_epoch,
+                    metadata=value.metadata,
+                    error_code=error,
+                )
+            )
+        answers.append(OffsetFetchResponseTopic(name=topic, partitions=values))
+    return answers
+
+
+async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """OffsetDelete v0: refused for a topic that a member is subscribed to."""
+    wanted = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
+    image = context.services.controller.image
+    unknown = {at for at in wanted if (record := image.topic(at[0])) is None or not 0 <= at[1] < record.partitions}
+    known = [at for at in dict.fromkeys(wanted) if at not in unknown]
+    try:
+        error, results = await context.services.groups.delete_offsets(request.group_id, known)
+    except TidelogError as failure:
+        return OffsetDeleteResponse(error_code=failure.kafka_code, topics=[])
+    if error is not GroupError.NONE:
+        return OffsetDeleteResponse(error_code=error, topics=[])
+    errors = dict(zip(known, results, strict=True)) | dict.fromkeys(unknown, GroupError.UNKNOWN_TOPIC_OR_PARTITION)
+    topics = [
+        OffsetDeleteResponseTopic(
+            name=topic.name,
+            partitions=[
+                OffsetDeleteResponsePartition(
+                    partition_index=one.partition_index,
+                    error_code=errors[topic.name, one.partition_index],
+                )
+                for one in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return OffsetDeleteResponse(error_code=0, topics=topics)
+
+
+APIS = [
+    serve(OffsetCommitRequest, 2, 9, offset_commit),
+    serve(OffsetFetchRequest, 1, 9, offset_fetch),
+    serve(OffsetDeleteRequest, 0, 0, offset_delete),
+]

@@ -1,0 +1,356 @@
+"""Produce (0): appends at once, answers when the WAL has confirmed.
+
+`handle` is a plain function: when it returns, the batches have their offsets and their position in the WAL, and its
+result is an `Answer`, which is set at the acknowledgement. So the next request of the connection may be appended while
+this one waits for the disk (see `tidelog.broker.kafka.connection`). Only under back-pressure it is a coroutine, which
+delays the next request: idempotent producers depend on the order. So it is while a partition opens here
+(`tidelog.broker.partitions.openings`): a refusal would let the batches behind it overtake, and lose those of a producer
+that does not retry. The other partitions of the request are appended meanwhile.
+
+Rules: exactly one batch for a partition; acks 0, 1 and -1 (0: no reply, and an error closes the connection); acks 1
+waits as long as -1 does, since with one member both mean "durable here". When the WAL or the log cache is at its bound
+the append waits up to the request's time-out and then fails with KAFKA_STORAGE_ERROR, which producers retry.
+
+Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSION. v13 identifies topics by id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
+from tidelog.broker.kafka.errors import (
+    INVALID_REQUIRED_ACKS,
+    INVALID_TOPIC_EXCEPTION,
+    INVALID_TXN_STATE,
+    KAFKA_STORAGE_ERROR,
+    NOT_LEADER_OR_FOLLOWER,
+    REQUEST_TIMED_OUT,
+    UNSUPPORTED_COMPRESSION_TYPE,
+    UNSUPPORTED_VERSION,
+    CloseConnection,
+    produce_code,
+)
+from tidelog.broker.kafka.handlers.leaders import current_leader, endpoints
+from tidelog.broker.kafka.services import Answer, RequestContext, serve
+from tidelog.broker.kafka.wire.produce import (
+    MAX_VERSION,
+    MIN_VERSION,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
+from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS
+from tidelog.runtime.errors import Overloaded, TidelogError
+from tidelog.stream.partition_log import PartitionLog
+
+FIRST_SERVED = 3
+_FIRST_WITH_ZSTD = 7
+_FIRST_WITH_LEADERS = 10
+_FIRST_WITH_TOPIC_ID = 13
+_ATTRIBUTES_LOW = 22
+"""Index of the attributes' low byte in a batch."""
+_CODEC_MASK = 0x07
+_TRANSACTIONAL = 0x10
+_RETRY_PAUSE_S = 0.005
+"""Delay between attempts when the storage reports that it is writable but has no room for this batch."""
+
+
+_Step = tuple[TopicProduceData, PartitionProduceData, PartitionProduceResponse]
+
+
+class _Produce:
+    """One Produce request in progress: completed and pending partitions, and the WAL offsets that acknowledge it.
+
+    Its partitions may use several WALs (one for each replica set). The answer waits for each WAL once, for the
+    last batch that the request appended to it.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_appended",
+        "_deadline",
+        "_deferred",
+        "_failed",
+        "_log",
+        "_next",
+        "_opening",
+        "_others",
+        "_refused",
+        "_slot",
+        "_steps",
+        "_wal_end",
+        "context",
+        "request",
+        "topics",
+    )
+
+    def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
+        self.context = context
+        self.request = request
+        self.topics: list[TopicProduceResponse] = []
+        self._steps: list[_Step] = []
+        self._deferred: list[_Step] = []
+        """Those whose partition is opening."""
+        self._opening: Opening | None = None
+        """One of these openings."""
+        self._next = 0
+        self._log: PartitionLog | None = None
+        """The log of the first batch."""
+        self._wal_end = 0
+        """End of the last batch in its WAL."""
+        self._others: dict[object, tuple[PartitionLog, int]] | None = None
+        """The same for each other WAL: a log, and the end of the last batch."""
+        self._refused: PartitionLog
+        """The log that had no room."""
+        self._failed = False
+        self._deadline = -1.0
+        self._answer: Answer[ProduceResponse | None] = Answer()
+        self._appended: list[tuple[PartitionLog, int, int, bool]] = []
+        self._slot: int | None = None
+        for topic in request.topics:
+            outcomes = []
+            for data in topic.partitions:
+                outcome = PartitionProduceResponse(data.index)
+                outcomes.append(outcome)
+                self._steps.append((topic, data, outcome))
+            self.topics.append(TopicProduceResponse(topic.name, topic.topic_id, outcomes))
+
+    def fail_rest(self, code: int, message: str) -> None:
+        """Set the same error for all partitions not tried yet."""
+        rest = [*self._deferred, *self._steps[self._next :]]
+        for _, _, outcome in rest:
+            outcome.error_code = code
+            outcome.error_message = message
+        self._failed = self._failed or bool(rest)
+        self._deferred = []
+        self._next = len(self._steps)
+
+    def append(self) -> bool:
+        """Append the pending batches, in order. False if some must wait: call again after `_may_go_on`.
+
+        The storage is at its bound, or (the others are appended then) partitions are opening.
+        """
+        steps = self._steps
+        while self._next < len(steps):
+            topic, data, outcome = steps[self._next]
+            try:
+                self._append_one(topic, data, outcome)
+            except Overloaded:
+                return False
+            except LeaderNotAvailable as error:
+                if error.opening is None:
+                    self._note_error(topic, data, outcome, error)
+                else:
+                    self._deferred.append(steps[self._next])
+                    self._opening = error.opening
+            except TidelogError as error:
+                self._note_error(topic, data, outcome, error)
+            self._next += 1
+        if not self._deferred:
+            return True
+        self._steps, self._deferred, self._next = self._deferred, [], 0
+        return False
+
+    def _append_one(
+        self, topic: TopicProduceData, data: PartitionProduceData, outcome: PartitionProduceResponse
+    ) -> None:
+        version = self.context.api_version
+        partitions = self.context.services.partitions
+        if version >= _FIRST_WITH_TOPIC_ID:
+            log = partitions.get_by_id(topic.topic_id, data.index)
+        else:
+            log = partitions.get(topic.name, data.index)
+        if log.topic in INTERNAL_TOPICS:  # a malformed record would prevent its groups from loading
+            self._refuse(outcome, INVALID_TOPIC_EXCEPTION, f"clients may not write to the internal topic {log.topic}")
+            return
+        records = data.records
+        if records is None or len(records) < HEADER_BYTES:
+            raise InvalidRecord("a Produce request must hold exactly one record batch for each partition")
+        attributes = records[_ATTRIBUTES_LOW]
+        if attributes & _TRANSACTIONAL:
+            self._refuse(outcome, INVALID_TXN_STATE, "transactions are not supported by this broker yet")
+            return
+        if version < _FIRST_WITH_ZSTD and attributes & _CODEC_MASK == Compression.ZSTD:
+            self._refuse(outcome, UNSUPPORTED_COMPRESSION_TYPE, f"Produce v{version} cannot carry zstd")
+            return
+        try:
+            result = log.append(records)
+        except Overloaded:
+            self._refused = log
+            raise
+        outcome.base_offset = result.base_offset
+        outcome.log_append_time_ms = result.log_append_time_ms
+        outcome.log_start_offset = result.log_start_offset
+        first = self._log
+        if first is None:
+            self._log, self._wal_end = log, result.wal_end
+        elif log.wal is not first.wal:
+            self._append_elsewhere(log, result.wal_end)
+        elif result.wal_end > self._wal_end:
+            self._wal_end = result.wal_end
+        count = result.last_offset - result.base_offset + 1
+        self._appended.append((log, count, len(records), result.duplicate))
+
+    def _append_elsewhere(self, log: PartitionLog, wal_end: int) -> None:
+        """Record a batch in a WAL other than the first one."""
+        if self._others is None:
+            self._others = {}
+        known = self._others.get(log.wal)
+        if known is None or wal_end > known[1]:
+            self._others[log.wal] = log, wal_end
+
+    def _refuse(self, outcome: PartitionProduceResponse, code: int, message: str) -> None:
+        outcome.error_code = code
+        outcome.error_message = message
+        self._failed = True
+
+    def _note_error(
+        self,
+        topic: TopicProduceData,
+        data: PartitionProduceData,
+        outcome: PartitionProduceResponse,
+        error: TidelogError,
+    ) -> None:
+        self._refuse(outcome, produce_code(error), str(error))
+        if isinstance(error, InvalidRecord):
+            outcome.record_errors = error.record_errors
+        if outcome.error_code == NOT_LEADER_OR_FOLLOWER and self.context.api_version >= _FIRST_WITH_LEADERS:
+            services = self.context.services
+            outcome.current_leader = current_leader(services, topic.name, topic.topic_id, data.index)
+
+    def _response(self) -> ProduceResponse:
+        response = ProduceResponse(self.topics)
+        if self._failed and self.context.api_version >= _FIRST_WITH_LEADERS:
+            leaders = [
+                outcome.current_leader.leader_id
+                for topic in self.topics
+                for outcome in topic.partitions
+                if outcome.current_leader is not None
+            ]
+            if leaders:
+                response.node_endpoints = endpoints(self.context.services.controller.image, leaders)
+        return response
+
+    # --- acknowledging ---------------------------------------------------------------------------------------------
+
+    def answer(self) -> Answer[ProduceResponse | None]:
+        """Return the response, set once all batches are confirmed or the request's time-out has passed."""
+        answer = self._answer
+        if self.request.acks == 0:
+            if self._failed:
+                answer.fail(CloseConnection(f"Produce with acks=0 failed: {self._first_error()}"))
+            else:
+                answer.give(None)
+            self._count()
+            return answer
+        if self._log is None:
+            self._acked()
+        elif self._others is None:
+            self._log.when_acked(self._wal_end, self._acked)
+        else:
+            self._wait_for_all([(self._log, self._wal_end), *self._others.values()])
+        if not answer.done:
+            self._slot = self.context.services.deadlines.add(self._remaining_s(), self._timed_out)
+        return answer
+
+    def _wait_for_all(self, ends: list[tuple[PartitionLog, int]]) -> None:
+        """Wait for several WALs: the last one that confirms sets the answer."""
+        unacked = len(ends)
+
+        def one_acked() -> None:
+            nonlocal unacked
+            unacked -= 1
+            if unacked == 0:
+                self._acked()
+
+        for log, wal_end in ends:
+            log.when_acked(wal_end, one_acked)
+
+    def _acked(self) -> None:
+        if self._slot is not None:
+            self.context.services.deadlines.discard(self._slot, self._timed_out)
+        if not self._answer.done:
+            self._answer.give(self._response())
+        self._count()
+
+    def _count(self) -> None:
+        """Update the metrics, once: after the answer, which need not wait for it."""
+        appended, self._appended = self._appended, []
+        metrics = self.context.services.metrics
+        for log, count, size_bytes, duplicate in appended:
+            metrics.load.produced(log.first_stream, size_bytes)
+            if not duplicate:
+                metrics.produced(log.topic, count, size_bytes)
+
+    def _timed_out(self) -> None:
+        self._count()
+        if self._answer.done:
+            return
+        for topic in self.topics:
+            for outcome in topic.partitions:
+                if outcome.error_code == 0:
+                    outcome.error_code = REQUEST_TIMED_OUT
+        self._answer.give(self._response())
+
+    def _first_error(self) -> str:
+        for topic in self.topics:
+            for outcome in topic.partitions:
+                if outcome.error_code != 0:
+                    return f"{outcome.error_message} (error {outcome.error_code})"
+        return "unknown"
+
+    # --- back-pressure ---------------------------------------------------------------------------------------------
+
+    def _remaining_s(self) -> float:
+        if self._deadline < 0:
+            return max(self.request.timeout_ms, 0) / 1000
+        return max(self._deadline - self.context.services.clock.monotonic(), 0.0)
+
+    async def wait_and_append(self) -> ProduceResponse | None:
+        """Append the pending batches as partitions open and the storage makes room, within the request's time-out."""
+        services = self.context.services
+        self._deadline = services.clock.monotonic() + self._remaining_s()
+        try:
+            async with asyncio.timeout(self._remaining_s()):
+                await self._may_go_on()
+                while not self.append():
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    await self._may_go_on()
+        except TimeoutError:
+            if self._opening is not None:
+                self.fail_rest(NOT_LEADER_OR_FOLLOWER, "the partition is still opening: retry")
+            self.fail_rest(KAFKA_STORAGE_ERROR, "the write-ahead log is at its bound: retry")
+        except TidelogError as error:
+            self.fail_rest(produce_code(error), str(error))
+        return await self.answer()
+
+    async def _may_go_on(self) -> None:
+        """Wait for what made `append` stop: an opening, or room."""
+        if self._opening is None:
+            await self._refused.writable()
+        else:
+            await self._opening.wait(self._remaining_s())
+            self._opening = None
+
+
+def handle(context: RequestContext, request: ProduceRequest) -> Awaitable[ProduceResponse | None]:
+    """Append now; await the result for the acknowledgement."""
+    produce = _Produce(context, request)
+    if context.api_version < FIRST_SERVED:
+        produce.fail_rest(UNSUPPORTED_VERSION, "Produce before v3 is not supported")
+    elif request.acks not in (-1, 0, 1):
+        produce.fail_rest(INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
+    elif request.transactional_id is not None:
+        produce.fail_rest(INVALID_TXN_STATE, "transactions are not supported by this broker yet")
+    if not produce.append():
+        return produce.wait_and_append()
+    return produce.answer()
+
+
+APIS = [serve(ProduceRequest, MIN_VERSION, MAX_VERSION, handle)]

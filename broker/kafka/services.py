@@ -1,0 +1,175 @@
+"""The interface of handlers: the parts of a broker that they may use, and the type of a handler.
+
+`Services` is built once by `tidelog.broker.node` and passed to every handler inside a `RequestContext`. Handlers have
+no state of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    from tidelog.broker.groups.coordinator import GroupCoordinator
+    from tidelog.broker.kafka.fetch_sessions import FetchSessions
+    from tidelog.broker.kafka.producer_ids import ProducerIds
+    from tidelog.broker.kafka.wire.codec import AnyResponse
+    from tidelog.broker.partitions.manager import PartitionManager
+    from tidelog.broker.telemetry.metrics import Metrics
+    from tidelog.controller.client.client import ControllerClient
+    from tidelog.storage.reads.throttle import ColdThrottle
+
+
+async def no_quorum() -> dict[str, Any]:
+    """The report of a broker without information about controllers."""
+    return {"members": [], "problems": []}
+
+
+@dataclass(slots=True)
+class Services:
+    """The parts of one running broker."""
+
+    node_id: int
+    clock: Clock
+    kafka: KafkaSettings
+    log: LogSettings
+    group: GroupSettings
+    controller: ControllerClient
+    """Client for commands, with `tidelog.controller.image.image`, the local copy of the metadata."""
+    partitions: PartitionManager
+    """The partition logs that this broker leads."""
+    groups: GroupCoordinator
+    producer_ids: ProducerIds
+    metrics: Metrics
+    fetch_sessions: FetchSessions
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    """Time-outs of requests."""
+    cold_throttle: ColdThrottle | None = None
+    """Receives from connections the measured cost of sending large responses."""
+    quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
+    """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
+    broker_configs: Callable[[], dict[str, str]] = dict
+    """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request: its header and its connection."""
+
+    services: Services
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    client_host: str
+    extra: dict[str, str] = field(default_factory=dict)
+    """Per-connection facts (client software name and version)."""
+    wake: Callable[[], None] | None = None
+    """Set by a long-polling Fetch: completes it immediately with the available records. May be called twice."""
+
+
+R = TypeVar("R")
+
+
+class Answer(Generic[R]):
+    """The response to one request, given once, now or later; what a handler that is a plain function returns.
+
+    The listener is called inside `give`, without an iteration of the event loop between a sync of the WAL and the
+    response. So it must not raise and must be fast. An `Answer` can also be awaited.
+    """
+
+    __slots__ = ("_heard", "done", "error", "response")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.response: R | None = None
+        self.error: BaseException | None = None
+        """Why there is no response; None if there is one or it is pending."""
+        self._heard: Callable[[], None] | None = None
+
+    def give(self, response: R) -> None:
+        """The response (None: none is sent). Ignored if there is an end already."""
+        self._end(response, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Complete without a response. Ignored if already completed."""
+        self._end(None, error)
+
+    def cancel(self) -> None:
+        """Complete with `CancelledError`; the listener is called in the next iteration of the event loop."""
+        if not self.done:
+            heard, self._heard = self._heard, None
+            self._end(None, asyncio.CancelledError())
+            if heard is not None:
+                asyncio.get_running_loop().call_soon(heard)
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard` at the completion, which is still pending. There is one listener."""
+        assert not self.done and self._heard is None
+        self._heard = heard
+
+    def _end(self, response: R | None, error: BaseException | None) -> None:
+        if self.done:
+            return
+        self.done = True
+        self.response = response
+        self.error = error
+        if self._heard is not None:
+            heard, self._heard = self._heard, None  # the listener holds this answer: leave no cycle for the collector
+            heard()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if not self.done:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.listen(lambda: None if future.done() else future.set_result(None))
+            yield from future
+        if self.error is not None:
+            raise self.error
+        return cast(R, self.response)
+
+
+Handle = Callable[[RequestContext, Any], Awaitable[object]]
+"""Takes the decoded request, returns the response to encode; None means no reply (Produce with acks=0).
+
+A plain function does what must be in order before it returns, and returns an `Answer` or another awaitable; an `async`
+one has done nothing yet. Which request and response an API has is not known here: `serve` has compared them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiHandler:
+    """One API key with the version range this broker serves."""
+
+    api_key: int
+    min_version: int
+    max_version: int
+    handle: Handle
+    sequential: bool = False
+    """A plain function that, like an `async` one, starts only when all before it is answered."""
+
+
+class KeyedRequest(Protocol):
+    """A class of requests, which knows its API."""
+
+    API_KEY: ClassVar[int]
+
+
+Q = TypeVar("Q", bound=KeyedRequest)
+
+
+def serve(
+    request: type[Q],
+    min_version: int,
+    max_version: int,
+    handle: Callable[[RequestContext, Q], Awaitable[AnyResponse | None]],
+    *,
+    sequential: bool = False,
+) -> ApiHandler:
+    """The handler of an API that takes what the codec of its key decodes."""
+    return ApiHandler(request.API_KEY, min_version, max_version, handle, sequential=sequential)

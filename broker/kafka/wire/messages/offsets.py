@@ -1,0 +1,160 @@
+"""Messages about committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tidelog.broker.kafka.wire.messages.base import KafkaRequest, KafkaResponse, Message
+
+
+class OffsetCommitRequestPartition(Message):
+    """An element of `OffsetCommitRequestTopic.partitions`."""
+
+    partition_index: int
+    committed_offset: int
+    committed_metadata: str | None
+    committed_leader_epoch: int = -1  # v6+
+
+
+class OffsetCommitRequestTopic(Message):
+    """An element of `OffsetCommitRequest.topics`."""
+
+    name: str
+    partitions: tuple[OffsetCommitRequestPartition, ...]
+
+
+class OffsetCommitRequest(KafkaRequest):
+    """OffsetCommit (8), versions 2 to 9."""
+
+    API_KEY: ClassVar[int] = 8
+
+    group_id: str
+    generation_id_or_member_epoch: int
+    member_id: str
+    topics: tuple[OffsetCommitRequestTopic, ...]
+    retention_time_ms: int = -1  # v2 to v4
+    group_instance_id: str | None = None  # v7+
+
+
+class OffsetCommitResponsePartition(Message):
+    """An element of `OffsetCommitResponseTopic.partitions`."""
+
+    partition_index: int
+    error_code: int
+
+
+class OffsetCommitResponseTopic(Message):
+    """An element of `OffsetCommitResponse.topics`."""
+
+    name: str
+    partitions: Sequence[OffsetCommitResponsePartition]
+
+
+class OffsetCommitResponse(KafkaResponse):
+    """OffsetCommit (8), versions 2 to 9."""
+
+    topics: Sequence[OffsetCommitResponseTopic]
+    throttle_time_ms: int = 0
+
+
+class OffsetFetchRequestTopic(Message):
+    """An element of `OffsetFetchRequest.topics`."""
+
+    name: str
+    partition_indexes: tuple[int, ...]
+
+
+class OffsetFetchRequestGroup(Message):
+    """An element of `OffsetFetchRequest.groups`."""
+
+    group_id: str
+    topics: tuple[OffsetFetchRequestTopic, ...] | None
+
+
+class OffsetFetchRequest(KafkaRequest):
+    """OffsetFetch (9), versions 1 to 9."""
+
+    API_KEY: ClassVar[int] = 9
+
+    group_id: str = ""  # v1 to v7
+    topics: tuple[OffsetFetchRequestTopic, ...] | None = ()  # v1 to v7
+    groups: tuple[OffsetFetchRequestGroup, ...] = ()  # v8+
+
+
+class OffsetFetchResponsePartition(Message):
+    """An element of `OffsetFetchResponseTopic.partitions`."""
+
+    partition_index: int
+    committed_offset: int
+    metadata: str | None
+    error_code: int
+    committed_leader_epoch: int = -1  # v5+
+
+
+class OffsetFetchResponseTopic(Message):
+    """An element of `OffsetFetchResponse.topics`."""
+
+    name: str
+    partitions: Sequence[OffsetFetchResponsePartition]
+
+
+class OffsetFetchResponseGroup(Message):
+    """An element of `OffsetFetchResponse.groups`."""
+
+    group_id: str
+    topics: Sequence[OffsetFetchResponseTopic]
+    error_code: int
+
+
+class OffsetFetchResponse(KafkaResponse):
+    """OffsetFetch (9), versions 1 to 9."""
+
+    topics: Sequence[OffsetFetchResponseTopic] = ()  # v1 to v7
+    error_code: int = 0  # v2 to v7
+    groups: Sequence[OffsetFetchResponseGroup] = ()  # v8+
+    throttle_time_ms: int = 0
+
+
+class OffsetDeleteRequestPartition(Message):
+    """An element of `OffsetDeleteRequestTopic.partitions`."""
+
+    partition_index: int
+
+
+class OffsetDeleteRequestTopic(Message):
+    """An element of `OffsetDeleteRequest.topics`."""
+
+    name: str
+    partitions: tuple[OffsetDeleteRequestPartition, ...]
+
+
+class OffsetDeleteRequest(KafkaRequest):
+    """OffsetDelete (47), version 0."""
+
+    API_KEY: ClassVar[int] = 47
+
+    group_id: str
+    topics: tuple[OffsetDeleteRequestTopic, ...]
+
+
+class OffsetDeleteResponsePartition(Message):
+    """An element of `OffsetDeleteResponseTopic.partitions`."""
+
+    partition_index: int
+    error_code: int
+
+
+class OffsetDeleteResponseTopic(Message):
+    """An element of `OffsetDeleteResponse.topics`."""
+
+    name: str
+    partitions: Sequence[OffsetDeleteResponsePartition]
+
+
+class OffsetDeleteResponse(KafkaResponse):
+    """OffsetDelete (47), version 0."""
+
+    error_code: int
+    topics: Sequence[OffsetDeleteResponseTopic]
+    throttle_time_ms: int = 0

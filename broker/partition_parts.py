@@ -1,0 +1,100 @@
+"""Creates a broker's partition components: membership, partition logs, moves, takeovers and groups.
+
+Each registers its metrics, problems and sections where it is created.
+
+Entry: `build_partition_parts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidelog.broker.base import BrokerBase
+from tidelog.broker.groups.coordinator import GroupCoordinator
+from tidelog.broker.membership import BrokerMembership
+from tidelog.broker.partitions.hints import HintBox
+from tidelog.broker.partitions.manager import PartitionManager
+from tidelog.broker.partitions.moves import HintExchange
+from tidelog.broker.partitions.peers import HintSender, PeerListener
+from tidelog.broker.partitions.takeover import TakeoverRunner
+from tidelog.broker.telemetry import figures
+from tidelog.storage.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionParts:
+    """The partition components of a broker."""
+
+    membership: BrokerMembership
+    hints: HintBox
+    peers: PeerListener
+    hint_sender: HintSender
+    manager: PartitionManager
+    takeovers: TakeoverRunner
+    groups: GroupCoordinator
+
+    def not_ready(self) -> list[str]:
+        """Return why the broker is not ready, one sentence each; empty when it is."""
+        if not self.membership.serves:
+            return ["the broker is still starting"]
+        counts = self.manager.counts()
+        opening = counts["led"] - counts["open"]
+        return [f"{opening} of {counts['led']} partitions are not open"] if opening > 0 else []
+
+
+def build_partition_parts(base: BrokerBase, storage: Storage) -> PartitionParts:
+    """Create the components that serve the partitions stored in `storage`."""
+    world, controller, credentials = base.world, base.controller, base.controllers.credentials
+    membership = BrokerMembership(base.identity, controller, world.clock, base.failure)
+    hints = HintBox(world.clock.monotonic)
+    base.registry.add_figures("hints", lambda: hints.counts, figures.hint_families)
+    hint_sender = HintSender(hints, controller, world.network, world.clock, credentials)
+    manager = _manager(base, storage, hints, hint_sender)
+    takeovers = _takeovers(base)
+    groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
+    base.registry.add_figures("groups", groups.stats, figures.group_families)
+    return PartitionParts(
+        membership=membership,
+        hints=hints,
+        peers=PeerListener(hints, world.network, world.clock, credentials, membership.hint_reply),
+        hint_sender=hint_sender,
+        manager=manager,
+        takeovers=takeovers,
+        groups=groups,
+    )
+
+
+def _manager(base: BrokerBase, storage: Storage, hints: HintBox, hint_sender: HintSender) -> PartitionManager:
+    manager = PartitionManager(
+        node_id=base.broker_id,
+        controller=base.controller,
+        storage=storage,
+        clock=base.world.clock,
+        kafka=base.settings.kafka,
+        defaults=base.settings.log,
+        rng=base.world.rng,
+        hints=HintExchange(hints, hint_sender.send),
+    )
+    base.registry.add_figures("partitions", manager.counts, figures.partition_families)
+    base.registry.add_figures("moves", lambda: manager.moves.counts, figures.move_families)
+    base.registry.add_problems("partitions", manager.problems)
+    base.registry.add_section("partitions", manager.counts)
+    return manager
+
+
+def _takeovers(base: BrokerBase) -> TakeoverRunner:
+    takeovers = TakeoverRunner(
+        node_id=base.broker_id,
+        controller=base.controller,
+        open_wal=base.wal.open_in_bucket,
+        store=base.world.store,
+        clock=base.world.clock,
+        rng=base.world.rng,
+        settings=base.settings.storage,
+        on_deposed=base.failure.fail,
+    )
+    base.registry.add_figures("takeovers", lambda: takeovers.counts, figures.takeover_families)
+    base.registry.add_figures("leaderless", takeovers.waiting, figures.leaderless_families)
+    base.registry.add_problems("takeovers", takeovers.problems)
+    base.registry.add_section("failover", takeovers.report)
+    return takeovers

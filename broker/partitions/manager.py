@@ -1,0 +1,442 @@
+"""Opens and closes the partition logs that the controller's image assigns to this broker.
+
+One loop asks the reconciler (`tidelog.broker.partitions.reconciler`) for the differences between the image and the open
+logs, and starts tasks for them: streams are opened at the controller, many partitions per call; logs open concurrently;
+failures are retried with back-off and shown in `problems()`. This module does the I/O: it holds the logs, opens, closes
+and moves them, and reports the outcomes to the reconciler. Invariant: a log is in the tables only while it may serve.
+
+Entry: `PartitionManager.start`, then `get` for every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidelog.broker.partitions.move_table import Move
+from tidelog.broker.partitions.moves import NO_HINTS, HintExchange, PartitionMoves
+from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
+from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPartition, streams_to_open
+from tidelog.broker.partitions.topic_config import log_config
+from tidelog.broker.settings import KafkaSettings, LogSettings
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.image.image import Delta
+from tidelog.controller.model.errors import UnknownTopicId
+from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, TopicRecord
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import CorruptData, NotFound, NotLeader, TidelogError
+from tidelog.runtime.task_errors import expected
+from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.storage import Storage
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_log import LedPartition, PartitionLog
+
+logger = logging.getLogger(__name__)
+
+OPENS_AT_ONCE = 32
+"""Logs opened concurrently: enough to hide the bucket's latency, few enough not to saturate it."""
+ARRIVALS = 1_024
+"""Number of past openings kept for operators."""
+RETENTION_AT_ONCE = 16
+"""Partitions whose retention is checked before the loop serves requests again: less than 1 ms."""
+
+
+class PartitionDamaged(CorruptData):
+    """This broker leads the partition and cannot open it: data that it must read first is damaged or quarantined.
+
+    Opening is retried, so the partition opens once the data was restored. Kafka: KAFKA_STORAGE_ERROR (56); in Fetch
+    CORRUPT_MESSAGE (2).
+    """
+
+    kafka_code = 56
+
+
+class PartitionManager:
+    """The partition logs of one broker."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        controller: ControllerClient,
+        storage: Storage,
+        clock: Clock,
+        kafka: KafkaSettings,
+        defaults: LogSettings,
+        rng: random.Random,
+        hints: HintExchange = NO_HINTS,
+    ) -> None:
+        self._hints = hints.taken
+        self.storage = storage
+        self._node_id = node_id
+        self._controller = controller
+        self._clock = clock
+        self._kafka = kafka
+        self._defaults = defaults
+        self._logs: dict[PartitionKey, PartitionLog] = {}
+        self._by_name: dict[tuple[str, int], PartitionLog] = {}
+        self._configs: dict[bytes, LogConfig] = {}
+        self.moves = PartitionMoves(
+            node_id=node_id,
+            controller=controller,
+            storage=storage,
+            clock=clock,
+            rng=rng,
+            settings=defaults,
+            send_hint=hints.send,
+        )
+        """The moves of partitions away from this broker."""
+        has_hint = hints.taken.holds if hints.taken is not None else lambda key, leader_epoch: False
+        self._reconciler = PartitionReconciler(node_id, self.moves.table, rng, has_hint)
+        self.arrivals: deque[dict[str, Any]] = deque(maxlen=ARRIVALS)
+        """Durations of the newest openings: `topic`, `partition`, `leader_epoch`, `open_ms`, `hinted`, `at_ms`."""
+        self._leaving: dict[PartitionKey, PartitionLog] = {}
+        """Closed here; the new owner is not known yet."""
+        self._openings = Openings(clock)
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._gate = asyncio.Semaphore(OPENS_AT_ONCE)
+        self._tasks = TaskSet("partitions")
+        self._on_opened: list[Callable[[PartitionLog], None]] = []
+        self._on_closed: list[Callable[[PartitionLog], None]] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def get(self, topic: str, partition: int) -> PartitionLog:
+        """Return the open log of a partition. Raises `NotFound`, `NotLeader`, `LeaderNotAvailable`,
+        `PartitionDamaged`."""
+        found = self._by_name.get((topic, partition))
+        if found is not None:
+            return found
+        record = self._controller.image.topic(topic)
+        if record is None:
+            raise NotFound(f"topic {topic!r} does not exist")
+        raise self._why_not(record, partition)
+
+    def get_by_id(self, topic_id: bytes, partition: int) -> PartitionLog:
+        """Return the open log of a partition by topic id. Raises `UnknownTopicId`, and as `get`."""
+        found = self._logs.get((topic_id, partition))
+        if found is not None:
+            return found
+        record = self._controller.image.topics.get(topic_id)
+        if record is None:
+            raise UnknownTopicId(f"no topic has the id {topic_id.hex()}")
+        raise self._why_not(record, partition)
+
+    def _why_not(self, topic: TopicRecord, index: int) -> TidelogError:
+        partition = self._controller.image.partition(topic.id, index)
+        if partition is None:
+            return NotFound(f"topic {topic.name!r} has {topic.partitions} partitions, not one with index {index}")
+        leader, _ = self._controller.image.leader(partition)
+        if leader != self._node_id:
+            return NotLeader(f"broker {leader} leads {topic.name}-{index}, not this one ({self._node_id})")
+        error = self._reconciler.failure((topic.id, index))
+        if isinstance(error, CorruptData):
+            return PartitionDamaged(f"{topic.name}-{index} cannot be opened: {error.message}", hint=error.hint)
+        key, opening = (topic.id, index), None
+        if error is None and key not in self._leaving:
+            wanted = self._reconciler.wanted.get(key)  # None: the reconciler hears of it in a moment
+            opening = self._openings.get(key, wanted.since if wanted is not None else self._clock.monotonic())
+        return LeaderNotAvailable(f"{topic.name}-{index} is still opening on broker {self._node_id}", opening=opening)
+
+    def leaving(self, topic_id: bytes, partition: int) -> PartitionLog | None:
+        """Return the closed log of a partition that is being handed over. Its watermark listeners are called when the
+        outcome is known, so a long-polling Fetch may wait on it for the name of the new leader."""
+        return self._leaving.get((topic_id, partition))
+
+    def next_leader(self, topic_id: bytes, partition: int) -> tuple[int, int] | None:
+        """Return `(broker id, leader epoch)` of the next leader of a partition that is being handed over.
+
+        A client that gets it connects there and finds a leader, or refreshes its metadata; the sooner the better. If
+        the
+        hand-over fails, the partition is led here again under an epoch that is no smaller (`PartitionMoves`).
+        """
+        one, record = self._leaving.get((topic_id, partition)), self._controller.image.partition(topic_id, partition)
+        if one is None or record is None or record.target == NO_REPLICA_SET:
+            return None
+        master = self._controller.image.master_of(record.target)
+        if master is None or self._controller.image.leader(record) != (self._node_id, one.leader_epoch):
+            return None
+        return master.id, one.leader_epoch + 1
+
+    def all(self) -> Iterable[PartitionLog]:
+        """Return every open log, in no particular order."""
+        return list(self._logs.values())
+
+    def problems(self) -> list[str]:
+        """Return the partitions that could not be opened, with the reason, for operators."""
+        return self._reconciler.problems() + self.moves.table.problems()
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts `led` (wanted here), `open`, `failing`, `moving` (being moved away now)."""
+        return {
+            "led": len(self._reconciler.wanted),
+            "open": len(self._logs),
+            "failing": self._reconciler.failing,
+            "moving": self.moves.table.running,
+        }
+
+    def moves_report(self) -> dict[str, Any]:
+        """Return `moves`: those in progress, then the last completed; `opened`: the last openings and their
+        durations."""
+        return {"moves": self.moves.table.report(), "opened": list(self.arrivals)}
+
+    def on_opened(self, callback: Callable[[PartitionLog], None]) -> None:
+        """Call `callback` for each log that opens from now on."""
+        self._on_opened.append(callback)
+
+    def on_closed(self, callback: Callable[[PartitionLog], None]) -> None:
+        """Call `callback` for each log that stops serving from now on."""
+        self._on_closed.append(callback)
+
+    # --- life cycle ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start following the image and applying retention."""
+        self._unsubscribe = self._controller.subscribe(self._image_changed)
+        self._tasks.keep(self._reconcile_forever, "reconcile")
+        self._tasks.keep(self._keep_retention, "retention")
+        self._changed.set()
+
+    async def wait_settled(self) -> None:
+        """Wait until every wanted partition has been opened or has failed once."""
+        await self._settled.wait()
+
+    def unsettled(self, limit: int = 10) -> list[str]:
+        """Return the names of the partitions that `wait_settled` waits for, at most `limit`."""
+        topics = self._controller.image.topics
+        some = self._reconciler.unsettled()[:limit]
+        return [f"{topics[key[0]].name if key[0] in topics else key[0].hex()}-{key[1]}" for key in some]
+
+    async def close(self) -> None:
+        """Close every log cleanly. The storage stays open: its last upload follows."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        await self._tasks.close()
+        self._openings.end_all()
+        await self.moves.close()
+        logs = list(self._logs.values())
+        self._logs.clear()
+        self._by_name.clear()
+
+        async def close_one(one: PartitionLog) -> None:
+            async with self._gate:
+                try:
+                    await one.close()
+                except TidelogError as error:
+                    logger.error(
+                        "partition did not close cleanly; it will be recovered",
+                        extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
+                    )
+
+        await asyncio.gather(*(close_one(one) for one in logs))
+
+    def _image_changed(self, delta: Delta) -> None:
+        if delta.version != self._controller.image.placement_version:
+            return  # e.g. the commit of an upload
+        self._reconciler.image_changed(delta)
+        self._changed.set()
+
+    # --- reconciling ---------------------------------------------------------------------------------------------
+
+    async def _reconcile_forever(self) -> None:
+        self._reconciler.all_changed()  # perhaps a change was lost with an unexpected error
+        while True:
+            self._changed.clear()
+            self._refresh()
+            wait_s = self._start_what_is_due()
+            if not self._reconciler.unsettled():
+                self._settled.set()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _refresh(self) -> None:
+        """Apply the changes of the image since the last call."""
+        found = self._reconciler.refresh(self._controller.image, self._clock.monotonic())
+        for topic_id in found.topics:
+            self._configs.pop(topic_id, None)
+        for key in found.deleted:
+            self._forget_name(key)
+        for key in self._openings.pending():
+            if key not in self._reconciler.wanted:
+                self._openings.end(key)
+        for key, topic in found.kept:
+            one, config = self._logs[key], self._config(topic)
+            if config != one.config:
+                one.config = config
+
+    def _forget_name(self, key: PartitionKey) -> None:
+        """Stop serving a deleted or closing partition under its name, which another topic may have by now."""
+        one = self._logs.get(key)
+        if one is not None and self._by_name.get((one.topic, one.partition)) is one:
+            del self._by_name[one.topic, one.partition]
+
+    def _config(self, topic: TopicRecord) -> LogConfig:
+        """Return the current effective configuration; logs of one topic share one object."""
+        config = self._configs.get(topic.id)
+        if config is None:
+            image = self._controller.image
+            config = self._configs[topic.id] = log_config(
+                image.topics.get(topic.id, topic).configs,
+                self._kafka,
+                self._defaults,
+                cluster=image.configs.get(("cluster", ""), {}),
+                broker=image.configs.get(("broker", str(self._node_id)), {}),
+            )
+        return config
+
+    def _start_what_is_due(self) -> float | None:
+        """Start tasks for all differences that are due; return the seconds to the next retry."""
+        plan = self._reconciler.plan(self._controller.image, self._clock.monotonic(), self._clock.time_ms())
+        for move, wanted in plan.moves:
+            self._tasks.spawn(self._move(move, self._logs[move.key], wanted.master_epoch), "move")
+        for key, deleted in plan.closes:
+            one = self._withdraw(key)
+            self._tasks.spawn(self._finish(key, one, dropped=deleted), "close")
+        for key, wanted, opened in plan.handed_over:
+            self._tasks.spawn(self._open_batch({key: wanted}, opened), "open")
+        for batch in plan.opens:
+            self._tasks.spawn(self._open_batch(batch), "open")
+        return plan.wait_s
+
+    async def _move(self, move: Move, one: PartitionLog, master_epoch: int) -> None:
+        key = move.key
+
+        def withdraw() -> None:
+            self._leaving[key] = one
+            self._withdraw(key)
+            self._reconciler.withdrawn(key)
+
+        try:
+            await self.moves.run(move, one, master_epoch, withdraw)
+        finally:
+            if self._leaving.pop(key, None) is not None:
+                one.tell_listeners()
+            self._ended([key])
+
+    def _ended(self, keys: Iterable[PartitionKey]) -> None:
+        self._reconciler.ended(keys)
+        self._changed.set()
+
+    def _withdraw(self, key: PartitionKey) -> PartitionLog:
+        self._forget_name(key)
+        one = self._logs.pop(key)
+        for callback in self._on_closed:
+            callback(one)
+        return one
+
+    async def _finish(self, key: PartitionKey, one: PartitionLog, *, dropped: bool) -> None:
+        try:
+            if dropped:
+                await one.drop()
+            else:
+                await one.close()
+        except TidelogError as error:
+            logger.error(
+                "partition did not close cleanly",
+                extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
+            )
+        finally:
+            self._ended([key])
+
+    async def _open_batch(
+        self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream] | None = None
+    ) -> None:
+        try:
+            if opened is None:
+                opened = await self._open_streams(batch)
+        except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+            error = expected("partitions", failure)
+            for key in batch:
+                self._failed(key, error)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for key, wanted in batch.items():
+                    group.create_task(self._open_one(key, wanted, opened))
+        finally:
+            self._ended(batch)
+
+    async def _open_streams(self, batch: dict[PartitionKey, WantedPartition]) -> dict[int, OpenedStream]:
+        opened: dict[int, OpenedStream] = {}
+        for (replica_set, master_epoch), streams in streams_to_open(batch.values()).items():
+            for one in await self._controller.open_streams(replica_set, master_epoch, streams):
+                opened[one.stream_id] = one
+        return opened
+
+    async def _open_one(self, key: PartitionKey, wanted: WantedPartition, opened: dict[int, OpenedStream]) -> None:
+        first = wanted.partition.first_stream
+        streams = (opened[first], opened[first + 1], opened[first + 2], opened[first + 3])
+        tails = self._hints.claim(key, wanted.leader_epoch, streams) if self._hints is not None else {}
+        async with self._gate:
+            try:
+                one = await PartitionLog.open(
+                    led=LedPartition(wanted.topic.name, wanted.topic.id, wanted.partition.index, wanted.leader_epoch),
+                    streams=streams,
+                    storage=self.storage,
+                    manager=self._controller,
+                    config=self._config(wanted.topic),
+                    clock=self._clock,
+                    tails=tails,
+                )
+            except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+                self._failed(key, expected("partitions", failure))
+                return
+        self._reconciler.opened(key, one.leader_epoch)
+        if tails:
+            one.came_at = self._clock.monotonic()
+        self._note_arrival(one, wanted, hinted=bool(tails))
+        self._logs[key] = one
+        named = self._controller.image.topic(one.topic)
+        if named is not None and named.id == one.topic_id:  # else it was deleted while it was opening
+            self._by_name[one.topic, one.partition] = one
+        for callback in self._on_opened:
+            callback(one)
+        self._openings.end(key)
+
+    def _note_arrival(self, one: PartitionLog, wanted: WantedPartition, *, hinted: bool) -> None:
+        self.arrivals.append(
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "leader_epoch": one.leader_epoch,
+                "open_ms": round((self._clock.monotonic() - wanted.since) * 1000, 1),
+                "hinted": hinted,
+                "at_ms": self._clock.time_ms(),
+            }
+        )
+
+    def _failed(self, key: PartitionKey, error: TidelogError) -> None:
+        self._reconciler.failed(key, error, self._clock.monotonic())
+        self._openings.end(key)
+        wanted = self._reconciler.wanted.get(key)
+        logger.warning(
+            "partition does not open; retrying",
+            extra={"topic": wanted.topic.name if wanted else key[0].hex(), "partition": key[1], "error": str(error)},
+        )
+
+    # --- retention -----------------------------------------------------------------------------------------------
+
+    async def _keep_retention(self) -> None:
+        while True:
+            await self._clock.sleep(self._defaults.retention_check_interval_ms / 1000)
+            for number, one in enumerate(self.all(), start=1):
+                if number % RETENTION_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if one.closed:
+                    continue
+                try:
+                    await one.apply_retention()
+                except TidelogError as error:
+                    logger.warning(
+                        "retention could not be applied; retrying",
+                        extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
+                    )

@@ -1,0 +1,216 @@
+"""The composition root of a broker: creates every component from existing ones, and registers its reports.
+
+`tidelog.broker.data_parts` creates the data components, `tidelog.broker.partition_parts` the partition components, and
+this module the servers. Nothing runs yet when `build_parts` returns; `tidelog.broker.running` starts and stops the
+components in a safe order.
+
+Entry: `build_parts`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from tidelog.broker.admin.balance import BalanceRoutes
+from tidelog.broker.admin.brokers import BrokerRoutes
+from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
+from tidelog.broker.admin.http import AdminHttp, AdminSources
+from tidelog.broker.admin.losses import LossRoutes
+from tidelog.broker.admin.moves import MoveRoutes
+from tidelog.broker.admin.object_jobs import ObjectJobs
+from tidelog.broker.admin.quorum import QuorumView
+from tidelog.broker.admin.storage_status import memory_section
+from tidelog.broker.base import BrokerBase
+from tidelog.broker.data_parts import DataParts, build_data_parts
+from tidelog.broker.kafka.apis import all_apis
+from tidelog.broker.kafka.fetch_sessions import FetchSessions
+from tidelog.broker.kafka.producer_ids import ProducerIds
+from tidelog.broker.kafka.server import KafkaServer
+from tidelog.broker.kafka.services import Services
+from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
+from tidelog.broker.telemetry import figures
+from tidelog.broker.telemetry.bucket_metrics import collect_accounts
+from tidelog.broker.telemetry.health import health_families
+from tidelog.broker.telemetry.load import PartitionLoadMeter
+from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.rpc.secret import admin_token
+from tidelog.runtime.task_errors import ERRORS
+from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.wal.s3.removed import RemovedWal
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """The servers for clients and operators."""
+
+    metrics: Metrics
+    producer_ids: ProducerIds
+    admin: AdminHttp
+    kafka: KafkaServer
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerParts:
+    """All components of one broker."""
+
+    data: DataParts
+    partitions: PartitionParts
+    servers: ServerParts
+
+
+def build_parts(base: BrokerBase) -> BrokerParts:
+    """Create the components of the broker, in the cluster that `base.controller` is connected to."""
+    registry, controller = base.registry, base.controller
+    registry.add_problems("bucket", base.probe.problems)
+    registry.add_section("bucket", base.world.store.health.report)
+    registry.add_figures("object store", base.world.store.stats.snapshot, figures.object_store_families)
+    registry.add_figures("image", lambda: controller.image.version, figures.image_families)
+    registry.add_figures("balance", lambda: controller.balance, figures.balance_families)
+    registry.add_problems("controller", controller.problems)
+    base.health.add(controller.health)
+    registry.add_problems("health", base.health.problems)
+    registry.add_section("health", base.health.report)
+    registry.add_figures("health", base.health.figures, health_families)
+    registry.add_problems("tasks", ERRORS.problems)
+    registry.add_figures("task errors", ERRORS.counts, figures.task_error_families)
+    data = build_data_parts(base)
+    partitions = build_partition_parts(base, data.storage)
+    return BrokerParts(data, partitions, _servers(base, data, partitions))
+
+
+def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> ServerParts:
+    metrics = _metrics(base, partitions)
+    quorum = QuorumView(base.controller)
+    admin = _admin(base, data, partitions, metrics, quorum)
+    membership = partitions.membership
+    producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
+    services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
+    return ServerParts(metrics, producer_ids, admin, _kafka(base, data, services))
+
+
+def _metrics(base: BrokerBase, partitions: PartitionParts) -> Metrics:
+    """Return the broker's own counters. From here on bucket requests are counted by topic."""
+
+    def topic_exists(topic: str) -> bool:
+        return topic in base.image().topic_ids
+
+    def process_s() -> float:
+        return base.world.cpu.times().process_s
+
+    load = PartitionLoadMeter(base.world.clock.monotonic, process_s)
+    base.controller.measure_load(load.sample)
+    partitions.manager.on_closed(lambda one: load.forget(one.first_stream))
+    accounts = base.world.store.stats.accounts
+    accounts.topic_of = lambda stream_id: topic_of_stream(base.image(), stream_id)
+    accounts.exists = topic_exists
+    base.registry.add_figures("bucket accounts", lambda: accounts, collect_accounts)
+    return Metrics(base.registry, load=load, topic_exists=topic_exists)
+
+
+def _admin(
+    base: BrokerBase, data: DataParts, partitions: PartitionParts, metrics: Metrics, quorum: QuorumView
+) -> AdminHttp:
+    world, settings, credentials = base.world, base.settings, base.controllers.credentials
+
+    async def upload_now() -> None:
+        await data.storage.upload_now()
+        await data.keeper.settle()
+
+    sources = AdminSources(
+        node_id=base.broker_id,
+        roles=list(settings.roles),
+        clock=world.clock,
+        store=world.store,
+        image=base.image,
+        not_ready=partitions.not_ready,
+        upload_now=upload_now,
+        controllers=quorum.report,
+        damage=data.storage.damage,
+        check=lambda: base.probe.check(f"probe/health-{base.broker_id}"),
+        token=admin_token(credentials.secret) if credentials is not None else "",
+        suspects=lambda: {*data.compactor.excluded, *(one.object_id for one in data.storage.damage.all())},
+        on_sound=data.compactor.readmit,
+    )
+    jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
+    routes = [
+        *jobs.routes(),
+        *_bucket_usage(base, data, metrics).routes(),
+        *quorum.routes(),
+        *_placement_routes(base, partitions, quorum),
+    ]
+    return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
+
+
+def _placement_routes(base: BrokerBase, partitions: PartitionParts, quorum: QuorumView) -> list[web.RouteDef]:
+    controller, store = base.controller, base.world.store
+    cleaned = store.for_purpose(Purpose.CLEAN)
+    moves = MoveRoutes(controller=controller, partitions=partitions.manager, bucket=store.stats.snapshot)
+
+    def removed_wal(replica_set_id: int) -> RemovedWal:
+        return RemovedWal(store, controller.image.cluster_id, replica_set_id, base.world.clock, base.world.rng)
+
+    return [
+        *LossRoutes(controller, cleaned, quorum.report, removed_wal).routes(),
+        *moves.routes(),
+        *BrokerRoutes(controller, removed_wal).routes(),
+        *BalanceRoutes(controller).routes(),
+    ]
+
+
+def _bucket_usage(base: BrokerBase, data: DataParts, metrics: Metrics) -> BucketUsage:
+    def wal_bytes() -> int:
+        return data.wal.end_offset - data.wal.start_offset if base.wal.is_in_bucket else 0
+
+    return BucketUsage(
+        node_id=base.broker_id,
+        url=base.world.store.url,
+        accounts=base.world.store.stats.accounts,
+        image=base.image,
+        produced=metrics.produced_bytes,
+        wal_bytes=wal_bytes,
+        clock=base.world.clock,
+    )
+
+
+def _services(
+    base: BrokerBase,
+    data: DataParts,
+    partitions: PartitionParts,
+    metrics: Metrics,
+    producer_ids: ProducerIds,
+    quorum: QuorumView,
+    admin: AdminHttp,
+) -> Services:
+    settings = base.settings
+    fetch_sessions = FetchSessions(
+        settings.kafka.fetch_session_partitions, random.Random(base.world.rng.getrandbits(64))
+    )
+    base.registry.add_figures("fetch sessions", fetch_sessions.figures, figures.fetch_session_families)
+    return Services(
+        node_id=base.broker_id,
+        clock=base.world.clock,
+        kafka=settings.kafka,
+        log=settings.log,
+        group=settings.group,
+        controller=base.controller,
+        partitions=partitions.manager,
+        groups=partitions.groups,
+        producer_ids=producer_ids,
+        metrics=metrics,
+        fetch_sessions=fetch_sessions,
+        cold_throttle=data.throttle,
+        quorum=quorum.report,
+        broker_configs=lambda: {**settings.flat(), "tidelog.admin.url": admin.url},
+    )
+
+
+def _kafka(base: BrokerBase, data: DataParts, services: Services) -> KafkaServer:
+    kafka, cache = base.settings.kafka, base.settings.cache
+    server = KafkaServer(services, all_apis(), base.world.network, kafka)
+    base.failure.listen(server.cut)  # it can acknowledge nothing any more; clients must find the new leader
+    base.registry.add_figures("listener", lambda: server.held_bytes, figures.listener_families)
+    base.registry.add_section("memory", lambda: memory_section(data.storage, cache, kafka, server.held_bytes))
+    return server

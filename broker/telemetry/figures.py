@@ -1,0 +1,172 @@
+"""What the parts of a broker count, as Prometheus families. Every name, unit and label is in docs/metrics.md.
+
+Each function takes the plain figures of one part; `tidelog.broker.telemetry.registry` ties the two together.
+
+Entry: the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from tidelog.controller.model.load import HeartbeatReply
+
+STORAGE_COUNTERS = frozenset(
+    {
+        "block_cache_hits",
+        "block_cache_misses",
+        "block_get_bytes",
+        "block_gets",
+        "cold_throttle_wait_seconds",
+        "cold_throttle_waits",
+        "failed_checks",
+        "quarantined_records",
+        "refused_reads",
+        "upload_bytes",
+        "upload_commits",
+        "upload_objects",
+        "upload_rebuilt",
+        "upload_retries",
+    }
+)
+"""Figures of `Storage.stats()` that only grow."""
+COMPACTION_GAUGES = frozenset({"excluded", "tasks_left"})
+"""Figures of `Compactor.figures()` that go up and down."""
+
+
+def listener_families(held: tuple[int, int]) -> Iterable[Metric]:
+    """What the Kafka listener holds in memory for its clients: bytes of requests, bytes of responses."""
+    in_flight, unread = held
+    yield GaugeMetricFamily(
+        "tidelog_requests_in_flight_bytes", "Bytes of requests being received or handled", value=in_flight
+    )
+    yield GaugeMetricFamily("tidelog_responses_unread_bytes", "Bytes of responses clients do not read", value=unread)
+
+
+def task_error_families(counts: Mapping[str, int]) -> Iterable[Metric]:
+    """`TaskErrors.counts()`, all only growing."""
+    yield _counters("tidelog_unexpected_errors", "Exceptions that nobody expected", "place", counts)
+
+
+def partition_families(counts: Mapping[str, int]) -> Iterable[Metric]:
+    """`PartitionManager.counts()`."""
+    yield _gauges("tidelog_partitions", "Partitions of this broker by state", "state", counts)
+
+
+def move_families(counts: Mapping[str, int]) -> Iterable[Metric]:
+    """`PartitionMoves.counts`: `done`, `cancelled`, `failed_attempts`, all only growing."""
+    yield _counters("tidelog_partition_moves", "Moves of partitions from here", "outcome", counts)
+
+
+def hint_families(counts: Mapping[str, int]) -> Iterable[Metric]:
+    """`HintBox.counts`, all only growing."""
+    yield _counters("tidelog_move_hints", "Hints between source and target of a move", "outcome", counts)
+
+
+def takeover_families(counts: Mapping[str, int]) -> Iterable[Metric]:
+    """`TakeoverRunner.counts`: `done`, `superseded`, `failed_attempts`, all only growing."""
+    yield _counters("tidelog_takeovers", "Dead brokers' WALs recovered from the bucket here", "outcome", counts)
+
+
+def leaderless_families(counts: Mapping[str, int]) -> Iterable[Metric]:
+    """`TakeoverRunner.waiting()`: partitions of the cluster without a living broker, by what becomes of them."""
+    text = "Partitions in the cluster without a living broker"
+    yield _gauges("tidelog_partitions_leaderless", text, "state", counts)
+
+
+def fetch_session_families(figures: tuple[int, int, int]) -> Iterable[Metric]:
+    """`FetchSessions.figures()`: sessions, partitions in them, sessions pushed out since the start."""
+    sessions, members, evicted = figures
+    yield GaugeMetricFamily("tidelog_fetch_sessions", "Fetch sessions (KIP-227)", value=sessions)
+    yield GaugeMetricFamily("tidelog_fetch_session_partitions", "Partitions in fetch sessions", value=members)
+    yield CounterMetricFamily("tidelog_fetch_sessions_evicted", "Fetch sessions pushed out by others", value=evicted)
+
+
+def group_families(stats: Mapping[str, int]) -> Iterable[Metric]:
+    """`GroupCoordinator.stats()`."""
+    yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=stats["groups"])
+
+
+def image_families(version: int) -> Iterable[Metric]:
+    """Version of the local metadata image."""
+    yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=version)
+
+
+def balance_families(told: HeartbeatReply | None) -> Iterable[Metric]:
+    """What the active controller last told: the same on every broker; absent while no controller is active."""
+    if told is None:
+        return
+    yield GaugeMetricFamily("tidelog_brokers", "Brokers alive and not draining", value=told.brokers)
+    yield GaugeMetricFamily("tidelog_brokers_wanted", "Brokers that the load needs", value=told.wanted_brokers)
+    yield GaugeMetricFamily(
+        "tidelog_balancer_planned_moves",
+        "Moves the balancer would make, or has yet to make",
+        value=told.planned_moves,
+    )
+    yield CounterMetricFamily(
+        "tidelog_balancer_moves",
+        "Moves issued since the controller became active",
+        value=told.balancer_moves,
+    )
+
+
+def storage_families(stats: Mapping[str, int | float]) -> Iterable[Metric]:
+    """`Storage.stats()`: each is a counter if it is one of `STORAGE_COUNTERS`."""
+    for name, value in stats.items():
+        text = f"Storage: {name.replace('_', ' ')}"
+        if name in STORAGE_COUNTERS:
+            yield CounterMetricFamily(f"tidelog_storage_{name}", text, value=value)
+        else:
+            yield GaugeMetricFamily(f"tidelog_storage_{name}", text, value=value)
+
+
+def compaction_families(figures: Mapping[str, int]) -> Iterable[Metric]:
+    """`Compactor.figures()`: each is a counter unless it is one of `COMPACTION_GAUGES`."""
+    for name, value in figures.items():
+        kind = GaugeMetricFamily if name in COMPACTION_GAUGES else CounterMetricFamily
+        yield kind(f"tidelog_compaction_{name}", f"Compaction: {name.replace('_', ' ')}", value=value)
+
+
+def orphan_families(figures: Mapping[str, int]) -> Iterable[Metric]:
+    """`OrphanCleaner.figures()`: counters."""
+    for name, value in figures.items():
+        yield CounterMetricFamily(f"tidelog_orphan_{name}", f"Orphans: {name}", value=value)
+
+
+def object_store_families(operations: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
+    """`StoreStats.snapshot()`: figures by operation."""
+    label = ["operation"]
+    latency = HistogramMetricFamily(
+        "tidelog_object_store_seconds", "Time of object store calls, retries included", labels=label
+    )
+    counters = {
+        "errors": CounterMetricFamily("tidelog_object_store_errors", "Calls that failed", labels=label),
+        "retries": CounterMetricFamily("tidelog_object_store_retries", "Attempts repeated", labels=label),
+        "bytes_in": CounterMetricFamily("tidelog_object_store_received_bytes", "Bytes received", labels=label),
+        "bytes_out": CounterMetricFamily("tidelog_object_store_sent_bytes", "Bytes sent", labels=label),
+    }
+    in_flight = GaugeMetricFamily("tidelog_object_store_in_flight", "Calls going on", labels=label)
+    for operation, figures in operations.items():
+        buckets = [(bound, float(count)) for bound, count in figures["latency_buckets"].items()]
+        latency.add_metric([operation], buckets, figures["latency_sum_s"])
+        for field, family in counters.items():
+            family.add_metric([operation], figures[field])
+        in_flight.add_metric([operation], figures["in_flight"])
+    return [latency, *counters.values(), in_flight]
+
+
+def _gauges(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,317 @@
+"""The process-level harness: real processes, files, sockets and clients, sequential faults, and the checkers.
+
+A run starts a cluster of nodes of both roles, with clients that write, read, commit and query (`tidelog.chaos.clients`)
+while partitions move, and injects faults one after the other (`tidelog.chaos.faults`). After each it waits until every
+partition acknowledges again. At the end all faults are healed, everything is read, and the history is checked
+(`tidelog.simulation.checkers`). The run is bounded: no fault begins after `seconds`, every wait has a deadline, and all
+processes are stopped in any case.
+
+Entry: `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tidelog.chaos.clients import TOPIC, ClientJournal, Clients
+from tidelog.chaos.faults import BUCKET_FAULTS, FAULTS, USUAL, ChaosCluster, World
+from tidelog.chaos.faulty_s3 import FaultyS3
+from tidelog.chaos.inside import Inside
+from tidelog.chaos.report import Row, report
+from tidelog.chaos.s3_server import RunningS3, s3_server
+from tidelog.chaos.serve_cluster import tidelog_json
+from tidelog.chaos.tcp_proxy import Proxies
+from tidelog.runtime.children import TIDELOG
+from tidelog.runtime.errors import InvalidInput, TidelogError
+from tidelog.simulation.checkers import Finding, Lag, check, lag_of
+
+RECOVERY_S = 90.0
+"""Maximum time from the end of a fault to a partition's next acknowledgement."""
+SLOW_S = 10.0
+"""If it takes longer, the nodes' log lines since the start of the fault are shown, at most this number per node:"""
+SLOW_LINES = 40
+MOVE_EVERY_S = 3.0
+NODES = 3
+VALUE_BYTES = 300
+FILLING_VALUE_BYTES = 6_000
+"""Large enough to use up a WAL's spare files (8 MiB) within seconds."""
+
+Say = Callable[[str], None]
+
+
+class ChaosOptions(msgspec.Struct, kw_only=True):
+    """The options of a run. `run` raises `InvalidInput` if they are inconsistent."""
+
+    seconds: float = 60.0
+    """Time after which no fault begins."""
+    rounds: int = 1_000_000
+    faults: tuple[str, ...] = USUAL
+    """Faults, used in turn in an order drawn from the seed."""
+    seed: int = 1
+    partitions: int = 12
+    rate: float = 800.0
+    """Records per second."""
+    wal: str = "disk"
+    s3: str = "embedded"
+    """`embedded`, or the kind of server to start (`tidelog.chaos.s3_server.KINDS`)."""
+    endpoint: RunningS3 | None = None
+    """A running server, instead."""
+    moves: bool = True
+    """Whether partitions move during the run."""
+    history: Path | None = None
+
+
+class ChaosReport(msgspec.Struct, kw_only=True):
+    """The result of a run."""
+
+    rows: list[Row]
+    findings: list[Finding]
+    problems: list[str]
+    """Parts of the cluster that did not become idle, and nodes that ended unexpectedly."""
+    acknowledged: int
+    read: int
+    operations: int
+    moves: int
+    worst_lag_s: float
+    worst_lag: Lag | None
+    replayed_bytes: list[int]
+    """Bytes in each killed node's WAL on disk."""
+    orphans: int
+    """Orphans at the end, which were then deleted."""
+    orphans_left: int
+    """Orphans left after the deletion."""
+    restarts: list[str]
+    """Nodes that ended by themselves and were restarted."""
+    took_s: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether every promise was kept."""
+        return not (self.findings or self.problems or self.orphans_left)
+
+
+def run(options: ChaosOptions, say: Say) -> ChaosReport:
+    """Run everything; `say` gets a line for each round. Raises `InvalidInput`, `NotFound`, `Unavailable`."""
+    _check_options(options)
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-chaos-")))
+        proxies = stack.enter_context(Proxies())
+        bucket, section = _bucket(options, scratch, proxies, stack)
+        directory = scratch / "cluster"
+        directory.mkdir()
+        small = "disk-full" in options.faults
+        cluster = ChaosCluster(directory, proxies, section, options.wal, NODES, small_disks=small)
+        stack.callback(cluster.close)
+        cluster.start()
+        world = World(cluster, bucket, random.Random(options.seed))
+        inside = Inside(cluster.members, directory / "secret", directory, section)
+        return _ChaosRun(options, world, inside, say, began_s).all()
+
+
+def _check_options(options: ChaosOptions) -> None:
+    unknown = [name for name in options.faults if name not in FAULTS]
+    if unknown or not options.faults:
+        raise InvalidInput(f"there is no fault {', '.join(unknown)}", hint=f"there are {', '.join(FAULTS)}")
+    need = BUCKET_FAULTS.intersection(options.faults)
+    if need and options.s3 == "embedded" and options.endpoint is None:
+        raise InvalidInput(f"{', '.join(sorted(need))} needs an S3 server", hint="add --s3 minio, or --s3-endpoint")
+
+
+def _bucket(
+    options: ChaosOptions, scratch: Path, proxies: Proxies, stack: contextlib.ExitStack
+) -> tuple[FaultyS3[Any] | None, dict[str, Any]]:
+    server = options.endpoint
+    if server is None and options.s3 != "embedded":
+        server = stack.enter_context(s3_server(options.s3, scratch / "s3"))
+    if server is None:
+        return None, {}
+    proxy = FaultyS3(server, remembers=False)
+    proxies.run(proxy.__aenter__())
+    stack.callback(lambda: proxies.run(proxy.__aexit__()))
+    return proxy, {
+        "endpoint": proxy.server.endpoint,
+        "bucket": f"chaos-{uuid.uuid4().hex[:16]}",
+        "access_key_id": server.access_key_id,
+        "secret_access_key": server.secret_access_key,
+    }
+
+
+def _shown(options: ChaosOptions) -> dict[str, Any]:
+    """The options for the history's header, without the address and keys of a server."""
+    shown = {name: getattr(options, name) for name in ("seconds", "rounds", "seed", "partitions", "rate", "wal", "s3")}
+    return {**shown, "faults": list(options.faults), "moves": options.moves}
+
+
+class _ChaosRun:
+    """A run on a started cluster."""
+
+    def __init__(self, options: ChaosOptions, world: World, inside: Inside, say: Say, began_s: float) -> None:
+        self._options = options
+        self._world = world
+        self._inside = inside
+        self._inside_findings: list[Finding] = []
+        self._say = say
+        self._began_s = began_s
+        about = {"harness": "tidelog chaos", **_shown(options)}
+        self._journal = ClientJournal(world.cluster.bootstrap, options.partitions, about)
+        self._value_bytes = FILLING_VALUE_BYTES if "disk-full" in options.faults else VALUE_BYTES
+        self._problems: list[str] = []
+        self._moves = 0
+
+    def all(self) -> ChaosReport:
+        self._make_topic()
+        try:
+            with Clients(self._journal, rate=self._options.rate, value_bytes=self._value_bytes) as clients:
+                self._wait_acknowledged(0)
+                with self._moving():
+                    self._rounds(clients)
+                self._heal()
+                self._problems += clients.finish()
+            return self._judge()
+        finally:
+            if self._options.history is not None:
+                self._journal.history.save(self._options.history)
+
+    def _make_topic(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self._world.cluster.bootstrap, "log_level": 0})
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                admin.create_topics([NewTopic(TOPIC, num_partitions=self._options.partitions)])[TOPIC].result(30)
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def _wait_acknowledged(self, since_us: int) -> None:
+        """Wait until every partition has an acknowledgement after this time. Raises `AssertionError`."""
+        deadline = time.monotonic() + RECOVERY_S
+        while True:
+            missing = [at for at, last_us in enumerate(self._journal.acknowledged_us) if last_us <= since_us]
+            if not missing:
+                return
+            assert time.monotonic() < deadline, f"partitions {missing} acknowledge nothing for {RECOVERY_S:g} s"
+            time.sleep(0.02)
+
+    def _rounds(self, clients: Clients) -> None:
+        options, rng = self._options, self._world.rng
+        names: list[str] = []
+        began_s = time.monotonic()  # not earlier: a slow start must leave time for a fault
+        for number in range(options.rounds):
+            if time.monotonic() - began_s > options.seconds or self._problems:
+                return
+            if not names:
+                names = rng.sample(options.faults, len(options.faults))
+            try:
+                self._round(number, names.pop())
+            except AssertionError as error:
+                self._problems.append(f"round {number + 1}: {error}")
+            self._problems += [*clients.problems(), *self._world.cluster.problems]
+
+    def _round(self, number: int, name: str) -> None:
+        journal, cluster = self._journal, self._world.cluster
+        time.sleep(self._world.rng.uniform(0.2, 1.0))  # the random time of the fault, not a wait for a condition
+        logged = {node: len(node.output) for node in cluster.nodes.values()}
+        op = journal.begin("fault", 0, name=name)
+        try:
+            with FAULTS[name](self._world) as target:
+                op.target = target
+        finally:
+            journal.end(op, "ok")
+        cluster.revive()
+        self._wait_acknowledged(op.ended_us)
+        acknowledged_us = journal.now_us()
+        self._look(f"after round {number + 1}", self._inside.look)
+        took_s, back_s = (op.ended_us - op.began_us) / 1e6, (acknowledged_us - op.ended_us) / 1e6
+        self._say(f"round {number + 1}: {name} ({op.target}) for {took_s:.1f} s; all acknowledge {back_s:.2f} s later")
+        if back_s > SLOW_S:
+            for node, before in logged.items():
+                for line in node.output[before:][:SLOW_LINES]:
+                    self._say(f"    node {node.node_id}: {line}")
+
+    def _look(self, when: str, look: Callable[[], list[Finding]]) -> None:
+        try:
+            self._inside_findings += look()
+        except (TimeoutError, TidelogError) as error:
+            self._problems.append(f"{when}, the look at the controllers and the bucket: {error!r}")
+
+    def _heal(self) -> None:
+        """Undo what a failed round may have left."""
+        now_us = self._journal.now_us()
+        try:
+            self._world.cluster.revive()
+            self._wait_acknowledged(now_us)
+        except AssertionError as error:
+            self._problems.append(f"at the end: {error}")
+        self._journal.history.note("heal", 0, self._journal.now_us())
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Move partitions between random nodes meanwhile; refused moves are not counted."""
+        stopping, rng = threading.Event(), random.Random(self._options.seed)
+
+        def move() -> None:
+            while not stopping.wait(MOVE_EVERY_S):
+                at, to = rng.randrange(self._options.partitions), rng.choice(list(self._world.cluster.nodes))
+                command = [*TIDELOG, "partition", "move", f"{TOPIC}:{at}", "--to", str(to)]
+                command += ["--no-wait", "--bootstrap", rng.choice(self._world.cluster.bootstrap.split(","))]
+                with contextlib.suppress(subprocess.TimeoutExpired):  # the requested node may be paused
+                    done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+                    self._moves += done.returncode == 0
+
+        thread = threading.Thread(target=move, daemon=True, name="chaos-moves")
+        if self._options.moves:
+            thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            if self._options.moves:
+                thread.join(30)
+
+    def _judge(self) -> ChaosReport:
+        history = self._journal.history
+        history.ops.sort(key=lambda op: op.index)
+        findings, lag = check(history), lag_of(history)
+        orphans = self._clean(dry_run=False)
+        self._look("at the end", self._inside.look)
+        self._look("at the end", self._inside.look_at_bucket)
+        return ChaosReport(
+            rows=report(history, findings),
+            findings=[*findings, *self._inside_findings],
+            problems=self._problems,
+            acknowledged=sum(len(op.values) for op in history.ops if op.kind == "send" and op.ok),
+            read=sum(len(op.values) for op in history.ops if op.kind == "poll"),
+            operations=len(history),
+            moves=self._moves,
+            worst_lag_s=lag.lag_us / 1e6 if lag is not None else 0.0,
+            worst_lag=lag,
+            replayed_bytes=self._world.replayed,
+            orphans=orphans,
+            orphans_left=self._clean(dry_run=True) if orphans else 0,
+            restarts=self._world.cluster.ended,
+            took_s=time.monotonic() - self._began_s,
+        )
+
+    def _clean(self, *, dry_run: bool) -> int:
+        """Return the number of orphans; unless it is a dry run they are deleted."""
+        flag = "--dry-run" if dry_run else "--yes"
+        bootstrap = self._world.cluster.bootstrap.split(",")[0]
+        found = tidelog_json(bootstrap, "object", "clean", "--min-age", "0", flag)
+        return len(found["orphans"]) if found is not None else 0

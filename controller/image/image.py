@@ -1,0 +1,257 @@
+"""`Image`: a read-only copy of the metadata at one version, kept current by deltas, with derived indexes.
+
+A broker's client holds one, and so does the controller's RPC server. Deltas are applied in order and completely: a
+reader on the event loop never sees half of a command. Records are immutable, so a reader may keep one, although it
+becomes outdated.
+
+The delta of a commit carries the object and not its streams, because their new committed ends follow from the object's
+ranges. `Delta.ends` has these rows when the state machine is in the same process, and shares them with it; otherwise
+they are computed here.
+
+Entry: `Image`, `Delta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidelog.controller.machine.index import MetadataIndex
+from tidelog.controller.machine.slices import find
+from tidelog.controller.machine.tables import KEY_TYPES, RowChange
+from tidelog.controller.model.records import (
+    NO_BROKER,
+    BrokerRecord,
+    ClusterRecord,
+    ConfigRecord,
+    ObjectRecord,
+    ObjectState,
+    PartitionRecord,
+    ReplicaSetRecord,
+    StreamRecord,
+    TopicRecord,
+)
+from tidelog.storage.commits import ObjectSlice, unpack_ranges
+
+PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs"})
+"""The tables of `Image.placement_version`."""
+
+
+def _places(table: str, old: Any, new: Any) -> bool:
+    """Whether a changed row of a placement table changes more than the committed WAL offset."""
+    if table != "replica_sets" or old is None or new is None:
+        return True
+    return bool(msgspec.structs.replace(old, committed_wal_offset=new.committed_wal_offset) != new)
+
+
+def _first_opened(old: StreamRecord | None, new: StreamRecord | None) -> bool:
+    """Whether a stream was opened for the first time: its partition has a leader to announce from here on."""
+    return new is not None and new.epoch >= 0 and (old is None or old.epoch < 0)
+
+
+class Delta(NamedTuple):
+    """The changes of one command, or of a reload."""
+
+    version: int
+    """The image's version after the delta."""
+    mutations: list[RowChange]
+    ends: dict[int, StreamRecord] | None = None
+    """Rows of streams whose committed end has moved; None: they are computed from the committed objects."""
+
+    def of(self, table: str) -> Iterator[RowChange]:
+        """Iterate over the changed rows of one table."""
+        return (mutation for mutation in self.mutations if mutation.table == table)
+
+
+class Image:
+    """The metadata at one version. Use it on the event loop's thread only."""
+
+    def __init__(self, *, finds_objects: bool = True) -> None:
+        """Without `finds_objects` lookups of objects find nothing: a controller's copy only serves followers."""
+        self.version = 0
+        """Index of the last command that is contained (int64)."""
+        self.placement_version = 0
+        """Version of the last change of topics, partitions, brokers, configurations or leaders, or of the first opening
+        of a partition. Commits of objects, which are frequent, do not change it, so that data derived from placements
+        stays valid."""
+        self.leaders_version = 0
+        """Version of the last change of brokers, or of the leader of any replica set."""
+        self.topic_versions: dict[bytes, int] = {}
+        """Version of the last change of each topic or of one of its partitions."""
+        self.brokers: dict[int, BrokerRecord] = {}
+        self.replica_sets: dict[int, ReplicaSetRecord] = {}
+        self.topics: dict[bytes, TopicRecord] = {}
+        self.streams: dict[int, StreamRecord] = {}
+        self.objects: dict[int, ObjectRecord] = {}
+        self.configs: dict[tuple[str, str], ConfigRecord] = {}
+        self.kv: dict[str, bytes] = {}
+        self.index = MetadataIndex(self.streams, slices=finds_objects)
+        self._finds_objects = finds_objects
+        self._cluster: dict[str, ClusterRecord] = {}
+        self._partitions: dict[tuple[bytes, int], PartitionRecord] = {}
+
+    @property
+    def cluster_id(self) -> str:
+        """Return Kafka's cluster id; empty before the first command."""
+        row = self._cluster.get("")
+        return row.id if row is not None else ""
+
+    @property
+    def cluster(self) -> ClusterRecord | None:
+        """Return the only row of table `cluster`."""
+        return self._cluster.get("")
+
+    @property
+    def topic_ids(self) -> dict[str, bytes]:
+        """Return topic ids by name."""
+        return self.index.topic_ids
+
+    def table(self, name: str) -> dict[Any, Any]:
+        """Return the rows of a table by its name in `tidelog.controller.model.records`. Raises `KeyError`."""
+        if name == "cluster":
+            return self._cluster
+        if name == "partitions":
+            return self._partitions
+        if name not in KEY_TYPES:
+            raise KeyError(name)
+        rows: dict[Any, Any] = getattr(self, name)
+        return rows
+
+    def apply(self, delta: Delta) -> None:
+        """Apply one delta. Versions only grow."""
+        assert delta.version >= self.version, (delta.version, self.version)
+        places = False
+        if delta.ends is not None:
+            self.streams.update(delta.ends)
+        for table, key, record in delta.mutations:
+            rows = self.table(table)
+            old = rows.get(key)
+            if record is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = record
+            if old is not record:
+                if table == "objects" and record is not None and delta.ends is None:
+                    self._move_ends(record)
+                self.index.note(table, old, record)
+                if (table in PLACEMENT_TABLES and _places(table, old, record)) or (
+                    table == "streams" and _first_opened(old, record)
+                ):
+                    places = True
+                    self._note_placement(table, key, delta.version)
+        self.version = delta.version
+        if places:
+            self.placement_version = delta.version
+
+    def _move_ends(self, record: ObjectRecord) -> None:
+        """Move the committed ends of an object's streams to the ends of its ranges."""
+        if record.state != ObjectState.COMMITTED:
+            return
+        streams = self.streams
+        for stream_id, _, end in unpack_ranges(record.packed):
+            stream = streams.get(stream_id)
+            if stream is not None and stream.end_offset < end:
+                streams[stream_id] = stream.ending_at(end)
+
+    def _note_placement(self, table: str, key: Any, version: int) -> None:
+        if table == "topics":
+            if key in self.topics:
+                self.topic_versions[key] = version
+            else:
+                self.topic_versions.pop(key, None)
+        elif table == "partitions":
+            if key[0] in self.topics:
+                self.topic_versions[key[0]] = version
+        elif table == "streams":
+            partition = self.index.partition_key(key)
+            if partition is not None and partition[0] in self.topics:
+                self.topic_versions[partition[0]] = version
+        elif table in ("brokers", "replica_sets"):
+            self.leaders_version = version
+
+    def difference(self, newer: Image) -> list[RowChange]:
+        """Return the mutations that turn this image's rows into those of `newer`, in loading order."""
+        mutations: list[RowChange] = []
+        for name in KEY_TYPES:
+            ours, theirs = self.table(name), newer.table(name)
+            mutations += [RowChange(name, key, None) for key in ours if key not in theirs]
+            mutations += [RowChange(name, key, record) for key, record in theirs.items() if ours.get(key) != record]
+        return mutations
+
+    def rows(self) -> Iterable[tuple[str, dict[Any, Any]]]:
+        """Return all tables in loading order."""
+        return ((name, self.table(name)) for name in KEY_TYPES)
+
+    def topic(self, name: str) -> TopicRecord | None:
+        """Return the topic of this name."""
+        topic_id = self.index.topic_ids.get(name)
+        return self.topics.get(topic_id) if topic_id is not None else None
+
+    def partition(self, topic_id: bytes, index: int) -> PartitionRecord | None:
+        """Return one partition; None for one of a deleted topic, too."""
+        return self._partitions.get((topic_id, index)) if topic_id in self.topics else None
+
+    def partitions(self, topic_id: bytes) -> list[PartitionRecord]:
+        """Return all partitions of a topic, by index; empty for an unknown topic."""
+        topic = self.topics.get(topic_id)
+        return [] if topic is None else [self._partitions[topic_id, index] for index in range(topic.partitions)]
+
+    def all_partitions(self) -> Iterator[PartitionRecord]:
+        """Iterate over all partitions of all topics."""
+        topics = self.topics
+        return (record for record in self._partitions.values() if record.topic_id in topics)
+
+    def owned(self, replica_set_id: int) -> list[PartitionRecord]:
+        """Return the partitions that a replica set owns, those of deleted topics included until they are removed."""
+        return [record for record in self._partitions.values() if record.replica_set == replica_set_id]
+
+    def stream(self, stream_id: int) -> StreamRecord | None:
+        """Return one stream; None for one of a deleted topic, too."""
+        key = self.index.partition_key(stream_id)
+        return self.streams.get(stream_id) if key is None or key[0] in self.topics else None
+
+    def leader(self, partition: PartitionRecord) -> tuple[int, int]:
+        """Return `(broker id or -1, leader epoch)`: the master of the replica set, if it is alive."""
+        record = self.replica_sets.get(partition.replica_set)
+        if record is None:
+            return NO_BROKER, partition.epoch_base
+        master = self.brokers.get(record.master)
+        leader = record.master if master is not None and master.alive else NO_BROKER
+        return leader, partition.epoch_base + record.master_epoch
+
+    def was_opened(self, partition: PartitionRecord) -> bool:
+        """Return whether a partition has been opened once. Its four streams are opened by one command."""
+        return partition.index not in self.index.unopened.get(partition.topic_id, ())
+
+    def announced_leader(self, partition: PartitionRecord) -> tuple[int, int]:
+        """As `leader`, for clients: a partition has no leader before it was opened for the first time.
+
+        A client that is told of a leader sends at once; what it sends without acknowledgements or retries would be
+        lost.
+        """
+        leader, epoch = self.leader(partition)
+        return (leader if self.was_opened(partition) else NO_BROKER), epoch
+
+    def master_of(self, replica_set_id: int) -> BrokerRecord | None:
+        """Return the live master of a replica set."""
+        record = self.replica_sets.get(replica_set_id)
+        master = self.brokers.get(record.master) if record is not None else None
+        return master if master is not None and master.alive else None
+
+    def moving(self) -> list[PartitionRecord]:
+        """Return the partitions that have a target, in order."""
+        return [self._partitions[key] for key in sorted(self.index.moving)]
+
+    def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
+        """See `tidelog.storage.managers.ObjectManager.find_objects`: O(log n) and the slices returned."""
+        assert self._finds_objects
+        slices = self.index.slices.get(stream_id)
+        if slices is None or start_offset >= end_offset:
+            return []
+        found: list[ObjectSlice] = []
+        for start, end, object_id in find(slices, start_offset, end_offset, limit):
+            record = self.objects[object_id]
+            found.append(ObjectSlice(record.id, record.kind, record.size, start, end))
+        return found

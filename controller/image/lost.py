@@ -1,0 +1,118 @@
+"""Replica sets of dead brokers, as every copy of the metadata shows them, and the state of their takeovers.
+
+A replica set is *lost* when it has partitions and no live master. If its WAL is in the bucket, another broker takes
+over (docs/design/0007-failover.md); if its WAL is on the dead broker's disk or in its memory, only that broker can
+continue.
+
+Entry: `lost_replica_sets`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
+
+
+class TakeoverState(Enum):
+    """State of a lost replica set."""
+
+    DUE = "due"
+    """It needs a successor."""
+    RECOVERING = "recovering"
+    """A live successor recovers it."""
+    WAITING = "waiting"
+    """Only its broker can continue: the WAL is not in the bucket, or the broker is coming back."""
+
+
+class LostReplicaSet(NamedTuple):
+    """A replica set without a live master, and its state."""
+
+    replica_set: int
+    broker: int
+    """The last master, which has the WAL unless that is in the bucket."""
+    wal_kind: str
+    master_epoch: int
+    partitions: int
+    state: TakeoverState
+    successor: int
+    since_ms: int
+    """When the takeover began; 0 if none has."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for operators."""
+        return {
+            "broker": self.broker,
+            "wal": self.wal_kind or None,
+            "partitions": self.partitions,
+            "state": self.state.value,
+            "by": self.successor if self.successor != NO_BROKER else None,
+            "since_ms": self.since_ms or None,
+        }
+
+    def sentence(self) -> str:
+        """Return the same as a sentence."""
+        what = f"broker {self.broker} is dead: its {self.partitions} partitions"
+        if self.state is TakeoverState.RECOVERING:
+            return f"{what} are recovered from the bucket by broker {self.successor}"
+        if self.state is TakeoverState.DUE:
+            return f"{what} wait for a broker that recovers them from the bucket"
+        if self.wal_kind == BUCKET_WAL:
+            return f"{what} wait for it to return"
+        return f"{what} wait for it to come back (wal.kind is {self.wal_kind or 'unknown'}, not s3)"
+
+
+def lost_replica_sets(image: Image) -> list[LostReplicaSet]:
+    """Return all lost replica sets, by id."""
+    found = []
+    for record in sorted(image.replica_sets.values(), key=lambda each: each.id):
+        partitions = image.index.partition_counts.get(record.id, 0)
+        if partitions > 0 and image.master_of(record.id) is None:
+            broker = record.master if record.master != NO_BROKER else record.id
+            row = image.brokers.get(broker)
+            kind = row.wal_kind if row is not None else ""
+            state = _state(image, record, broker, kind)
+            found.append(
+                LostReplicaSet(
+                    record.id,
+                    broker,
+                    kind,
+                    record.master_epoch,
+                    partitions,
+                    state,
+                    record.successor,
+                    record.takeover_since_ms,
+                )
+            )
+    return found
+
+
+def _state(image: Image, record: ReplicaSetRecord, broker: int, kind: str) -> TakeoverState:
+    if record.successor != NO_BROKER and _is_alive(image, record.successor):
+        return TakeoverState.RECOVERING
+    if kind != BUCKET_WAL or _is_alive(image, broker):
+        return TakeoverState.WAITING
+    return TakeoverState.DUE
+
+
+def _is_alive(image: Image, broker_id: int) -> bool:
+    row = image.brokers.get(broker_id)
+    return row is not None and row.alive
+
+
+def next_successor(image: Image, lost: LostReplicaSet) -> int | None:
+    """Return the live master with the fewest takeovers, after the last one that tried; None if there is none.
+
+    A draining broker is not chosen. If all brokers drain, nothing can be placed, and the cluster may be about to stop.
+    """
+    busy: dict[int, int] = {}
+    for record in image.replica_sets.values():
+        busy[record.successor] = busy.get(record.successor, 0) + 1
+    after = lost.successor if lost.successor != NO_BROKER else lost.broker
+    masters = (
+        (each, image.master_of(each)) for each in image.replica_sets if each not in (lost.broker, lost.successor)
+    )
+    able = [each for each, master in masters if master is not None and not master.draining]
+    return min(able, key=lambda each: (busy.get(each, 0), each <= after, each), default=None)

@@ -1,0 +1,202 @@
+"""Commands that move partitions between replica sets (docs/protocols.md, docs/design/0006-partition-moves.md).
+
+A move is a committed `target` in the record of a partition, beside its owner `replica_set`. Ownership changes only in
+`change_owner`, and only when all four streams are CLOSED and everything that the owner held is in the bucket. At that
+point no process can append to them, and no data exists outside the bucket (rules 3 and 4). The leader epoch of the new
+owner is larger than every epoch under which any of the streams was opened, so late requests are stale.
+
+The partitions of a command are independent: each is checked completely before any change to it is staged. A repeated
+command is refused or changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from tidelog.controller.machine.streams import open_stream, require_master_epoch
+from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.commands import (
+    MAX_MOVES_PER_COMMAND,
+    ClosedPartition,
+    ElectPartitions,
+    HandOver,
+    MovePartitions,
+    PartitionMove,
+    ReclaimPartitions,
+)
+from tidelog.controller.model.errors import (
+    ErrorInfo,
+    InvalidReplicaAssignment,
+    NoReassignmentInProgress,
+    NotHandedOver,
+    TargetNotAlive,
+    to_wire,
+)
+from tidelog.controller.model.records import (
+    NO_REPLICA_SET,
+    STREAMS_PER_PARTITION,
+    PartitionRecord,
+    ReplicaSetRecord,
+    StreamRecord,
+    StreamState,
+)
+from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
+
+Item = TypeVar("Item")
+
+
+def _each(items: Sequence[Item], change: Callable[[Item], None]) -> list[ErrorInfo | None]:
+    """Apply `change` to every item and return the refusal of each. Raises `InvalidInput` for too many items."""
+    if not 0 < len(items) <= MAX_MOVES_PER_COMMAND:
+        raise InvalidInput(f"a command names 1 to {MAX_MOVES_PER_COMMAND} partitions, not {len(items)}")
+    found: list[ErrorInfo | None] = []
+    for item in items:
+        try:
+            change(item)
+        except TidelogError as error:
+            found.append(to_wire(error))
+        else:
+            found.append(None)
+    return found
+
+
+def _partition(tables: Tables, topic_id: bytes, index: int) -> PartitionRecord:
+    record = tables.partitions.get((topic_id, index))
+    if record is None:
+        raise NotFound(f"there is no partition {index} of topic {topic_id.hex()}")
+    return record
+
+
+def streams_of(tables: Tables, partition: PartitionRecord) -> list[StreamRecord]:
+    """Return the partition's four streams, in order."""
+    found = [tables.streams.get(partition.first_stream + step) for step in range(STREAMS_PER_PARTITION)]
+    assert all(found), partition
+    return [each for each in found if each is not None]
+
+
+def live_replica_set(tables: Tables, replica_set_id: int) -> ReplicaSetRecord | None:
+    """Return the replica set if its master is alive."""
+    record = tables.replica_sets.get(replica_set_id)
+    master = tables.brokers.get(record.master) if record is not None else None
+    return record if master is not None and master.alive else None
+
+
+def _drains(tables: Tables, replica_set_id: int) -> bool:
+    record = tables.replica_sets.get(replica_set_id)
+    master = tables.brokers.get(record.master) if record is not None else None
+    return master is not None and bool(master.draining)
+
+
+def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo | None]:
+    """See `MovePartitions`. For a partition: `NotFound`, `InvalidReplicaAssignment`, `NoReassignmentInProgress`."""
+
+    def move(wanted: PartitionMove) -> None:
+        record = _partition(tables, wanted.topic_id, wanted.index)
+        if wanted.replica_set == NO_REPLICA_SET:
+            if record.target == NO_REPLICA_SET:
+                raise NoReassignmentInProgress(f"partition {wanted.index} is not being moved")
+        elif wanted.replica_set == record.target:
+            return
+        elif wanted.replica_set != record.replica_set and live_replica_set(tables, wanted.replica_set) is None:
+            raise InvalidReplicaAssignment(f"replica set {wanted.replica_set} does not exist or has no live master")
+        elif wanted.replica_set != record.replica_set and _drains(tables, wanted.replica_set):
+            raise InvalidReplicaAssignment(f"broker {wanted.replica_set} is being drained and takes no partitions")
+        target = NO_REPLICA_SET if wanted.replica_set == record.replica_set else wanted.replica_set
+        since_ms = 0 if target == NO_REPLICA_SET else tables.now_ms
+        moved = msgspec.structs.replace(record, target=target, moving_since_ms=since_ms)
+        tables.partitions.put((record.topic_id, record.index), moved)
+
+    return _each(command.moves, move)
+
+
+def hand_over(tables: Tables, command: HandOver) -> list[ErrorInfo | None]:
+    """See `HandOver`. Raises `Fenced`, `NotFound`.
+
+    For a partition: `NotFound`, `Fenced`, `NoReassignmentInProgress` (cancelled), `TargetNotAlive`, `NotHandedOver`.
+    """
+    require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+
+    def close(closed: ClosedPartition) -> None:
+        record = _partition(tables, closed.topic_id, closed.index)
+        if record.replica_set != command.replica_set_id:
+            raise Fenced(f"the partition belongs to replica set {record.replica_set}")
+        target = _target(tables, record)
+        streams = streams_of(tables, record)
+        for stream, end_offset in zip(streams, closed.end_offsets, strict=True):
+            if (stream.replica_set, stream.epoch) != (command.replica_set_id, closed.epoch):
+                raise Fenced(
+                    f"stream {stream.id} has epoch {stream.epoch} at replica set {stream.replica_set}, "
+                    f"not {closed.epoch} at {command.replica_set_id}"
+                )
+            if stream.end_offset != end_offset:
+                raise NotHandedOver(
+                    f"stream {stream.id} ends at {end_offset}, but is committed up to {stream.end_offset}"
+                    + (f" (quarantined: {stream.quarantined})" if stream.quarantined else "")
+                )
+        meta_start = min(max(closed.meta_start, streams[0].start_offset), streams[0].end_offset)
+        streams[0] = msgspec.structs.replace(streams[0], start_offset=meta_start)
+        for stream in streams:
+            tables.streams.put(stream.id, msgspec.structs.replace(stream, state=StreamState.CLOSED))
+        epoch = change_owner(tables, record, target)
+        if (closed.ready_replica_set, closed.ready_master_epoch) == (target.id, target.master_epoch):
+            for stream in streams:
+                open_stream(tables, stream.id, epoch, target.id)
+
+    return _each(command.partitions, close)
+
+
+def elect_partitions(tables: Tables, command: ElectPartitions) -> list[ErrorInfo | None]:
+    """See `ElectPartitions`. For a partition: the errors of `hand_over` except `Fenced`."""
+
+    def elect(key: tuple[bytes, int]) -> None:
+        record = _partition(tables, *key)
+        target = _target(tables, record)
+        still_open = [each.id for each in streams_of(tables, record) if each.state == StreamState.OPENED]
+        if still_open:
+            raise NotHandedOver(f"streams {still_open} are still open by replica set {record.replica_set}")
+        change_owner(tables, record, target)
+
+    return _each(command.partitions, elect)
+
+
+def reclaim_partitions(tables: Tables, command: ReclaimPartitions) -> list[ErrorInfo | None]:
+    """See `ReclaimPartitions`. Raises `Fenced`, `NotFound`. For a partition: `NotFound`, `Fenced`."""
+    require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+
+    def reclaim(key: tuple[bytes, int]) -> None:
+        record = _partition(tables, *key)
+        if record.replica_set != command.replica_set_id:
+            raise Fenced(f"the partition belongs to replica set {record.replica_set}")
+        tables.partitions.put(key, msgspec.structs.replace(record, epoch_base=record.epoch_base + 1))
+
+    return _each(command.partitions, reclaim)
+
+
+def _target(tables: Tables, record: PartitionRecord) -> ReplicaSetRecord:
+    if record.target == NO_REPLICA_SET:
+        raise NoReassignmentInProgress(f"partition {record.index} is not being moved")
+    target = live_replica_set(tables, record.target)
+    if target is None:
+        raise TargetNotAlive(f"replica set {record.target} has no live master")
+    return target
+
+
+def change_owner(tables: Tables, record: PartitionRecord, target: ReplicaSetRecord) -> int:
+    """Make the target the owner. All streams must be CLOSED. Returns the new leader epoch."""
+    streams = streams_of(tables, record)
+    assert all(each.state == StreamState.CLOSED for each in streams), record
+    old = tables.replica_sets.get(record.replica_set)
+    old_epoch = record.epoch_base + (old.master_epoch if old is not None else 0)
+    epoch = max(old_epoch, *(each.epoch for each in streams)) + 1
+    elected = msgspec.structs.replace(
+        record,
+        replica_set=target.id,
+        epoch_base=epoch - target.master_epoch,
+        target=NO_REPLICA_SET,
+        moving_since_ms=0,
+    )
+    tables.partitions.put((record.topic_id, record.index), elected)
+    return epoch

@@ -1,0 +1,79 @@
+"""Placement of new partitions: the rack with the fewest of the topic per broker, and its least loaded broker.
+
+A broker's load is its number of partitions plus its measured load, expressed as a number of mean partitions. The active
+controller adds the measured load to the command (`loads`), so that all members decide alike. A command without `loads`
+(of an older controller, or of a takeover) is placed by the numbers of partitions alone. Racks count only if every
+broker that takes partitions names one.
+
+Entry: `place`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.errors import InvalidReplicaAssignment, InvalidReplicationFactor
+
+Loads = tuple[tuple[int, int], ...] | None
+"""`(replica set, thousandths of a mean partition)`."""
+ONE = 1_000
+"""One partition in the unit of `Loads`: thousandths of a mean partition."""
+
+
+def place(
+    tables: Tables, count: int, assignment: Sequence[int] | None, loads: Loads = None, siblings: Iterable[int] = ()
+) -> list[int]:
+    """Return replica sets for `count` new partitions: as assigned, else by load, of those alive and not draining.
+
+    `siblings` are the replica sets of the topic's other partitions.
+    Raises `InvalidReplicaAssignment`, `InvalidReplicationFactor`.
+    """
+    if assignment is not None:
+        unknown = [each for each in assignment if each not in tables.replica_sets]
+        if len(assignment) != count or unknown:
+            raise InvalidReplicaAssignment(
+                f"an assignment names {count} existing replica sets; got {len(assignment)}, unknown: {unknown[:10]}"
+            )
+        return list(assignment)
+    racks = _open_racks(tables)
+    if not racks:
+        raise InvalidReplicationFactor("no broker is alive, and not draining, to place a partition on")
+    if loads is None or "" in racks.values():
+        racks = dict.fromkeys(racks, "")
+    return _spread(tables, count, racks, dict(loads or ()), siblings)
+
+
+def _open_racks(tables: Tables) -> dict[int, str]:
+    """Return the rack of each replica set that takes partitions."""
+    found: dict[int, str] = {}
+    for record in tables.replica_sets.values():
+        master = tables.brokers.get(record.master)
+        if master is not None and master.alive and not master.draining:
+            found[record.id] = master.rack
+    return found
+
+
+def _spread(
+    tables: Tables, count: int, racks: dict[int, str], loads: dict[int, int], siblings: Iterable[int]
+) -> list[int]:
+    heaps: dict[str, list[tuple[int, int]]] = {rack: [] for rack in sorted(set(racks.values()))}
+    for place_id, rack in racks.items():
+        number = tables.index.partition_counts.get(place_id, 0)
+        heaps[rack].append((number * ONE + loads.get(place_id, 0), place_id))
+    mine = dict.fromkeys(heaps, 0)
+    for sibling in siblings:
+        if sibling in racks:
+            mine[racks[sibling]] += 1
+    for heap in heaps.values():
+        heapq.heapify(heap)
+    step = 2 * ONE if loads else ONE  # a new partition counts as one and is assumed to carry the mean load
+    placement: list[int] = []
+    for _ in range(count):
+        rack = min(heaps, key=lambda each: (mine[each] * ONE // len(heaps[each]), heaps[each][0]))
+        load, chosen = heaps[rack][0]
+        heapq.heapreplace(heaps[rack], (load + step, chosen))
+        mine[rack] += 1
+        placement.append(chosen)
+    return placement

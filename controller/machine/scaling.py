@@ -1,0 +1,89 @@
+"""Commands that take brokers out of use: drain and remove.
+
+A drain is a mark on the broker's record: no new partition is placed on the broker, and the active controller moves the
+ones that it owns (`tidelog.controller.active.drain_plan`). A broker is removed only when it owns nothing, so its
+removal loses nothing. Of a removed broker only numbers are kept (`tidelog.controller.machine.nodes.Kept`), so that
+epochs do not decrease when its id is used again.
+
+Both commands may be repeated: a drain in the same mode changes nothing, and a second removal finds no broker.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidelog.controller.machine.nodes import Kept, keep
+from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.commands import DrainBroker, RemoveBroker
+from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, StaleBrokerEpoch
+from tidelog.controller.model.records import BrokerRecord, DrainMode
+from tidelog.controller.model.wal_notes import note_key
+from tidelog.runtime.errors import InvalidInput, NotFound
+
+
+def _broker(tables: Tables, broker_id: int) -> BrokerRecord:
+    record = tables.brokers.get(broker_id)
+    if record is None:
+        raise NotFound(f"there is no broker {broker_id}", hint="`tidelog broker list` shows them")
+    return record
+
+
+def drain_broker(tables: Tables, command: DrainBroker) -> None:
+    """See `DrainBroker`. Raises `NotFound`, `NoPlaceToDrain`, `StaleBrokerEpoch`, `InvalidInput`."""
+    record = _broker(tables, command.broker_id)
+    if command.mode not in tuple(DrainMode):
+        raise InvalidInput(f"there is no drain mode {command.mode}")
+    if command.mode == record.draining:
+        return
+    if command.mode == DrainMode.SHUTDOWN:
+        if command.registration_epoch != record.registration_epoch:
+            raise StaleBrokerEpoch(f"registration {command.registration_epoch} of broker {record.id} is not current")
+        if record.draining == DrainMode.OPERATOR:
+            return
+    others = any(one.alive and not one.draining and one.id != record.id for one in tables.brokers.values())
+    if command.mode != DrainMode.NONE and not others and tables.index.partition_counts.get(record.id, 0):
+        raise NoPlaceToDrain(
+            f"no other broker is alive, and not draining, to take the partitions of broker {record.id}",
+            hint="start or add another broker, or end the drain of one",
+        )
+    tables.brokers.put(record.id, msgspec.structs.replace(record, draining=command.mode))
+
+
+def remove_broker(tables: Tables, command: RemoveBroker) -> None:
+    """See `RemoveBroker`. Raises `NotFound`, `BrokerNotDrained`."""
+    record = _broker(tables, command.broker_id)
+    owned = tables.index.partition_counts.get(record.id, 0)
+    if owned:
+        raise BrokerNotDrained(
+            f"broker {record.id} owns {owned} partitions"
+            + ("" if record.alive else ", and it is dead: its WAL holds their records that are not uploaded"),
+            hint=f"`tidelog broker drain {record.id}` moves them"
+            + ("" if record.alive else "; start the broker for that"),
+        )
+    incoming = sum(1 for key in tables.index.moving if _target(tables, key) == record.id)
+    if incoming:
+        raise BrokerNotDrained(f"{incoming} partitions are moving to broker {record.id}", hint="drain it first")
+    if record.alive and record.draining != DrainMode.OPERATOR:
+        raise BrokerNotDrained(
+            f"broker {record.id} is alive, and partitions may be placed on it at any time",
+            hint=f"`tidelog broker drain {record.id}` first",
+        )
+    replica_set = tables.replica_sets.get(record.id)
+    assert replica_set is not None, record.id  # created by the registration
+    kept = Kept(
+        record.registration_epoch,
+        replica_set.master_epoch,
+        replica_set.sync_state_set_epoch,
+        replica_set.committed_wal_offset,
+    )
+    keep(tables, record.id, kept)
+    tables.replica_sets.delete(record.id)
+    tables.brokers.delete(record.id)
+    tables.configs.delete(("broker", str(record.id)))
+    tables.kv.delete(note_key(record.id))
+
+
+def _target(tables: Tables, key: tuple[bytes, int]) -> int:
+    partition = tables.partitions.get(key)
+    assert partition is not None, key
+    return partition.target

@@ -1,0 +1,54 @@
+"""The topics and actors of a simulation, drawn from the seed.
+
+Entry: `start`.
+"""
+
+from __future__ import annotations
+
+from tidelog.simulation.actors.consumers import Consumer
+from tidelog.simulation.actors.groups import MemberActor
+from tidelog.simulation.actors.operator import Operator
+from tidelog.simulation.actors.pipelined import PipelinedProducer
+from tidelog.simulation.actors.topics import Deleter, TopicKeeper
+from tidelog.simulation.actors.workload import Producer, Topic, Workload
+from tidelog.simulation.actors.zombie import Zombie
+
+GROUP = "g"
+BY_ID = 0.7
+"""Of the clusters that create and delete topics: the share in which names are reused."""
+PIPELINED = 0.4
+"""The share of idempotent producers with several requests in flight."""
+
+
+def _retention(workload: Workload) -> dict[str, str]:
+    """Retention by size, in half of the clusters: segments of 8 KiB are rolled and deleted within seconds."""
+    if workload.rng.random() < 0.5:
+        return {}
+    return {"retention.bytes": str(workload.rng.choice((10_000, 40_000)))}
+
+
+def start(workload: Workload) -> None:
+    """Draw the actors and start them."""
+    rng, partitions = workload.rng, workload.cluster.shape.partitions
+    keeps_topics = rng.random() < 0.5
+    workload.by_id = keeps_topics and rng.random() < BY_ID
+    workload.topics = [Topic("t1", partitions, False), Topic("t2", rng.randint(1, 2), True, _retention(workload))]
+    for topic in workload.topics:
+        workload.spawn(workload.create(topic), f"create-{topic.name}")
+    for number in range(rng.randint(1, 3)):
+        pipelined = rng.random() < PIPELINED
+        producer = PipelinedProducer(workload) if pipelined else Producer(workload, idempotent=True)
+        workload.spawn(producer.run(), f"producer-{number}")
+    if rng.random() < 0.5:
+        workload.spawn(Producer(workload, idempotent=False).run(), "plain-producer")
+    for number in range(rng.randint(1, 2)):
+        workload.spawn(Consumer(workload).run(), f"consumer-{number}")
+    for number in range(rng.randint(0, 3)):
+        workload.spawn(MemberActor(workload, GROUP).run(), f"member-{number}")
+    workload.spawn(Deleter(workload).run(), "deleter")
+    if keeps_topics:
+        workload.spawn(TopicKeeper(workload).run(), "topics")
+    if rng.random() < 0.6:
+        workload.spawn(Operator(workload).run(), "operator")
+    if rng.random() < 0.4:
+        workload.spawn(Zombie(workload).run(), "zombie")

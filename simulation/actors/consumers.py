@@ -1,0 +1,230 @@
+"""Consumers by assignment, and the fetcher that group members use.
+
+Entry: `Consumer.run`, `Fetcher.fetch`; `read_all` at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidelog.batch.batch import CorruptRecord, check_crc, iter_batches, iter_records
+from tidelog.simulation.actors import kafka, kafka_ids
+from tidelog.simulation.actors.client import Address, Client, Lost
+from tidelog.simulation.actors.kafka import EARLIEST, LATEST, Fetched
+from tidelog.simulation.actors.workload import ASK_S, Topic, Workload
+from tidelog.simulation.checkers.history import UNKNOWN
+
+FETCH_WAIT_MS = 700
+FETCH_BYTES = 8 << 10
+OFFSET_OUT_OF_RANGE = 1
+CORRUPT_MESSAGE = 2
+
+
+def decode(fetched: Fetched, offset: int) -> tuple[list[int], list[int], list[int], int]:
+    """Return values, offsets and leader epochs of the records from `offset` on, and the offset of the next fetch.
+
+    Raises `CorruptRecord`.
+    """
+    values: list[int] = []
+    offsets: list[int] = []
+    epochs: list[int] = []
+    following = offset
+    for header, batch in iter_batches(fetched.records):
+        if not check_crc(batch):
+            raise CorruptRecord(f"batch {header.base_offset} fails its CRC32C")
+        for record in iter_records(batch, header=header):
+            if record.offset >= offset:
+                values.append(int(bytes(record.value or b"").split(b"|")[0]))
+                offsets.append(record.offset)
+                epochs.append(header.partition_leader_epoch)
+        following = max(following, header.base_offset + header.last_offset_delta + 1)
+    return values, offsets, epochs, following
+
+
+class Position:
+    """The position of a consumer in one partition."""
+
+    def __init__(self, topic: Topic, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = UNKNOWN
+        self.told = (UNKNOWN, UNKNOWN)
+        """High watermark and log start of the last response in the history."""
+
+
+class Fetcher:
+    """Fetches partitions and records the results."""
+
+    def __init__(self, workload: Workload, client: Client, process: int) -> None:
+        self._w = workload
+        self._client = client
+        self.process = process
+
+    async def assign(self, position: Position, timestamp: int = EARLIEST) -> bool:
+        """Look up the start offset and begin there."""
+        topic, partition = position.topic.name, position.partition
+        try:
+            address = await self._client.leader(topic, partition)
+            if address is None:
+                return False
+            request = kafka.list_offsets(position.topic.wire, partition, timestamp)
+            error, offset = await self._client.ask(address, request, ASK_S)
+        except Lost:
+            self._client.forget(topic, partition)
+            return False
+        if error:
+            self._client.forget(topic, partition)
+            return False
+        self.assign_at(position, offset)
+        return True
+
+    def assign_at(self, position: Position, offset: int) -> None:
+        """Begin at `offset`."""
+        w = self._w
+        fields = {"topic": position.topic.name, "partition": position.partition, "offset": offset}
+        w.history.note("assign", self.process, w.now_us(), **fields)
+        position.offset = offset
+
+    async def fetch(self, positions: list[Position]) -> bool:
+        """Send one request to each leader; return whether records were received."""
+        by_leader: dict[Address, list[Position]] = {}
+        for position in positions:
+            if position.offset < 0 and not await self.assign(position):
+                continue
+            try:
+                address = await self._client.leader(position.topic.name, position.partition)
+            except Lost:
+                continue
+            if address is not None:
+                by_leader.setdefault(address, []).append(position)
+        if not by_leader:
+            await asyncio.sleep(0.2)
+            return False
+        found = await asyncio.gather(*(self._ask(address, ours) for address, ours in by_leader.items()))
+        if not any(found):
+            await asyncio.sleep(0.02)
+        return any(found)
+
+    async def _ask(self, address: Address, positions: list[Position]) -> bool:
+        w = self._w
+        began_us = w.now_us()
+        wanted = {(one.topic.name, one.partition): one.offset for one in positions}
+        if w.by_id:
+            request = kafka_ids.fetch(wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES)
+        else:
+            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES)
+        try:
+            error, found = await self._client.ask(address, request, ASK_S)
+        except Lost:
+            error, found = -1, []
+        if error or not found:
+            for one in positions:
+                self._client.forget(one.topic.name, one.partition)
+            await asyncio.sleep(0.1)
+            return False
+        places = {(one.topic.name, one.partition): one for one in positions}
+        came = [self._take(places[one.topic, one.partition], one, began_us) for one in found]
+        if any(one.error for one in found):
+            await asyncio.sleep(0.05)
+        return any(came)
+
+    def _take(self, position: Position, found: Fetched, began_us: int) -> bool:
+        w = self._w
+        if found.error:
+            self._client.forget(found.topic, found.partition, found.leader)
+            if found.error == CORRUPT_MESSAGE:
+                w.found("false-damage", f"{found.topic}-{found.partition} at {position.offset}: CORRUPT_MESSAGE")
+            if found.error == OFFSET_OUT_OF_RANGE:
+                position.offset = UNKNOWN
+            return False
+        try:
+            values, offsets, epochs, following = decode(found, position.offset)
+        except CorruptRecord as error:
+            w.found("corrupt-read", f"{found.topic}-{found.partition} from offset {position.offset} on: {error}")
+            return False
+        told = found.high_watermark, found.log_start
+        if values or told != position.told:
+            position.told = told
+            op = w.history.begin(
+                "poll", self.process, began_us, topic=found.topic, partition=found.partition, offset=position.offset,
+                values=values, offsets=offsets, epochs=epochs, next_offset=following,
+                high_watermark=found.high_watermark, log_start=found.log_start,
+            )  # fmt: skip
+            w.history.end(op, "ok", w.now_us())
+        position.offset = following
+        return bool(values)
+
+
+class Consumer:
+    """Reads some partitions, by assignment; restarts at random."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._w = workload
+        self._rng = workload.random()
+        self._client = workload.client()
+        self._fetcher = Fetcher(workload, self._client, workload.process())
+        self._positions: list[Position] = []
+
+    async def run(self) -> None:
+        """Run until the end."""
+        w, rng = self._w, self._rng
+        while not w.closing:
+            positions = [one for one in self._positions if not one.topic.gone]
+            if not positions or rng.random() < 0.005:
+                self._choose()
+                await asyncio.sleep(0.1)
+                continue
+            await self._fetcher.fetch(positions)
+        self._client.close()
+
+    def _choose(self) -> None:
+        w = self._w
+        places = [(topic, index) for topic in w.existing() for index in range(topic.partitions)]
+        self._rng.shuffle(places)
+        self._fetcher.process = w.process()
+        self._positions = [Position(*place) for place in places[: self._rng.randint(1, 6)]]
+
+
+class ReaderActor:
+    """Reads one partition from its start to its end, after all faults have ended."""
+
+    def __init__(self, workload: Workload, client: Client, topic: Topic, partition: int) -> None:
+        self._client = client
+        self._fetcher = Fetcher(workload, client, workload.process())
+        self._position = Position(topic, partition)
+
+    async def run(self) -> None:
+        """Run up to the high watermark."""
+        position = self._position
+        if position.topic.id:  # ListOffsets gives the end: only a broker that answered a Fetch surely has the topic
+            self._fetcher.assign_at(position, 0)
+            while position.told[0] < 0:
+                await self._fetcher.fetch([position])
+        while position.offset < 0 and not await self._fetcher.assign(position):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        while position.offset < max(position.told[0], await self._end()):
+            await self._fetcher.fetch([position])
+
+    async def _end(self) -> int:
+        topic, partition = self._position.topic.name, self._position.partition
+        while True:
+            try:
+                address = await self._client.leader(topic, partition)
+                if address is not None:
+                    request = kafka.list_offsets(self._position.topic.wire, partition, LATEST)
+                    error, offset = await self._client.ask(address, request, ASK_S)
+                    if not error:
+                        return int(offset)
+            except Lost:
+                pass
+            self._client.forget(topic, partition)
+            await asyncio.sleep(0.1)
+
+
+async def read_all(workload: Workload) -> None:
+    """Read every partition from its start to its high watermark, as one new process per partition."""
+    client = workload.client()
+    for topic in workload.existing():
+        for partition in range(topic.partitions):
+            await ReaderActor(workload, client, topic, partition).run()
+    client.close()

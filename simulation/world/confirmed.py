@@ -1,0 +1,79 @@
+"""Compares the data confirmed by each life of a broker with the start of later lives (docs/rules.md, rules 1 and 8).
+
+Bytes that a WAL reports as durable lead to acknowledgements, high watermarks and commits. So the next master of that
+WAL, after any crash and on any broker, must begin its epoch at or after them, and the next owner of a stream must
+continue at or after its confirmed end. `confirmed-lost` is a WAL or a stream that continues before that point, or a
+deposed master or owner that confirms data past the start of its successor.
+
+Entry: `Confirmed`, which gets its events from `tidelog.simulation.world.watched_wal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+RULE = "confirmed-lost"
+
+
+@dataclass(slots=True)
+class _Line:
+    """A replica set's WAL, or a stream."""
+
+    epoch: int
+    """The latest epoch that has begun."""
+    began: int
+    """The start of that epoch."""
+    confirmed: int
+    """The confirmed end."""
+
+
+class Confirmed:
+    """All confirmed ends; `found` is called with `(rule, message)`."""
+
+    def __init__(self, found: Callable[[str, str], None]) -> None:
+        self._found = found
+        self._sets: dict[int, _Line] = {}
+        self._streams: dict[int, _Line] = {}
+
+    def wal_begins(self, set_id: int, epoch: int, offset: int) -> None:
+        """Record that a master of the replica set continues at WAL offset `offset`, with a new epoch."""
+        self._begins(self._sets, f"the WAL of replica set {set_id}", set_id, epoch, offset)
+
+    def wal_holds(self, set_id: int, epoch: int, offset: int) -> None:
+        """Record that the master of that epoch has confirmed the WAL up to `offset`."""
+        self._holds(self._sets, f"the WAL of replica set {set_id}", set_id, epoch, offset)
+
+    def forget_wal(self, set_id: int) -> None:
+        """Drop a removed replica set."""
+        self._sets.pop(set_id, None)
+
+    def stream_goes_on(self, stream_id: int, epoch: int, offset: int) -> None:
+        """Record that the owner of that epoch opened the stream, or appends, at `offset`."""
+        line = self._streams.get(stream_id)
+        if line is None or line.epoch < epoch:
+            self._begins(self._streams, f"stream {stream_id}", stream_id, epoch, offset)
+
+    def stream_holds(self, stream_id: int, epoch: int, end: int) -> None:
+        """Record that the appends of that epoch are confirmed up to stream offset `end`."""
+        self._holds(self._streams, f"stream {stream_id}", stream_id, epoch, end)
+
+    def stream_recovered(self, stream_id: int, epoch: int, end: int) -> None:
+        """Record data of a recovered WAL, unless the stream has a later owner."""
+        line = self._streams.setdefault(stream_id, _Line(epoch, end, end))
+        if epoch >= line.epoch:
+            line.confirmed = max(line.confirmed, end)
+
+    def _begins(self, lines: dict[int, _Line], what: str, key: int, epoch: int, offset: int) -> None:
+        line = lines.setdefault(key, _Line(epoch, offset, offset))
+        if offset < line.confirmed:
+            said = f"{what} continues at {offset} with epoch {epoch}"
+            self._found(RULE, f"{said}; epoch {line.epoch} confirmed it up to {line.confirmed}")
+        if epoch >= line.epoch:
+            line.epoch, line.began = epoch, offset
+
+    def _holds(self, lines: dict[int, _Line], what: str, key: int, epoch: int, end: int) -> None:
+        line = lines.setdefault(key, _Line(epoch, end, end))
+        if epoch < line.epoch and end > line.began:
+            self._found(RULE, f"{what}: epoch {epoch} confirms {end}; epoch {line.epoch} began at {line.began}")
+        line.confirmed = max(line.confirmed, end)

@@ -1,0 +1,53 @@
+"""Exceptions of types that nobody listed, raised where the processes of nodes wait for network, bucket or disk.
+
+They stand for what no interface documents: a library's defect, a rare errno, a socket closed at an unlucky moment. No
+task of a process may die of one (finding `task-died`).
+
+Entry: `OddErrors`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+
+_ERRNOS = (errno.EPROTO, errno.EOVERFLOW, errno.ESTALE, errno.EBADF, errno.EINTR, errno.ENOTCONN)
+
+
+class OddErrors:
+    """Whether and where they are raised now."""
+
+    def __init__(self) -> None:
+        self.probability = 0.0
+        self.places: frozenset[str] = frozenset()
+        self.hosts: frozenset[str] = frozenset()
+        """Those of the cluster's nodes."""
+        self.rng = random.Random(0)
+        self.raised = 0
+        """Their number so far."""
+
+    def heal(self) -> None:
+        """Raise none from now on."""
+        self.probability = 0.0
+
+    def strike(self, place: str, host: str) -> None:
+        """Raise one, perhaps. Only for the processes of `hosts`: clients are spared."""
+        if not self.probability or place not in self.places or host not in self.hosts:
+            return
+        if self.rng.random() >= self.probability:
+            return
+        self.raised += 1
+        raise self._draw(place)
+
+    def _draw(self, place: str) -> Exception:
+        code = self.rng.choice(_ERRNOS)
+        return self.rng.choice(
+            (
+                RuntimeError(f"odd error of the {place}"),
+                ValueError("Invalid file descriptor: -1"),
+                KeyError(f"odd key of the {place}"),
+                TypeError(f"odd type of the {place}"),
+                OSError(code, os.strerror(code)),
+            )
+        )

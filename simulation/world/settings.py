@@ -1,0 +1,156 @@
+"""The shape of a simulated cluster, drawn from the seed: small and fast, so that a minute covers hours.
+
+Entry: `Shape.draw`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidelog.broker.inputs import BrokerSettings
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.controller.image.feed import DEFAULT_LIMITS, FeedLimits
+from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
+from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
+
+KIB = 1 << 10
+MIB = 1 << 20
+RPC_PORT = 9193
+KAFKA_PORT = 9092
+PEER_PORT = 9094
+SECRET = b"the secret of a simulated cluster"
+"""The cluster secret: brokers accept hints from each other only if there is one."""
+FIRST_CONTROLLER = 101
+"""First node id of processes that are only controllers; brokers count from 1."""
+
+
+def host_of(node_id: int) -> str:
+    """The host that a node runs on."""
+    return f"b{node_id}" if node_id < FIRST_CONTROLLER else f"c{node_id - FIRST_CONTROLLER + 1}"
+
+
+@dataclass(slots=True)
+class RaftShape:
+    """What a seed draws of the controllers' Raft."""
+
+    piece_bytes: int = MIB
+    """Of a snapshot that is sent."""
+    buffer_bytes: int = MIB
+    """Of a socket between members: sending a snapshot that is larger takes many turns."""
+
+
+@dataclass(slots=True)
+class Shape:
+    """One cluster."""
+
+    controllers: int
+    brokers: int
+    wal: Literal["disk", "s3"]
+    partitions: int
+    spares: int = 0
+    """Number of brokers that are not started, for operators to add."""
+    embedded: bool = False
+    """Brokers are also controllers, as far as there are brokers: one life, one host, one crash for both."""
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    raft: RaftShape = field(default_factory=RaftShape)
+    balancer: BalancerSettings = field(default_factory=BalancerSettings)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    group: GroupSettings = field(default_factory=GroupSettings)
+    wal_settings: WalSettings = field(default_factory=WalSettings)
+    upload: UploadSettings = field(default_factory=UploadSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    clean: CleanSettings = field(default_factory=CleanSettings)
+    feed: FeedLimits = DEFAULT_LIMITS
+
+    @property
+    def members(self) -> dict[int, str]:
+        """The quorum: `host:port` by node id."""
+        both = min(self.controllers, self.brokers) if self.embedded else 0
+        ids = [*range(1, both + 1), *range(FIRST_CONTROLLER, FIRST_CONTROLLER + self.controllers - both)]
+        return {node_id: f"{host_of(node_id)}:{RPC_PORT}" for node_id in ids}
+
+    def is_local(self, node_id: int) -> bool:
+        """Whether this is the only controller, and a broker beside it follows it without a connection."""
+        return self.embedded and self.controllers == 1 and node_id in self.members
+
+    @classmethod
+    def draw(
+        cls, rng: random.Random, *, brokers: int = 0, controllers: int = 0, wal: str = "", embedded: bool = False
+    ) -> Shape:
+        """Draw a cluster from the seed; given values are not drawn."""
+        shape = cls(
+            controllers=controllers or rng.choice((1, 1, 3, 3, 3, 3, 5)),
+            brokers=brokers or rng.choice((1, 2, 3, 3)),
+            wal="disk" if (wal or rng.choice(("disk", "s3"))) == "disk" else "s3",
+            partitions=rng.randint(1, 4),
+            spares=rng.choice((0, 0, 1)),
+            embedded=embedded,
+        )
+        shape.controller = ControllerSettings(
+            session_timeout_ms=rng.choice((1_500, 3_000)),
+            heartbeat_interval_ms=500,
+            reelect_timeout_ms=1_000,
+            command_timeout_ms=3_000,
+            read_grace_ms=2_500,
+            snapshot_entries=rng.choice((20, 50, 400, 10_000)),
+            members=[f"{node_id}@{address}" for node_id, address in shape.members.items()],
+        )
+        shape.raft = RaftShape(rng.choice((128, KIB, MIB)), rng.choice((512, 4 * KIB, MIB)))
+        shape.balancer = BalancerSettings(
+            mode=rng.choice(("off", "advise", "on")), interval_ms=5_000, cooldown_ms=5_000, min_bytes_per_s=1
+        )
+        shape.log = LogSettings(
+            segment_bytes=rng.choice((8, 64, 1024)) * KIB,
+            retention_check_interval_ms=4_000,
+            move_drain_timeout_ms=3_000,
+        )
+        shape.group = GroupSettings(
+            min_session_timeout_ms=1_000, initial_rebalance_delay_ms=200, offsets_topic_partitions=rng.randint(1, 3)
+        )
+        shape.wal_settings = WalSettings(
+            kind=shape.wal, segment_bytes=MIB, max_bytes=rng.choice((4, 16)) * MIB, max_record_bytes=MIB
+        )
+        shape.upload = UploadSettings(
+            size_bytes=rng.choice((4, 32, 256)) * KIB,
+            age_ms=rng.choice((500, 2_000, 5_000)),
+            split_bytes=rng.choice((2, 16, 1024)) * KIB,
+            block_bytes=4 * KIB,
+            max_in_flight=rng.choice((1, 2, 4)),
+            prepare_ttl_ms=rng.choice((15_000, 60_000)),
+            delete_delay_ms=rng.choice((1_000, 5_000)),
+        )
+        shape.cache = CacheSettings(
+            log_bytes=rng.choice((4, 16)) * MIB, block_bytes=rng.choice((0, 64, 1024)) * KIB, cold_in_flight_bytes=MIB
+        )
+        shape.compaction = CompactionSettings(
+            interval_ms=rng.choice((1_000, 5_000)), min_objects=rng.choice((2, 4)), age_ms=10_000, target_bytes=64 * KIB
+        )
+        shape.clean = CleanSettings(interval_ms=12_000, orphan_age_ms=25_000)
+        return shape
+
+    def draw_feed(self, rng: random.Random) -> None:
+        """Draw how far behind a follower must be to load an image, and in how many chunks it loads it."""
+        self.feed = FeedLimits(
+            ring_deltas=rng.choice((4, 64, 4_096)),
+            chunk_rows=rng.choice((3, 20, 5_000)),
+            chunk_bytes=rng.choice((200, 1 << 20)),
+        )
+
+    def broker_settings(self, host: str, *, is_controller: bool = False) -> BrokerSettings:
+        """The sections that a broker on `host` reads."""
+        return BrokerSettings(
+            kafka=KafkaSettings(host=host, port=KAFKA_PORT, peer_port=PEER_PORT, auto_create_topics=False),
+            admin=AdminSettings(host=host, port=0),
+            log=self.log,
+            group=self.group,
+            upload=self.upload,
+            cache=self.cache,
+            compaction=self.compaction,
+            clean=self.clean,
+            roles=["controller", "broker"] if is_controller else ["broker"],
+            flat=dict,
+        )

@@ -1,0 +1,411 @@
+"""`S3ObjectStore`: a bucket on AWS, MinIO, LocalStack or another server with the S3 API.
+
+Puts and GETs of objects, which are nearly all requests and bytes, go through obstore or aiobotocore (`s3.client`; for
+the reasons see docs/design/0004-object-store-client.md); everything else, and parts of multipart uploads, through
+aiobotocore. This module adds retries inside one budget (the clients' own are off), a bound on requests in flight and on
+the time of each attempt, one GET for neighbouring ranges, and parallel parts.
+
+Invariants:
+- A conditional create is one PUT with `If-None-Match: *`, never a multipart upload (see docs/libraries.md).
+- A PUT whose reply was lost is sent again, and may then be refused because the first one succeeded. So every
+  conditional PUT carries a writer id in the object's metadata; after a 412 the id in the bucket identifies the winner.
+- A multipart upload that fails is aborted; its parts do not stay in the bucket.
+- After `Unavailable` from a put, it is unknown whether the object exists.
+
+Everything bound to an event loop is created on first use, so the store can be used by a loop in another thread.
+Payloads are not signed: TLS, or the CRC32C of our formats, protects them, and SHA-256 would dominate the CPU time.
+
+Entry: `S3ObjectStore`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import copy
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeVar
+
+from botocore.exceptions import ClientError
+
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import Closed, ConfigError, InvalidInput
+from tidelog.runtime.types import Buffer
+from tidelog.storage.bucket.accounts import Account, RequestKind
+from tidelog.storage.bucket.common import (
+    MergedRange,
+    PlainViews,
+    Retrier,
+    body_size,
+    check_key,
+    check_ranges,
+    gather_or_cancel,
+    merge_ranges,
+    past_end,
+    probe_store,
+    split_merged,
+)
+from tidelog.storage.bucket.s3_client import MIN_BYTES_PER_S, WRITER_ID, BotoRequests, DataRequests, open_client
+from tidelog.storage.bucket.s3_errors import ATTEMPT_ERRORS, BucketMissing, classify, is_charged
+from tidelog.storage.bucket.s3_multipart import MIN_PART_BYTES, MultipartUpload
+from tidelog.storage.bucket.stats import OperationStats, StoreStats
+from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload, View
+from tidelog.storage.settings import S3Settings
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Request = Callable[[Any, asyncio.Timeout], Awaitable[T]]
+"""One attempt: called with the aiobotocore client and the time-out of the attempt."""
+
+MAX_PUT_BYTES: Final = 5 << 30
+"""S3's limit on a single PUT, and so on a conditional create."""
+DELETE_BATCH: Final = 1000
+LIST_PAGE: Final = 1000
+MAX_UNFINISHED: Final = 10_000
+"""Multipart uploads listed per call; the caller that aborts them finds the rest the next time."""
+START_BUDGET_S: Final = 5.0
+"""How long `start` retries before it raises a descriptive error; the caller repeats it."""
+
+
+class _Connection:
+    """Mutable state that all views of a store share: the client, created on first use."""
+
+    def __init__(self) -> None:
+        self.opening = asyncio.Lock()
+        self.resources = AsyncExitStack()
+        self.client: Any = None
+        self.data: DataRequests
+        self.closed = False
+
+
+class S3ObjectStore(PlainViews):
+    """An `ObjectStore` on an S3 server. The constructor does no I/O. Raises `ConfigError` for wrong settings."""
+
+    def __init__(self, settings: S3Settings, clock: Clock, rng: random.Random) -> None:
+        _check_settings(settings)
+        self._settings = settings
+        self._clock = clock
+        self._endpoint = settings.endpoint or f"AWS S3 ({settings.region})"
+        self._bucket = settings.bucket
+        self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
+        self._retrier = Retrier(clock, rng)
+        self._slots = asyncio.Semaphore(settings.max_concurrency)
+        self._connection = _Connection()
+        self.stats = StoreStats(clock)
+        self._account: Account = self.stats.accounts.account("other")
+
+    def with_account(self, account: Account) -> S3ObjectStore:
+        """See `Backend.with_account`. All views share connections and statistics."""
+        view = copy.copy(self)
+        view._account = account
+        return view
+
+    @property
+    def url(self) -> str:
+        """See `ObjectStore.url`."""
+        return f"s3://{self._bucket}/{self._prefix} at {self._endpoint}"
+
+    async def start(self) -> None:
+        """Connect, and find or create the bucket. May be called again after a failure; calling it is optional.
+
+        Raises `Unavailable` (no answer, or the bucket is missing) and `ConfigError` (access refused).
+        """
+        stats = self.stats.operation("start")
+        try:
+            await self._call(stats, "finding the bucket", "", self._head_bucket, kind="head", budget_s=START_BUDGET_S)
+        except ObjectNotFound as error:
+            if not self._settings.create_bucket:
+                raise BucketMissing(
+                    f"bucket {self._bucket} does not exist at {self._endpoint}",
+                    hint="create it, or set s3.create_bucket = true",
+                ) from error
+            await self._call(stats, "creating the bucket", "", self._create_bucket, kind="put", budget_s=START_BUDGET_S)
+            logger.info("bucket created", extra={"bucket": self._bucket, "endpoint": self._endpoint})
+
+    async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
+        """See `ObjectStore.put`. `modified_ms` is this machine's time."""
+        name = self._name(key)
+        size = body_size(body)
+        with self.stats.measure("put") as stats:
+            if if_absent:
+                if size > MAX_PUT_BYTES:
+                    raise InvalidInput(f"a conditional create takes at most {MAX_PUT_BYTES} bytes, {key} has {size}")
+                etag = await self._create(stats, key, name, body, size)
+            elif size >= self._settings.multipart_bytes:
+                upload = MultipartUpload(self._call, self._bucket, key, name, self._settings.multipart_bytes)
+                etag = await upload.run(stats, body, size)
+            else:
+                etag = await self._put(stats, key, name, body, size)
+            stats.bytes_out += size
+            self._account.sent(size)
+            return ObjectInfo(key, size, etag, self._clock.time_ms())
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        name = self._name(key)
+
+        async def request(_client: Any, deadline: asyncio.Timeout) -> bytes:
+            return await self._connection.data.get(name, deadline)
+
+        with self.stats.measure("get") as stats:
+            data = await self._call(stats, "get", key, request, kind="get")
+            stats.bytes_in += len(data)
+            self._account.received(len(data))
+            return data
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
+        """See `ObjectStore.get_ranges`. Ranges at most `MERGE_GAP_BYTES` apart share a GET."""
+        name = self._name(key)
+        check_ranges(key, ranges)
+        with self.stats.measure("get_ranges") as stats:
+            merged = merge_ranges(ranges)
+            reads = await gather_or_cancel([self._get_range(stats, key, name, one) for one in merged])
+            return split_merged(ranges, [*zip(merged, reads, strict=True)])
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        name = self._name(key)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> ObjectInfo:
+            answer = await client.head_object(Bucket=self._bucket, Key=name)
+            modified_ms = int(answer["LastModified"].timestamp() * 1000)
+            return ObjectInfo(key, int(answer["ContentLength"]), answer["ETag"].strip('"'), modified_ms)
+
+        with self.stats.measure("head") as stats:
+            return await self._call(stats, "head", key, request, kind="head")
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """See `ObjectStore.list`. Each page begins after the last key of the previous one, so it can be retried."""
+        after = self._prefix + start_after if start_after else ""
+        more = True
+        while more:
+            arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": LIST_PAGE}
+            if after:
+                arguments["StartAfter"] = after
+
+            async def request(client: Any, _deadline: asyncio.Timeout, arguments: Any = arguments) -> Any:
+                return await client.list_objects_v2(**arguments)
+
+            with self.stats.measure("list") as stats:
+                page = await self._call(stats, "list", prefix, request, kind="list")
+            contents = page.get("Contents", [])
+            for entry in contents:
+                yield ObjectInfo(
+                    entry["Key"].removeprefix(self._prefix),
+                    int(entry["Size"]),
+                    entry["ETag"].strip('"'),
+                    int(entry["LastModified"].timestamp() * 1000),
+                )
+            more = bool(page["IsTruncated"] and contents)
+            after = contents[-1]["Key"] if contents else after
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See `ObjectStore.delete`. 1,000 keys per request, one request after the other."""
+        names = list(dict.fromkeys(self._name(key) for key in keys))
+        for first in range(0, len(names), DELETE_BATCH):
+            batch = {"Objects": [{"Key": name} for name in names[first : first + DELETE_BATCH]], "Quiet": True}
+
+            async def request(client: Any, _deadline: asyncio.Timeout, batch: Any = batch) -> None:
+                answer = await client.delete_objects(Bucket=self._bucket, Delete=batch)
+                _check_deleted(answer.get("Errors", []))
+
+            with self.stats.measure("delete") as stats:
+                await self._call(stats, "delete", names[first], request, kind="delete")
+
+    async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
+        """See `ObjectStore.unfinished`."""
+        found: builtins.list[UnfinishedUpload] = []
+        markers: dict[str, str] = {}
+        while len(found) < MAX_UNFINISHED:
+            arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxUploads": LIST_PAGE, **markers}
+
+            async def request(client: Any, _deadline: asyncio.Timeout, arguments: Any = arguments) -> Any:
+                return await client.list_multipart_uploads(**arguments)
+
+            with self.stats.measure("list") as stats:
+                page = await self._call(stats, "list uploads", prefix, request, kind="list")
+            for entry in page.get("Uploads", []):
+                started_ms = int(entry["Initiated"].timestamp() * 1000)
+                found.append(UnfinishedUpload(entry["Key"].removeprefix(self._prefix), entry["UploadId"], started_ms))
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                break
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
+        return found
+
+    async def abort(self, upload: UnfinishedUpload) -> None:
+        """See `ObjectStore.abort`."""
+        name = self._name(upload.key)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> None:
+            await client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload.upload_id)
+
+        with self.stats.measure("delete") as stats, contextlib.suppress(ObjectNotFound):
+            await self._call(stats, "abort upload", upload.key, request, kind="delete")
+
+    async def probe(self) -> StoreCapabilities:
+        """See `ObjectStore.probe`. Finds or creates the bucket first (`start`)."""
+        await self.start()
+        return await probe_store(self, self._endpoint)
+
+    async def close(self) -> None:
+        """See `ObjectStore.close`. Calls in progress should have ended; their result is otherwise undefined."""
+        connection = self._connection
+        connection.closed = True
+        async with connection.opening:
+            connection.client = None
+            await connection.resources.aclose()
+
+    # -- single requests -----------------------------------------------------------------------------------------------
+
+    async def _put(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
+        async def request(_client: Any, _deadline: asyncio.Timeout) -> str:
+            return await self._connection.data.put(name, body)
+
+        return await self._call(stats, "put", key, request, kind="put", size=size)
+
+    async def _create(self, stats: OperationStats, key: str, name: str, body: Sequence[Buffer], size: int) -> str:
+        # From the system's entropy, not from `rng`: two writers must differ, whatever their seeds.
+        writer = secrets.token_hex(16)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> str:
+            try:
+                return await self._connection.data.put(name, body, writer)
+            except ClientError as error:
+                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 412:
+                    raise
+                answer = await self._own_success(client, name, writer, error)
+            return str(answer["ETag"]).strip('"')
+
+        return await self._call(stats, "conditional create", key, request, kind="put", size=size)
+
+    async def _own_success(self, client: Any, name: str, writer: str, refusal: ClientError) -> Any:
+        """After a 412: return the HEAD of the object if this call wrote it; raise `refusal` if another writer did.
+
+        Checked even on a first attempt: the client may repeat a PUT by itself when a kept connection breaks.
+        """
+        self._account.request("head")
+        try:
+            answer = await client.head_object(Bucket=self._bucket, Key=name)
+        except ClientError as error:
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
+                raise refusal from None  # it existed, and was deleted since
+            raise
+        if answer.get("Metadata", {}).get(WRITER_ID) != writer:
+            raise refusal
+        return answer
+
+    async def _get_range(self, stats: OperationStats, key: str, name: str, one: MergedRange) -> View:
+        async def request(_client: Any, deadline: asyncio.Timeout) -> View:
+            return await self._connection.data.get_range(name, one.start, one.end, deadline)
+
+        data = await self._call(stats, "range get", key, request, kind="get", size=one.end - one.start)
+        if len(data) != one.end - one.start:
+            raise past_end(key, one.start, one.end)
+        stats.bytes_in += len(data)
+        self._account.received(len(data))
+        return data
+
+    async def _head_bucket(self, client: Any, _deadline: asyncio.Timeout) -> None:
+        await client.head_bucket(Bucket=self._bucket)
+
+    async def _create_bucket(self, client: Any, _deadline: asyncio.Timeout) -> None:
+        arguments: dict[str, Any] = {"Bucket": self._bucket}
+        if self._settings.region != "us-east-1":
+            arguments["CreateBucketConfiguration"] = {"LocationConstraint": self._settings.region}
+        try:
+            await client.create_bucket(**arguments)
+        except ClientError as error:
+            # Another broker created it first; if it belongs to another account, the first access fails.
+            if error.response.get("Error", {}).get("Code") not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise
+
+    # -- every request -------------------------------------------------------------------------------------------------
+
+    def _name(self, key: str) -> str:
+        return check_key(self._prefix + check_key(key))
+
+    async def _connected(self) -> Any:
+        connection = self._connection
+        if connection.client is None:
+            async with connection.opening:
+                if connection.closed:
+                    raise Closed(f"the object store {self.url} is closed")
+                if connection.client is None:
+                    client = await open_client(self._settings, connection.resources)
+                    connection.data = await self._open_data(client)
+                    connection.client = client
+        return connection.client
+
+    async def _open_data(self, client: Any) -> DataRequests:
+        if self._settings.client == "aiobotocore":
+            return BotoRequests(client, self._bucket)
+        try:
+            from tidelog.storage.bucket.obstore import open_requests
+        except ImportError as error:
+            raise ConfigError(
+                f"s3.client is obstore, which cannot be used here: {error}",
+                hint="`make install` (or pip install --editable .) installs it; or set s3.client = aiobotocore",
+            ) from error
+        return await open_requests(self._settings, self._connection.resources)
+
+    async def _call(
+        self,
+        stats: OperationStats,
+        what: str,
+        key: str,
+        request: Request[T],
+        *,
+        kind: RequestKind,
+        size: int = 0,
+        budget_s: float | None = None,
+    ) -> T:
+        """Run `request`, which moves about `size` bytes, with retries, a time-out per attempt and an overall budget.
+
+        Attempts that are answered are counted as `kind`.
+        """
+
+        async def attempt() -> T:
+            try:
+                client = await self._connected()
+                async with self._slots:
+                    timeout_s = self._settings.request_timeout_ms / 1000 + size / MIN_BYTES_PER_S
+                    async with asyncio.timeout(timeout_s) as deadline:
+                        result = await request(client, deadline)
+                        self._account.request(kind)
+                        return result
+            except ATTEMPT_ERRORS as error:
+                if is_charged(error):
+                    self._account.request(kind)
+                raise classify(error, what=what, key=key, bucket=self._bucket, endpoint=self._endpoint) from error
+
+        budget = min(self._settings.retry_budget_ms / 1000, budget_s or float("inf"))
+        subject = f"{what} {key} in {self.url}" if key else f"{what} {self._bucket} at {self._endpoint}"
+        hint = f"is an S3 server running and healthy at {self._endpoint}? Check s3.endpoint"
+        return await self._retrier.run(subject, hint, budget, stats, attempt)
+
+
+def _check_deleted(errors: Sequence[Any]) -> None:
+    """Raise the first error of a batch delete as if for a single delete; absent keys are success."""
+    for error in errors:
+        if error.get("Code") not in ("NoSuchKey", None):
+            status = {"InternalError": 500, "AccessDenied": 403}.get(error["Code"], 400)
+            raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "DeleteObjects")
+
+
+def _check_settings(settings: S3Settings) -> None:
+    if not settings.bucket:
+        raise ConfigError("s3.endpoint is set but s3.bucket is not", hint="name the bucket: --bucket NAME")
+    if settings.endpoint and not settings.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"s3.endpoint is {settings.endpoint!r}", hint="it begins with http:// or https://")
+    if bool(settings.access_key_id) != bool(settings.secret_access_key):
+        raise ConfigError("one of s3.access_key_id and s3.secret_access_key is set", hint="set both, or neither")
+    if settings.multipart_bytes < MIN_PART_BYTES:
+        raise ConfigError(f"s3.multipart_bytes is {settings.multipart_bytes}", hint=f"at least {MIN_PART_BYTES}")
+    for field in ("max_concurrency", "request_timeout_ms", "retry_budget_ms"):
+        if getattr(settings, field) < 1:
+            raise ConfigError(f"s3.{field} is {getattr(settings, field)}", hint="at least 1")

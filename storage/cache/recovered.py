@@ -1,0 +1,99 @@
+"""Records that a WAL held beyond the bucket when it was opened, kept until their streams are known. Sans-IO.
+
+At start the WAL's records are read before any stream is open. Which of them are valid is decided stream by stream:
+those with a stream epoch of the current ownership (`owner_since_epoch`) follow the committed end without a gap. When
+all streams of the replica set are open, the remaining records belong to streams that were deleted or moved away.
+
+Entry: `RecoveredRecords`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tidelog.storage.cache.footprint import footprint, own
+from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog
+from tidelog.storage.records import StreamEntry
+from tidelog.storage.wal.base import WalRecord
+
+logger = logging.getLogger(__name__)
+
+
+class _Held:
+    """One recovered record, and the stream log that it was assigned to."""
+
+    __slots__ = ("epoch", "log", "record", "stream_id", "wal_end")
+
+    def __init__(self, record: WalRecord) -> None:
+        self.wal_end = record.end_offset
+        self.stream_id = record.stream_id
+        self.epoch = record.stream_epoch
+        self.record = StreamEntry(record.base_offset, record.count, own(record.payload))
+        self.log: StreamLog | None = None
+
+
+class RecoveredRecords:
+    """Recovered records in WAL order and by stream."""
+
+    def __init__(self, cache: LogCache) -> None:
+        self._cache = cache
+        self._held: list[_Held] = []
+        self._by_stream: dict[int, list[_Held]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, record: WalRecord) -> None:
+        """Add the next DATA record of the WAL that is not in the bucket."""
+        held = _Held(record)
+        self._held.append(held)
+        self._by_stream.setdefault(held.stream_id, []).append(held)
+        self._cache.add(footprint(held.record.payload))
+
+    def discard_before(self, wal_offset: int) -> None:
+        """Drop records that end at or before `wal_offset`: they are committed. Call it before a stream is opened."""
+        gone = [held for held in self._held if held.wal_end <= wal_offset]
+        self._held = self._held[len(gone) :]
+        self._cache.forget(footprint(held.record.payload) for held in gone)
+        self._by_stream.clear()
+        for held in self._held:
+            self._by_stream.setdefault(held.stream_id, []).append(held)
+
+    def fill(self, stream_log: StreamLog) -> str:
+        """Move a stream's records to its log while it is opened; the log ends at its committed end and has its epochs.
+
+        Returns a description of a gap or an overlap, or an empty string. On an error its records stay, to be set aside.
+        """
+        found = self._by_stream.pop(stream_log.stream_id, [])
+        current = [held for held in found if held.epoch >= stream_log.owner_since_epoch]
+        if len(current) < len(found):
+            fields = {"stream": stream_log.stream_id, "records": len(found) - len(current)}
+            logger.info("ignoring records of an earlier ownership", extra=fields)
+        for held in current:
+            held.log = stream_log
+        for held in current:
+            if held.record.base_offset != stream_log.end_offset:
+                return (
+                    f"the WAL holds offset {held.record.base_offset} before WAL byte {held.wal_end}, "
+                    f"but offset {stream_log.end_offset} must follow"
+                )
+            stream_log.push(held.record)
+        return ""
+
+    def unclaimed(self) -> list[int]:
+        """Return the ids of streams whose records no `fill` has taken yet."""
+        return list(self._by_stream)
+
+    def newest_epoch(self, stream_id: int) -> int:
+        """Return the largest stream epoch among an unclaimed stream's records."""
+        return max(held.epoch for held in self._by_stream[stream_id])
+
+    def settle(self) -> list[CacheEntry]:
+        """All streams are known: return the records to upload or set aside, in WAL order; drop unclaimed ones."""
+        entries = [CacheEntry(held.wal_end, held.log, held.record) for held in self._held if held.log is not None]
+        dropped = [held for held in self._held if held.log is None]
+        self._cache.forget(footprint(held.record.payload) for held in dropped)
+        if self._by_stream:
+            logger.warning("dropping records of unknown streams", extra={"streams": sorted(self._by_stream)})
+        self._held, self._by_stream = [], {}
+        return entries

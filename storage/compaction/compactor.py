@@ -1,0 +1,483 @@
+"""Executes compactions planned by `tidelog.storage.compaction.plan`.
+
+For each task: the inputs' indexes are read, the outputs laid out, ids prepared (with a TTL), blocks read and checked
+against their CRC32C (rule 10), outputs written, and when everything is in the bucket, one commit replaces the inputs
+by the outputs. Reading and writing are throttled.
+
+Failures and their handling:
+- a crash or cancellation at any point: the task is committed as a whole or not at all. Ids that were prepared and not
+  committed expire, and their objects are deleted;
+- an input is corrupt, or not in the bucket: it is *excluded* from compaction with a logged error, and the task is
+  abandoned. The input stays unchanged, readable where it is intact; its neighbours are compacted without it;
+- an input was destroyed meanwhile (another compaction, a deleted topic), or the ids expired: the controller refuses,
+  the task is abandoned, the next plan starts from the current objects;
+- the bucket or the controller does not answer: the task is abandoned and planned again in the next round. Only the
+  commit is retried, since its outcome is unknown, until the ids have certainly expired;
+- the master epoch is stale: another master has replaced this one. Compaction stops permanently in this process.
+
+Entry: `Compactor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tidelog.runtime.backoff import Backoff
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import CorruptData, Fenced, TidelogError, Unavailable
+from tidelog.runtime.task_errors import expected
+from tidelog.runtime.tasks import TaskSet
+from tidelog.runtime.types import Offload
+from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
+from tidelog.storage.commits import CompactionRefused, CompactObjects, ObjectKind
+from tidelog.storage.compaction.check import check_conserved
+from tidelog.storage.compaction.plan import CompactionTask, ObjectFacts, OutputPlan, lay_out, plan
+from tidelog.storage.compaction.reader import BadInput, InputReader
+from tidelog.storage.compaction.throttle import BUSY_SHARE, Throttle
+from tidelog.storage.objects.format import Block, ObjectIndex
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.writer import BuiltObject, build_object
+from tidelog.storage.records import StreamEntry
+from tidelog.storage.settings import CompactionSettings, UploadSettings
+
+logger = logging.getLogger(__name__)
+
+MAX_TTL_MS = 24 * 3_600_000
+"""The longest TTL for which the controller prepares an id."""
+
+
+class CompactionObjects(Protocol):
+    """The controller's commands used by the compactor."""
+
+    async def prepare_objects(self, count: int, ttl_ms: int) -> int:
+        """See `tidelog.storage.managers.ObjectManager.prepare_objects`."""
+        ...
+
+    async def compact_objects(self, compaction: CompactObjects) -> None:
+        """Replace the inputs by the outputs. The same compaction twice is success.
+
+        Raises `CompactionRefused`, `Fenced`, `Unavailable` (outcome unknown).
+        """
+        ...
+
+    async def catch_up(self) -> None:
+        """See `tidelog.storage.managers.ObjectManager.catch_up`."""
+        ...
+
+
+class CompactionView(Protocol):
+    """The local metadata used by the compactor."""
+
+    async def objects(self) -> list[ObjectFacts]:
+        """Return the committed objects that this replica set compacts."""
+        ...
+
+    def is_committed(self, object_id: int) -> bool:
+        """Return whether the metadata still names the object."""
+        ...
+
+    def start_offset(self, stream_id: int) -> int | None:
+        """Return the start offset of a stream; None if it no longer exists."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedData:
+    """The location of one replica set's objects, and the interfaces to their metadata."""
+
+    cluster_id: str
+    replica_set_id: int
+    store: ObjectStore
+    objects: CompactionObjects
+    view: CompactionView
+
+
+@dataclass(slots=True)
+class CompactionStats:
+    """Counts since the start."""
+
+    rounds: int = 0
+    tasks: int = 0
+    """Committed tasks."""
+    given_up: int = 0
+    """Tasks not committed: refused, or without an answer."""
+    inputs: int = 0
+    outputs: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+Event = dict[str, Any]
+OnEvent = Callable[[Event], None]
+
+
+class Compactor:
+    """The compaction of one replica set. All methods are called on the event loop's thread."""
+
+    def __init__(
+        self,
+        data: CompactedData,
+        settings: CompactionSettings,
+        upload: UploadSettings,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        busy: Callable[[], bool] = lambda: False,
+        on_excluded: Callable[[int, str], None] | None = None,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        """`upload` defines the layout of objects and the time for which ids are reserved."""
+        self._store = data.store
+        self._objects = data.objects
+        self._view = data.view
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings
+        self._cluster_id = data.cluster_id
+        self._replica_set_id = data.replica_set_id
+        self._block_bytes = upload.block_bytes
+        self._prepare_ttl_ms = upload.prepare_ttl_ms
+        self._busy = busy
+        self._on_excluded = on_excluded
+        self._offload = offload
+        self._throttle = Throttle(settings.throttle_bytes_per_s)
+        self._round = asyncio.Lock()
+        self._unthrottled = False
+        self._left = 0
+        self._running: list[CompactionTask] = []
+        self._master_epoch = -1
+        self._closed = False
+        self._tasks = TaskSet("storage.compaction", self._failed)
+        self.stats = CompactionStats()
+        self.excluded: dict[int, str] = {}
+        """Objects that are not compacted, with the reason, until `readmit`. A new process detects them again."""
+        self.stopped: Exception | None = None
+        """Why compaction has ended in this process; empty while it has not."""
+        self.last_round_ms = 0
+
+    def start(self, master_epoch: int) -> None:
+        """Start compacting in this master epoch, if `compaction.enabled`; `run` works either way."""
+        self._master_epoch = master_epoch
+        if self._settings.enabled:
+            self._tasks.keep(self._loop, "loop")
+
+    async def close(self) -> None:
+        """Stop at once. The ids of unfinished tasks expire."""
+        self._closed = True
+        await self._tasks.close()
+
+    @property
+    def active(self) -> bool:
+        """Return whether tasks are being executed: another run would wait for them."""
+        return self._left > 0
+
+    @property
+    def closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closed
+
+    @property
+    def started(self) -> bool:
+        """Return whether `start` was called: the broker is master."""
+        return self._master_epoch >= 0
+
+    def status(self) -> dict[str, Any]:
+        """Return the status as JSON."""
+        stats = self.stats
+        return {
+            "enabled": self._settings.enabled,
+            "active": self.active,
+            "tasks_left": self._left,
+            "unthrottled": self._unthrottled,
+            "busy": self._busy(),
+            "throttle_bytes_per_s": self._settings.throttle_bytes_per_s,
+            "running": [
+                {"kind": task.kind, "objects": len(task.inputs), "bytes": task.size, "reason": task.reason}
+                for task in self._running
+            ],
+            "rounds": stats.rounds,
+            "last_round_ms": self.last_round_ms or None,
+            "tasks": stats.tasks,
+            "given_up": stats.given_up,
+            "inputs": stats.inputs,
+            "outputs": stats.outputs,
+            "read_bytes": stats.read_bytes,
+            "written_bytes": stats.written_bytes,
+            "excluded": [{"object": object_id, "why": why} for object_id, why in sorted(self.excluded.items())],
+            "stopped": str(self.stopped) if self.stopped is not None else None,
+        }
+
+    def figures(self) -> dict[str, int]:
+        """Return metrics: counts since the start, and the number of objects excluded now."""
+        stats = self.stats
+        return {
+            "tasks": stats.tasks,
+            "given_up": stats.given_up,
+            "inputs": stats.inputs,
+            "outputs": stats.outputs,
+            "read_bytes": stats.read_bytes,
+            "written_bytes": stats.written_bytes,
+            "excluded": len(self.excluded),
+            "tasks_left": self._left,
+        }
+
+    def problems(self) -> list[str]:
+        """Return the problems that need an operator's attention, one sentence each."""
+        found = [f"object {object_id} cannot be compacted: {why}" for object_id, why in sorted(self.excluded.items())]
+        if self.stopped is not None:
+            found.append(f"compaction has ended: {self.stopped}")
+        return found
+
+    # -- rounds
+
+    async def _loop(self) -> None:
+        while self.stopped is None:
+            await self._clock.sleep(self._settings.interval_ms / 1000 * (0.5 + self._rng.random()))
+            while self.stopped is None and await self.run() > 0:
+                continue
+
+    async def plan(
+        self, *, eager: bool = False, wanted: Callable[[CompactionTask], bool] | None = None
+    ) -> list[CompactionTask]:
+        """Return the tasks due now. `eager`: two small neighbours are enough, whatever their age."""
+        settings = self._settings
+        if eager:
+            settings = CompactionSettings(
+                min_objects=2,
+                max_objects=settings.max_objects,
+                target_bytes=settings.target_bytes,
+                stream_bytes=settings.stream_bytes,
+                age_ms=0,
+            )
+        tasks = plan(await self._view.objects(), self._clock.time_ms(), settings, self.excluded)
+        return [task for task in tasks if wanted is None or wanted(task)]
+
+    def launch(
+        self,
+        *,
+        eager: bool = False,
+        wanted: Callable[[CompactionTask], bool] | None = None,
+        on_event: OnEvent | None = None,
+        unthrottled: bool = False,
+    ) -> asyncio.Task[int]:
+        """Start `run` with `until_done` as a task that ends with this compactor.
+
+        Cancelling it stops at once; the unfinished task is abandoned. The caller has checked `active` and `closed`.
+        """
+        run = self.run(eager=eager, wanted=wanted, on_event=on_event, unthrottled=unthrottled, until_done=True)
+        return self._tasks.spawn(run, "launched")
+
+    async def run(
+        self,
+        *,
+        eager: bool = False,
+        wanted: Callable[[CompactionTask], bool] | None = None,
+        on_event: OnEvent | None = None,
+        unthrottled: bool = False,
+        until_done: bool = False,
+    ) -> int:
+        """Plan once and execute the plan; return the number of committed tasks. One run at a time, others wait.
+
+        `unthrottled` ignores the throttle, however busy the broker is; `until_done` plans again until no task is left
+        that can be done. `on_event` is called with `{"event": "plan" | "task" | "skipped", …}`.
+        """
+        tell = on_event or (lambda event: None)
+        committed = 0
+        async with self._round:
+            self._unthrottled = unthrottled
+            try:
+                while True:
+                    now = await self._run_once(eager, wanted, tell)
+                    committed += now
+                    if not until_done or now == 0 or self.stopped is not None:
+                        return committed
+            finally:
+                self._unthrottled = False
+
+    async def _run_once(self, eager: bool, wanted: Callable[[CompactionTask], bool] | None, tell: OnEvent) -> int:
+        tasks = await self.plan(eager=eager, wanted=wanted)
+        self.stats.rounds += 1
+        self.last_round_ms = self._clock.time_ms()
+        tell({"event": "plan", "tasks": len(tasks), "bytes": sum(task.size for task in tasks)})
+        slots = asyncio.Semaphore(self._settings.concurrency)
+        before = self.stats.tasks
+
+        async def carry(task: CompactionTask) -> None:
+            async with slots:
+                if self.stopped is None:
+                    await self._carry(task, tell)
+                self._left -= 1
+
+        self._left = len(tasks)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(carry(task))
+        finally:
+            self._left = 0
+        return self.stats.tasks - before
+
+    async def _carry(self, task: CompactionTask, tell: OnEvent) -> None:
+        """Execute one task; a failure is reported to `tell` and changes nothing."""
+        self._running.append(task)
+        fields: Event = {"kind": task.kind, "inputs": len(task.inputs), "bytes": task.size}
+        try:
+            outputs = await self._compact(task)
+        except BadInput as error:
+            self._exclude(error.object_id, error.message)
+            problem: TidelogError = error
+        except Fenced as error:
+            self.stopped = problem = error
+            logger.warning("compaction ends here", extra={"replica_set": self._replica_set_id, "error": error})
+        except Exception as error:  # noqa: BLE001  # whatever it is: an assertion is raised again
+            problem = expected("storage.compaction", error)
+        else:
+            self.stats.tasks += 1
+            self.stats.inputs += len(task.inputs)
+            self.stats.outputs += len(outputs)
+            done = {"outputs": len(outputs), "written_bytes": sum(one.size for one in outputs)}
+            logger.info("objects compacted", extra={**fields, **done, "replica_set": self._replica_set_id})
+            tell({"event": "task", **fields, **done})
+            return
+        finally:
+            self._running.remove(task)
+        self.stats.given_up += 1
+        logger.warning("compaction task abandoned", extra={**fields, "error": str(problem)})
+        tell({"event": "skipped", **fields, "error": str(problem)})
+
+    def _failed(self, error: BaseException) -> None:
+        """Record a defect: no data is lost, and nothing more is compacted."""
+        self.stopped = error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+    def _exclude(self, object_id: int, why: str) -> None:
+        self.excluded[object_id] = why
+        logger.error("object excluded from compaction", extra={"object": object_id, "why": why})
+        if self._on_excluded is not None:
+            self._on_excluded(object_id, why)
+
+    def readmit(self, object_id: int) -> None:
+        """Allow an object to be compacted again after a verification found it intact."""
+        if self.excluded.pop(object_id, None) is not None:
+            logger.info("object included in compaction again", extra={"object": object_id})
+
+    # -- one task
+
+    async def _compact(self, task: CompactionTask) -> list[BuiltObject]:
+        """Write and commit a task; return the outputs."""
+        reader = InputReader(
+            store=self._store,
+            cluster_id=self._cluster_id,
+            on_read=self._read,
+            missing=self._missing,
+            offload=self._offload,
+        )
+        indexes = {one.object_id: await reader.index(one) for one in task.inputs}
+        starts = {
+            stream_id: start for stream_id in task.streams if (start := self._view.start_offset(stream_id)) is not None
+        }
+        try:
+            outputs = lay_out(task, indexes, starts, self._settings.stream_bytes)
+        except CorruptData as error:
+            raise BadInput(_blamed(indexes, error), error.message) from error
+        if not outputs:
+            raise CompactionRefused("everything in the inputs is trimmed or deleted: there is nothing to write")
+        ttl_ms = self._ttl_ms(sum(output.size for output in outputs))
+        deadline = self._clock.monotonic() + ttl_ms / 1000
+        first = await self._objects.prepare_objects(len(outputs), ttl_ms)
+        built = [await self._write(reader, first + number, output, starts) for number, output in enumerate(outputs)]
+        await self._commit(task, built, deadline)
+        return built
+
+    def _ttl_ms(self, size: int) -> int:
+        """Return the TTL for the ids of outputs of `size` bytes. It must outlast a slow throttle, or the work
+        would be repeated in vain."""
+        slowest_s = 2 * size / (self._settings.throttle_bytes_per_s * BUSY_SHARE)
+        return min(MAX_TTL_MS, self._prepare_ttl_ms + int(1000 * slowest_s))
+
+    async def _write(
+        self, reader: InputReader, object_id: int, output: OutputPlan, starts: dict[int, int]
+    ) -> BuiltObject:
+        blocks = await reader.blocks(output)
+
+        def build() -> BuiltObject:
+            return build_object(
+                object_id=object_id,
+                kind=ObjectKind(output.kind),
+                cluster_id=self._cluster_id,
+                created_ms=self._clock.time_ms(),
+                parts=[
+                    (stream_id, [*_records((blocks[source] for source in sources), starts[stream_id])])
+                    for stream_id, sources in output.parts
+                ],
+                block_bytes=self._block_bytes,
+            )
+
+        built: BuiltObject = await self._offload(build)
+        await self._wait_for_throttle(built.size)
+        store, receipt = self._store.with_receipt()
+        await store.put(object_key(self._cluster_id, object_id), built.body)
+        receipt.settle((stream_id, source.entry.length) for stream_id, sources in output.parts for source in sources)
+        self.stats.written_bytes += built.size
+        # The body is not needed any more, and there may be many outputs.
+        return BuiltObject(built.object_id, built.kind, [], built.size, built.ranges)
+
+    async def _commit(self, task: CompactionTask, built: Sequence[BuiltObject], deadline: float) -> None:
+        """Check rule 7 and commit; the controller checks it again."""
+        compaction = CompactObjects(
+            self._replica_set_id,
+            self._master_epoch,
+            tuple(one.object_id for one in task.inputs),
+            tuple(one.as_new_object() for one in built),
+        )
+        check_conserved(
+            (piece for one in task.inputs for piece in one.ranges),
+            (piece for one in built for piece in one.ranges),
+            self._view.start_offset,
+        )
+        backoff = Backoff(0.05, 5.0, self._rng)
+        while True:
+            try:
+                await self._objects.compact_objects(compaction)
+                return
+            except Unavailable:
+                delay_s = backoff.next_delay_s()
+                if self._clock.monotonic() + delay_s > deadline:
+                    raise
+                await self._clock.sleep(delay_s)
+
+    async def _wait_for_throttle(self, size: int) -> None:
+        """Wait for the throttle before `size` bytes are read or written."""
+        if self._unthrottled:
+            return
+        delay_s = self._throttle.delay_s(self._clock.monotonic(), size, self._busy())
+        if delay_s > 0:
+            await self._clock.sleep(delay_s)
+
+    async def _missing(self, object_id: int, error: ObjectNotFound) -> TidelogError:
+        """Return the error for an input that is not in the bucket. Raises `Unavailable` if no controller can tell."""
+        await self._objects.catch_up()
+        if self._view.is_committed(object_id):
+            return BadInput(object_id, f"the metadata names an object that is not in the bucket: {error.message}")
+        return CompactionRefused(f"input object {object_id} was destroyed meanwhile")
+
+    async def _read(self, size: int) -> None:
+        self.stats.read_bytes += size
+        await self._wait_for_throttle(size)
+
+
+def _records(blocks: Iterable[Block], start_offset: int) -> Iterator[StreamEntry]:
+    """Yield the records that hold an offset at or above `start_offset`."""
+    for block in blocks:
+        for record in block:
+            if record.base_offset + record.count > start_offset:
+                yield record
+
+
+def _blamed(indexes: dict[int, ObjectIndex], error: CorruptData) -> int:
+    """Return the input that a layout error is about: the one whose key it names."""
+    return next(object_id for object_id, index in indexes.items() if index.key in error.message)

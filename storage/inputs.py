@@ -1,0 +1,66 @@
+"""The dependencies of a `Storage`: the data of its replica set, local metadata of streams, and event callbacks.
+
+Entry: `ReplicaSetData`, `LocalStreams`, `StorageEvents`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.managers import ObjectManager
+from tidelog.storage.wal.base import Wal
+
+
+def no_facts(_stream_id: int) -> tuple[int, int] | None:
+    """Default `facts`: no stream is known."""
+    return None
+
+
+def ignore_error(_error: Exception) -> None:
+    """Default callback: do nothing."""
+
+
+def ignore_quarantine(_stream_id: int, _reason: str) -> None:
+    """Default callback: do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSetData:
+    """The stores of one replica set's data, and the interface to the metadata of its objects."""
+
+    cluster_id: str
+    replica_set_id: int
+    wal: Wal
+    store: ObjectStore
+    objects: ObjectManager
+    single_member: bool = True
+    """Whether the WAL's durable offset is the confirm offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStreams:
+    """Local metadata of streams."""
+
+    owns: Callable[[int], bool] | None = None
+    """Whether a stream exists and is placed on this replica set. None: unknown, so every stream is uploaded
+    and uploads wait for none."""
+    facts: Callable[[int], tuple[int, int] | None] = no_facts
+    """Committed end and owner-since epoch of a stream that this replica set has open, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageEvents:
+    """Callbacks for events that end the service of a replica set or of a stream."""
+
+    fenced: Callable[[Exception], None] = ignore_error
+    """Called once, with the reason why uploads and appends have stopped permanently."""
+    wal_failed: Callable[[Exception], None] = ignore_error
+    """Called once when the disk failed: nothing more is acknowledged; confirmed data is still uploaded."""
+    quarantined: Callable[[int, str], None] = ignore_quarantine
+    """Called with a stream id and the reason of its quarantine."""
+
+
+UNKNOWN_STREAMS = LocalStreams()
+NO_LISTENERS = StorageEvents()

@@ -1,0 +1,194 @@
+"""Recovery of a WAL directory: find the end, distinguish a torn tail from damage, truncate durably.
+
+Every record of every file is checked. All files but the last must be intact up to the start of the next one: a file is
+renamed to its segment name only after everything before it was synced. In the last file the first place without a whole
+record is the end, unless there is proof that the bytes there had been durable:
+
+- a whole record after it whose confirm offset lies past it (`wal_scan.find_evidence`), or
+- the epoch file: its last epoch's start, or the durable offset noted when the WAL was closed, or after the first
+  write to its newest file. So the newest file is missed, too, when it is gone.
+
+Then it is damage: `CorruptData`, and nothing is changed. Otherwise the rest of the file is overwritten with zeros and
+synced before `recover` returns, so that no stale bytes can be taken for a record later.
+
+Entry: `recover`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidelog.runtime.disk import Disk, FileInfo
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.wal.base import WalRecord
+from tidelog.storage.wal.disk.scan import ScanState, find_evidence, scan
+from tidelog.storage.wal.disk.segments import SPARE_SUFFIX, TEMPORARY_SUFFIX, WalSegment, parse_segment_name
+from tidelog.storage.wal.epochs import EPOCH_FILE, EpochFile, EpochHistory, decode_epoch_file
+from tidelog.storage.wal.format import HEADER_BYTES, WalHeader, misplaced, read_header, record_of
+
+logger = logging.getLogger(__name__)
+
+_HINT = (
+    "examine it with `tidelog wal verify`, and restore what is missing; without it, move the directory away: the next"
+    " start says which records are at stake"
+)
+
+
+@dataclass(slots=True)
+class WalRecovery:
+    """The result of a recovery. The segments' files are open and belong to the caller."""
+
+    segments: list[WalSegment]
+    start_offset: int
+    end_offset: int
+    confirm_offset: int
+    history: EpochHistory
+    spare_names: list[str]
+
+
+async def recover(disk: Disk, on_record: Callable[[WalRecord], None]) -> WalRecovery:
+    """Read the directory as described above and call `on_record` for each whole record, in order.
+
+    Raises `CorruptData` and `OSError`s; then all files are closed and nothing was changed but `*.tmp` files removed.
+    """
+    files = await disk.entries()
+    for info in files:
+        if info.name.endswith(TEMPORARY_SUFFIX):
+            await disk.remove(info.name)
+    epochs = await load_epochs(disk)
+    segments = await open_segments(disk, files)
+    try:
+        found = await _scan_all(segments, epochs, on_record)
+    except BaseException:
+        for segment in segments:
+            await segment.file.close()
+        raise
+    found.spare_names = [info.name for info in files if info.name.endswith(SPARE_SUFFIX)]
+    return found
+
+
+async def load_epochs(disk: Disk) -> EpochFile | None:
+    """Read the epoch file; None if there is none. Raises `CorruptData`."""
+    data = await disk.load(EPOCH_FILE)
+    if data is None:
+        return None
+    try:
+        return decode_epoch_file(data)
+    except CorruptData as error:
+        raise CorruptData(
+            f"{EPOCH_FILE}: {error.message}", hint="move the file away: it is rebuilt from the WAL's records"
+        ) from error
+
+
+async def open_segments(disk: Disk, files: list[FileInfo], *, read_only: bool = False) -> list[WalSegment]:
+    """Open all segment files, in order of their offsets. Files trimmed meanwhile are left out."""
+    segments: list[WalSegment] = []
+    for info in files:
+        start = parse_segment_name(info.name)
+        if start is None:
+            continue
+        try:
+            segments.append(WalSegment(start, await disk.open(info.name, read_only=read_only)))
+        except FileNotFoundError:
+            if not read_only:
+                raise
+    return segments
+
+
+async def _scan_all(
+    segments: list[WalSegment], epochs: EpochFile | None, on_record: Callable[[WalRecord], None]
+) -> WalRecovery:
+    if not segments:
+        if epochs is not None and proven_offset(epochs) > 0:
+            logger.warning(
+                "the WAL has no files; it starts empty",
+                extra={"proven_offset": proven_offset(epochs)},
+            )
+        return WalRecovery([], 0, 0, 0, EpochHistory(), [])
+    state = ScanState()
+    check = EpochCheck(epochs.history if epochs is not None else None, segments[0].start)
+
+    def on_header(header: WalHeader, window: memoryview, position: int) -> None:
+        check.on_header(header)
+        on_record(record_of(header, window, position))
+
+    for segment, following in itertools.pairwise(segments):
+        end = await scan(segment, segment.start, following.start, state, on_header)
+        if end.offset != following.start:
+            reason = end.reason or f"the next file begins at {following.start}"
+            raise damage(segment, end.offset, reason, f"{following.file.name} follows")
+    last = segments[-1]
+    await last.file.settle()
+    end = await scan(last, last.start, last.limit, state, on_header)
+    await _cut(last, end.offset, end.reason, state.last_epoch, epochs)
+    return WalRecovery(segments, segments[0].start, end.offset, state.confirm_offset, check.history, [])
+
+
+def proven_offset(epochs: EpochFile) -> int:
+    """Return the WAL offset up to which the epoch file proves durability: its note, or the last epoch's start."""
+    entries = epochs.history.entries
+    return max(epochs.durable_offset, entries[-1].start_offset if entries else 0)
+
+
+async def _cut(last: WalSegment, end: int, reason: str, last_epoch: int, epochs: EpochFile | None) -> None:
+    """End the log at `end`: raise if that loses durable bytes, else overwrite the rest of the file with zeros."""
+    evidence = await find_evidence(last, end, last_epoch)
+    if evidence.proof is not None:
+        proof = f"the whole record at {evidence.proof.wal_offset} says {evidence.proof.confirm_offset} was durable"
+        raise damage(last, end, reason, proof)
+    if epochs is not None and proven_offset(epochs) > end:
+        raise damage(last, end, reason, f"the epoch file says {proven_offset(epochs)} was durable")
+    dirty_bytes = evidence.dirty_end - end
+    if dirty_bytes > 0:
+        # Stale bytes of a recycled file are expected; a record that was begun here is incomplete, or damaged.
+        logger.log(
+            logging.WARNING if await is_begun(last, end) else logging.INFO,
+            "truncated the WAL after its last whole record",
+            extra={"file": last.file.name, "wal_offset": end, "reason": reason, "zeroed_bytes": dirty_bytes},
+        )
+        await last.file.fill_zeros(end - last.start, dirty_bytes)
+
+
+async def is_begun(segment: WalSegment, offset: int) -> bool:
+    """Return whether a record was begun here; zeros and stale bytes of a recycled file are just the end."""
+    window = await segment.file.read(offset - segment.start, HEADER_BYTES)
+    return len(window) == HEADER_BYTES and not misplaced(read_header(window, 0), offset)
+
+
+def damage(segment: WalSegment, offset: int, reason: str, proof: str) -> CorruptData:
+    """Return the error for damaged durable bytes."""
+    return CorruptData(
+        f"WAL file {segment.file.name} is damaged at byte {offset - segment.start} (WAL offset {offset}): {reason},"
+        f" but {proof}",
+        hint=_HINT,
+    )
+
+
+class EpochCheck:
+    """Checks that records and epoch history agree; without a history it builds one from the records."""
+
+    def __init__(self, history: EpochHistory | None, log_start: int) -> None:
+        self._rebuild = history is None
+        self._log_start = log_start
+        self._epoch = -1
+        self.history = history.copy() if history is not None else EpochHistory()
+
+    def on_header(self, header: WalHeader) -> None:
+        """Check the next record. Raises `CorruptData` when its epoch differs from the history's."""
+        if header.master_epoch == self._epoch:
+            return
+        self._epoch = header.master_epoch
+        if self._rebuild:
+            # The first record kept may lie in the middle of its epoch: the log's start is the best known start.
+            self.history.append(header.master_epoch, header.wal_offset if self.history.entries else self._log_start)
+            return
+        expected = self.history.epoch_at(header.wal_offset)
+        if expected != header.master_epoch:
+            raise CorruptData(
+                f"the WAL record at {header.wal_offset} is of master epoch {header.master_epoch},"
+                f" the epoch file says {expected}",
+                hint=_HINT,
+            )

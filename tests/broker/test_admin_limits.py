@@ -1,0 +1,93 @@
+"""Hostile clients at the admin HTTP listener: bounded and forgotten, while good ones are answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.broker.test_admin_http import Place, get, serving
+from tests.support.kafka_world import until
+
+
+async def connect(place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = place.server.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(60):
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            return True
+        return True
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"GET /healthz HT",
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\nX-Slow: ",
+        b"POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\nx",
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+)
+async def test_a_connection_outside_of_a_handler_ends_in_time(start: bytes) -> None:
+    async with serving() as (place, session):
+        place.server.limits.timeout_s = 0.2
+        reader, writer = await connect(place)
+        writer.write(start)
+        assert await closed(reader)
+        writer.transport.abort()
+        await get(session, "/healthz")
+        await session.close()
+        await until(lambda: place.server.limits.connections == 0, "forgotten")
+
+
+async def test_an_answer_that_is_not_taken_is_given_up() -> None:
+    async with serving() as (place, session):
+        place.server.limits.timeout_s = 0.3
+        for number in range(900):
+            place.metrics.produced(f"topic-{number:0200}", 1, 1)
+        _, writer = await connect(place)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 40)
+        await until(lambda: place.server.limits.dropped["late"] == 1, "dropped")
+        writer.transport.abort()
+        await session.close()
+        await until(lambda: place.server.limits.connections == 0, "forgotten")
+
+
+async def test_connections_are_bounded_and_a_long_request_is_not_cut() -> None:
+    async with serving() as (place, session):
+        limits = place.server.limits
+        limits.max_connections, limits.timeout_s = 3, 0.2
+        going_on = asyncio.Event()
+
+        async def slow() -> None:
+            await going_on.wait()
+
+        place.upload = slow
+        upload = asyncio.ensure_future(session.post("/upload"))
+        await until(lambda: limits.connections == 1, "the request is in")
+        hostile = [await connect(place) for _ in range(10)]
+        await until(lambda: limits.dropped["connections"] == 8, "too many")
+        await until(lambda: limits.dropped["late"] == 2, "and the others were late")
+        going_on.set()
+        assert (await upload).status == 200
+        await get(session, "/healthz")
+        for _, writer in hostile:
+            writer.transport.abort()
+
+
+async def test_a_head_that_is_too_large_and_garbage_are_refused() -> None:
+    async with serving() as (place, session):
+        for raw in (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00" * 100, b"\x00" * 1000):
+            reader, writer = await connect(place)
+            writer.write(raw)
+            async with asyncio.timeout(60):
+                assert b" 400 " in await reader.readline()
+            writer.transport.abort()
+        await get(session, "/healthz")

@@ -1,0 +1,411 @@
+"""`RaftMember` by itself: what a message of another member may and may not do to it. Full disks, lost pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from crc32c import crc32c
+from pysyncobj import FAIL_REASON
+
+from tests.support.fillable_files import FillableFiles
+from tidelog.controller.raft import core
+from tidelog.controller.raft.journal import Entry, Journal
+from tidelog.controller.raft.links import SendLink
+from tidelog.controller.raft.member import AppliedState, RaftMember
+from tidelog.controller.raft.quorum import MembershipChange
+from tidelog.controller.raft.runner import system_surroundings
+from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
+from tidelog.controller.raft.thread import RaftSettings
+from tidelog.controller.raft.transfer import PIECE_VERSION, SnapshotPiece
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.errors import ConfigError, CorruptData
+
+MEMBERS = {1: "127.0.0.1:1", 2: "127.0.0.1:2", 3: "127.0.0.1:3"}
+TERM = 5
+
+
+class World:
+    """Member 1 of three, whose machine is a list; the test sends what the other two would."""
+
+    def __init__(self, directory: Path, told: list[dict[str, Any]]) -> None:
+        self.directory = directory
+        self.files = FillableFiles()
+        self.applied: list[bytes] = []
+        self.told = told
+        self.member: RaftMember
+        self.open()
+
+    def open(self) -> None:
+        self.member = RaftMember(
+            credentials=Credentials(bytes(16), 1),
+            members=MEMBERS,
+            conf=RaftSettings(directory=self.directory).pysyncobj(),
+            directory=self.directory,
+            surroundings=dataclasses.replace(system_surroundings(), files=self.files),
+            state=AppliedState(
+                apply=lambda blob, index: self.applied.append(blob),
+                freeze=lambda: lambda: msgspec.msgpack.encode(self.applied),
+                load=self._load,
+            ),
+        )
+        transport = self.member.transport
+        assert transport is not None
+        for node in self.member.others():
+            transport.connected(node)
+
+    def _load(self, state: bytes) -> None:
+        self.applied = msgspec.msgpack.decode(state, type=list[bytes])
+
+    def receive(self, peer_id: int, kind: str, **fields: Any) -> None:
+        assert self.member.transport is not None
+        self.member.transport.received(peer_id, {"type": kind, "term": TERM} | fields)
+
+    def entries(self, previous: int, term: int, entries: list[Entry], commit: int) -> None:
+        self.receive(2, "append_entries", prevLogIdx=previous, prevLogTerm=term, entries=entries, commit_index=commit)
+
+    def turn(self) -> None:
+        self.member.after_tick()
+        self.member.before_tick()
+        self.member.doTick(0.0)
+        self.member.after_tick()
+
+    def lead(self) -> None:
+        self.member.trust_directory()
+        self.member.force_election()
+        self.member.doTick(0.0)
+        self.receive(2, "response_vote", term=self.member.raftCurrentTerm)
+        assert self.member.is_leader()
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the member sends; the other two need no addresses."""
+    messages: list[dict[str, Any]] = []
+
+    def send(_link: SendLink, message: dict[str, Any]) -> bool:
+        messages.append(message)
+        return True
+
+    monkeypatch.setattr(SendLink, "send", send)
+    return messages
+
+
+@pytest.fixture
+def world(tmp_path: Path, told: list[dict[str, Any]]) -> Iterator[World]:
+    world = World(tmp_path / "controller", told)
+    yield world
+    world.member.close()
+
+
+def regular(blob: bytes, index: int, term: int) -> Entry:
+    return b"\x00" + blob, index, term
+
+
+def snapshot_of(path: Path, index: int) -> bytes:
+    """The file of a snapshot that a leader sends: entries 2 to `index`, of its term."""
+    names = [b"leader %d" % each for each in range(2, index + 1)]
+    last, previous = regular(names[-1], index, TERM), regular(names[-2], index - 1, TERM)
+    write_snapshot(path, Snapshot(last, previous, msgspec.msgpack.encode(names), tuple(MEMBERS.items())))
+    return path.read_bytes()
+
+
+def pieces_of(data: bytes, index: int, size: int = 50) -> list[Any]:
+    pieces = [
+        SnapshotPiece(PIECE_VERSION, index, TERM, at, len(data), crc32c(data), data[at : at + size])
+        for at in range(0, len(data), size)
+    ]
+    assert len(pieces) > 3
+    return [msgspec.to_builtins(piece, builtin_types=(bytes,)) for piece in pieces]
+
+
+def test_a_snapshot_whose_pieces_were_not_kept_commits_nothing(world: World, tmp_path: Path) -> None:
+    world.entries(1, 0, [regular(b"uncommitted", 2, 1)], 1)  # of a leader that is gone
+    world.turn()
+    data = snapshot_of(tmp_path / "sent", 9)
+
+    world.files.full = True
+    for piece in pieces_of(data, 9):
+        world.receive(3, "append_entries", serialized=piece, commit_index=9)
+    world.files.full = False
+    world.turn()
+    assert world.applied == []
+    assert world.member.raftCommitIndex == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, -1])
+def test_a_snapshot_with_a_lost_piece_is_not_taken_and_the_next_one_is(world: World, tmp_path: Path, lost: int) -> None:
+    data = snapshot_of(tmp_path / "sent", 9)
+    before = pieces_of(data, 9)
+    del before[lost]
+    for piece in before:
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied == [] and read_snapshot(world.directory / "snapshot") is None
+    for piece in pieces_of(data, 9):
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied == [b"leader %d" % each for each in range(2, 10)]
+    world.member.close()
+    world.open()
+    assert world.applied[-1] == b"leader 9" and world.member.raftCommitIndex == 9
+
+
+def test_pieces_of_two_snapshots_do_not_make_one(world: World, tmp_path: Path) -> None:
+    nine, twelve = snapshot_of(tmp_path / "sent", 9), snapshot_of(tmp_path / "sent", 12)
+    for piece in (*pieces_of(nine, 9)[:2], *pieces_of(twelve, 12)[2:]):
+        world.receive(2, "append_entries", serialized=piece, commit_index=12)
+    world.turn()
+    assert world.applied == [] and read_snapshot(world.directory / "snapshot") is None
+
+
+def test_a_snapshot_that_fails_its_checksum_replaces_nothing(world: World, tmp_path: Path) -> None:
+    data = snapshot_of(tmp_path / "sent", 9)
+    damaged = pieces_of(data[:60] + bytes([data[60] ^ 1]) + data[61:], 9)
+    for piece in damaged:
+        piece[5] = crc32c(data)
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    damaged = pieces_of(data[:60] + bytes([data[60] ^ 1]) + data[61:], 9)  # damaged before it was measured
+    for piece in damaged:
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied == [] and world.member.failure is None
+    assert read_snapshot(world.directory / "snapshot") is None
+
+
+def test_a_piece_of_another_version_is_not_kept(world: World, tmp_path: Path) -> None:
+    world.receive(2, "append_entries", serialized=[b"data", True, True], commit_index=9)
+    first, *others = pieces_of(snapshot_of(tmp_path / "sent", 9), 9)
+    for piece in ([PIECE_VERSION + 1, *first[1:]], *others):
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied == []
+
+
+def test_a_snapshot_that_comes_again_takes_nothing_back(world: World, tmp_path: Path) -> None:
+    data = snapshot_of(tmp_path / "sent", 9)
+    for piece in pieces_of(data, 9):
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.entries(9, TERM, [regular(b"leader 10", 10, TERM), regular(b"leader 11", 11, TERM)], 10)
+    world.turn()
+    assert world.applied[-1] == b"leader 10"
+    for piece in pieces_of(data, 9):
+        world.receive(2, "append_entries", serialized=piece, commit_index=10)
+    world.turn()
+    assert world.applied[-1] == b"leader 10" and world.member.last_log() == (TERM, 11)  # 11 may be acknowledged
+
+
+def test_a_snapshot_keeps_what_follows_it_in_the_log(world: World, tmp_path: Path) -> None:
+    world.entries(1, 0, [regular(b"leader %d" % each, each, TERM) for each in range(2, 12)], 1)
+    world.turn()
+    for piece in pieces_of(snapshot_of(tmp_path / "sent", 9), 9):
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied[-1] == b"leader 9" and world.member.last_log() == (TERM, 11)
+    world.member.close()
+    journal = Journal.open(world.directory / "journal")
+    assert [entry[1] for entry in journal.entries] == [8, 9, 10, 11]
+    journal.close()
+    world.open()
+
+
+def test_a_leader_whose_disk_is_full_leads_no_more_when_it_hears_of_a_later_term(world: World) -> None:
+    world.lead()
+    world.files.full = True
+    world.receive(3, "request_vote", last_log_index=100, last_log_term=4)
+    assert not world.member.is_leader()
+    assert not [message for message in world.told if message["type"] == "response_vote"]  # it is not durable
+    world.files.full = False
+    world.turn()
+    assert [message for message in world.told if message["type"] == "response_vote"]
+
+
+def test_a_vote_and_a_candidacy_leave_after_they_are_durable(world: World) -> None:
+    world.member.force_election()
+    world.member.doTick(0.0)
+    assert not [message for message in world.told if message["type"] == "request_vote"]
+    world.member.after_tick()
+    assert len([message for message in world.told if message["type"] == "request_vote"]) == 2
+
+
+# Directories that were lost
+
+
+def recorded(node_id: int, directory: str, index: int) -> Entry:
+    change = MembershipChange("add", node_id, MEMBERS[node_id], directory)
+    return b"\x02" + msgspec.msgpack.encode(change), index, TERM
+
+
+def votes(world: World) -> int:
+    return len([message for message in world.told if message["type"] == "response_vote"])
+
+
+def test_an_empty_member_votes_for_nobody_who_has_entries(world: World) -> None:
+    world.receive(2, "request_vote", last_log_index=7, last_log_term=4)
+    world.turn()
+    assert votes(world) == 0
+    world.receive(3, "request_vote", last_log_index=1, last_log_term=0)  # the first election of a new cluster
+    world.turn()
+    assert votes(world) == 1
+
+
+def test_an_empty_member_votes_for_one_whose_log_knows_its_directory(world: World) -> None:
+    asked = {"last_log_index": 7, "last_log_term": 4}
+    world.receive(2, "request_vote", **asked, recorded="a lost one")
+    world.turn()
+    assert votes(world) == 0
+    world.receive(2, "request_vote", **asked, recorded=world.member.directory.id)
+    world.turn()
+    assert votes(world) == 1
+
+
+def test_a_member_that_the_quorum_knows_by_another_directory_neither_votes_nor_stands(world: World) -> None:
+    world.member.trust_directory()
+    world.entries(1, 0, [recorded(1, "another", 2)], 2)
+    world.turn()
+    world.receive(3, "request_vote", term=TERM + 1, last_log_index=9, last_log_term=TERM)
+    world.member.force_election()
+    world.turn()
+    assert votes(world) == 0 and not world.member.is_leader()
+    assert not [message for message in world.told if message["type"] in ("pre_vote", "request_vote")]
+    world.entries(2, TERM, [recorded(1, world.member.directory.id, 3)], 3)  # added anew
+    world.turn()
+    world.receive(3, "request_vote", term=TERM + 1, last_log_index=9, last_log_term=TERM)
+    world.turn()
+    assert votes(world) == 1
+
+
+def test_votes_and_acknowledgements_of_a_directory_that_was_lost_do_not_count(world: World) -> None:
+    world.member.trust_directory()
+    world.entries(1, 0, [recorded(2, "two", 2)], 2)
+    world.turn()
+    world.member.force_election()
+    world.member.doTick(0.0)
+    term = world.member.raftCurrentTerm
+    world.receive(2, "response_vote", term=term, directory="empty")
+    assert not world.member.is_leader()
+    world.receive(2, "response_vote", term=term, directory="two")
+    assert world.member.is_leader()
+    world.turn()
+    held = world.member.last_log()[1]
+    for directory, committed in (("empty", 2), ("two", held)):
+        world.receive(
+            2, "next_node_idx", term=term, directory=directory, next_node_idx=held + 1, reset=False, success=True
+        )
+        world.turn()
+        assert world.member.raftCommitIndex == committed
+
+
+def test_a_leader_records_the_directories_of_members_that_have_none_yet(world: World) -> None:
+    world.lead()
+    term = world.member.raftCurrentTerm
+    for node_id in (2, 3, 2, 3, 2, 3):
+        held = world.member.last_log()[1]
+        world.receive(
+            node_id,
+            "next_node_idx",
+            term=term,
+            directory=f"of {node_id}",
+            next_node_idx=held + 1,
+            reset=False,
+            success=True,
+        )
+        world.member.record_directories()
+        world.turn()
+    assert world.member.applied.directories == {1: world.member.directory.id, 2: "of 2", 3: "of 3"}
+
+
+def test_no_member_is_removed_until_a_majority_of_the_rest_was_heard_from(world: World) -> None:
+    """Else a leader with entries and a member that was never reached could be left, and neither be elected."""
+    world.lead()
+    reasons: list[int] = []
+
+    def remove_the_third() -> None:
+        world.member.submit_change(MembershipChange("rem", 3, ""), lambda _result, reason: reasons.append(reason))
+
+    def hear(node_id: int) -> None:
+        next_index = world.member.last_log()[1] + 1
+        told = {"directory": f"of {node_id}", "next_node_idx": next_index, "reset": False, "success": True}
+        world.receive(node_id, "next_node_idx", term=world.member.raftCurrentTerm, **told)
+        world.member.record_directories()
+        world.turn()
+
+    for _ in range(4):
+        hear(3)
+    assert set(world.member.applied.directories) == {1, 3}
+    remove_the_third()
+    assert reasons == [FAIL_REASON.REQUEST_DENIED]
+    for _ in range(4):
+        hear(2)
+    remove_the_third()
+    for _ in range(2):
+        world.turn()
+        hear(2)
+    assert sorted(world.member.applied.members) == [1, 2]
+
+
+def test_a_directory_from_before_there_were_ids_may_vote_and_keeps_its_new_id(
+    tmp_path: Path, told: list[dict[str, Any]]
+) -> None:
+    journal = Journal.open(tmp_path / "controller" / "journal")
+    journal.append(b"\x01", 1, 0)
+    journal.set_term(3, "2")
+    journal.close()
+    world = World(tmp_path / "controller", told)
+    world.receive(2, "request_vote", last_log_index=7, last_log_term=4)
+    world.turn()
+    assert votes(world) == 1
+    before = world.member.directory
+    world.member.close()
+    world.open()
+    assert world.member.directory == before
+    world.member.close()
+
+
+def test_a_directory_in_use_without_its_journal_is_refused(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    World(tmp_path / "controller", told).member.close()
+    (tmp_path / "controller" / "journal").unlink()
+    with pytest.raises(CorruptData, match="journal"):
+        World(tmp_path / "controller", told)
+
+
+def test_a_damaged_directory_file_is_refused(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    World(tmp_path / "controller", told).member.close()
+    path = tmp_path / "controller" / "directory"
+    whole = path.read_bytes()
+    for at in range(len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(CorruptData):
+            World(tmp_path / "controller", told)
+
+
+def test_directories_are_in_the_snapshot_and_come_back_with_it(world: World) -> None:
+    world.entries(1, 0, [recorded(2, "two", 2), recorded(3, "three", 3)], 3)
+    world.turn()
+    world.member.forceLogCompaction()
+    while read_snapshot(world.directory / "snapshot") is None:
+        world.turn()
+    world.turn()
+    world.member.close()
+    world.open()
+    assert world.member.applied.directories == {2: "two", 3: "three"}
+
+
+def test_a_record_that_is_truncated_is_forgotten(world: World) -> None:
+    world.entries(1, 0, [recorded(2, "two", 2)], 1)
+    world.turn()
+    assert world.member.quorum.directories == {2: "two"}
+    world.entries(1, 0, [regular(b"other", 2, TERM + 1)], 1)
+    assert world.member.quorum.directories == {}
+    assert sorted(world.member.quorum.members) == [1, 2, 3]
+
+
+def test_another_version_of_pysyncobj_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    core.check_version()
+    monkeypatch.setattr(core, "VERSION", "0.3.18")
+    with pytest.raises(ConfigError, match=r"0\.3\.17"):
+        core.check_version()

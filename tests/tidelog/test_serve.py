@@ -1,0 +1,66 @@
+"""What a process of `tidelog serve` says about its configuration and its end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.support.tidelog_process import running
+from tidelog.broker.settings import AdminSettings, KafkaSettings
+from tidelog.config import Config
+from tidelog.controller.rpc.secret import write_secret
+from tidelog.process.serve import credentials_of, warn_of_admin_address
+from tidelog.runtime.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("kafka", "admin", "warns"),
+    [
+        (KafkaSettings(host="10.0.0.1"), AdminSettings(), True),
+        (KafkaSettings(advertised_host="broker-1"), AdminSettings(), True),
+        (KafkaSettings(host="10.0.0.1"), AdminSettings(host="0.0.0.0"), True),
+        (KafkaSettings(host="10.0.0.1"), AdminSettings(host="10.0.0.1"), False),
+        (KafkaSettings(host="10.0.0.1"), AdminSettings(advertised_host="broker-1"), False),
+        (KafkaSettings(), AdminSettings(), False),
+        (KafkaSettings(host="0.0.0.0", advertised_host="127.0.0.1"), AdminSettings(), False),
+    ],
+)
+def test_an_admin_address_that_other_hosts_cannot_use_is_warned_of(
+    kafka: KafkaSettings, admin: AdminSettings, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        warn_of_admin_address(kafka, admin)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == (
+        ["other hosts cannot use this broker's admin address"] if warns else []
+    )
+
+
+@pytest.mark.parametrize("section", ["controller", "admin"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "broker-1"])
+def test_a_listener_that_other_hosts_reach_needs_the_secret(section: str, host: str, tmp_path: Path) -> None:
+    config = Config()
+    getattr(config, section).host = host
+    with pytest.raises(ConfigError, match=f"{section}.host {host} accepts remote connections"):
+        credentials_of(config)
+    file = tmp_path / "secret"
+    write_secret(file)
+    config.controller.secret_file = str(file)
+    assert credentials_of(config) is not None
+
+
+def test_listeners_on_loopback_need_no_secret_and_a_controller_alone_has_no_admin_http() -> None:
+    assert credentials_of(Config()) is None
+    alone = Config()
+    alone.node.roles, alone.admin.host = ["controller"], "0.0.0.0"
+    assert credentials_of(alone) is None
+
+
+@pytest.mark.processes
+def test_a_clean_stop_ends_with_a_line_in_the_log_and_leaves_files_for_their_owner_only(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as process:
+        assert process.stop() == 0
+    open_to_others = [path for path in (tmp_path / "data").rglob("*") if path.lstat().st_mode & 0o077]
+    assert not open_to_others, "logs, objects and metadata are for their owner"
+    assert "stopped" in process.output[-1] and "node=1" in process.output[-1], process.tail()

@@ -1,0 +1,213 @@
+"""The supervisor of `tidelog up` ends restarts that do not help, and goes on with those that may."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+
+from tests.controller.controller_helpers import until
+from tidelog.cli.options import load_config
+from tidelog.config import Loaded
+from tidelog.process import cluster_layout, supervisor, up_control
+from tidelog.process.supervisor import Supervisor
+from tidelog.runtime.backoff import Backoff
+from tidelog.runtime.errors import TidelogError
+
+STORAGE_FAILED = 6
+NOT_READY = False
+RUNS = None
+
+
+class Process:
+    """Stands for a child process; see `tidelog.process.supervisor.ChildProcess`."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ended = asyncio.Event()
+
+    def says(self, line: str) -> None:
+        self._lines.put_nowait(f"{line}\n".encode())
+
+    def end(self, code: int) -> None:
+        self.returncode = code
+        self._lines.put_nowait(b"")
+        self._ended.set()
+
+    @property
+    async def stdout(self) -> AsyncIterator[bytes]:
+        while line := await self._lines.get():
+            yield line
+
+    def send_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self.says(supervisor.STOPPED_LINE)
+        else:
+            self.end(0)
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+
+class Processes:
+    """How each start of each node goes: with `RUNS` it is ready and runs until it is ended."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, Iterator[tuple[int, bool] | None]] = {}
+        self.starts: dict[int, int] = {}
+        self.newest: dict[int, Process] = {}
+
+    async def launch(self, loaded: Loaded, _parent: int) -> Process:
+        node = loaded.config.node.id
+        self.starts[node] = self.starts.get(node, 0) + 1
+        process = self.newest[node] = Process()
+        end = next(self.ends[node])
+        if end is RUNS or end[1]:
+            process.says(f"{supervisor.READY_PREFIX}127.0.0.1:1")
+        if end is not RUNS:
+            process.end(end[0])
+        return process
+
+
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_delay(_base_s: float, _cap_s: float, rng: random.Random) -> Backoff:
+        return Backoff(1e-6, 1e-6, rng)
+
+    monkeypatch.setattr(supervisor, "Backoff", no_delay)
+
+
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
+
+
+def loaded(directory: Path) -> Loaded:
+    return load_config(None, (), node__data_dir=str(directory), kafka__port=0)
+
+
+async def test_a_disk_that_fails_at_every_start_ends_the_supervisor(tmp_path: Path, processes: Processes) -> None:
+    one = loaded(tmp_path)
+    processes.ends[one.config.node.id] = repeat((STORAGE_FAILED, NOT_READY))
+    async with asyncio.timeout(10.0):
+        assert await Supervisor([one], lambda _bootstrap: None, one, processes.launch).run() == STORAGE_FAILED
+    assert processes.starts[one.config.node.id] == supervisor.FUTILE_STARTS
+
+
+async def test_it_ends_also_when_the_process_had_been_ready_once(tmp_path: Path, processes: Processes) -> None:
+    one = loaded(tmp_path)
+    processes.ends[one.config.node.id] = repeat((STORAGE_FAILED, True))
+    async with asyncio.timeout(10.0):
+        assert await Supervisor([one], lambda _bootstrap: None, one, processes.launch).run() == STORAGE_FAILED
+
+
+async def test_a_disk_that_recovers_in_time_only_delays_the_start(tmp_path: Path, processes: Processes) -> None:
+    one = loaded(tmp_path)
+    failures = [(STORAGE_FAILED, NOT_READY)] * (supervisor.FUTILE_STARTS - 1)
+    processes.ends[one.config.node.id] = chain(failures, [(5, NOT_READY)], failures, [RUNS])
+    ready = asyncio.Event()
+    above = Supervisor([one], lambda _bootstrap: ready.set(), one, processes.launch)
+    running = asyncio.ensure_future(above.run())
+    async with asyncio.timeout(10.0):
+        await ready.wait()
+        above.stop()
+        assert await running == 0
+
+
+async def test_one_broker_whose_disk_fails_does_not_end_the_others(
+    tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = loaded(tmp_path)
+    nodes = cluster_layout.plan(base, 2)
+    ready = asyncio.Event()
+    processes.ends = {1: iter([RUNS]), 2: chain([RUNS], repeat((STORAGE_FAILED, NOT_READY)))}
+    above = Supervisor(nodes, lambda _bootstrap: ready.set(), base, processes.launch)
+    running = asyncio.ensure_future(above.run())
+    async with asyncio.timeout(10.0):
+        await ready.wait()
+        processes.newest[2].end(STORAGE_FAILED)
+        said = ""
+
+        def given_up() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return "is not started again" in said
+
+        await until(given_up)
+        assert not running.done()
+        above.stop()
+        assert await running == STORAGE_FAILED
+    assert processes.starts == {1: 1, 2: supervisor.FUTILE_STARTS}
+
+
+async def cluster_of_two(directory: Path, processes: Processes) -> tuple[Supervisor, asyncio.Task[int]]:
+    """A supervisor of two brokers that are ready."""
+    base = loaded(directory)
+    ready = asyncio.Event()
+    processes.ends = {1: iter([RUNS]), 2: iter([RUNS])}
+    above = Supervisor(cluster_layout.plan(base, 2), lambda _bootstrap: ready.set(), base, processes.launch)
+    running = asyncio.create_task(above.run())
+    await ready.wait()
+    return above, running
+
+
+@pytest.mark.parametrize("code", [1, 2, 4, 7, 8, 9])
+async def test_an_added_broker_that_can_never_start_is_given_up_and_taken_back(
+    code: int, tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with asyncio.timeout(10.0):
+        above, running = await cluster_of_two(tmp_path, processes)
+        processes.ends |= {3: repeat((code, NOT_READY)), 4: iter([RUNS])}
+        with pytest.raises(TidelogError, match="broker 3 cannot start"):
+            await asyncio.to_thread(up_control.ask, tmp_path, {"do": "add"})
+        assert processes.starts[3] == 1, "no restart can help"
+        assert "before it was ready" in capsys.readouterr().err
+        assert not running.done()
+        added = await asyncio.to_thread(up_control.ask, tmp_path, {"do": "add"})
+        assert added["id"] == 4, "ids are not used again"
+        listed = await asyncio.to_thread(up_control.ask, tmp_path, {"do": "list"})
+        assert sorted(listed["brokers"]) == ["1", "2", "4"]
+        above.stop()
+        assert await running == 0
+    assert [one.config.node.id for one in cluster_layout.plan(loaded(tmp_path), 2)] == [1, 2, 4]
+
+
+async def test_an_added_broker_whose_bucket_does_not_answer_at_first_is_started_again(
+    tmp_path: Path, processes: Processes
+) -> None:
+    async with asyncio.timeout(10.0):
+        above, running = await cluster_of_two(tmp_path, processes)
+        processes.ends[3] = iter([(5, NOT_READY), (5, NOT_READY), RUNS])
+        assert (await asyncio.to_thread(up_control.ask, tmp_path, {"do": "add"}))["id"] == 3
+        above.stop()
+        assert await running == 0
+
+
+async def test_a_broker_that_cannot_start_again_is_given_up_and_does_not_end_the_others(
+    tmp_path: Path, processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = loaded(tmp_path)
+    processes.ends = {1: iter([RUNS]), 2: chain([(8, True)], repeat((8, NOT_READY)))}
+    above = Supervisor(cluster_layout.plan(base, 2), lambda _bootstrap: None, base, processes.launch)
+    running = asyncio.create_task(above.run())
+    told = ""
+
+    def is_given_up() -> bool:
+        nonlocal told
+        told += capsys.readouterr().err
+        return "is not started again" in told
+
+    async with asyncio.timeout(10.0):
+        await until(is_given_up)
+        assert not running.done()
+        above.stop()
+        assert await running == 8
+    assert processes.starts == {1: 1, 2: 1 + supervisor.FUTILE_STARTS}

@@ -1,0 +1,403 @@
+"""The command line's access to a cluster: connection by one bootstrap address, and translation of errors.
+
+The Kafka side is confluent-kafka (librdkafka). Its exceptions are converted to `TidelogError` here, so commands need no
+Kafka error codes. The admin HTTP side (`/status`, `/objects`) needs no separate address: every broker publishes its URL
+as the broker config `tidelog.admin.url`. Where the admin HTTP asks for the token of the cluster's secret, the secret is
+read from the file of `--secret-file` or TIDELOG_CONTROLLER__SECRET_FILE or, for a broker on this machine, from the file
+that the broker names.
+
+confluent_kafka is imported when a connection is made, not with this module.
+
+Entry: `ClusterConnection`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import http.client
+import importlib
+import json
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from tidelog.cli.options import given_secret_file
+from tidelog.controller.rpc.secret import admin_token, read_secret
+from tidelog.runtime.errors import (
+    AlreadyExists,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    StorageFailed,
+    TidelogError,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, KafkaException, Message
+    from confluent_kafka.admin import AdminClient
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 3.0
+"""Time-out for a broker to accept a connection."""
+ANSWER_TIMEOUT_S = 5.0
+"""Time-out for the first response; a server that accepts connections and does not respond is no broker."""
+ADMIN_URL_TIMEOUT_S = 3.0
+"""Time-out for a broker to return its admin URL while another broker can be tried."""
+REQUEST_TIMEOUT_S = 30.0
+"""Time-out for one administrative request."""
+ADMIN_URL_CONFIG = "tidelog.admin.url"
+SECRET_FILE_CONFIG = "controller.secret_file"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_START_HINT = "start one with `tidelog up`, or name a broker with --bootstrap HOST:PORT"
+
+
+class PartitionOffsets(NamedTuple):
+    """The readable range of offsets of a partition."""
+
+    log_start_offset: int
+    high_watermark: int
+    leader_epoch: int | None
+    """Of the last record; None in an empty partition."""
+
+
+class ClusterConnection:
+    """A cluster reached by `bootstrap`, `HOST:PORT` (several separated by commas). Connects on first use."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._addresses = [_parse_address(part) for part in bootstrap.split(",")]
+
+    def client_config(self) -> dict[str, Any]:
+        """The configuration of every librdkafka client of this cluster. Raises `Unavailable` if no address accepts."""
+        self._reach()
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "client.id": "tidelog-cli",
+            "log_level": 0,  # librdkafka's log lines are suppressed: commands report errors
+            "socket.connection.setup.timeout.ms": int(CONNECT_TIMEOUT_S * 1000),
+            "allow.auto.create.topics": False,
+        }
+
+    def _reach(self) -> None:
+        """Connect once directly: librdkafka would retry without reporting the cause."""
+        failures = []
+        for host, port in self._addresses:
+            try:
+                socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+            except OSError as error:
+                failures.append(f"{host}:{port}: {error.strerror or error}")
+            else:
+                return
+        raise Unavailable(f"no broker can be reached at {'; '.join(failures)}", hint=_START_HINT)
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """The Kafka admin client. Raises `Unavailable`."""
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.client_config())
+
+    def metadata(self) -> Any:
+        """The current brokers and topics, as confluent-kafka's `ClusterMetadata`. Raises `Unavailable`."""
+        from confluent_kafka import KafkaException
+
+        admin = self.admin
+        try:
+            return admin.list_topics(timeout=ANSWER_TIMEOUT_S)
+        except KafkaException as error:
+            self._reach()  # raises the cause if nothing listens any more
+            raise Unavailable(
+                f"{self.bootstrap} accepts connections but does not respond as a broker", hint=_START_HINT
+            ) from error
+
+    def topics(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """The partitions of each named topic. Raises `NotFound` with the nearest name for one that does not exist."""
+        known = self.metadata().topics
+        found = {}
+        for name in names:
+            if name not in known:
+                raise unknown("topic", name, known, otherwise=f"create it with `tidelog topic create {name}`")
+            found[name] = sorted(known[name].partitions)
+        return found
+
+    def wait(self, future: Future[T], what: str = "") -> T:
+        """Return the result of one admin request, with errors translated; messages begin with `what`."""
+        with refusals(what):
+            return future.result(REQUEST_TIMEOUT_S + ANSWER_TIMEOUT_S)
+
+    def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionOffsets]:
+        """Return log start offset and high watermark of each (topic, partition). Raises what `wait` raises."""
+        spec = kafka_admin().OffsetSpec
+        wanted = list(partitions)
+        first = self._list_offsets(wanted, spec.earliest())
+        last = self._list_offsets(wanted, spec.latest())
+        return {one: PartitionOffsets(first[one].offset, last[one].offset, last[one].leader_epoch) for one in wanted}
+
+    def offsets_at(self, partitions: Iterable[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int | None]:
+        """Return the first offset with a timestamp of at least `timestamp_ms`; None if there is no such offset."""
+        found = self._list_offsets(list(partitions), kafka_admin().OffsetSpec.for_timestamp(timestamp_ms))
+        return {one: info.offset if info.offset >= 0 else None for one, info in found.items()}
+
+    def _list_offsets(self, partitions: list[tuple[str, int]], spec: Any) -> dict[tuple[str, int], Any]:
+        from confluent_kafka import TopicPartition
+
+        if not partitions:
+            return {}
+        asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
+        futures = self.admin.list_offsets(asked, request_timeout=REQUEST_TIMEOUT_S)
+        return {
+            (one.topic, one.partition): self.wait(future, f"offsets of {one.topic} [{one.partition}]")
+            for one, future in futures.items()
+        }
+
+    # --- admin HTTP ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def admin_url(self) -> str:
+        """`http://host:port` of a broker's admin HTTP. Raises `Unavailable`, or `NotFound` for other Kafka servers."""
+        brokers = self._nearest_first()
+        for broker in brokers[:-1]:
+            with contextlib.suppress(Unavailable):  # it may be paused, or dead and not yet declared dead
+                return self._admin_url_of(broker, ADMIN_URL_TIMEOUT_S)
+        return self._admin_url_of(brokers[-1], REQUEST_TIMEOUT_S)
+
+    def at(self, admin_url: str) -> ClusterConnection:
+        """The same cluster, accessed through the broker with this admin HTTP."""
+        other = ClusterConnection(self.bootstrap)
+        other.admin_url = admin_url
+        return other
+
+    def _nearest_first(self) -> list[int]:
+        """Broker ids: first those in --bootstrap, then the broker that responded, then the others."""
+        metadata = self.metadata()
+        named = {"{}:{}".format(*address) for address in self._addresses}
+
+        def rank(broker: int) -> tuple[bool, bool, int]:
+            found = metadata.brokers[broker]
+            return f"{found.host}:{found.port}" not in named, broker != metadata.orig_broker_id, broker
+
+        return sorted(metadata.brokers, key=rank) or [-1]
+
+    def _admin_url_of(self, broker: int, timeout_s: float) -> str:
+        api = kafka_admin()
+        resource = api.ConfigResource(api.ConfigResource.Type.BROKER, str(broker))
+        futures = self.admin.describe_configs([resource], request_timeout=timeout_s)
+        configs = self.wait(futures[resource], f"configuration of broker {broker}")
+        entry = configs.get(ADMIN_URL_CONFIG)
+        if entry is None or not entry.value:
+            raise NotFound(
+                f"broker {broker} at {self.bootstrap} has no config {ADMIN_URL_CONFIG}: it is not a Tidelog broker",
+                hint="topic, produce, consume and group work with any Kafka; this command needs Tidelog",
+            )
+        return str(entry.value)
+
+    def broker_config(self, name: str) -> str | None:
+        """Return a configuration value of one broker. Raises `Unavailable`."""
+        api = importlib.import_module("confluent_kafka.admin")
+        broker = next(iter(self.metadata().brokers))
+        resource = api.ConfigResource(api.ConfigResource.Type.BROKER, str(broker))
+        futures = self.admin.describe_configs([resource], request_timeout=ADMIN_URL_TIMEOUT_S)
+        entry = self.wait(futures[resource], f"configuration of broker {broker}").get(name)
+        return None if entry is None else entry.value
+
+    def get(self, path: str) -> Any:
+        """Send a GET to the admin HTTP of the connected broker and return the parsed JSON. See `http_json`."""
+        known = "admin_url" in self.__dict__
+        try:
+            return http_json(self.admin_url, path)
+        except Unavailable:
+            if not known:
+                raise
+            del self.admin_url  # the address may change when a broker restarts
+            return http_json(self.admin_url, path)
+
+    def post(self, path: str, body: object = None) -> Any:
+        """Send a POST to the admin HTTP of the connected broker and return parsed JSON. Raises as `http_json` does."""
+        return http_json(self.admin_url, path, method="POST", body=body, token=lambda: self.admin_token)
+
+    @cached_property
+    def admin_token(self) -> str:
+        """The token of the cluster's secret for the admin HTTP. Raises `AdminTokenNeeded`, `ConfigError`."""
+        file = given_secret_file()
+        if file is None and urlsplit(self.admin_url).hostname in LOOPBACK:
+            told = self.broker_config(SECRET_FILE_CONFIG)
+            file = Path(told) if told and Path(told).is_absolute() and Path(told).exists() else None
+        if file is None:
+            raise AdminTokenNeeded(
+                f"the admin HTTP at {self.admin_url} needs the token of the cluster's secret",
+                hint="give the secret with --secret-file FILE or in TIDELOG_CONTROLLER__SECRET_FILE",
+            )
+        return admin_token(read_secret(file))
+
+    def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
+        """Send a POST and yield the JSON lines of the response as they arrive. Raises as `http_json` does."""
+        with _Http(self.admin_url, lambda: self.admin_token) as connection:
+            response = connection.request("POST", path)
+            try:
+                while line := response.readline():
+                    yield json.loads(line)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise Unavailable(
+                    f"{self.admin_url}{path} closed the connection early: {error}",
+                    hint="try again; see `tidelog status`",
+                ) from error
+
+
+class AdminTokenNeeded(InvalidInput):
+    """The admin HTTP asks for the token of the cluster's secret, and got none or a wrong one."""
+
+
+Token = Callable[[], str]
+"""Returns the token that proves the cluster's secret; called only when the server asks for it."""
+
+
+def http_json(url: str, path: str, *, method: str = "GET", body: object = None, token: Token | None = None) -> Any:
+    """Send `body` as JSON to `url` + `path` and return the parsed JSON of the response.
+
+    Raises the `TidelogError` for the status, `Unavailable` if there is no response.
+    """
+    with _Http(url, token) as connection:
+        response = connection.request(method, path, body)
+        try:
+            return json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unavailable(f"{url}{path} returned invalid JSON: {error}", hint="see `tidelog status`") from error
+
+
+class _Http:
+    """A connection to an admin HTTP server, closed at the end of the block."""
+
+    def __init__(self, url: str, token: Token | None = None) -> None:
+        self._url = url
+        self._token = token
+        parts = urlsplit(url)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT_S * 2)
+
+    def __enter__(self) -> _Http:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._connection.close()
+
+    def request(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+        text = None if body is None else json.dumps(body)
+        response = self._send(method, path, text, {})
+        if response.status == http.client.UNAUTHORIZED and self._token is not None:
+            response.close()
+            self._connection.close()  # the next request connects again
+            response = self._send(method, path, text, {"Authorization": f"Bearer {self._token()}"})
+        if response.status >= 400:
+            raise _http_error(response, f"{method} {self._url}{path}")
+        return response
+
+    def _send(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        try:
+            self._connection.request(method, path, body, dict(headers))
+            return self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(
+                f"the admin HTTP at {self._url} cannot be reached: {error}",
+                hint="it listens on admin.host, by default loopback: run this on the broker's machine",
+            ) from error
+
+
+def _http_error(response: http.client.HTTPResponse, request: str) -> TidelogError:
+    message, hint = f"{request} returned {response.status} {response.reason}", None
+    try:
+        body = json.loads(response.read())
+        message, hint = str(body["error"]), body.get("hint")
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        pass  # not a Tidelog error body: the status line is all the information
+    kinds: Mapping[int, type[TidelogError]] = {
+        400: InvalidInput,
+        401: AdminTokenNeeded,
+        404: NotFound,
+        409: Unavailable,
+    }
+    kind = kinds.get(response.status, Unavailable if response.status in (502, 503, 504) else TidelogError)
+    return kind(message, hint=hint)
+
+
+@contextlib.contextmanager
+def refusals(what: str = "") -> Iterator[None]:
+    """Translate the errors of confluent-kafka, which checks arguments when a request is made, and in its future."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise translate(error, what) from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidInput(f"{what}: {error}" if what else str(error)) from error
+
+
+def kafka_admin() -> Any:
+    """The module `confluent_kafka.admin`, whose names a type checker does not see as exported."""
+    return importlib.import_module("confluent_kafka.admin")
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str) -> NotFound:
+    """Return the error for an unknown name; the hint is the nearest existing name, or `otherwise`."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]!r}? `tidelog {kind} list` shows them all" if close else otherwise
+    return NotFound(f"{kind} {name!r} does not exist", hint=hint)
+
+
+def translate(error: KafkaException | KafkaError, what: str = "") -> TidelogError:
+    """Convert an error of confluent-kafka to a `TidelogError`; the message begins with `what`."""
+    from confluent_kafka import KafkaException
+
+    cause: KafkaError = error.args[0] if isinstance(error, KafkaException) else error
+    kind, hint = _kinds().get(cause.code(), (TidelogError, None))
+    if kind is TidelogError and cause.retriable():
+        kind = Unavailable
+    text = cause.str() or cause.name()
+    return kind(f"{what}: {text}" if what else text, hint=hint)
+
+
+def _kinds() -> dict[int, tuple[type[TidelogError], str | None]]:
+    """Kafka error code → kind of error and hint."""
+    from confluent_kafka import KafkaError as K
+
+    rows: list[tuple[type[TidelogError], str | None, tuple[int, ...]]] = [
+        (NotFound, "`tidelog topic list` shows the topics", (K.UNKNOWN_TOPIC_OR_PART, K._UNKNOWN_TOPIC)),
+        (NotFound, "`tidelog topic describe` shows the partitions", (K._UNKNOWN_PARTITION,)),
+        (NotFound, "`tidelog group list` shows the groups", (K.GROUP_ID_NOT_FOUND,)),
+        (AlreadyExists, "`tidelog topic describe` shows it; --if-not-exists accepts it", (K.TOPIC_ALREADY_EXISTS,)),
+        (InvalidInput, None, (K.TOPIC_EXCEPTION, K.INVALID_PARTITIONS, K.INVALID_REPLICATION_FACTOR, K._INVALID_ARG)),
+        (InvalidInput, None, (K.INVALID_REPLICA_ASSIGNMENT, K.INVALID_REQUEST, K.POLICY_VIOLATION, K.INVALID_GROUP_ID)),
+        (InvalidInput, "`tidelog topic describe NAME --configs` shows what a topic has", (K.INVALID_CONFIG,)),
+        (InvalidInput, "see max.message.bytes in `tidelog topic describe`", (K.MSG_SIZE_TOO_LARGE,)),
+        (InvalidInput, "see message.timestamp.*.max.ms in `tidelog topic describe`", (K.INVALID_TIMESTAMP,)),
+        (Unavailable, "stop its members first; `tidelog group describe` shows them", (K.NON_EMPTY_GROUP,)),
+        (Unavailable, _START_HINT, (K._TRANSPORT, K._ALL_BROKERS_DOWN, K._RESOLVE)),
+        (Unavailable, "try again; see `tidelog status`", (K._TIMED_OUT, K._MSG_TIMED_OUT, K.REQUEST_TIMED_OUT)),
+        (Unavailable, "try again; see `tidelog status`", (K.LEADER_NOT_AVAILABLE, K.NOT_LEADER_FOR_PARTITION)),
+        (StorageFailed, "see `tidelog status`", (K.KAFKA_STORAGE_ERROR,)),
+        (CorruptData, "see `tidelog status`", (K.INVALID_MSG, K._BAD_MSG)),
+    ]
+    return {code: (kind, hint) for kind, hint, codes in rows for code in codes}
+
+
+def message_error(message: Message) -> TidelogError | None:
+    """Return the error in a message of a consumer or a delivery report; None for a record."""
+    error = message.error()
+    return None if error is None else translate(error, f"{message.topic()} [{message.partition()}]")
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
+        raise InvalidInput(f"--bootstrap takes HOST:PORT, not {text!r}", hint="for example --bootstrap 127.0.0.1:9092")
+    return host.strip("[]"), int(port)

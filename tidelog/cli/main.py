@@ -1,0 +1,114 @@
+"""The `tidelog` command: lazily imported subcommands, and the conversion of errors to messages and exit codes.
+
+Entry: `main`; `EXIT_CODES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from tidelog import __version__
+from tidelog.runtime.errors import TidelogError
+
+COMMANDS = {
+    "up": ("tidelog.cli.subcommands.up:up", "Start Tidelog on this machine and keep it running."),
+    "serve": ("tidelog.cli.subcommands.serve:serve", "Run one process of a real deployment."),
+    "topic": ("tidelog.cli.subcommands.topic:topic", "Create, list, describe, alter and delete topics."),
+    "partition": (
+        "tidelog.cli.subcommands.partition:partition",
+        "Show where partitions are, and move them between brokers.",
+    ),
+    "produce": ("tidelog.cli.subcommands.produce:produce", "Write records to a topic from a file or standard input."),
+    "consume": ("tidelog.cli.subcommands.consume:consume", "Read records from a topic."),
+    "group": ("tidelog.cli.subcommands.group:group", "List, describe, delete and reset consumer groups."),
+    "config": ("tidelog.cli.subcommands.config:config", "Show every setting, its value and where it came from."),
+    "wal": ("tidelog.cli.subcommands.wal:wal", "Inspect and verify the write-ahead log on disk."),
+    "object": (
+        "tidelog.cli.subcommands.object:object_",
+        "List, inspect, verify, compact and clean up objects in the bucket.",
+    ),
+    "cost": ("tidelog.cli.subcommands.cost:cost", "Show what the bucket costs, by purpose and topic."),
+    "broker": ("tidelog.cli.subcommands.broker:broker", "List, add, drain and remove brokers."),
+    "balancer": ("tidelog.cli.subcommands.balancer:balancer", "Show how evenly brokers are loaded, and even it out."),
+    "controller": ("tidelog.cli.subcommands.controller:controller", "Show and change the quorum of controllers."),
+    "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),
+    "check": ("tidelog.cli.subcommands.check:check", "Check a recorded history of what clients saw."),
+    "chaos": ("tidelog.cli.subcommands.chaos:chaos", "Run real processes under faults and check every promise."),
+    "completion": (
+        "tidelog.cli.subcommands.completion:completion",
+        "Print the script for a shell's completion.",
+    ),
+    "status": ("tidelog.cli.subcommands.status:status", "Show the cluster's nodes and what is wrong, if anything."),
+}
+"""Command → (module:function, one line of help)."""
+
+EXIT_CODES = {
+    0: "done; also: watching or following ended by Ctrl-C, or the reader of the pipe went away",
+    1: "anything not below; `check`, `simulate` and `chaos`: something was found",
+    2: "wrong usage, input or configuration",
+    3: "not found (the nearest name is suggested)",
+    4: "exists already",
+    5: "unavailable, or not possible now: try again",
+    6: "storage failed",
+    7: "corrupt data found",
+    8: "port in use (`up`, `serve`)",
+    9: "wrong data directory (`up`, `serve`)",
+    10: "`status` or `controller status` found something wrong",
+    130: "ended by Ctrl-C before it was done",
+}
+"""Exit code → meaning, as in docs/cli.md. `TidelogError.exit_code` is the code of an error."""
+
+
+class _LazyGroup(click.Group):
+    """Imports a subcommand when it is called, not when `tidelog` starts."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tidelog")
+def cli() -> None:
+    """Tidelog: Kafka's protocol in front, object storage behind."""
+
+
+def report(error: TidelogError) -> None:
+    """Print an error and its hint to standard error."""
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run the command line and exit with its exit code."""
+    try:
+        code = cli.main(args=args, prog_name="tidelog", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)  # click returns the code of `click.exceptions.Exit`
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except TidelogError as error:
+        report(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)

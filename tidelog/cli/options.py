@@ -1,0 +1,153 @@
+"""Command-line options shared by several commands, and their conversion to a configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import click
+
+from tidelog.config import Loaded, load, parse_set
+from tidelog.runtime.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PRIVATE_UMASK = 0o077
+"""The umask of processes that keep data: nobody else reads write-ahead logs, objects, metadata or secrets."""
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+BOOTSTRAP_ENV = "TIDELOG_BOOTSTRAP"
+
+
+def config_options(function: F) -> F:
+    """`--config FILE` and `--set section.key=value`."""
+    function = click.option(
+        "--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one setting; may repeat."
+    )(function)
+    return click.option(
+        "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="TOML configuration file."
+    )(function)
+
+
+def bootstrap_option(function: F) -> F:
+    """`--bootstrap HOST:PORT`, the address for every client-side command."""
+    return click.option(
+        "--bootstrap",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        envvar=BOOTSTRAP_ENV,
+        metavar="HOST:PORT",
+        help="Any broker of the cluster.",
+    )(function)
+
+
+SECRET_FILE_ENV = "TIDELOG_CONTROLLER__SECRET_FILE"
+"""The variable of the setting `controller.secret_file`."""
+_SECRET_FILE = "tidelog.secret_file"
+
+
+def admin_options(function: F) -> F:
+    """`--bootstrap` and `--secret-file`, for commands that change something by the admin HTTP."""
+
+    def keep(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
+        context.meta[_SECRET_FILE] = file
+
+    function = click.option(
+        "--secret-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        envvar=SECRET_FILE_ENV,
+        callback=keep,
+        expose_value=False,
+        help="The cluster's secret [default: the file that a broker on this machine names].",
+    )(function)
+    return bootstrap_option(function)
+
+
+def given_secret_file() -> Path | None:
+    """Return the file of `--secret-file` of the running command, else of the environment, else None."""
+    context = click.get_current_context(silent=True)
+    if context is not None and _SECRET_FILE in context.meta:
+        given: Path | None = context.meta[_SECRET_FILE]
+        return given
+    told = os.environ.get(SECRET_FILE_ENV)
+    return Path(told) if told else None
+
+
+def format_option(function: F) -> F:
+    """`--format table|json`."""
+    return click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)(
+        function
+    )
+
+
+def watch_option(function: F) -> F:
+    """`--watch [SECONDS]`, for changing output."""
+    return click.option(
+        "--watch",
+        "watch_s",
+        type=click.FloatRange(min=0.1),
+        is_flag=False,
+        flag_value=2.0,
+        metavar="[SECONDS]",
+        help="Repeat every SECONDS (default 2) until Ctrl-C. Place it after the names.",
+    )(function)
+
+
+def parse_pairs(flag: str, texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Parse the `key=value` arguments of a repeatable flag. Raises `ConfigError`."""
+    pairs = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{flag} takes KEY=VALUE, not {text!r}", hint=f"for example {flag} key=value")
+        pairs.append((key.strip(), value))
+    return pairs
+
+
+class TimestampType(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on
+    """A time in milliseconds since the epoch: epoch milliseconds, ISO 8601, or `-10m` (s, m, h, d ago)."""
+
+    name = "time"
+    _UNITS: ClassVar[dict[str, int]] = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse `value`; an ISO time without a zone is local time."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        if text.isascii() and text.isdigit():
+            return int(text)
+        if text[:1] == "-" and text[-1:] in self._UNITS and text[1:-1].isdigit():
+            return int(datetime.now().timestamp() * 1000) - int(text[1:-1]) * self._UNITS[text[-1]]
+        try:
+            return int(datetime.fromisoformat(text).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(f"{text!r} is not a time: use 2026-07-30T12:00:00Z, epoch milliseconds, or -10m", param, ctx)
+
+
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.3 on
+    """A duration in milliseconds: `90s`, `10m`, `2h`, `7d`, or `0`."""
+
+    name = "duration"
+    _UNITS: ClassVar[dict[str, int]] = TimestampType._UNITS
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse `value`."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        if text == "0":
+            return 0
+        number = text[:-1]
+        if text[-1:] not in self._UNITS or not (number.isascii() and number.isdigit()) or len(number) > 9:
+            self.fail(f"{text!r} is not a duration: use 90s, 10m, 2h or 7d", param, ctx)
+        return int(number) * self._UNITS[text[-1]]
+
+
+def load_config(config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> Loaded:
+    """Merge file, environment and flags; `flags` are `section__key=value`, None means not given."""
+    given = [(key.replace("__", ".", 1), value) for key, value in flags.items() if value is not None]
+    return load(config_file, os.environ, [*(parse_set(text) for text in assignments), *given])

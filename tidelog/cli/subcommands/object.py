@@ -1,0 +1,215 @@
+"""`tidelog object list|inspect|verify`: the objects in the bucket, through a broker's admin HTTP.
+
+`compact` and `clean` are in `tidelog.cli.subcommands.object_jobs`.
+
+The broker has access to the bucket and knows which objects belong to the cluster. `verify` reads every byte of them,
+bypassing all caches; it exits with 7 if it finds a problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import click
+
+from tidelog.cli import output
+from tidelog.cli.client import ClusterConnection
+from tidelog.cli.options import admin_options, format_option, watch_option
+from tidelog.cli.subcommands import object_jobs
+from tidelog.cli.subcommands.quarantine import quarantine
+from tidelog.cli.subcommands.status import GOOD_STATES
+from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
+
+T = TypeVar("T")
+
+PAGE = 1_000
+_BLOCK_KEYS = (
+    "stream_id",
+    "topic",
+    "partition",
+    "part",
+    "start_offset",
+    "end_offset",
+    "records",
+    "position",
+    "length_bytes",
+    "crc32c",
+)
+_STREAMS_SHOWN = 10
+_FINDING_HEADERS = (
+    *("OBJECT", "PART", "BYTE", "STREAM", "TOPIC", "PARTITION", "OF", "START", "END"),
+    "PROBLEM",
+)
+
+
+@click.group("object")
+def object_() -> None:
+    """List, inspect, verify, compact and clean up the objects in the bucket."""
+
+
+object_.add_command(object_jobs.compact)
+object_.add_command(object_jobs.clean)
+object_.add_command(quarantine)
+
+
+# --- list and inspect --------------------------------------------------------------------------------------------
+
+
+@object_.command("list")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="Maximum number; default: all.")
+@click.option("--after", type=click.IntRange(min=0), metavar="ID", help="Only objects with a greater id.")
+@format_option
+@watch_option
+@admin_options
+def list_(limit: int | None, after: int | None, style: str, watch_s: float | None, bootstrap: str) -> None:
+    """List the objects that the cluster's metadata knows."""
+    cluster = ClusterConnection(bootstrap)
+    empty = "no objects: records are uploaded with a delay (section [upload] of the configuration)"
+    output.show(style, lambda: list(_pages(cluster, limit, after)), _render_list, watch_s=watch_s, empty=empty)
+
+
+def _pages(cluster: ClusterConnection, limit: int | None, after: int | None) -> Iterator[dict[str, Any]]:
+    left = limit
+    while left is None or left > 0:
+        size = PAGE if left is None else min(PAGE, left)
+        query = {"limit": size} if after is None else {"limit": size, "after": after}
+        page = cluster.get(f"/objects?{urlencode(query)}")
+        yield from page["objects"]
+        after = page["next_after"]
+        if after is None:
+            return
+        left = left - size if left is not None else None
+
+
+def _render_list(document: list[dict[str, Any]]) -> str:
+    headers = ["ID", "KIND", "STATE", "SIZE", "STREAMS", "SINCE", "KEY"]
+    rows = [
+        [
+            one["id"],
+            one["kind"],
+            one["state"],
+            output.size(one["size_bytes"]),
+            one["streams"],
+            output.moment(one["since_ms"]),
+            one["key"],
+        ]
+        for one in document
+    ]
+    return output.table(headers, rows, right=["ID", "SIZE", "STREAMS"])
+
+
+@object_.command()
+@click.argument("object_id", type=click.IntRange(min=0), metavar="ID")
+@format_option
+@admin_options
+def inspect(object_id: int, style: str, bootstrap: str) -> None:
+    """Show an object's footer and the blocks of its index."""
+    cluster = ClusterConnection(bootstrap)
+    output.show(style, lambda: _ask(lambda: cluster.get(f"/objects/{object_id}")), _render_object)
+
+
+def _ask(request: Callable[[], T]) -> T:
+    """Run the request; if the object does not exist, add the command line's hint."""
+    try:
+        return request()
+    except NotFound as error:
+        raise NotFound(error.message, hint="`tidelog object list` shows them") from error
+
+
+def _render_object(document: dict[str, Any]) -> str:
+    about = [
+        ("object", document["id"]),
+        ("key", document["key"]),
+        ("kind", document["kind"]),
+        ("state", document["state"]),
+        ("size", f"{output.size(document['size_bytes'])} ({document['size_bytes']} bytes)"),
+        ("created", output.moment(document["created_ms"])),
+        ("appends", document["records"]),
+    ]
+    headers = ["STREAM", "TOPIC", "PARTITION", "PART", "START", "END", "APPENDS", "POSITION", "LENGTH", "CRC32C"]
+    rows = [[block[key] for key in _BLOCK_KEYS] for block in document["blocks"]]
+    right = [name for name in headers if name not in ("TOPIC", "PART", "CRC32C")]
+    return f"{output.pairs(about)}\n\n{output.table(headers, rows, right=right)}"
+
+
+# --- verify ------------------------------------------------------------------------------------------------------
+
+
+@object_.command()
+@click.argument("object_ids", nargs=-1, type=click.IntRange(min=0), metavar="[ID]...")
+@format_option
+@admin_options
+def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
+    """Read and check every byte of all objects, or of the given ones. Exits 7 if a problem is found."""
+    cluster = ClusterConnection(bootstrap)
+    findings: list[dict[str, Any]] = []
+    last = _ask(lambda: _follow(cluster, object_ids, findings))
+    _ask(lambda: _tell_others(cluster, object_ids, findings))
+    document = {"objects": last["objects"], "bytes": last["bytes"], "findings": findings}
+
+    def render(document: dict[str, Any]) -> str:
+        checked = f"{document['objects']} objects, {output.size(document['bytes'])} checked"
+        if not findings:
+            return f"sound: {checked}"
+        rows = [row for one in findings for row in _finding_rows(one)]
+        return f"{output.table(_FINDING_HEADERS, rows, right=['OBJECT', 'BYTE', 'START', 'END'])}\n\nDAMAGED: {checked}"
+
+    output.show(style, lambda: document, render)
+    if findings:
+        raise CorruptData(
+            f"{len(findings)} problem{'' if len(findings) == 1 else 's'} found in the bucket",
+            hint="`tidelog object inspect ID` shows the affected streams; see docs/operations.md",
+        )
+
+
+def _finding_rows(finding: dict[str, Any]) -> Iterator[list[Any]]:
+    """Yield a row for each stream with unreadable offsets; of many, the first few and the number of others."""
+    streams = finding["streams"]
+    head = [finding["key"] if finding["object"] is None else finding["object"], finding["part"], finding["position"]]
+    for one in streams[:_STREAMS_SHOWN]:
+        whose = [one["topic"], one["partition"], one["part"], one["start_offset"], one["end_offset"]]
+        yield [*head, one["stream_id"], *whose, finding["problem"]]
+    if len(streams) > _STREAMS_SHOWN or not streams:
+        more = f"and {len(streams) - _STREAMS_SHOWN} more streams" if streams else finding["problem"]
+        yield [*head, None, None, None, None, None, None, more]
+
+
+def _tell_others(cluster: ClusterConnection, object_ids: tuple[int, ...], findings: list[dict[str, Any]]) -> None:
+    """Have each other broker verify what it takes for damaged or does not compact, so that it learns what is sound.
+
+    Each keeps its own list. One that does not answer keeps it until the next verification. Raises `Unavailable` if a
+    broker aborts.
+    """
+    status = cluster.get("/status")
+    known = [(one["object"], one["part"], one["position"]) for one in findings]
+    for row in status["nodes"]:
+        if row["id"] == status["node_id"] or not row["admin_url"] or row["state"] not in GOOD_STATES:
+            continue
+        theirs: list[dict[str, Any]] = []
+        _follow(cluster.at(row["admin_url"]), object_ids, theirs, suspects=True)
+        findings += [one for one in theirs if (one["object"], one["part"], one["position"]) not in known]
+
+
+def _follow(
+    cluster: ClusterConnection, object_ids: tuple[int, ...], findings: list[dict[str, Any]], *, suspects: bool = False
+) -> dict[str, Any]:
+    """Collect the findings while the broker checks; return its last line. Raises `Unavailable` if it aborts."""
+    query = urlencode([*(("id", each) for each in object_ids), *([("suspects", "true")] if suspects else [])])
+    with output.Progress("verifying", 0) as progress:
+        total = 0
+        for line in cluster.post_lines(f"/objects/verify?{query}"):
+            event = line["event"]
+            if event == "start":
+                total = line["bytes"]
+                progress.update(0, total)
+            elif event == "progress":
+                progress.update(line["bytes"], total)
+            elif event == "finding":
+                findings.append({key: value for key, value in line.items() if key != "event"})
+            elif event == "error":
+                raise Unavailable(f"object {line['object']}: {line['error']}", hint=line["hint"])
+            elif event == "done":
+                return line
+    raise Unavailable("the verification was cut short", hint="try again; see `tidelog status`")

@@ -1,0 +1,400 @@
+"""`tidelog partition list|move|cancel`: the placement of partitions, and moves.
+
+A move is committed at once and then carried out by the brokers: the command waits until every partition is served by
+its new broker (except with `--no-wait`), and prints the duration and cost. Ctrl-C ends the waiting, not the moves.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from tidelog.cli import output
+from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import partition_names, topic_names
+from tidelog.cli.options import admin_options, format_option, watch_option
+from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
+
+AT_ONCE = 1_024
+"""Maximum number of moves in one request."""
+POLL_S = 0.1
+FIGURES_S = 2.0
+"""Time-out for the old broker to report a move's figures after the new broker serves the partition."""
+
+Row = dict[str, Any]
+
+
+class TopicPartition(NamedTuple):
+    """A partition."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+
+@click.group()
+def partition() -> None:
+    """Show where partitions are, and move them between brokers."""
+
+
+# --- list --------------------------------------------------------------------------------------------------------
+
+
+@partition.command("list")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...", shell_complete=topic_names)
+@format_option
+@watch_option
+@admin_options
+def list_(topics: tuple[str, ...], style: str, watch_s: float | None, bootstrap: str) -> None:
+    """Show the partitions of topics; without a name, all partitions that are being moved."""
+    cluster = ClusterConnection(bootstrap)
+    output.show(style, lambda: _rows(cluster, topics), _render, watch_s=watch_s)
+
+
+def _rows(cluster: ClusterConnection, topics: Iterable[str]) -> list[Row]:
+    """Return the rows of partitions; moving partitions with the reports of their brokers."""
+    query = "&".join(f"topic={name}" for name in topics)
+    rows: list[Row] = cluster.get("/partitions" + (f"?{query}" if query else ""))["partitions"]
+    urls = _admin_urls(cluster) if any(row["to"] is not None for row in rows) else {}
+    told: dict[tuple[int, str, int], Row] = {}
+    for broker in {row["broker"] for row in rows if row["to"] is not None}:
+        for move in _moves_of(urls, broker)["moves"]:
+            if move["finished_ms"] is None:
+                told[broker, move["topic"], move["partition"]] = move
+    for row in rows:
+        move = told.get((row["broker"], row["topic"], row["partition"]), {})
+        row["phase"] = move.get("phase", "waiting" if row["to"] is not None else None)
+        row["attempts"] = move.get("attempts")
+        row["error"] = move.get("error")
+        if row["to"] is not None and row["leader"] is None:
+            row["error"] = f"broker {row['broker']} is dead, and its WAL may have records that are not in the bucket"
+    return rows
+
+
+def _admin_urls(cluster: ClusterConnection) -> dict[int, str]:
+    """The admin URLs of the live brokers."""
+    nodes = cluster.get("/status")["nodes"]
+    return {node["id"]: node["admin_url"] for node in nodes if node["state"] != "dead" and node["admin_url"]}
+
+
+def _moves_of(urls: dict[int, str], broker: int) -> Row:
+    """A broker's `/moves`; empty if it cannot be reached."""
+    try:
+        found = http_json(urls[broker], "/moves")
+    except (KeyError, Unavailable):
+        return {"moves": [], "opened": [], "estimate": None}
+    assert isinstance(found, dict)
+    return found
+
+
+def _render(rows: list[Row]) -> str:
+    if not rows:
+        return "no partition is being moved"
+    headers = ["TOPIC", "PARTITION", "LEADER", "EPOCH", "MOVES-TO", "SINCE", "PHASE", "ATTEMPTS", "PROBLEM"]
+    cells = [
+        [
+            row["topic"],
+            row["partition"],
+            row["leader"],
+            row["leader_epoch"],
+            row["to"],
+            output.moment(row["since_ms"]),
+            row["phase"],
+            row["attempts"],
+            row["error"],
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["PARTITION", "LEADER", "EPOCH", "MOVES-TO", "ATTEMPTS"])
+
+
+# --- move, cancel ------------------------------------------------------------------------------------------------
+
+
+@partition.command()
+@click.argument("places", nargs=-1, metavar="[TOPIC:PARTITION]...", shell_complete=partition_names)
+@click.option("--to", "target", type=int, metavar="BROKER", help="Target. Default with --from: all other brokers.")
+@click.option("--from", "source", type=int, metavar="BROKER", help="All partitions of this broker.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="JSON in the format of kafka-reassign-partitions.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be uploaded, and how long writes would stall.")
+@click.option("--no-wait", is_flag=True, help="Return when the placements are committed.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds to wait."
+)
+@format_option
+@admin_options
+def move(
+    places: tuple[str, ...],
+    target: int | None,
+    source: int | None,
+    file: Path | None,
+    dry_run: bool,
+    no_wait: bool,
+    timeout_s: float,
+    style: str,
+    bootstrap: str,
+) -> None:
+    """Move partitions to another broker, without copying data and while they are in use."""
+    cluster = ClusterConnection(bootstrap)
+    wanted = _wanted(cluster, places, target, source, file)
+    before = {TopicPartition(row["topic"], row["partition"]): row for row in _placed(cluster, wanted)}
+    wanted = {place: broker for place, broker in wanted.items() if before[place]["broker"] != broker}
+    if dry_run:
+        _show(style, _predict(cluster, wanted, before), _render_plan)
+        return
+    failures = output.Failures()
+    started = time.monotonic()
+    accepted = _place(cluster, wanted, failures)
+    report: list[Row] = []
+    if not no_wait:
+        report = _wait(cluster, accepted, before, started, timeout_s, failures)
+    _show(style, report or [_plain(place, before, broker) for place, broker in accepted.items()], _render_done)
+    failures.exit()
+
+
+@partition.command()
+@click.argument("places", nargs=-1, required=True, metavar="TOPIC:PARTITION...", shell_complete=partition_names)
+@admin_options
+def cancel(places: tuple[str, ...], bootstrap: str) -> None:
+    """Cancel moves in progress: the partitions stay on their brokers."""
+    failures = output.Failures()
+    done = _place(ClusterConnection(bootstrap), {_parse(text): None for text in places}, failures)
+    for place in done:
+        output.emit(f"cancelled the move of {place}")
+    failures.exit()
+
+
+def _parse(text: str) -> TopicPartition:
+    topic, colon, index = text.rpartition(":")
+    if not colon or not topic or not (index.isascii() and index.isdigit()):
+        raise InvalidInput(f"{text!r} is not a partition", hint="use TOPIC:PARTITION, for example orders:0")
+    return TopicPartition(topic, int(index))
+
+
+def _wanted(
+    cluster: ClusterConnection, places: tuple[str, ...], target: int | None, source: int | None, file: Path | None
+) -> dict[TopicPartition, int]:
+    """Return the target broker of each partition. Raises `InvalidInput`."""
+    if sum((bool(places), source is not None, file is not None)) != 1:
+        raise InvalidInput(
+            "exactly one selection of partitions is required",
+            hint="use TOPIC:PARTITION..., --from BROKER or --file FILE",
+        )
+    if file is not None:
+        if target is not None:
+            raise InvalidInput("--file names the brokers itself: omit --to")
+        return _read(file)
+    if places:
+        if target is None:
+            raise InvalidInput("the target broker is missing", hint="use --to BROKER")
+        return dict.fromkeys(map(_parse, places), target)
+    metadata = cluster.metadata()
+    mine: list[TopicPartition] = []
+    counts = dict.fromkeys(metadata.brokers, 0)
+    for name, topic in sorted(metadata.topics.items()):
+        for index, one in sorted(topic.partitions.items()):
+            counts[one.leader] = counts.get(one.leader, 0) + 1
+            if one.leader == source:
+                mine.append(TopicPartition(name, index))
+    others = [broker for broker in sorted(metadata.brokers) if broker != source]
+    if target is None and not others:
+        raise InvalidInput(f"there is no broker besides {source}")
+    found: dict[TopicPartition, int] = {}
+    for place in mine:
+        broker = target if target is not None else min(others, key=lambda each: counts[each])
+        counts[broker] = counts.get(broker, 0) + 1
+        found[place] = broker
+    return found
+
+
+def _read(file: Path) -> dict[TopicPartition, int]:
+    """Read Kafka's reassignment JSON: `{"partitions": [{"topic", "partition", "replicas": [broker]}]}`."""
+    try:
+        rows = json.loads(file.read_text())["partitions"]
+        return {TopicPartition(str(row["topic"]), int(row["partition"])): int(row["replicas"][0]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise InvalidInput(
+            f"{file} is not a list of reassignments: {error!r}",
+            hint='{"partitions": [{"topic": "orders", "partition": 0, "replicas": [2]}]}',
+        ) from error
+
+
+def _placed(cluster: ClusterConnection, places: Iterable[TopicPartition]) -> list[Row]:
+    """Return the current placement of these partitions. Raises `NotFound`."""
+    wanted = set(places)
+    if not wanted:
+        return []
+    query = "&".join(f"topic={name}" for name in sorted({place.topic for place in wanted}))
+    rows = cluster.get(f"/partitions?{query}")["partitions"]
+    found = [row for row in rows if TopicPartition(row["topic"], row["partition"]) in wanted]
+    for place in wanted - {TopicPartition(row["topic"], row["partition"]) for row in found}:
+        raise NotFound(f"partition {place} does not exist", hint=f"`tidelog topic describe {place.topic}` shows them")
+    return found
+
+
+def _place(
+    cluster: ClusterConnection, wanted: dict[TopicPartition, Any], failures: output.Failures
+) -> dict[TopicPartition, Any]:
+    """Commit placements and return the accepted ones."""
+    accepted: dict[TopicPartition, Any] = {}
+    items = list(wanted.items())
+    for start in range(0, len(items), AT_ONCE):
+        moves = [
+            {"topic": place.topic, "partition": place.partition, "to": broker}
+            for place, broker in items[start : start + AT_ONCE]
+        ]
+        for result in cluster.post("/moves", {"moves": moves})["results"]:
+            place = TopicPartition(result["topic"], result["partition"])
+            if result["error"] is not None:
+                failures.add(InvalidInput(f"{place}: {result['error']}"))
+            else:
+                accepted[place] = result["to"]
+    return accepted
+
+
+def _wait(
+    cluster: ClusterConnection,
+    wanted: dict[TopicPartition, int],
+    before: dict[TopicPartition, Row],
+    started: float,
+    timeout_s: float,
+    failures: output.Failures,
+) -> list[Row]:
+    """Wait until the new brokers serve all partitions; return the figures of both ends of each move."""
+    deadline = started + timeout_s
+    left = dict(wanted)
+    served: dict[TopicPartition, float] = {}
+    report: list[Row] = []
+    urls = _admin_urls(cluster)
+    while left and time.monotonic() < deadline:
+        rows = {TopicPartition(row["topic"], row["partition"]): row for row in _placed(cluster, left)}
+        moved = {place for place, row in rows.items() if row["broker"] == left[place]}
+        gone = {place for place, row in rows.items() if row["broker"] != left[place] and row["to"] != left[place]}
+        for place in gone:
+            failures.add(Unavailable(f"{place}: the move was cancelled, or replaced by another"))
+            del left[place]
+        brokers = {left[place] for place in moved} | {before[place]["broker"] for place in moved}
+        told = {broker: _moves_of(urls, broker) for broker in brokers}
+        for place in moved:
+            row = _figures(place, before[place], left[place], rows[place], told)
+            if row is None:
+                continue
+            at = served.setdefault(place, time.monotonic())
+            if row["stall_ms"] is not None or time.monotonic() > at + FIGURES_S:
+                report.append({**row, "seconds": round(at - started, 3)})
+                del left[place]
+        if left:
+            time.sleep(POLL_S)
+    for place, broker in left.items():
+        failures.add(
+            Unavailable(f"{place} is not on broker {broker} after {timeout_s:g} s", hint="see `tidelog partition list`")
+        )
+    return sorted(report, key=lambda row: (row["topic"], row["partition"]))
+
+
+def _figures(place: TopicPartition, before: Row, target: int, now: Row, told: dict[int, Row]) -> Row | None:
+    """Return the figures of a move; None until the new broker serves the partition."""
+    opened = [
+        one
+        for one in told[target]["opened"]
+        if (one["topic"], one["partition"], one["leader_epoch"]) == (*place, now["leader_epoch"])
+    ]
+    if not opened:
+        return None
+    left = [
+        one
+        for one in told[before["broker"]]["moves"]
+        if (one["topic"], one["partition"]) == place
+        and one["phase"] == "done"
+        and before["leader_epoch"] <= one["leader_epoch"] < now["leader_epoch"]
+    ]
+    open_ms = opened[-1]["open_ms"]
+    return {
+        **_plain(place, {place: before}, target),
+        "uploaded_bytes": left[-1]["drained_bytes"] if left else None,
+        "stall_ms": round(left[-1]["stall_ms"] + open_ms, 1) if left else None,
+        "attempts": left[-1]["attempts"] if left else None,
+    }
+
+
+def _plain(place: TopicPartition, before: dict[TopicPartition, Row], target: int) -> Row:
+    return {"topic": place.topic, "partition": place.partition, "from": before[place]["broker"], "to": target}
+
+
+def _predict(
+    cluster: ClusterConnection, wanted: dict[TopicPartition, int], before: dict[TopicPartition, Row]
+) -> list[Row]:
+    """Return what each source reports of its backlog and its last moves."""
+    urls = _admin_urls(cluster)
+    estimates = {broker: _moves_of(urls, broker)["estimate"] for broker in {before[one]["broker"] for one in wanted}}
+    plan = []
+    for place, target in wanted.items():
+        source = before[place]["broker"]
+        found = estimates[source] or {}
+        upload, stall_ms, basis = found.get("upload_bytes"), found.get("stall_ms"), found.get("basis")
+        if not found:
+            basis = f"broker {source} is dead: the partition moves when the broker has restarted"
+        elif target not in urls:
+            basis = f"broker {target} is dead or unknown: the move would be refused"
+        plan.append({**_plain(place, before, target), "upload_bytes": upload, "stall_ms": stall_ms, "basis": basis})
+    return plan
+
+
+def _show(style: str, rows: list[Row], render: Any) -> None:
+    output.emit(json.dumps(rows, indent=2) if style == "json" else render(rows))
+
+
+def _render_plan(rows: list[Row]) -> str:
+    if not rows:
+        return "nothing to move: all partitions are on their target brokers"
+    headers = ["TOPIC", "PARTITION", "FROM", "TO", "TO-UPLOAD-FIRST", "STALL", "ESTIMATED-BY"]
+    cells = [
+        [
+            row["topic"],
+            row["partition"],
+            row["from"],
+            row["to"],
+            output.size(row["upload_bytes"]),
+            _seconds(row["stall_ms"]),
+            row["basis"],
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["PARTITION", "FROM", "TO", "TO-UPLOAD-FIRST", "STALL"])
+
+
+def _render_done(rows: list[Row]) -> str:
+    if not rows:
+        return "nothing was moved"
+    headers = ["TOPIC", "PARTITION", "FROM", "TO", "TOOK", "UPLOADED-LAST", "STALL", "ATTEMPTS"]
+    cells = [
+        [
+            row["topic"],
+            row["partition"],
+            row["from"],
+            row["to"],
+            f"{row['seconds']:.2f} s" if "seconds" in row else "committed",
+            output.size(row.get("uploaded_bytes")),
+            _seconds(row.get("stall_ms")),
+            row.get("attempts"),
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["PARTITION", "FROM", "TO", "TOOK", "UPLOADED-LAST", "STALL", "ATTEMPTS"])
+
+
+def _seconds(stall_ms: float | None) -> str | None:
+    return None if stall_ms is None else f"{stall_ms / 1000:.3f} s"

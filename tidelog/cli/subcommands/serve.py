@@ -1,0 +1,148 @@
+"""`tidelog serve`: one process of a multi-machine deployment, configured by a TOML file.
+
+It runs the roles in `[node] roles` (controller, broker or both) and prints the line `ready bootstrap=HOST:PORT` once
+clients can connect (a controller without a broker: `ready controller=HOST:PORT`). On SIGTERM it moves its partitions to
+other live brokers, if there are any and `node.drain_timeout_ms` allows it, completes the requests in flight, uploads,
+and exits with 0; on SIGINT, or a second SIGTERM, it does so without moving partitions. SIGUSR1 stops only the broker
+and prints `broker stopped`: to stop a whole cluster, stop all brokers first, while the controllers can still commit
+their last uploads. A child of `tidelog up` stops as on SIGINT when its parent dies. A process that was told to stop is
+killed when it has not within `node.shutdown_timeout_ms` and `STOP_GRACE_S`, after SIGTERM `node.drain_timeout_ms` more;
+what is not uploaded then is in the write-ahead log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.options import PRIVATE_UMASK, config_options, load_config
+from tidelog.config import Config, exposed_secrets
+from tidelog.runtime import log, memory
+from tidelog.runtime.children import watch_parent
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.scheduling import wake_promptly
+from tidelog.runtime.stop_signals import OnSignal, StopSignals
+from tidelog.runtime.tasks import TaskSet
+
+if TYPE_CHECKING:
+    from tidelog.process.serve import NodeProcess
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 30.0
+"""Time for the parts of a process to stop, besides `node.shutdown_timeout_ms`, after which it is killed."""
+
+
+@click.command()
+@click.option("--parent-pipe", type=int, hidden=True, help="Stop when this inherited descriptor is at its end.")
+@config_options
+def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[str, ...]) -> None:
+    """Run one process of a real deployment."""
+    from tidelog.cli.subcommands.up import check_bucket
+    from tidelog.process.supervisor import FAILED_PREFIX
+
+    signals = StopSignals(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    loaded = load_config(config_file, assignments)
+    check_bucket(loaded)
+    log.configure(loaded.config.node.log_level, loaded.config.node.log_format)
+    os.umask(PRIVATE_UMASK)
+    if parent_pipe is None:  # else `tidelog up` has told
+        for sentence in exposed_secrets(loaded):
+            logger.warning(sentence)
+    import uvloop
+
+    memory.tune()
+    wake_promptly()  # the thread of the event loop
+    try:
+        uvloop.run(_serve(loaded.config, parent_pipe, signals))
+    except TidelogError as error:
+        if parent_pipe is not None:
+            told = {"kind": type(error).__name__, "error": error.message, "hint": error.hint}
+            click.echo(FAILED_PREFIX + json.dumps(told))
+        raise
+
+
+async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) -> None:
+    from tidelog.process.serve import NodeProcess
+    from tidelog.process.supervisor import STOPPED_LINE
+
+    stopping, at_once = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def terminate() -> None:
+        if stopping.is_set():
+            at_once.set()
+        stopping.set()
+
+    def interrupt() -> None:
+        at_once.set()
+        stopping.set()
+
+    def parent_died() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
+            loop.call_soon_threadsafe(interrupt)
+
+    limit_s = config.node.shutdown_timeout_ms / 1000 + STOP_GRACE_S
+    if parent_pipe is not None:
+        watch_parent(parent_pipe, parent_died, limit_s)
+    process = NodeProcess(config)
+
+    async def stop_broker() -> None:
+        at_once.set()
+        if starting.done():
+            await process.stop_broker()
+        click.echo(STOPPED_LINE)
+
+    def broker_only() -> None:
+        parts.append(loop.create_task(stop_broker()))
+
+    parts: list[asyncio.Task[None]] = []
+    signals.serve(
+        loop,
+        {
+            signal.SIGTERM: OnSignal(terminate, limit_s + config.node.drain_timeout_ms / 1000),
+            signal.SIGINT: OnSignal(interrupt, limit_s),
+            signal.SIGUSR1: OnSignal(broker_only),
+        },
+    )
+    starting = loop.create_task(process.start())
+    stop = loop.create_task(stopping.wait())
+    tasks = TaskSet("serve")
+    await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if starting.done():
+            starting.result()
+            memory.give_back()
+            tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
+            click.echo(f"ready {process.ready_line}")
+            await process.run_until(stop)
+            await _drain(process, at_once)
+        else:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+    finally:
+        await asyncio.gather(*parts)
+        await process.stop()
+        stop.cancel()
+        await tasks.close()
+
+
+async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:
+    """Move the partitions away, until that is done or `at_once` is set."""
+    drain, wake = asyncio.create_task(process.drain()), asyncio.create_task(at_once.wait())
+    await asyncio.wait({drain, wake}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (drain, wake):
+        task.cancel()
+    await asyncio.gather(wake, return_exceptions=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await drain

@@ -1,0 +1,175 @@
+"""`tidelog status`: the cluster's nodes, their backlog, and problems.
+
+The broker at `--bootstrap` lists the others; each is requested for its own state. Exit code 10 if there is a problem, 5
+if no broker can be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tidelog.cli import output
+from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.options import bootstrap_option, format_option, watch_option
+from tidelog.runtime.errors import TidelogError
+
+SOMETHING_WRONG = 10
+"""Exit code."""
+GOOD_STATES = ("ready", "alive", "draining", "drained")
+
+Document = dict[str, Any]
+_RIGHT = ["NODE", "PID", "PARTITIONS", "WAL", "TO-UPLOAD", "MEMORY", "LOG-CACHE"]
+
+
+@click.command()
+@format_option
+@watch_option
+@bootstrap_option
+def status(style: str, watch_s: float | None, bootstrap: str) -> None:
+    """Show the cluster's nodes and what is wrong, if anything."""
+    cluster = ClusterConnection(bootstrap)
+    document = output.show(style, lambda: gather(cluster.get("/status"), _ask), _render, watch_s=watch_s)
+    if document["problems"]:
+        raise click.exceptions.Exit(SOMETHING_WRONG)
+
+
+def _ask(admin_url: str) -> Document:
+    answer = http_json(admin_url, "/status")
+    assert isinstance(answer, dict)
+    return answer
+
+
+def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
+    """Return a document of the whole cluster: that of the connected node, with the results of `ask` for the others.
+
+    `partitions`, `wal`, `upload`, `memory`, `bucket` and `health` are each node's own; `problems` are those of all.
+    """
+    nodes = []
+    problems = list(asked["problems"])
+    taking_over = list(asked["failover"].get("taking_over", []))
+    for row in asked["nodes"]:
+        if row["id"] == asked["node_id"]:
+            nodes.append({**row, **_own(asked)})
+            continue
+        if "broker" not in row["roles"]:
+            nodes.append(row)  # the connected broker has reported the problems of controllers
+            continue
+        if row["state"] not in GOOD_STATES:
+            problems.append(f"broker {row['id']} at {row['address']} is {row['state']}")
+            nodes.append(row)
+            continue
+        try:
+            answer = ask(row["admin_url"])
+        except TidelogError as error:
+            problems.append(f"broker {row['id']}: {error.message}")
+            nodes.append(row)
+            continue
+        own = next((one for one in answer["nodes"] if one["id"] == row["id"]), row)
+        own = {**own, **({"controller": row["controller"]} if "controller" in row else {})}
+        nodes.append({**own, **_own(answer)})
+        taking_over += answer["failover"].get("taking_over", [])
+        problems += [one for one in answer["problems"] if one not in problems]
+    common = ("cluster_id", "node_id", "time_ms", "image_version", "topics")
+    failovers = _failovers(asked["failover"].get("lost", []), taking_over)
+    return {
+        **{key: asked[key] for key in common},
+        "nodes": nodes,
+        "failovers": failovers,
+        "moves": asked["moves"],
+        "problems": problems,
+    }
+
+
+def _failovers(lost: list[Document], taking_over: list[Document]) -> list[Document]:
+    """The dead brokers with their backlog, and the progress of the successor."""
+    work = {(one["broker"], one["since_ms"]): one for one in taking_over}
+    rows = []
+    for one in lost:
+        doing = work.get((one["broker"], one["since_ms"]), {})
+        told = {name: doing.get(name) for name in ("step", "wal_bytes", "partitions_placed", "error")}
+        rows.append({**one, **told})
+    return rows
+
+
+def _own(answer: Document) -> Document:
+    own = ("partitions", "wal", "upload", "memory", "bucket", "health")
+    return {key: answer[key] for key in own if key in answer}
+
+
+def _render(document: Document) -> str:
+    about = [("cluster", document["cluster_id"]), ("topics", document["topics"])]
+    headers = [
+        "NODE",
+        "ROLES",
+        "PID",
+        "ADDRESS",
+        "STATE",
+        "CONTROLLER",
+        "PARTITIONS",
+        "WAL",
+        "TO-UPLOAD",
+        "MEMORY",
+        "LOG-CACHE",
+        "BUCKET",
+    ]
+    rows = [_row(node) for node in document["nodes"]]
+    text = [output.pairs(about), output.table(headers, rows, right=_RIGHT)]
+    if document["failovers"]:
+        text.append("failovers:\n" + _render_failovers(document["failovers"]))
+    if document["moves"]["total"]:
+        text.append(_render_moves(document["moves"]))
+    problems = document["problems"]
+    if problems:
+        text.append("problems:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    else:
+        text.append("no problems")
+    return "\n\n".join(text)
+
+
+def _render_failovers(rows: list[Document]) -> str:
+    headers = ["DEAD-BROKER", "WAL", "STATE", "BY", "STEP", "RECOVERED", "PARTITIONS-LEFT", "SINCE", "ERROR"]
+    cells = [
+        [
+            row["broker"],
+            row["wal"],
+            row["state"],
+            row["by"],
+            row["step"],
+            output.size(row["wal_bytes"]),
+            row["partitions"],
+            output.moment(row["since_ms"]),
+            row["error"],
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["DEAD-BROKER", "BY", "RECOVERED", "PARTITIONS-LEFT"])
+
+
+def _render_moves(moves: Document) -> str:
+    rows = [
+        [one["topic"], one["partition"], one["from"], one["to"], output.moment(one["since_ms"])]
+        for one in moves["first"]
+    ]
+    table = output.table(["TOPIC", "PARTITION", "FROM", "TO", "SINCE"], rows, right=["PARTITION", "FROM", "TO"])
+    more = moves["total"] - len(rows)
+    return f"moving:\n{table}" + (f"\nand {more} more: `tidelog partition list`" if more else "")
+
+
+def _row(node: Document) -> list[Any]:
+    row = [node["id"], ",".join(node["roles"]), node["pid"], node["address"], node["state"], node.get("controller")]
+    if "wal" not in node:
+        return [*row, None, None, None, None, None, None]
+    partitions, wal, memory, bucket = node["partitions"], node["wal"], node["memory"], node["bucket"]
+    opened, led = partitions.get("open"), partitions.get("led")
+    return [
+        *row,
+        opened if opened == led else f"{opened} of {led}",
+        output.size(wal["end_offset"] - wal["start_offset"]),
+        output.size(node["upload"]["backlog_bytes"]),
+        output.size(memory["resident_bytes"]),
+        f"{memory['log_cache_bytes'] / memory['log_cache_bound_bytes']:.0%}",
+        f"{'ok' if bucket['healthy'] else 'FAILING'} {bucket['url']}",
+    ]
