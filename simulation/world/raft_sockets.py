@@ -35,6 +35,8 @@ class SimSocket(asyncio.Protocol):
         self._code = 0
         self._ended = False
         self._closed = False
+        self._refused = False
+        """It took no more, and has not told since that it does."""
 
     # What the member calls
 
@@ -75,6 +77,7 @@ class SimSocket(asyncio.Protocol):
             raise BrokenPipeError(errno.EPIPE, "broken pipe")
         room = self._room()
         if room <= 0:
+            self._refused = True
             raise BlockingIOError
         taken = bytes(data[:room])
         if not self._sending:
@@ -94,6 +97,10 @@ class SimSocket(asyncio.Protocol):
             self._transport.write(data)
             if self._closed:
                 self._transport.close()
+            elif self._refused and self._room() > 0:
+                # What filled it has left since, so the transport is not full and will not say that it has room.
+                self._refused = False
+                self._sockets.changed(self._number)
 
     def close(self) -> None:
         """See `RaftSocket.close`."""

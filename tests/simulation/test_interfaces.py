@@ -418,7 +418,7 @@ def test_a_snapshot_arrives_over_connections_that_are_reset_between_its_pieces(l
         resets = 0
         async with asyncio.timeout(60):
             while len(quorum.machines[behind].entries) < 61:
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.1)
                 quorum.network.reset_between(quorum.hosts[behind], list("abc"))
                 resets += 1
                 if resets > 10:
