@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.wal_harness import SEGMENT, append, durable, make_wal, recovered, until
-from tidelog.runtime.disk import FileDisk
+from tidelog.runtime.disk import FileDisk, FileDiskFile
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFailed, WalFull
+from tidelog.storage.wal.disk.segments import SegmentPool
 from tidelog.storage.wal.disk.wal import DiskWal
 
 
@@ -159,3 +161,35 @@ async def test_a_disk_that_is_full_at_the_end_does_not_fail_the_shutdown() -> No
     await recovered(again)
     assert again.end_offset == end
     await again.close()
+
+
+async def test_closing_while_a_spare_is_being_created_leaves_no_file(tmp_path: Path) -> None:
+    opened = asyncio.Event()
+
+    class SlowToTell(FileDisk):
+        async def open(self, name: str, *, create: bool = False, read_only: bool = False) -> FileDiskFile:
+            file = await super().open(name, create=create, read_only=read_only)
+            if create:
+                opened.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    await file.close()  # as `FileDisk.open` does when its caller is cancelled
+                    raise
+            return file
+
+    disk = SlowToTell(tmp_path)
+    pool = SegmentPool(
+        disk,
+        segment_bytes=SEGMENT,
+        max_bytes=4 * SEGMENT,
+        rng=random.Random(1),
+        on_change=lambda: None,
+        on_failed=lambda error: pytest.fail(str(error)),
+    )
+    pool.start()
+    await opened.wait()
+    assert [each.name for each in await disk.entries()] == ["00000000.tmp"]
+    await pool.close()
+    assert await disk.entries() == []
+    await disk.close()

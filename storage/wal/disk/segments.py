@@ -224,14 +224,16 @@ class SegmentPool:
 
     async def _prepare(self, size: int) -> None:
         name = f"{self._number():08d}"
-        file = await self._disk.open(name + TEMPORARY_SUFFIX, create=True)
+        file: DiskFile | None = None
         try:
+            file = await self._disk.open(name + TEMPORARY_SUFFIX, create=True)
             await file.fill_zeros(0, size)
             await file.rename(name + SPARE_SUFFIX)
         except BaseException:
-            await file.close()
+            if file is not None:
+                await file.close()
             with contextlib.suppress(FileNotFoundError):  # cancelled after the rename: a spare for the next process
-                await self._disk.remove(file.name)
+                await self._disk.remove(name + TEMPORARY_SUFFIX if file is None else file.name)
             raise
         self._spares.append(file)
 
