@@ -11,6 +11,7 @@ Invariants, which hold through a crash at any point (`tests/storage/test_object_
 - Of several concurrent conditional creates one succeeds: link(2) fails where the name exists.
 - A file in `.tidelog-tmp/` whose lock is free has no writer any more; opening the store removes it.
 
+Large bodies bypass the page cache (`tidelog.storage.bucket.direct`).
 A put makes few system calls: each releases the GIL and has to reacquire it from a busy event loop.
 An fsync error fails the put and discards the written file: bytes that a failed fsync covered are never served.
 A key that the kernel rejects as a name (one that is also a "directory" of others: `a` and `a/b`) is `InvalidInput`.
@@ -49,6 +50,7 @@ from tidelog.storage.bucket.common import (
     probe_store,
     split_merged,
 )
+from tidelog.storage.bucket.direct import BodyWriter
 from tidelog.storage.bucket.directories import OpenDirectories, OpenDirectory, close_to_others, make_private
 from tidelog.storage.bucket.stats import StoreStats
 from tidelog.storage.bucket.store import (
@@ -71,8 +73,6 @@ LIST_PAGE: Final = 1000
 """Entries fetched per call to a worker thread, as many as a page of S3 has."""
 OPEN_DIRECTORIES: Final = 320
 """Kept open for the next put: objects are spread over 256 directories in turn (`tidelog.storage.objects.key`)."""
-BUFFERS_A_WRITE: Final = 1024
-"""IOV_MAX of Linux."""
 NAME_ATTEMPTS: Final = 100
 """How often a put creates a directory again that concurrent deletes keep removing."""
 
@@ -93,6 +93,7 @@ class LocalObjectStore(PlainViews):
         self._tmp_prefix = secrets.token_hex(16)
         self._tmp_numbers = itertools.count()
         self._directories = OpenDirectories(self._root, OPEN_DIRECTORIES)
+        self._bodies = BodyWriter()
         try:
             make_private(self._tmp)
             close_to_others(self._root)
@@ -238,7 +239,7 @@ class LocalObjectStore(PlainViews):
             is_renamed = False
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                _write_all(descriptor, body)
+                self._bodies.write(descriptor, body)
                 os.fsync(descriptor)
                 info = _info(key, os.fstat(descriptor))
                 self._name(key, path, tmp, if_absent)
@@ -344,18 +345,6 @@ class LocalObjectStore(PlainViews):
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
     etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     return ObjectInfo(key, status.st_size, etag, status.st_mtime_ns // 1_000_000)
-
-
-def _write_all(descriptor: int, body: Sequence[Buffer]) -> None:
-    left = [view for buffer in body if (view := memoryview(buffer).cast("B"))]
-    first = 0
-    while first < len(left):
-        written = os.writev(descriptor, left[first : first + BUFFERS_A_WRITE])
-        while written and written >= len(left[first]):
-            written -= len(left[first])
-            first += 1
-        if written:
-            left[first] = left[first][written:]
 
 
 def _read_exactly(descriptor: int, start: int, end: int) -> bytes:

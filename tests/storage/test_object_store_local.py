@@ -42,9 +42,10 @@ def crashing(real):
 store = LocalObjectStore(directory)
 if is_open:
     asyncio.run(store.put("dir/sub/before", [b"before"]))
-for name in ("open", "writev", "fsync", "link", "unlink", "rename", "mkdir", "close"):
+for name in ("open", "writev", "pwrite", "ftruncate", "fsync", "link", "unlink", "rename", "mkdir", "close"):
     setattr(os, name, crashing(getattr(os, name)))
-asyncio.run(store.put("dir/sub/key", [b"new " * 1000, b"body" * 1000], if_absent=if_absent))
+size = int(sys.argv[5])
+asyncio.run(store.put("dir/sub/key", [b"new " * size, b"body" * size], if_absent=if_absent))
 print("acknowledged", flush=True)
 os._exit(0)
 """
@@ -57,12 +58,12 @@ def run_child(script: str, *arguments: object) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("directory_is", ["closed", "open"])
+@pytest.mark.parametrize(("directory_is", "size"), [("closed", 1000), ("open", 1000), ("open", 300_000)])
 @pytest.mark.parametrize("mode", ["create", "replace"])
 async def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one(
-    tmp_path: Path, mode: str, directory_is: str
+    tmp_path: Path, mode: str, directory_is: str, size: int
 ) -> None:
-    new = b"new " * 1000 + b"body" * 1000
+    new = b"new " * size + b"body" * size
     before = ["dir/sub/before"] if directory_is == "open" else []
 
     async def look(directory: Path) -> bytes | None:
@@ -88,7 +89,7 @@ async def test_a_crash_at_any_step_of_a_put_leaves_the_old_object_or_the_new_one
     for crash_at in range(1, 60):
         directory = tmp_path / str(crash_at)
         await prepare(directory)
-        child = run_child(CRASHING_PUT, directory, crash_at, mode, directory_is)
+        child = run_child(CRASHING_PUT, directory, crash_at, mode, directory_is, size)
         assert child.returncode in (0, 9), child.stderr
         found = await look(directory)
         seen.add(found)
