@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|all}
+    python localstack/install.py {minio|localstack|kcat|all|kafka}
 
-prints one line `<kind> <path of the executable>` each. Existing installations are kept; several callers may run at once
-(one lock file per kind). The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`;
-deleting it is safe.
+prints one line `<kind> <path of the executable>` each. `all` is what the tests need: the first three. Existing
+installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
+`$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`; deleting it is safe.
 
 - minio: built from source by the Go toolchain (MinIO publishes no binaries any more). About 3 minutes on two cores.
 - localstack: a separate environment, because its requirements conflict with Tidelog's. About 40 seconds.
 - kcat: the one on PATH; else Debian's or Ubuntu's packages, unpacked without installation. A few seconds.
+- kafka: the folder of Apache Kafka's jars, by Maven; for `python -m bench.peers`. 54 MB.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -46,6 +47,17 @@ LOCALSTACK_PACKAGES = (
 
 KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "libzstd1", "libssl3", "zlib1g")
 """kcat and its libraries, except the C library. Their names vary between releases of the distribution."""
+
+KAFKA_VERSION = "4.1.0"
+KAFKA_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>tidelog.bench</groupId><artifactId>peers</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{0}</version></dependency>
+  </dependencies>
+</project>
+"""
 
 COMMAND_TIMEOUT_S = 1800
 PAUSES_S = (5, 30)
@@ -185,11 +197,30 @@ def install_kcat(work: Path) -> None:
     root.replace(target)
 
 
+def kafka_path() -> Path:
+    """Return the path of the folder of Kafka's jars."""
+    return cache_dir() / f"kafka-{KAFKA_VERSION}"
+
+
+def install_kafka(work: Path) -> None:
+    """Let Maven collect Kafka's server, its tools and what they need."""
+    maven = shutil.which("mvn")
+    if maven is None or shutil.which("java") is None:
+        raise Missing("no `mvn` and `java` on PATH: Kafka's jars come from Maven")
+    (work / "pom.xml").write_text(KAFKA_POM.format(KAFKA_VERSION))
+    jars = work / "jars"
+    download([maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}"], cwd=work)
+    jars.replace(kafka_path())
+
+
 KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "minio": (minio_path, install_minio),
     "localstack": (localstack_path, install_localstack),
     "kcat": (kcat_path, install_kcat),
+    "kafka": (kafka_path, install_kafka),
 }
+FOR_TESTS = ("minio", "localstack", "kcat")
+"""What `all` stands for."""
 
 
 def install(kind: str) -> Path:
@@ -212,7 +243,7 @@ def main(arguments: list[str]) -> int:
         print(f"usage: python localstack/install.py {{{'|'.join([*KINDS, 'all'])}}}", file=sys.stderr)
         return 2
     failed = False
-    for kind in KINDS if arguments[0] == "all" else arguments:
+    for kind in FOR_TESTS if arguments[0] == "all" else arguments:
         try:
             print(f"{kind} {install(kind)}", flush=True)
         except Missing as error:
