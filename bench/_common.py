@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import multiprocessing
 import os
 import queue
@@ -81,6 +82,22 @@ def settle(pid: int, timeout_s: float = 10.0) -> None:
         before, used = used, cpu_seconds(pid)
         if used - before < 0.03:
             return
+
+
+def new_pages_mb_per_s(size: int = 256 << 20) -> float:
+    """Return at how many MB/s this machine hands out new memory: a program that writes each page of it once, zeroed.
+
+    Some virtual machines do this slowly. A server that does not reuse its buffers is then bound by it.
+    """
+    with mmap.mmap(-1, size) as memory:
+        started = time.perf_counter()
+        memory[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
+        return size / 1e6 / (time.perf_counter() - started)
+
+
+def say_new_pages() -> None:
+    """Print that speed, as the median of five."""
+    print(f"  new memory   {Spread.of(new_pages_mb_per_s() for _ in range(5)).text('MB/s')}", flush=True)
 
 
 def interleaved(runs: int, **phases: Callable[[], Any]) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from bench._bucket import KINDS, Bucket, bucket, drop_page_cache
-from bench._common import Spread, quick, row
+from bench._common import Spread, quick, row, say_new_pages
 from bench.limit_s3 import get_all
 from tidelog.runtime import memory
 from tidelog.runtime.clock import SystemClock
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--profile", help="write the cold run's cProfile to this file")
     parser.add_argument("--dir", help="where the objects go (default: a temporary folder)")
     args = parser.parse_args()
+    say_new_pages()
     memory.tune()  # as the serving process does
     for name in KINDS:
         if args.store in (name, "both"):

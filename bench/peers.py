@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._clients import create_topic, produce_with_librdkafka, records_in
-from bench._common import directory, in_process, percentile, pin, quick, row, settle
+from bench._common import directory, in_process, percentile, pin, quick, row, say_new_pages, settle
 from bench._peers import Peer, java_producer, peers
 from bench.produce_latency import raw_client
 from bench.produce_throughput import LIBRDKAFKA
@@ -166,6 +166,7 @@ def main() -> int:
     parser.add_argument("--peers", default="tidelog,kafka,kafka-synced")
     parser.add_argument("--dir", default=None, help="where the servers write")
     args = parser.parse_args()
+    say_new_pages()
     makers = peers(args.peers.split(","))
     with_java = "kafka" in makers or "kafka-synced" in makers
     if not fresh_page_cache():

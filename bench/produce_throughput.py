@@ -32,7 +32,18 @@ from typing import Any
 
 from bench._bucket import environment
 from bench._clients import create_topic, produce_with_librdkafka, records_in, replay_produce
-from bench._common import Spread, broker, cpu_seconds, directory, in_process, interleaved, quick, row, settle
+from bench._common import (
+    Spread,
+    broker,
+    cpu_seconds,
+    directory,
+    in_process,
+    interleaved,
+    quick,
+    row,
+    say_new_pages,
+    settle,
+)
 from bench._sink import sink
 from bench.limit_disk import RawDisk
 from bench.limit_socket import TOPIC, bare_server
@@ -189,6 +200,7 @@ def main() -> None:
     parser.add_argument("--bucket", choices=("elsewhere", "memory", "disk"), default="elsewhere")
     parser.add_argument("--dir", default=None, help="where the WAL and the bare disk write")
     args = parser.parse_args()
+    say_new_pages()
     with contextlib.ExitStack() as stack:
         path: Path = stack.enter_context(directory(args.dir))
         disk = RawDisk(path)
