@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tidelog.stream.producer_state import ROWS_PER_PIECE
+
 INT64_MAX = (1 << 63) - 1
 
 
@@ -38,6 +40,9 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     """At most one time index entry for this many bytes of batches."""
     checkpoint_bytes: int = 16 << 20
     """A checkpoint is written after this many bytes of batches; bounds the scan of an unclean open."""
+    producers_per_piece: int = ROWS_PER_PIECE
+    """A table of more idempotent producers is written in pieces of this many, one with an append or a step of
+    housekeeping."""
 
     @property
     def compacts(self) -> bool:

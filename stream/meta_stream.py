@@ -4,8 +4,8 @@ Each stream append holds one or more entries and is atomic: after a crash either
 Payload: version (1 byte, =1), then a msgpack array of `[key (str), value (bin) or nil]`; nil removes the key. The
 append covers as many stream offsets as it has entries. The WAL and the blocks of objects keep a CRC of it.
 
-The stream stays small: once more entries are garbage than live, all live ones are written again and everything before
-them is trimmed. Invariant: the stream is trimmed only after the rewrite is confirmed.
+The stream stays small: once more entries are garbage than live, all live ones are written again, about a megabyte at a
+time, and everything before them is trimmed. Invariant: the stream is trimmed only after the rewrite is confirmed.
 
 Entry: `MetaStream.load`, then `get`, `put`.
 """
@@ -90,20 +90,29 @@ class MetaStream:
         """Whether there are more garbage entries than live ones."""
         return self.garbage > max(MIN_GARBAGE, len(self._live))
 
-    def rewrite(self) -> tuple[int, int]:
-        """Write all live entries again. Returns `(offset to trim to, WAL end to wait for before that)`."""
-        trim_to, wal_end = self._stream.next_offset, 0
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return all live keys that start with `prefix`."""
+        return [key for key in self._live if key.startswith(prefix)]
+
+    def rewrite(self, keys: list[str]) -> int:
+        """Write some live entries of `keys` again, and remove these from the list. Returns the WAL end to wait for.
+
+        Repeated until the list, at first all `keys()`, is empty, this makes everything before the first append
+        superfluous: the stream may be trimmed to where it began. Entries may be put in between, for each append holds
+        the values of its time. Returns 0 if none of the keys is live. Raises as `put`, and then has changed nothing.
+        """
         chunk: dict[str, bytes | None] = {}
-        size = 0
-        for key, value in list(self._live.items()):
-            chunk[key] = value
-            size += len(key) + len(value)
-            if size >= _REWRITE_BYTES:
-                wal_end = self.put(chunk)
-                chunk, size = {}, 0
-        if chunk:
-            wal_end = self.put(chunk)
-        return trim_to, wal_end
+        size = taken = 0
+        while taken < len(keys) and size < _REWRITE_BYTES:
+            taken += 1
+            key = keys[-taken]
+            value = self._live.get(key)
+            if value is not None:
+                chunk[key] = value
+                size += len(key) + len(value)
+        wal_end = self.put(chunk) if chunk else 0
+        del keys[-taken:]
+        return wal_end
 
 
 def _decode(payload: bytes | memoryview) -> list[_Entry]:

@@ -415,6 +415,8 @@ class PartitionLog:
             state.roll(now_ms)
         elif state.bytes_since_checkpoint >= config.checkpoint_bytes:
             state.checkpoint()
+        elif state.is_writing_producers:
+            state.write_piece()
         if state.txn.waiting:
             state.txn.flush()
         data = state.data
@@ -580,13 +582,22 @@ class PartitionLog:
         state.producers.expire(now_ms, self._config.producer_id_expiration_ms)
         if state.bytes_since_checkpoint >= _HOUSEKEEPING_CHECKPOINT_BYTES:
             state.checkpoint()
+            await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
         start = retention_start(
             state.segments, state.log_start, state.high_watermark, self.log_end_offset, now_ms, self._config
         )
         await self._move_start(start)
+        await self._in_steps(self._trimmer.rewrite_meta)
         if not self._closed:
-            await self._trimmer.compact_meta()
+            await self._trimmer.trim_meta()
         return self._start
+
+    async def _in_steps(self, step: Callable[[], bool]) -> None:
+        """Call `step` until it returns False or the log is closed; the loop is free between the calls."""
+        while not self._closed:
+            if not step():
+                return
+            await asyncio.sleep(0)
 
     async def _move_start(self, offset: int) -> None:
         """Return when a log start of `offset` at least is confirmed, or the log is closed."""
@@ -595,6 +606,8 @@ class PartitionLog:
         if offset <= self._start or self._closed:
             return
         if offset > state.log_start:
+            await self._in_steps(partial(state.write_producers_to, offset))
+        if offset > state.log_start and not self._closed:
             self._start_wal_end = state.move_start(offset, self._clock.time_ms())
             self._trimmer.start_moved(self._start_wal_end)
             self._storage.confirm.add_listener(self._start_wal_end, partial(self._start_confirmed, offset))
@@ -612,7 +625,7 @@ class PartitionLog:
         and the next open scans.
         """
         if not self._closed:
-            await self._close(self._checkpoint_if_dirty)
+            await self._close(self._write_clean)
 
     async def close_for_move(self) -> ClosedLog:
         """As `close`, but write the whole meta stream again as its last record: all that another broker has to read.
@@ -623,48 +636,62 @@ class PartitionLog:
         meta, data = self._state.meta, self._state.data
         meta_start = meta.stream.start_offset
         tails: dict[int, list[StreamEntry]] = {}
+        keys: list[str] | None = None
 
-        def write() -> int:
-            nonlocal meta_start
-            wal_end = self._checkpoint_if_dirty()
-            if meta.items():
-                meta_start, wal_end = meta.rewrite()
+        def write() -> bool:
+            nonlocal meta_start, keys
+            if not self._write_clean():
+                return False
+            if keys is None:
+                meta_start, keys = meta.stream.next_offset, meta.keys()
+            self._last_wal_end = max(self._last_wal_end, meta.rewrite(keys))
+            if keys:
+                return False
             tails[meta.stream.stream_id] = _from(meta_start, meta.stream.tail(META_TAIL_BYTES))
             tails[data.stream_id] = data.tail(DATA_TAIL_BYTES)
-            return wal_end
+            return True
 
         await self._close(write)
         meta_end, data_end, time_end, txn_end = (stream.next_offset for stream in self._streams())
         return ClosedLog((meta_end, data_end, time_end, txn_end), meta_start, tails)
 
-    def _checkpoint_if_dirty(self) -> int:
-        return self._state.checkpoint(clean=True) if self._state.dirty else self._last_wal_end
+    def _write_clean(self) -> bool:
+        """Do one bounded step towards the checkpoint with the clean flag. Returns whether it is written."""
+        state = self._state
+        if not state.dirty:
+            return True
+        if state.write_producers_to(state.data.next_offset):
+            return False
+        self._last_wal_end = state.checkpoint(clean=True)
+        return True
 
-    async def _close(self, write: Callable[[], int]) -> None:
+    async def _close(self, write: Callable[[], bool]) -> None:
         self._closed = True
+        self._state.abandon_snapshot()
         self._notify()
         try:
-            self._last_wal_end = await self._when_there_is_room(write)
+            await self._when_there_is_room(write)
         finally:
             try:  # the next opener assumes that all records of the streams are confirmed
                 await self._storage.confirm.wait(self._last_wal_end)
             finally:
                 await self._close_streams()
 
-    async def _when_there_is_room(self, write: Callable[[], int]) -> int:
+    async def _when_there_is_room(self, write: Callable[[], bool]) -> None:
+        """Call `write` until it returns True; the loop is free between the calls."""
         refused: Overloaded | None = None
         try:
             async with asyncio.timeout(_CLOSE_WAIT_S):
                 while True:
                     try:
-                        return write()
+                        if write():
+                            return
                     except Overloaded as error:
                         refused = error
-                    await self._storage.writable()
+                        await self._storage.writable()
                     await asyncio.sleep(0)
         except TimeoutError:
-            assert refused is not None
-            raise refused from None
+            raise refused or Overloaded(f"{self.topic}-{self.partition} took {_CLOSE_WAIT_S:.0f} s to close") from None
 
     async def drop(self) -> None:
         """Stop serving because the topic was deleted. Records that are not uploaded may be discarded."""

@@ -2,7 +2,8 @@
 
 Clean (the `clean` record exists and matches the streams): the meta stream is trusted, nothing is scanned. Unclean: the
 last checkpoint is loaded, then the batch headers from there to the end of the data stream are read. This rebuilds
-producers, the active segment, leader epochs and the unwritten entries of the time and txn indexes.
+producers, the active segment, leader epochs and the unwritten entries of the time and txn indexes. If the producers
+were written in pieces, batches from their snapshot's offset on are read as well, for producers only.
 
 Released: an operator released a quarantined stream without the records set aside, so the streams are inconsistent: a
 checkpoint may cover records that are gone. Then the segments up to the data's end are kept, the segment that contains
@@ -15,6 +16,7 @@ checkpoint become the time of recovery. Entry: `recover`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TypeVar
 
@@ -31,13 +33,17 @@ from tidelog.stream.partition_state import (
     CHECKPOINT,
     CLEAN,
     EPOCHS,
+    PIECE_PREFIX,
+    PIECES_VERSION,
     PRODUCERS,
     SEGMENT_PREFIX,
     START,
+    VERSION,
     Checkpoint,
     Clean,
     PartitionState,
     Start,
+    piece_key,
 )
 from tidelog.stream.producer_state import ProducerStates
 from tidelog.stream.segments import Segment
@@ -52,8 +58,10 @@ _T = TypeVar("_T")
 async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     """Fill `state` from its streams. Returns the number of scanned batches. Raises `CorruptData`, `Unavailable`."""
     await state.meta.load()
+    state.rows_per_piece = config.producers_per_piece
     try:
         _load(state, now_ms)
+        await _load_producers(state)
         if _needs_fitting(state):
             return await _fit(state, config, now_ms)
         clean = _is_clean(state)
@@ -91,8 +99,6 @@ def _load(state: PartitionState, now_ms: int) -> None:
         )
     if (epochs := state.meta.get(EPOCHS)) is not None:
         state.epochs = LeaderEpochs.decode(epochs)
-    if (producers := state.meta.get(PRODUCERS)) is not None:
-        state.producers = ProducerStates.decode(producers)
     segments = [msgspec.msgpack.decode(data, type=Segment) for _, data in state.meta.items(SEGMENT_PREFIX)]
     active = _value(state, ACTIVE, Segment)
     if active is None:
@@ -105,7 +111,35 @@ def _load(state: PartitionState, now_ms: int) -> None:
         for index, segment in enumerate(segments)
         if segment is active or segments[index + 1].base_offset > state.log_start
     ]
-    state.checkpoint_offset = checkpoint.data_offset if checkpoint is not None else 0
+    state.checkpoint_offset = state.producers_offset = checkpoint.data_offset if checkpoint is not None else 0
+
+
+async def _load_producers(state: PartitionState) -> None:
+    """Load the last complete snapshot of producers; the loop is free between its pieces. Raises `CorruptData`."""
+    checkpoint = _value(state, CHECKPOINT, Checkpoint)
+    state.generation = max((int(key.split("/")[1]) for key in state.meta.keys(PIECE_PREFIX)), default=0)
+    if checkpoint is not None and checkpoint.version != VERSION:
+        if checkpoint.version != PIECES_VERSION or not 0 <= checkpoint.producers_offset <= checkpoint.data_offset:
+            raise CorruptData(f"stream {state.meta.stream.stream_id}: its checkpoint cannot be read: {checkpoint}")
+        state.producers_offset = checkpoint.producers_offset
+        state.pieces = (checkpoint.generation, checkpoint.pieces)
+    generation, pieces = state.pieces
+    if not pieces:
+        whole = state.meta.get(PRODUCERS)
+        state.producers = ProducerStates() if whole is None else ProducerStates.decode(whole)
+        return
+    producers = ProducerStates()
+    for number in range(pieces):
+        piece = state.meta.get(piece_key(generation, number))
+        if piece is None:
+            raise CorruptData(
+                f"stream {state.meta.stream.stream_id}: piece {number} of {pieces} of the producers, "
+                f"generation {generation}, is missing"
+            )
+        producers.add_piece(piece)
+        await asyncio.sleep(0)
+    producers.complete()
+    state.producers = producers
 
 
 def _needs_fitting(state: PartitionState) -> bool:
@@ -140,9 +174,9 @@ async def _fit(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     state.epochs = LeaderEpochs(entry for entry in state.epochs.entries() if entry[1] < base)
     state.producers = ProducerStates()
     state.log_start = min(state.log_start, end)
-    state.checkpoint_offset = base
+    state.checkpoint_offset = state.producers_offset = base
     scanned = await _scan(state, config, now_ms)
-    state.rewrite()
+    state.rewrite(base)
     return scanned
 
 
@@ -162,7 +196,7 @@ def _is_clean(state: PartitionState) -> bool:
 
 async def _scan(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     data = state.data
-    at, end = max(state.checkpoint_offset, data.start_offset), data.next_offset
+    at, end = max(min(state.checkpoint_offset, state.producers_offset), data.start_offset), data.next_offset
     if at >= end:
         return 0
     last_aborted = await state.txn.last_offset()
@@ -187,8 +221,11 @@ def _replay(state: PartitionState, record: StreamEntry, config: LogConfig, now_m
         raise CorruptData(
             f"stream {state.data.stream_id}: the batch at {record.base_offset} does not match its stream record"
         )
-    state.epochs.assign(header.partition_leader_epoch, record.base_offset)
-    state.track(header, record.base_offset, header.max_timestamp, now_ms, config)
+    if record.base_offset >= state.checkpoint_offset:
+        state.epochs.assign(header.partition_leader_epoch, record.base_offset)
+        state.track(header, record.base_offset, header.max_timestamp, now_ms, config)
+    elif header.producer_id >= 0 and not header.is_control:
+        state.producers.append(header, record.base_offset, header.max_timestamp, now_ms)
     if header.is_control:
         aborted = apply_marker(state, header, record.payload, record.base_offset, now_ms)
         if aborted is not None and aborted.last_offset > last_aborted:

@@ -5,18 +5,24 @@ state derived from them in memory: segments, producers, leader epochs. Keys of t
 (docs/formats/partition.md):
 
 - `checkpoint`: the data offset up to which `producers`, `epochs`, `active` and the time stream are complete. Written
-  together with them when a segment rolls, every `checkpoint_bytes` of batches, and at a clean close.
+  together with them when a segment rolls, every `checkpoint_bytes` of batches, and at a clean close. A large table of
+  producers has an offset of its own, at or before the checkpoint's.
+- `producers`: all producers, if they are few; else `producers/<generation>/<number>`, pieces that are written one at a
+  time while the partition takes appends. The checkpoint names the generation that counts once all its pieces are there.
 - `segment/<base offset, 20 digits>`: a sealed segment, written when it rolls. `active`: the segment that grows.
 - `start`: the log start offset after DeleteRecords or retention has moved it.
 - `clean`: the ends of the data, time and txn streams at a clean close; removed before the next append.
 
 Invariants: all that a checkpoint covers was appended before it, to the same WAL. While `clean` exists, nothing has been
-appended since. Everything here is synchronous, so no step sees another one incomplete.
+appended since. Data stream start ≤ `producers_offset` ≤ `checkpoint_offset`, so recovery can read what it replays.
+Everything here is synchronous, so no step sees another one incomplete.
 
 Entry: `PartitionState`; `tidelog.stream.partition_recovery` fills one.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,7 +31,7 @@ from tidelog.runtime.errors import Overloaded
 from tidelog.stream.leader_epochs import LeaderEpochs
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.meta_stream import MetaStream
-from tidelog.stream.producer_state import ProducerStates
+from tidelog.stream.producer_state import ROWS_PER_PIECE, ProducerSnapshot, ProducerStates
 from tidelog.stream.segments import Segment
 from tidelog.stream.stream import Stream
 from tidelog.stream.time_index import TimeIndex
@@ -38,8 +44,11 @@ EPOCHS = "epochs"
 PRODUCERS = "producers"
 ACTIVE = "active"
 SEGMENT_PREFIX = "segment/"
+PIECE_PREFIX = "producers/"
 VERSION = 1
 """Version in the first field of the values of `checkpoint`, `clean` and `start`."""
+PIECES_VERSION = 2
+"""Version of a `checkpoint` whose producers have an offset of their own: only where there are many."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +57,11 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     version: int
     data_offset: int
     """Recovery starts at this offset (int64)."""
+    producers_offset: int = -1
+    """Recovery replays producers from this offset, ≤ `data_offset`; -1 (version 1): from `data_offset`."""
+    generation: int = 0
+    """The pieces that hold the producers; 0: they are in `producers`, or there are none."""
+    pieces: int = 0
 
 
 class Clean(msgspec.Struct, frozen=True, array_like=True):
@@ -71,19 +85,39 @@ def segment_key(base_offset: int) -> str:
     return f"{SEGMENT_PREFIX}{base_offset:020d}"
 
 
+def piece_key(generation: int, number: int) -> str:
+    """Return the meta key of a piece of a producer snapshot."""
+    return f"{PIECE_PREFIX}{generation:010d}/{number:05d}"
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A snapshot of producers that is being written: `written` pieces are."""
+
+    snapshot: ProducerSnapshot
+    offset: int
+    generation: int
+    written: int = 0
+
+
 class PartitionState:
     """One partition's streams and the state derived from them. Offsets int64."""
 
     __slots__ = (
+        "_writing",
         "bytes_since_checkpoint",
         "checkpoint_offset",
         "data",
         "dirty",
         "epochs",
+        "generation",
         "high_watermark",
         "log_start",
         "meta",
+        "pieces",
         "producers",
+        "producers_offset",
+        "rows_per_piece",
         "segments",
         "time",
         "txn",
@@ -104,7 +138,15 @@ class PartitionState:
         """Whether there were appends since the last clean close."""
         self.bytes_since_checkpoint = 0
         self.checkpoint_offset = 0
-        """Data offset covered by the last checkpoint: recovery scans from here."""
+        """Data offset covered by the last checkpoint: recovery scans from here, for producers from the next."""
+        self.producers_offset = 0
+        """Data offset covered by the last complete snapshot of producers."""
+        self.pieces = (0, 0)
+        """Generation and number of the pieces of that snapshot; zeros: it is one value, or empty."""
+        self.generation = 0
+        """The largest generation that the meta stream has pieces of, complete or not."""
+        self.rows_per_piece = ROWS_PER_PIECE
+        self._writing: _Writing | None = None
 
     @property
     def last_stable_offset(self) -> int:
@@ -149,12 +191,17 @@ class PartitionState:
         """Write all state that recovery needs. Returns the WAL end. Raises `WalFull`, `Overloaded`, `WalFailed`."""
         return self._write_checkpoint({}, self.segments[-1], clean=clean)
 
-    def rewrite(self) -> int:
-        """Write all state again, whatever the meta stream has of segments and log start. Raises as `checkpoint`."""
-        entries: dict[str, bytes | None] = {key: None for key, _ in self.meta.items(SEGMENT_PREFIX)}
+    def rewrite(self, scanned_from: int) -> int:
+        """Write all state again, whatever the meta stream has of segments and log start. Raises as `checkpoint`.
+
+        The producers must all come from batches at or after `scanned_from`.
+        """
+        entries: dict[str, bytes | None] = dict.fromkeys(self.meta.keys(SEGMENT_PREFIX))
         entries |= {segment_key(one.base_offset): msgspec.msgpack.encode(one) for one in self.segments[:-1]}
+        entries |= dict.fromkeys(self.meta.keys(PRODUCERS))
         entries[START] = msgspec.msgpack.encode(Start(VERSION, self.log_start))
         self.dirty = True
+        self.producers_offset, self.pieces = scanned_from, (0, 0)
         return self._write_checkpoint(entries, self.segments[-1])
 
     def roll(self, now_ms: int) -> None:
@@ -168,21 +215,93 @@ class PartitionState:
     def _write_checkpoint(self, entries: dict[str, bytes | None], active: Segment, *, clean: bool = False) -> int:
         self.time.flush()
         self.txn.flush()
+        end = self.data.next_offset
         entries[EPOCHS] = self.epochs.encode()
-        entries[PRODUCERS] = self.producers.encode()
         entries[ACTIVE] = msgspec.msgpack.encode(active)
-        entries[CHECKPOINT] = msgspec.msgpack.encode(Checkpoint(VERSION, self.data.next_offset))
+        few = not self._has_many_producers
+        if few:
+            entries |= dict.fromkeys(self.meta.keys(PIECE_PREFIX))
+            entries[PRODUCERS] = self.producers.encode()
+        apart = Checkpoint(PIECES_VERSION, end, self.producers_offset, *self.pieces)
+        entries[CHECKPOINT] = msgspec.msgpack.encode(Checkpoint(VERSION, end) if few else apart)
         if clean:
-            ends = Clean(VERSION, self.data.next_offset, self.time.stream.next_offset, self.txn.stream.next_offset)
+            assert few or self.producers_offset == end
+            ends = Clean(VERSION, end, self.time.stream.next_offset, self.txn.stream.next_offset)
             entries[CLEAN] = msgspec.msgpack.encode(ends)
         elif self.dirty and self.meta.get(CLEAN) is not None:
             entries[CLEAN] = None  # one that did not match was kept by recovery
         wal_end = self.meta.put(entries)
         self.bytes_since_checkpoint = 0
-        self.checkpoint_offset = self.data.next_offset
+        self.checkpoint_offset = end
+        if few:
+            self.producers_offset, self.pieces = end, (0, 0)
+            self.abandon_snapshot()
+        elif self._writing is None and self.producers_offset < end:
+            self.generation += 1
+            snapshot = self.producers.begin_snapshot(self.rows_per_piece)
+            self._writing = _Writing(snapshot, end, self.generation)
         if clean:
             self.dirty = False
         return wal_end
+
+    # --- large tables of producers -------------------------------------------------------------------------------
+
+    @property
+    def is_writing_producers(self) -> bool:
+        """Whether a snapshot of producers was begun and has pieces left to write."""
+        return self._writing is not None
+
+    @property
+    def _has_many_producers(self) -> bool:
+        return len(self.producers) > self.rows_per_piece
+
+    def write_piece(self) -> int:
+        """Write the next piece of the snapshot of producers that was begun; with the last one the snapshot counts.
+
+        Returns the WAL end. Raises as `checkpoint`: the same piece is written by the next call.
+        """
+        writing = self._writing
+        assert writing is not None
+        entries: dict[str, bytes | None] = {}
+        piece, is_last = writing.snapshot.peek(), writing.snapshot.is_last
+        if is_last:
+            entries = dict.fromkeys(self._superseded(writing))
+            whole = (writing.offset, writing.generation, writing.written + 1)
+            entries[CHECKPOINT] = msgspec.msgpack.encode(Checkpoint(PIECES_VERSION, self.checkpoint_offset, *whole))
+        entries[piece_key(writing.generation, writing.written)] = piece
+        wal_end = self.meta.put(entries)
+        writing.snapshot.advance()
+        writing.written += 1
+        if is_last:
+            self.producers_offset, self.pieces = writing.offset, (writing.generation, writing.written)
+            self.abandon_snapshot()
+        return wal_end
+
+    def _superseded(self, writing: _Writing) -> list[str]:
+        """Return the live keys of all other snapshots."""
+        mine = {piece_key(writing.generation, number) for number in range(writing.written)}
+        return [key for key in self.meta.keys(PRODUCERS) if key not in mine]
+
+    def abandon_snapshot(self) -> None:
+        """Forget the snapshot that is being written. Its pieces are removed with those of the last complete one."""
+        self._writing = None
+        self.producers.end_snapshot()
+
+    def write_producers_to(self, offset: int) -> bool:
+        """Do one bounded step towards a snapshot of producers that covers the batches before `offset` (≤ log end).
+
+        Returns whether it did one: call again, after other work. Without a large table there is nothing to do, for the
+        next checkpoint has it whole. Raises as `checkpoint`.
+        """
+        if self.producers_offset >= offset:
+            return False
+        if self._writing is not None:
+            self.write_piece()
+        elif self._has_many_producers:
+            self.checkpoint()
+        else:
+            return False
+        return True
 
     # --- the log start -------------------------------------------------------------------------------------------
 
@@ -190,10 +309,11 @@ class PartitionState:
         """Move the log start to `offset` (≤ log end) and drop segments wholly before it. Returns the WAL end to wait
         for.
 
-        Raises `WalFull`, `Overloaded`, `WalFailed`, and then nothing has moved. The caller trims the streams once the
-        move is durable.
+        The caller has called `write_producers_to(offset)` until it returned False, and trims the streams once the move
+        is durable. Raises `WalFull`, `Overloaded`, `WalFailed`, and then nothing has moved.
         """
         assert self.log_start < offset <= self.data.next_offset
+        assert self.producers_offset >= offset or not self._has_many_producers
         entries: dict[str, bytes | None] = {START: msgspec.msgpack.encode(Start(VERSION, offset))}
         kept = self._segments_from(offset)
         for segment in self.segments[: len(self.segments) - len(kept)]:
@@ -203,7 +323,7 @@ class PartitionState:
             kept = [Segment(self.data.next_offset, now_ms, self.time.end)]
             wal_end = self._write_checkpoint(entries, kept[0])
             self.time.roll()
-        elif offset > self.checkpoint_offset:  # recovery could no longer read the batches in between
+        elif offset > self.producers_offset:  # recovery could no longer read the batches in between
             wal_end = self._write_checkpoint(entries, kept[-1])
         else:
             wal_end = self.meta.put(entries)

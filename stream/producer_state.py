@@ -8,7 +8,11 @@ Sans-I/O: `check` before an append, `append` after it, `replay` in recovery. Rul
 - A transactional batch is undecided until a marker of its producer. The first undecided offset bounds the last stable
   offset; a marker takes effect only when it is confirmed.
 
-Invariant: `_ongoing` holds exactly the producers with an open transaction, in the order of their first offsets. Entry:
+A table of `MAX_PRODUCERS` encodes to over 10 MiB, which would hold the event loop for a tenth of a second. A large
+table is therefore encoded in pieces (`ProducerSnapshot`) of at most `MAX_ROW_BYTES` a row, between which it may change.
+
+Invariants: `_ongoing` holds exactly the producers with an open transaction, in the order of their first offsets; the
+pieces of a snapshot are together the table as it was when the snapshot began, less producers removed since. Entry:
 `ProducerStates`.
 """
 
@@ -26,6 +30,10 @@ KEPT_BATCHES = 5
 """As many batches as a producer may have in flight (max.in.flight.requests.per.connection ≤ 5)."""
 MAX_PRODUCERS = 65_536
 """Bound on the producers of one partition; above it the tenth that was silent longest is removed (rule 12)."""
+ROWS_PER_PIECE = 1024
+"""Rows of one piece of a snapshot: at most 280 KiB, about a millisecond of encoding."""
+MAX_ROW_BYTES = 280
+"""The largest encoding of one producer: 30 integers of at most 9 bytes, and the headers of 7 arrays."""
 _SEQUENCE_MASK = 0x7FFFFFFF
 _NONE = -1
 _VERSION = 1
@@ -86,15 +94,71 @@ class _StateRow(NamedTuple):
     batches: list[BatchEntry]
 
 
+class ProducerSnapshot:
+    """The table as it was at one moment, encoded in pieces while the table changes.
+
+    A state that is about to change is put aside first (`keep`), so no piece holds anything newer than the moment.
+    `peek` returns the same piece until `advance`: one that could not be written is not lost.
+    """
+
+    __slots__ = ("_kept", "_ready", "_rows", "_waiting")
+
+    def __init__(self, states: dict[int, ProducerState], rows: int) -> None:
+        """`rows`: the most rows of one piece."""
+        self._waiting = dict(states)
+        self._kept: list[_StateRow] = []
+        self._ready: bytes | None = None
+        self._rows = rows
+
+    def keep(self, state: ProducerState) -> None:
+        """Put aside a state that is about to change."""
+        if self._waiting.pop(state.producer_id, None) is not None:
+            self._kept.append(_row(state))
+
+    def forget(self, producer_id: int) -> None:
+        """Leave out a producer that is removed from the table."""
+        self._waiting.pop(producer_id, None)
+
+    def peek(self) -> bytes:
+        """Return the next piece; it encodes to the form of `ProducerStates.encode`. It may hold no rows."""
+        if self._ready is None:
+            rows, self._kept = self._kept[: self._rows], self._kept[self._rows :]
+            while self._waiting and len(rows) < self._rows:
+                rows.append(_row(self._waiting.popitem()[1]))
+            self._ready = msgspec.msgpack.encode((_VERSION, rows))
+        return self._ready
+
+    def advance(self) -> None:
+        """Go on to the next piece."""
+        self._ready = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no rows follow those that `peek` returned."""
+        return not self._waiting and not self._kept
+
+
+def _row(state: ProducerState) -> _StateRow:
+    return _StateRow(
+        state.producer_id,
+        state.epoch,
+        state.seen_ms,
+        state.coordinator_epoch,
+        state.txn_start_offset,
+        list(state.batches),
+    )
+
+
 class ProducerStates:
     """All producers of one partition."""
 
-    __slots__ = ("_ongoing", "_states", "_unconfirmed")
+    __slots__ = ("_ongoing", "_snapshot", "_states", "_unconfirmed")
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._ongoing: dict[int, int] = {}
         self._unconfirmed: deque[CompletedTxn] | None = None
+        self._snapshot: ProducerSnapshot | None = None
 
     def __len__(self) -> int:
         return len(self._states)
@@ -156,9 +220,12 @@ class ProducerStates:
             if len(self._states) >= MAX_PRODUCERS:
                 self._forget_silent()
             state = self._states[producer_id] = ProducerState(producer_id, header.producer_epoch, now_ms)
-        elif state.epoch != header.producer_epoch:
-            state.epoch = header.producer_epoch
-            state.batches.clear()
+        else:
+            if self._snapshot is not None:
+                self._snapshot.keep(state)
+            if state.epoch != header.producer_epoch:
+                state.epoch = header.producer_epoch
+                state.batches.clear()
         state.seen_ms = now_ms
         batches = state.batches
         if len(batches) == KEPT_BATCHES:
@@ -175,9 +242,12 @@ class ProducerStates:
         state = self._states.get(header.producer_id)
         if state is None:
             state = self._states[header.producer_id] = ProducerState(header.producer_id, header.producer_epoch, now_ms)
-        elif state.epoch != header.producer_epoch:
-            state.epoch = header.producer_epoch
-            state.batches.clear()
+        else:
+            if self._snapshot is not None:
+                self._snapshot.keep(state)
+            if state.epoch != header.producer_epoch:
+                state.epoch = header.producer_epoch
+                state.batches.clear()
         state.seen_ms = now_ms
         state.coordinator_epoch = coordinator_epoch
         if state.txn_start_offset < 0:
@@ -218,16 +288,29 @@ class ProducerStates:
             for state in self._states.values()
             if state.txn_start_offset < 0 and now_ms - state.seen_ms >= expiration_ms
         ]
-        for producer_id in gone:
-            del self._states[producer_id]
+        self._remove(gone)
         return len(gone)
 
     def _forget_silent(self) -> None:
         idle = sorted(
             (state for state in self._states.values() if state.txn_start_offset < 0), key=lambda state: state.seen_ms
         )
-        for state in idle[: max(1, MAX_PRODUCERS // 10)]:
-            del self._states[state.producer_id]
+        self._remove([state.producer_id for state in idle[: max(1, MAX_PRODUCERS // 10)]])
+
+    def _remove(self, producer_ids: list[int]) -> None:
+        for producer_id in producer_ids:
+            del self._states[producer_id]
+            if self._snapshot is not None:
+                self._snapshot.forget(producer_id)
+
+    def begin_snapshot(self, rows: int) -> ProducerSnapshot:
+        """Begin a snapshot of the table as it is now, with at most `rows` rows a piece; it replaces an earlier one."""
+        self._snapshot = ProducerSnapshot(self._states, rows)
+        return self._snapshot
+
+    def end_snapshot(self) -> None:
+        """Keep nothing more for a snapshot that is complete or given up."""
+        self._snapshot = None
 
     def encode(self) -> bytes:
         """Return the versioned snapshot.
@@ -236,23 +319,29 @@ class ProducerStates:
 
         A batch is `[first sequence, last sequence, base offset, last offset, timestamp]`.
         """
-        rows = [
-            (s.producer_id, s.epoch, s.seen_ms, s.coordinator_epoch, s.txn_start_offset, s.batches)
-            for s in self._states.values()
-        ]
+        rows = [_row(state) for state in self._states.values()]
         return msgspec.msgpack.encode((_VERSION, rows))
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerStates:
         """Decode the result of `encode`. Raises `msgspec.ValidationError`."""
-        _, rows = msgspec.msgpack.decode(data, type=tuple[int, list[_StateRow]])
         states = cls()
+        states.add_piece(data)
+        states.complete()
+        return states
+
+    def add_piece(self, data: bytes) -> None:
+        """Add the producers of a piece; `complete` follows the last one. Raises `msgspec.ValidationError`."""
+        _, rows = msgspec.msgpack.decode(data, type=tuple[int, list[_StateRow]])
         for row in rows:
             state = ProducerState(row.producer_id, row.epoch, row.seen_ms)
             state.coordinator_epoch = row.coordinator_epoch
             state.txn_start_offset = row.txn_start_offset
             state.batches = row.batches
-            states._states[row.producer_id] = state
-        ongoing = sorted((row.txn_start_offset, row.producer_id) for row in rows if row.txn_start_offset >= 0)
-        states._ongoing = {producer_id: start for start, producer_id in ongoing}
-        return states
+            self._states[row.producer_id] = state
+
+    def complete(self) -> None:
+        """Put the open transactions in order, after the last piece."""
+        states = self._states.values()
+        ongoing = sorted((state.txn_start_offset, state.producer_id) for state in states if state.txn_start_offset >= 0)
+        self._ongoing = {producer_id: start for start, producer_id in ongoing}

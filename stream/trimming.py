@@ -10,6 +10,7 @@ Entry: `Trimmer`.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.runtime.errors import Unavailable
@@ -30,10 +31,19 @@ class _Plan(NamedTuple):
     txn_end: int
 
 
+@dataclass(slots=True)
+class _Rewrite:
+    """A rewrite of the meta stream that began at `begun_at`, and the keys still to write."""
+
+    begun_at: int
+    keys: list[str]
+    wal_end: int = 0
+
+
 class Trimmer:
     """Pending trims of one partition."""
 
-    __slots__ = ("_meta", "_plan", "_state", "_storage")
+    __slots__ = ("_meta", "_plan", "_rewrite", "_state", "_storage")
 
     def __init__(self, state: PartitionState, storage: Storage) -> None:
         self._state = state
@@ -42,6 +52,7 @@ class Trimmer:
         self._meta: tuple[int, int] | None = None
         """Pending trim after a rewrite of the meta stream: the offset, and the WAL end that the bucket must hold
         first."""
+        self._rewrite: _Rewrite | None = None
         if state.log_start > state.data.start_offset:
             self.start_moved(storage.confirm.value)
 
@@ -69,14 +80,26 @@ class Trimmer:
         if self._plan is plan:
             self._plan = None
 
-    async def compact_meta(self) -> None:
-        """Rewrite the meta stream when most of it is garbage, and trim it when the bucket holds the rewrite.
+    def rewrite_meta(self) -> bool:
+        """Do one bounded step of rewriting the meta stream, if most of it is garbage. Returns whether there is more.
 
-        Raises `Overloaded`, `WalFull`, `Fenced`.
+        Raises `Overloaded`, `WalFull`: call again.
         """
         meta = self._state.meta
-        if self._meta is None and meta.needs_compaction():
-            self._meta = meta.rewrite()
+        if self._rewrite is None:
+            if self._meta is not None or not meta.needs_compaction():
+                return False
+            self._rewrite = _Rewrite(meta.stream.next_offset, meta.keys())
+        rewrite = self._rewrite
+        rewrite.wal_end = max(rewrite.wal_end, meta.rewrite(rewrite.keys))
+        if not rewrite.keys:
+            self._meta, self._rewrite = (rewrite.begun_at, rewrite.wal_end), None
+        return self._rewrite is not None
+
+    async def trim_meta(self) -> None:
+        """Trim the meta stream when the bucket holds its rewrite. Raises `Fenced`."""
+        meta = self._state.meta
+        if self._meta is not None:
             await self._storage.confirm.wait(self._meta[1])
         if self._meta is None or not self._in_bucket(self._meta[1]):
             return

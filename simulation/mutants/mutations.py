@@ -562,10 +562,10 @@ _LIST = [
         (
             Edit(
                 "tidelog.stream.partition_log:PartitionLog.close_for_move",
-                "wal_end = self._checkpoint_if_dirty()",
+                "if not self._write_clean():",
                 "self._state.producers = type(self._state.producers)()\n"
                 "            self._state.dirty = not mutated()\n"
-                "            wal_end = self._checkpoint_if_dirty()",
+                "            if not self._write_clean():",
             ),
         ),
         TWICE,

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -61,8 +62,9 @@ class Batch:
 class PartitionMachine(RuleBasedStateMachine):
     """Rules are what a broker does to a log; the invariants are what its clients see."""
 
-    @initialize(hot=st.booleans())
-    def begin(self, hot: bool) -> None:
+    @initialize(hot=st.booleans(), rows=st.sampled_from([1, 2, 1024]))
+    def begin(self, hot: bool, rows: int) -> None:
+        self.config = msgspec.structs.replace(CONFIG, producers_per_piece=rows)
         self.runner = asyncio.Runner()
         self.world = FakeWorld()
         self.clock = FakeClock(NOW)
@@ -82,7 +84,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def start_process(self) -> None:
         self.process = Process(self.world, self.clock, auto_confirm=False)
         self.process.storage.hot = self.hot
-        self.log = self.run(self.process.open(CONFIG))
+        self.log = self.run(self.process.open(self.config))
 
     @property
     def end(self) -> int:
