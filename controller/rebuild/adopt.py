@@ -34,7 +34,7 @@ from tidelog.controller.model.records import (
     StreamState,
 )
 from tidelog.controller.model.wal_notes import DATA_STREAM, note_key
-from tidelog.controller.rebuild.plan import StreamPiece, RebuildPlan
+from tidelog.controller.rebuild.plan import RebuildPlan, StreamPiece
 from tidelog.storage.commits import pack_ranges, unpack_ranges
 
 EPOCH_STEP = 1_000

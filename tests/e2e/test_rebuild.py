@@ -14,6 +14,7 @@ from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
 from tests.e2e.test_wipe import PARTITIONS, TOPIC, check_all, fill, send_idempotent, upload_everything
 from tests.support.cli import Cli
 from tests.support.clients import wait_until
+from tests.support.cluster_process import up_cluster
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.process.data_dir import WrongDataDirectory
@@ -124,3 +125,33 @@ def test_what_was_uploaded_after_the_metadata_is_found_and_what_was_not_is_named
         losses = Cli(process.bootstrap)("wal", "losses", "--format", "json").json()
         assert any(one["topic"] == TOPIC for loss in losses for one in loss["partitions"])
         assert process.stop() == 0, process.tail()
+
+
+def test_three_brokers_are_rebuilt_from_the_bucket_as_three_and_as_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up_cluster(data, 3, [*NOT_UPLOADED, *SOON]) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, 6, **{"retention.ms": "123456789000"})
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, **QUIET})
+        for number in range(600):
+            producer.produce(TOPIC, b"%d" % number, partition=number % 6)
+        assert producer.flush(60) == 0
+        before = read_topic(cluster.bootstrap, TOPIC, 6)
+        Cli(cluster.bootstrap)("wal", "drain")  # with the cluster's secret
+        assert cluster.stop() == 0, cluster.tail()
+    for brokers in (3, 1):
+        forget_disks(data)
+        copy = tmp_path / f"as-{brokers}"
+        copy.mkdir()
+        shutil.copytree(data / "bucket", copy / "bucket")
+        report = rebuild(copy, "--brokers", str(brokers), "--take-over", "--yes")
+        assert report["lost"] == []
+        assert report["brokers"] == list(range(1, brokers + 1))
+        with up_cluster(copy, brokers, SOON) if brokers > 1 else running(copy, SOON) as cluster:
+            assert read_topic(cluster.bootstrap, TOPIC, 6) == before
+            assert retention(cluster) == "123456789000"
+            producer = Producer({"bootstrap.servers": cluster.bootstrap, **QUIET})
+            for number in range(6):
+                producer.produce(TOPIC, b"more", partition=number)
+            assert producer.flush(60) == 0
+            assert len(read_topic(cluster.bootstrap, TOPIC, 6)) == len(before) + 6
+            assert cluster.stop() == 0, cluster.tail()
