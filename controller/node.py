@@ -29,7 +29,7 @@ from tidelog.controller.active.lifecycle import DeleteObjects, Lifecycle
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
-from tidelog.controller.active.state_keeper import StateKeeper
+from tidelog.controller.active.state_keeper import BucketSuperseded, StateKeeper
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.replica import Replica, StateCopy
@@ -379,6 +379,11 @@ class ControllerNode:
                 await self._clock.sleep(backoff.next_delay_s())
         while self.image.version < active_at:
             await self.feed.wait_newer(active_at - 1, 1.0)
+        if self._keeper is not None:
+            try:
+                await self._keeper.look_first()
+            except BucketSuperseded:
+                return  # it has been reported: this controller ends
         self._term_began = (term, self._clock.monotonic())
         self._sessions.activated(self._clock.monotonic())
         self._readers.activated(self._clock.monotonic())

@@ -31,7 +31,7 @@ from tidelog.controller.model.bucket_state import (
 from tidelog.controller.model.commands import Barrier
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import StorageFailed, TidelogError
+from tidelog.runtime.errors import TidelogError
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.types import Offload
@@ -41,14 +41,19 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often the keeper looks whether a state is due."""
+FIRST_LOOK_S = 1.0
+"""How long a controller that becomes active waits to learn whether it owns the bucket."""
 LAST_WRITE_S = 10.0
 """How long a stop waits for the last state."""
 TakeState = Callable[[], asyncio.Future[StateCopy]]
 """Asks for a copy of the state; it comes when a command that is proposed afterwards was applied, or sooner."""
 
 
-class BucketSuperseded(StorageFailed):
+class BucketSuperseded(TidelogError):
     """Another cluster was rebuilt from this bucket and owns it now; this controller must not go on."""
+
+    exit_code = 9
+    """As of a wrong data directory: a restart does not help."""
 
 
 class Written(NamedTuple):
@@ -195,6 +200,17 @@ class StateKeeper:
         )
         self._on_superseded(error)
         raise error
+
+    async def look_first(self) -> None:
+        """As `check_owner`, before a controller becomes active; a bucket that does not answer soon does not stop it."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK_S):
+                await self.check_owner()
+        except BucketSuperseded:
+            raise
+        except (TimeoutError, TidelogError) as error:
+            text = str(error) or f"no answer within {FIRST_LOOK_S} s"
+            logger.warning("the bucket does not say who owns it; becoming active", extra={"error": text})
 
     async def _delete_old(self, cluster_id: str, newest: StateName) -> None:
         """Delete states behind the newest few up to `newest`, which is in the bucket."""

@@ -18,6 +18,7 @@ from tests.support.cluster_process import up_cluster
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.process.data_dir import WrongDataDirectory
+from tidelog.process.rebuild import UNFINISHED_FILE
 from tidelog.runtime.errors import Unavailable
 
 NOT_UPLOADED = ["--set", "upload.age_ms=3600000"]
@@ -155,3 +156,45 @@ def test_three_brokers_are_rebuilt_from_the_bucket_as_three_and_as_one(tmp_path:
             assert producer.flush(60) == 0
             assert len(read_topic(cluster.bootstrap, TOPIC, 6)) == len(before) + 6
             assert cluster.stop() == 0, cluster.tail()
+
+
+def test_the_old_cluster_does_not_start_again(tmp_path: Path) -> None:
+    data, new = tmp_path / "data", tmp_path / "new"
+    with running(data, SOON) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert process.stop() == 0, process.tail()
+    new.mkdir()
+    (new / "bucket").symlink_to(data / "bucket")
+    rebuild(new, "--yes")
+    process = TidelogProcess(data, SOON)
+    process.launch()
+    try:
+        assert process.wait(60) == WrongDataDirectory.exit_code, process.tail()
+        wait_until(lambda: "generation 2" in process.tail(), "the reason is printed")
+    finally:
+        process.kill()
+    with running(new, SOON) as process:
+        assert read_topic(process.bootstrap, TOPIC, PARTITIONS) == []
+        assert process.stop() == 0, process.tail()
+
+
+def test_an_interrupted_rebuild_is_started_over_and_not_started(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data, SOON) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert process.stop() == 0, process.tail()
+    forget_disks(data)
+    rebuild(data, "--yes")
+    (data / UNFINISHED_FILE).touch()
+    (data / "controller" / "snapshot").unlink()
+    process = TidelogProcess(data)
+    process.launch()
+    try:
+        assert process.wait(60) == WrongDataDirectory.exit_code, process.tail()
+    finally:
+        process.kill()
+    assert rebuild(data, "--yes")["generation"] == 3
+    with running(data) as process:
+        assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == 0
+        assert retention(process)
+        assert process.stop() == 0, process.tail()
