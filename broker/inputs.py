@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tidelog.broker.partitions.takeover import OpenWal
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
@@ -24,6 +25,11 @@ from tidelog.storage.wal.base import Wal
 def never() -> bool:
     """Default of `searches_orphans`: this process has no periodic orphan search."""
     return False
+
+
+def no_state() -> dict[str, Any] | None:
+    """Default of `bucket_state`: no controller in this process writes metadata to the bucket."""
+    return None
 
 
 def do_nothing() -> None:
@@ -93,6 +99,8 @@ class ControllerAccess:
     """The feed of the cluster's only controller, if it runs in this process."""
     searches_orphans: Callable[[], bool] = never
     """Whether this process currently runs the periodic orphan search."""
+    bucket_state: Callable[[], dict[str, Any] | None] = no_state
+    """`ControllerNode.bucket_state` of the controller in this process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ def build_parts(base: BrokerBase) -> BrokerParts:
     registry.add_section("bucket", base.world.store.health.report)
     registry.add_figures("object store", base.world.store.stats.snapshot, figures.object_store_families)
     registry.add_figures("image", lambda: controller.image.version, figures.image_families)
+    registry.add_figures("metadata state", base.controllers.bucket_state, figures.bucket_state_families)
     registry.add_figures("balance", lambda: controller.balance, figures.balance_families)
     registry.add_problems("controller", controller.problems)
     base.health.add(controller.health)

@@ -29,14 +29,16 @@ from tidelog.controller.active.lifecycle import DeleteObjects, Lifecycle
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
+from tidelog.controller.active.state_keeper import BucketSuperseded, StateKeeper
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
-from tidelog.controller.image.replica import Replica
+from tidelog.controller.image.replica import Replica, StateCopy
 from tidelog.controller.image.transfer import decode_params
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections
 from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.bucket_state import generation_of
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.raft.consensus import Consensus, Role
@@ -61,6 +63,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError, Unavailable
 from tidelog.runtime.network import Network, refuses
 from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.bucket.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class ControllerNode:
     """One controller.
 
     `delete_objects` deletes destroyed objects from the bucket (without it they stay there and in the metadata).
+    `state_store` is the bucket that the metadata is written to (without it, it is not).
     `on_failed` is called when this controller cannot continue (its disk failed, or an unexpected exception ended a
     background task).
     """
@@ -94,6 +98,7 @@ class ControllerNode:
         rng: random.Random,
         *,
         delete_objects: DeleteObjects | None = None,
+        state_store: ObjectStore | None = None,
         on_failed: Callable[[Exception], None] | None = None,
         consensus: Consensus | None = None,
     ) -> None:
@@ -116,6 +121,7 @@ class ControllerNode:
         self._tasks = TaskSet("controller", self._task_failed)
         self._closing = False
         self._failed_command: Callable[[], FailedCommand | None] = lambda: None
+        self._replica: Replica | None = None
         self._not_uploaded: dict[int, tuple[int, int]] = {}
         """By broker: bytes of its WAL that were not uploaded at the last heartbeat, and the time of that."""
         self._sessions = BrokerSessions(settings.session_timeout_ms / 1000, settings.startup_timeout_ms / 1000)
@@ -130,13 +136,14 @@ class ControllerNode:
             sessions=self._sessions,
             readers=self._readers,
             clock=clock,
-            delete=delete_objects,
+            delete=self._deleting(delete_objects),
             duties=Duties(role.image, self._sessions, lambda: self._consensus.members, settings.reelect_timeout_ms),
             refuses=self._refuses,
             partitions_per_deletion=sections.partitions_per_deletion,
         )
         self._partitions_per_deletion = sections.partitions_per_deletion
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
+        self._keeper = self._make_keeper(role, state_store)
         self._active_term: int | None = None
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
@@ -150,6 +157,39 @@ class ControllerNode:
             on_lost=self._lost,
             adopt_peer=self._consensus.adopt_peer,
         )
+
+    def _make_keeper(self, role: ActiveRole, store: ObjectStore | None) -> StateKeeper | None:
+        if store is None:
+            return None
+
+        def superseded(error: Exception) -> None:
+            logger.critical("another cluster owns the bucket", exc_info=error)
+            self._consensus_failed(error)
+
+        return StateKeeper(
+            role,
+            store,
+            self._settings,
+            self._clock,
+            take=self._ask_copy,
+            term=self._require_active,
+            on_superseded=superseded,
+        )
+
+    def _ask_copy(self) -> asyncio.Future[StateCopy]:
+        assert self._replica is not None, "the controller was not started"
+        return self._replica.ask_copy()
+
+    def _deleting(self, delete: DeleteObjects | None) -> DeleteObjects | None:
+        """As `delete`, by the owner of the bucket only."""
+
+        async def delete_as_owner(object_ids: Sequence[int]) -> None:
+            assert delete is not None
+            if self._keeper is not None:
+                await self._keeper.check_owner()
+            await delete(object_ids)
+
+        return delete_as_owner if delete is not None else None
 
     def _raft(self) -> Consensus:
         assert self._directory is not None, "the Raft log needs a directory"
@@ -188,7 +228,7 @@ class ControllerNode:
         loop = asyncio.get_running_loop()
         await self._rpc.start(*self._listen_address())
         try:
-            replica = Replica(loop, self._take_deltas, self._take_image, self.feed.new_image)
+            replica = self._replica = Replica(loop, self._take_deltas, self._take_image, self.feed.new_image)
             self._failed_command = lambda: replica.state.failed
             await self._consensus.start(replica)
             self._write_address()
@@ -201,6 +241,8 @@ class ControllerNode:
         self._tasks.keep(self._lifecycle.run_deletions, "deletions")
         self._tasks.keep(self._lifecycle.run_asking, "asking")
         self._tasks.keep(self._balancer.run, "balancer")
+        if self._keeper is not None:
+            self._tasks.keep(self._keeper.run, "metadata state")
         logger.info("controller started", extra={"node": self._node_id, "address": "{}:{}".format(*self.address)})
 
     def _listen_address(self) -> tuple[str, int]:
@@ -254,6 +296,8 @@ class ControllerNode:
     async def close(self) -> None:
         """Stop serving. Everything acknowledged is durable."""
         self._closing = True
+        if self._keeper is not None:
+            await self._keeper.write_last()
         if self.is_active and len(self._consensus.members) > 1:
             with contextlib.suppress(TidelogError, TimeoutError):
                 await self._consensus.transfer(None)  # avoids an election time-out for the other members
@@ -282,7 +326,22 @@ class ControllerNode:
                 str(each): told for each, told in self._not_uploaded.items() if each in self.image.brokers
             },
             "failed_command": msgspec.structs.asdict(failed) if failed is not None else None,
+            "bucket_state": self.bucket_state(),
             **self._consensus.status(),
+        }
+
+    def bucket_state(self) -> dict[str, Any] | None:
+        """The newest state that this controller has written to the bucket, while it is active; None: it is not."""
+        if self._keeper is None or not self.is_active:
+            return None
+        written = self._keeper.written
+        return {
+            "generation": generation_of(self.image.kv),
+            "version": written.version if written is not None else None,
+            "at_ms": written.at_ms if written is not None else None,
+            "age_s": (self._clock.time_ms() - written.at_ms) / 1000 if written is not None else None,
+            "size_bytes": written.size_bytes if written is not None else None,
+            "problem": self._keeper.problem,
         }
 
     def _consensus_failed(self, error: Exception) -> None:
@@ -320,6 +379,11 @@ class ControllerNode:
                 await self._clock.sleep(backoff.next_delay_s())
         while self.image.version < active_at:
             await self.feed.wait_newer(active_at - 1, 1.0)
+        if self._keeper is not None:
+            try:
+                await self._keeper.look_first()
+            except BucketSuperseded:
+                return  # it has been reported: this controller ends
         self._term_began = (term, self._clock.monotonic())
         self._sessions.activated(self._clock.monotonic())
         self._readers.activated(self._clock.monotonic())

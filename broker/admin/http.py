@@ -51,7 +51,7 @@ from aiohttp import web
 
 from tidelog.broker.admin.answers import integer, json_answer, number, write_line
 from tidelog.broker.admin.limits import AdminLimits
-from tidelog.broker.admin.quorum import merge_nodes
+from tidelog.broker.admin.quorum import merge_nodes, metadata_in_bucket
 from tidelog.broker.objects.report import (
     damage_of,
     describe_object,
@@ -266,6 +266,7 @@ class AdminHttp:
                 "image_version": image.version,
                 "nodes": merge_nodes(self._nodes(image), quorum["members"]),
                 "topics": len(image.topics),
+                "metadata_in_bucket": metadata_in_bucket(quorum["members"]),
                 **self._parts.sections(),
                 "moves": _moves(image),
                 "problems": [*sources.not_ready(), *self._parts.problems(), *quorum["problems"]],

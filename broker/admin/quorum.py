@@ -23,6 +23,8 @@ from tidelog.controller.raft.quorum import SIZES, parse_member
 from tidelog.runtime.errors import InvalidInput, TidelogError
 
 MAX_NODE_ID = 0x7FFF_FFFF
+STATE_FAILS_S = 300.0
+"""Age of the metadata in the bucket from which a failure to write it is reported as a problem."""
 LAG_WORTH_TELLING = 1_000
 """Lag of a follower, in entries, from which it is reported as a problem."""
 
@@ -84,6 +86,7 @@ class QuorumView:
             "leader",
             "problem",
             "failed_command",
+            "bucket_state",
         )
         return {**row, "state": state, "pid": found["pid"], **{name: found.get(name) for name in figures}}
 
@@ -109,6 +112,11 @@ class QuorumView:
         node_id = integer(text, "id", 0, MAX_NODE_ID)
         await self._client.change_quorum("rem", node_id, "")
         return json_answer({"status": "removed", "id": node_id})
+
+
+def metadata_in_bucket(members: Sequence[Document]) -> Document | None:
+    """The newest metadata state that the active controller has put into the bucket; None: not known."""
+    return next((row["bucket_state"] for row in members if row["state"] == "active" and row.get("bucket_state")), None)
 
 
 def _depose(members: Sequence[Document]) -> None:
@@ -137,6 +145,13 @@ def _problems(members: Sequence[Document]) -> list[str]:
         " ({times} such since its start); its log has the traceback, report it".format(row["id"], **failed)
         for row in members
         if (failed := row.get("failed_command")) is not None
+    ]
+    found += [
+        f"the active controller {row['id']} cannot write its metadata to the bucket: {state['problem']}"
+        for row in members
+        if (state := row.get("bucket_state")) is not None
+        and state["problem"]
+        and (state["age_s"] is None or state["age_s"] > STATE_FAILS_S)
     ]
     for row in members:
         for peer in (row.get("peers") or ()) if row["state"] == "active" else ():

@@ -95,6 +95,15 @@ def image_families(version: int) -> Iterable[Metric]:
     yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=version)
 
 
+def bucket_state_families(state: Mapping[str, Any] | None) -> Iterable[Metric]:
+    """`ControllerNode.bucket_state`: absent unless the active controller is in this process and has written one."""
+    if state is None or state["at_ms"] is None:
+        return
+    text = "Age of the newest metadata in the bucket"
+    yield GaugeMetricFamily("tidelog_metadata_state_age_seconds", text, value=state["age_s"])
+    yield GaugeMetricFamily("tidelog_metadata_state_bytes", "Size of the same", value=state["size_bytes"])
+
+
 def balance_families(told: HeartbeatReply | None) -> Iterable[Metric]:
     """What the active controller last told: the same on every broker; absent while no controller is active."""
     if told is None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
@@ -18,6 +20,16 @@ from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model.commands import decode_envelope
 from tidelog.runtime.errors import CorruptData
 from tidelog.runtime.msgpack import DECODE_ERRORS
+
+
+class StateCopy(NamedTuple):
+    """The whole state at one place of the log, to be encoded on any thread."""
+
+    log_index: int
+    """Index of the last command that it contains."""
+    version: int
+    encode: Callable[[], bytes]
+    """See `ControllerState.freeze`."""
 
 
 class Replica:
@@ -36,6 +48,7 @@ class Replica:
         self._on_image = on_image
         self._new_image = new_image
         self._fresh: list[Delta] = []
+        self._asked: deque[asyncio.Future[StateCopy]] = deque()
 
     def apply(self, blob: bytes, index: int) -> bytes:
         """Apply one command. Raises `CorruptData` if it does not decode: this member must stop instead of diverging."""
@@ -51,12 +64,26 @@ class Replica:
             self._fresh.append(Delta(index, applied.mutations, applied.ends))
         return applied.result
 
+    def ask_copy(self) -> asyncio.Future[StateCopy]:
+        """Return what will be a copy of the state, taken between two turns; called on the loop.
+
+        It comes with the next turn of the consensus, which a command causes.
+        """
+        asked: asyncio.Future[StateCopy] = self._loop.create_future()
+        self._asked.append(asked)
+        return asked
+
     def flush(self) -> None:
-        """Post the deltas to the loop before the results that depend on them."""
+        """Post the deltas to the loop before the results that depend on them, and the copies that were asked for."""
         if self._fresh:
             fresh, self._fresh = self._fresh, []
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader
                 self._loop.call_soon_threadsafe(self._on_deltas, fresh)
+        while self._asked:
+            asked = self._asked.popleft()
+            copy = StateCopy(self.state.applied_index, self.state.version, self.state.freeze())
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_answer, asked, copy)
 
     def freeze(self) -> Callable[[], bytes]:
         """See `ControllerState.freeze`."""
@@ -75,3 +102,8 @@ class Replica:
         image.apply(Delta(self.state.version, rows, {}))
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_image, image)
+
+
+def _answer(asked: asyncio.Future[StateCopy], copy: StateCopy) -> None:
+    if not asked.done():
+        asked.set_result(copy)

@@ -42,6 +42,13 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     snapshot_bytes: Annotated[int, Meta(ge=16 << 20)] = 64 << 20
     """Bytes of the journal after which the same is done: a commit of many streams is an entry of 57 KB and more, and
     the journal is kept in memory, too. The smallest value is four times the largest command."""
+    state_interval_ms: Annotated[int, Meta(ge=100)] = 60_000
+    """Time after which the active controller writes the changed metadata to the bucket, from which
+    `tidelog cluster rebuild` makes a cluster."""
+    state_after_change_ms: Annotated[int, Meta(ge=100)] = 5_000
+    """The same after a change of topics, partitions, configurations or brokers, which no object in the bucket tells."""
+    state_kept: Annotated[int, Meta(ge=2, le=100)] = 3
+    """States of the metadata that are kept in the bucket; older ones are deleted."""
     command_timeout_ms: Millis = 10_000
     """Time after which the outcome of a command is unknown and the caller repeats it with the same id."""
 

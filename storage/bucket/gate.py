@@ -28,6 +28,7 @@ RANKS: Final = {
     Purpose.COLD: 2,
     Purpose.COMPACTION: 3,
     Purpose.CLEAN: 3,
+    Purpose.METADATA: 3,
     Purpose.OTHER: 3,
 }
 _SHARES: Final = (1.0, 0.875, 0.75, 0.25)

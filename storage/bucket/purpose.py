@@ -25,5 +25,7 @@ class Purpose(Enum):
     COMPACTION = "compaction"
     CLEAN = "clean"
     """Deletes, orphan search, verification."""
+    METADATA = "metadata"
+    """The metadata that the active controller writes, and the claims of the bucket's owner."""
     OTHER = "other"
     """Probes and tools."""

@@ -25,6 +25,7 @@ COMMANDS = {
     "produce": ("tidelog.cli.subcommands.produce:produce", "Write records to a topic from a file or standard input."),
     "consume": ("tidelog.cli.subcommands.consume:consume", "Read records from a topic."),
     "group": ("tidelog.cli.subcommands.group:group", "List, describe, delete and reset consumer groups."),
+    "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Rebuild a cluster from its bucket alone."),
     "config": ("tidelog.cli.subcommands.config:config", "Show every setting, its value and where it came from."),
     "wal": ("tidelog.cli.subcommands.wal:wal", "Inspect and verify the write-ahead log on disk."),
     "object": (

@@ -138,6 +138,7 @@ class NodeProcess:
             self._clock,
             self._rng,
             delete_objects=self._delete_objects,
+            state_store=self._store.for_purpose(Purpose.METADATA) if self._store is not None else None,
             on_failed=self._controller_failed,
         )
         await controller.start()
@@ -177,6 +178,7 @@ class NodeProcess:
                 follows_controllers=not config.controller.endpoints,
                 local=controller.feed if self._is_local and controller is not None else None,
                 searches_orphans=lambda: controller is not None and controller.is_active,
+                bucket_state=lambda: controller.bucket_state() if controller is not None else None,
             ),
             wal=WalAccess(
                 config.wal.kind,

@@ -76,6 +76,7 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
     failovers = _failovers(asked["failover"].get("lost", []), taking_over)
     return {
         **{key: asked[key] for key in common},
+        "metadata_in_bucket": asked.get("metadata_in_bucket"),
         "nodes": nodes,
         "failovers": failovers,
         "moves": asked["moves"],
@@ -101,6 +102,7 @@ def _own(answer: Document) -> Document:
 
 def _render(document: Document) -> str:
     about = [("cluster", document["cluster_id"]), ("topics", document["topics"])]
+    about.append(("metadata in bucket", _metadata_state(document["metadata_in_bucket"])))
     headers = [
         "NODE",
         "ROLES",
@@ -127,6 +129,14 @@ def _render(document: Document) -> str:
     else:
         text.append("no problems")
     return "\n\n".join(text)
+
+
+def _metadata_state(state: Document | None) -> str:
+    """What the active controller has written for `tidelog cluster rebuild`."""
+    if state is None or state["at_ms"] is None:
+        return "none yet" if state is None or not state["problem"] else f"none: {state['problem']}"
+    text = f"{output.moment(state['at_ms'])}, {output.size(state['size_bytes'])}"
+    return f"{text}; FAILING: {state['problem']}" if state["problem"] else text
 
 
 def _render_failovers(rows: list[Document]) -> str:

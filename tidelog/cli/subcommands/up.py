@@ -21,6 +21,7 @@ from tidelog.cli.options import PRIVATE_UMASK, config_options, load_config
 from tidelog.config import Loaded, exposed_secrets
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import UP_LOCK_FILE, lock_file
+from tidelog.process.rebuild import check_finished
 from tidelog.process.supervisor import Supervisor
 from tidelog.runtime.errors import ConfigError
 
@@ -75,6 +76,7 @@ def up(
     for sentence in exposed_secrets(loaded):
         click.echo(f"warning: {sentence}", err=True)
     with _locked(Path(loaded.config.node.data_dir)):
+        check_finished(Path(loaded.config.node.data_dir))
         nodes = cluster_layout.plan(loaded, brokers, int(controllers) if controllers else None, parse_racks(racks))
         exit_code = asyncio.run(_run(nodes, quiet, loaded))
     raise click.exceptions.Exit(exit_code)

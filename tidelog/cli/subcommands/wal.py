@@ -19,7 +19,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.options import bootstrap_option, config_options, format_option, load_config
+from tidelog.cli.options import admin_options, bootstrap_option, config_options, format_option, load_config
 from tidelog.runtime.errors import CorruptData, NotFound, StorageFailed, Unavailable
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _render_wals(rows: list[dict[str, Any]]) -> str:
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait."
 )
 @format_option
-@bootstrap_option
+@admin_options
 def drain(broker_id: int | None, timeout_s: float, style: str, bootstrap: str) -> None:
     """Upload all records of the logs; return when the controllers know that they are committed.
 
@@ -174,7 +174,8 @@ def drain(broker_id: int | None, timeout_s: float, style: str, bootstrap: str) -
                     hint="start it as it was started before",
                 )
             wait_ms = max(1, min(UPLOAD_MS, int((deadline - time.monotonic()) * 1000)))
-            http_json(row["admin_url"], f"/upload?timeout_ms={wait_ms}", method="POST")
+            path = f"/upload?timeout_ms={wait_ms}"
+            http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
         time.sleep(POLL_S)
     text = f"everything in the logs of {len(rows)} broker{'' if len(rows) == 1 else 's'} is committed"
     output.emit(json.dumps(rows, indent=2) if style == "json" else text)

@@ -1,0 +1,146 @@
+"""The metadata in the bucket: the format and the keys of states and claims.
+
+docs/design/0014-rebuild-from-the-bucket.md says what they are for.
+
+    {cluster id}/metadata/state-{generation, 8 hex}-{log index, 16 hex}    one state
+    {cluster id}/metadata/claim-{generation, 8 hex}                        who owns the bucket from then on
+    {cluster id}/metadata/owner                                            replaced at an interval while there is one
+
+Keys sort by age. A state is (little-endian): magic "TLSTATE\\x01" (8), format version (uint32), body length (uint64),
+CRC32C of the body (uint32), CRC32C of the header so far (uint32); body = msgpack `[cluster id, generation, log index,
+metadata version, term, time, closed, state]`, the last being the versioned bytes of
+`tidelog.controller.machine.state.ControllerState.dump`.
+
+A *generation* counts the owners of a bucket: the first cluster is 1, a cluster that was rebuilt from the bucket has the
+number after the largest claim. A claim is created once, conditionally, and never deleted, so that claims have no holes:
+an owner is superseded if and only if the claim after its own number exists.
+
+Does no I/O. Entry: `BucketState`, `encode_state`, `decode_state`, `state_key`, `parse_state_key`, `claim_key`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.msgpack import DECODE_ERRORS
+
+MAGIC: Final = b"TLSTATE\x01"
+FORMAT_VERSION: Final = 1
+FIRST_GENERATION: Final = 1
+GENERATION_ROW: Final = "generation"
+"""Key in `kv`, with the number as decimal text; absent: the first generation."""
+_HEADER = struct.Struct("<8sIQI")
+_CRC = struct.Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _CRC.size
+_STATE_KEY = re.compile(r"(?P<cluster>[^/]+)/metadata/state-(?P<generation>[0-9a-f]{8})-(?P<index>[0-9a-f]{16})")
+_CLAIM_KEY = re.compile(r"(?P<cluster>[^/]+)/metadata/claim-(?P<generation>[0-9a-f]{8})")
+
+
+class BucketState(msgspec.Struct, frozen=True, array_like=True):
+    """One state: all metadata at one place of the replicated log."""
+
+    cluster_id: str
+    generation: int
+    index: int
+    """Index of the last command that it contains (int64)."""
+    version: int
+    """Metadata version at that command (int64)."""
+    term: int
+    """Raft term of the active controller that wrote it."""
+    written_ms: int
+    """Wall clock of the writer; for users."""
+    closed: bool
+    """The last act of a controller that was stopped: nothing of it follows, unless another one became active."""
+    state: bytes
+
+
+class StateName(NamedTuple):
+    """What the key of a state says. Sorts by age."""
+
+    generation: int
+    log_index: int
+
+
+_decoder = msgspec.msgpack.Decoder(BucketState)
+
+
+def encode_state(state: BucketState) -> bytes:
+    """Return the object's bytes."""
+    body = msgspec.msgpack.encode(state)
+    header = _HEADER.pack(MAGIC, FORMAT_VERSION, len(body), crc32c(body))
+    return b"".join((header, _CRC.pack(crc32c(header)), body))
+
+
+def decode_state(data: bytes, *, key: str) -> BucketState:
+    """Check and decode an object's bytes, and compare them with its key. Raises `CorruptData`."""
+    if len(data) < HEADER_BYTES:
+        raise _damaged(key, f"it has {len(data)} bytes; the header alone has {HEADER_BYTES}")
+    magic, version, length, crc = _HEADER.unpack_from(data)
+    if magic != MAGIC or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
+        raise _damaged(key, "it is no state, or its header is damaged")
+    if version != FORMAT_VERSION:
+        raise CorruptData(
+            f"the metadata state {key} has format {version}; this version reads {FORMAT_VERSION}",
+            hint="it was written by a newer Tidelog: use that version",
+        )
+    body = memoryview(data)[HEADER_BYTES:]
+    if len(body) != length or crc32c(body) != crc:
+        raise _damaged(key, f"its body ({len(body)} of {length} bytes) fails its checksum")
+    try:
+        found = _decoder.decode(body)
+    except DECODE_ERRORS as error:
+        raise _damaged(key, f"its body does not decode: {error}") from error
+    if state_key(found.cluster_id, found.generation, found.index) != key:
+        raise _damaged(key, f"it is the state of {state_key(found.cluster_id, found.generation, found.index)}")
+    return found
+
+
+def _damaged(key: str, what: str) -> CorruptData:
+    return CorruptData(f"the metadata state {key} is damaged: {what}", hint="an older state may be whole")
+
+
+def metadata_prefix(cluster_id: str) -> str:
+    """Return the prefix of all states and claims of a cluster."""
+    return f"{cluster_id}/metadata/"
+
+
+def state_key(cluster_id: str, generation: int, index: int) -> str:
+    """Return the key of a state."""
+    assert 0 < generation < 1 << 32 and 0 <= index < 1 << 63, (generation, index)
+    return f"{metadata_prefix(cluster_id)}state-{generation:08x}-{index:016x}"
+
+
+def parse_state_key(key: str) -> StateName | None:
+    """Return what a key made by `state_key` says; None for any other key."""
+    match = _STATE_KEY.fullmatch(key)
+    return StateName(int(match["generation"], 16), int(match["index"], 16)) if match is not None else None
+
+
+def owner_key(cluster_id: str) -> str:
+    """Return the key of the object whose time shows that the bucket has a living owner."""
+    return f"{metadata_prefix(cluster_id)}owner"
+
+
+def claim_key(cluster_id: str, generation: int) -> str:
+    """Return the key of a claim."""
+    assert 0 < generation < 1 << 32, generation
+    return f"{metadata_prefix(cluster_id)}claim-{generation:08x}"
+
+
+def parse_claim_key(key: str) -> int | None:
+    """Return the generation of a key made by `claim_key`; None for any other key."""
+    match = _CLAIM_KEY.fullmatch(key)
+    return int(match["generation"], 16) if match is not None else None
+
+
+def generation_of(kv: Mapping[str, bytes]) -> int:
+    """Return the generation that the metadata's table `kv` names."""
+    row = kv.get(GENERATION_ROW)
+    return int(row) if row is not None else FIRST_GENERATION

@@ -1,0 +1,197 @@
+"""Which objects continue which streams: the plan of a rebuild, as a pure function of what the bucket holds.
+
+For each stream the objects must form a *chain*: each begins where the one before it ends. The objects of the state are
+such a chain up to the committed end. Objects that the state does not name (they were put after it) replace those that a
+compaction has removed, and continue the chain. Of several chains the one that gets furthest is taken; among equals the
+one with objects of the state, then with larger objects.
+
+Entry: `make_plan`, `RebuildPlan`; `find_chain` for one stream.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tidelog.controller.machine.slices import unpack
+from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.records import ObjectState
+
+Range = tuple[int, int, int]
+"""Stream id, start offset, end offset."""
+
+
+class StreamPiece(NamedTuple):
+    """Offsets of one stream in one object."""
+
+    start: int
+    end: int
+    object_id: int
+    is_known: bool
+    """The state names it as committed."""
+
+
+class StreamChain(NamedTuple):
+    """What is left of one stream."""
+
+    start: int
+    end: int
+    """The new committed end."""
+    used: tuple[StreamPiece, ...]
+    holes: tuple[StreamPiece, ...] = ()
+    """Those of `used` that are not in the bucket: reads of them fail."""
+
+
+class FoundObject(NamedTuple):
+    """An object of the bucket that the state does not name as committed, and what its index says."""
+
+    object_id: int
+    kind: int
+    size: int
+    ranges: tuple[Range, ...]
+    """Sorted by stream; one for each stream."""
+
+
+class Leftover(NamedTuple):
+    """Offsets in an object that no chain takes."""
+
+    stream_id: int
+    start: int
+    end: int
+    object_id: int
+
+
+class RebuildPlan(NamedTuple):
+    """The streams that differ from the state, and what is not taken."""
+
+    streams: dict[int, StreamChain]
+    """By stream id: those that miss an object of the state, or may be continued."""
+    found: dict[int, FoundObject]
+    gaps: tuple[Leftover, ...]
+    """Behind the end of a stream's chain, after a gap: they cannot be continued."""
+    unknown: tuple[Leftover, ...]
+    """Of streams that the state does not know: of topics that were created after it, or deleted before it."""
+
+
+class _Step(NamedTuple):
+    reach: int
+    """The furthest end of a chain from here."""
+    is_known: bool
+    length: int
+    piece: StreamPiece
+
+
+def find_chain(
+    start: int, committed_end: int, known: Iterable[StreamPiece], missing: set[int], new: list[StreamPiece]
+) -> StreamChain:
+    """Return the chain of a stream that the state has from `start` to `committed_end`.
+
+    `known`: the live pieces of the state, contiguous; `missing`: ids of those objects that are not in the bucket.
+    """
+    named = sorted(known)
+    if not any(piece.object_id in missing for piece in named):
+        used = (*named, *_walk(committed_end, _steps(new), [] if named else new))
+        return StreamChain(start, max(committed_end, used[-1].end if used else start), used)
+    present = [piece for piece in named if piece.object_id not in missing]
+    steps = _steps([*present, *new])
+    for begin in _beginnings(start, committed_end, named, missing, present, new):
+        chain = _walk(begin, steps, [*present, *new])
+        end = chain[-1].end if chain else begin
+        if end >= committed_end:
+            return StreamChain(begin, end, tuple(chain))
+    tail = _walk(committed_end, _steps(new), [])
+    holes = tuple(piece for piece in named if piece.object_id in missing)
+    used = (*named, *tail)
+    return StreamChain(start, used[-1].end if used else committed_end, used, holes)
+
+
+def _beginnings(
+    start: int,
+    committed_end: int,
+    named: list[StreamPiece],
+    missing: set[int],
+    present: list[StreamPiece],
+    new: list[StreamPiece],
+) -> list[int]:
+    """Return where the stream may start: at its start, or later if nothing of the state is left before that."""
+    trimmed_to = start
+    for piece in named:
+        if piece.object_id not in missing:
+            break
+        trimmed_to = piece.end
+    between = {piece.start for piece in (*present, *new) if start < piece.start <= trimmed_to}
+    return sorted({start, *between, min(max(trimmed_to, start), max(committed_end, start))})
+
+
+def _steps(pieces: list[StreamPiece]) -> dict[int, _Step]:
+    """Return the best first piece of a chain from each offset at which a piece starts."""
+    best: dict[int, _Step] = {}
+    for piece in sorted(pieces, key=lambda one: (-one.start, one.end, one.object_id)):
+        after = best.get(piece.end)
+        step = _Step(after.reach if after is not None else piece.end, piece.is_known, piece.end - piece.start, piece)
+        if piece.start not in best or step > best[piece.start]:
+            best[piece.start] = step
+    return best
+
+
+def _walk(begin: int, steps: dict[int, _Step], pieces: list[StreamPiece]) -> list[StreamPiece]:
+    """Return the best chain from `begin`, which may lie inside its first piece: the log was trimmed up to there."""
+    entry = steps.get(begin)
+    for piece in pieces:
+        if piece.start < begin < piece.end:
+            after = steps.get(piece.end)
+            step = _Step(after.reach if after else piece.end, piece.is_known, piece.end - piece.start, piece)
+            if entry is None or step > entry:
+                entry = step
+    chain: list[StreamPiece] = []
+    while entry is not None:
+        chain.append(entry.piece)
+        entry = steps.get(entry.piece.end)
+    return chain
+
+
+def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundObject]) -> RebuildPlan:
+    """Compare the state with the bucket.
+
+    `listed`: sizes of all objects in the bucket, by id; `found`: those that the state does not name as committed.
+    """
+    by_id = {each.object_id: each for each in found}
+    new: defaultdict[int, list[StreamPiece]] = defaultdict(list)
+    unknown: list[Leftover] = []
+    for each in by_id.values():
+        for stream_id, start, end in each.ranges:
+            if tables.streams.get(stream_id) is None:
+                unknown.append(Leftover(stream_id, start, end, each.object_id))
+            else:
+                new[stream_id].append(StreamPiece(start, end, each.object_id, False))
+    missing = {row.id for row in tables.objects.values() if row.state == ObjectState.COMMITTED and row.id not in listed}
+    streams: dict[int, StreamChain] = {}
+    gaps: list[Leftover] = []
+    for stream_id in sorted({*new, *_streams_of(tables, missing)}):
+        stream = tables.streams.get(stream_id)
+        assert stream is not None, stream_id
+        known = [StreamPiece(*piece, True) for piece in unpack(tables.index.slices.get(stream_id, b""))]
+        chain = find_chain(
+            stream.start_offset, max(stream.end_offset, stream.start_offset), known, missing, new[stream_id]
+        )
+        streams[stream_id] = chain
+        gaps += [
+            Leftover(stream_id, piece.start, piece.end, piece.object_id)
+            for piece in sorted(new[stream_id])
+            if piece.start > chain.end
+        ]
+    return RebuildPlan(streams, by_id, tuple(gaps), tuple(unknown))
+
+
+def _streams_of(tables: Tables, object_ids: set[int]) -> set[int]:
+    """Return the streams with live slices in these objects."""
+    found: set[int] = set()
+    for object_id in object_ids:
+        row = tables.objects.get(object_id)
+        assert row is not None, object_id
+        for piece in row.ranges:
+            stream = tables.streams.get(piece.stream_id)
+            if stream is not None and piece.end_offset > stream.start_offset:
+                found.add(piece.stream_id)
+    return found

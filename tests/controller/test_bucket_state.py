@@ -1,0 +1,160 @@
+"""The metadata in the bucket: its format, when the active controller writes it, and when it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.controller.controller_helpers import ask, make_node, until
+from tidelog.controller.active.state_keeper import BucketSuperseded
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.bucket_state import (
+    BucketState,
+    claim_key,
+    decode_state,
+    encode_state,
+    generation_of,
+    metadata_prefix,
+    parse_claim_key,
+    parse_state_key,
+    state_key,
+)
+from tidelog.controller.model.settings import ControllerSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.rpc.connection import CommandParams
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.bucket.memory import MemoryObjectStore
+
+QUICK = ControllerSettings(state_interval_ms=100, state_after_change_ms=100, state_kept=2)
+GOLDEN = BucketState("cluster", 2, 300, 299, 5, 1_700_000_000_000, True, b"state")
+GOLDEN_HEX = (
+    "544c5354415445010100000022000000000000009b8270cc5f1a72c098a7636c757374657202cd012ccd012b05cf0000"
+    "018bcfe56800c3c4057374617465"
+)
+
+
+def test_the_bytes_of_a_state_are_fixed() -> None:
+    assert encode_state(GOLDEN).hex() == GOLDEN_HEX
+    assert decode_state(bytes.fromhex(GOLDEN_HEX), key="cluster/metadata/state-00000002-000000000000012c") == GOLDEN
+
+
+@given(
+    st.integers(1, (1 << 32) - 1), st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 63) - 1), st.binary(max_size=99)
+)
+def test_states_and_keys_are_read_as_they_were_written(generation: int, index: int, version: int, state: bytes) -> None:
+    key = state_key("c-_1", generation, index)
+    written = BucketState("c-_1", generation, index, version, 7, 8, False, state)
+    assert decode_state(encode_state(written), key=key) == written
+    assert parse_state_key(key) == (generation, index)
+    assert parse_claim_key(claim_key("c-_1", generation)) == generation
+    assert parse_claim_key(key) is None and parse_state_key(claim_key("c-_1", generation)) is None
+    assert key.startswith(metadata_prefix("c-_1"))
+
+
+@given(st.integers(0, 8 * len(encode_state(GOLDEN)) - 1))
+def test_a_flipped_bit_is_found(bit: int) -> None:
+    damaged = bytearray(encode_state(GOLDEN))
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptData):
+        decode_state(bytes(damaged), key=state_key("cluster", 2, 300))
+
+
+@given(st.integers(0, len(encode_state(GOLDEN)) - 1))
+def test_a_part_of_a_state_is_no_state(size: int) -> None:
+    with pytest.raises(CorruptData):
+        decode_state(encode_state(GOLDEN)[:size], key=state_key("cluster", 2, 300))
+
+
+def test_a_state_under_another_key_is_refused() -> None:
+    with pytest.raises(CorruptData, match="it is the state of"):
+        decode_state(encode_state(GOLDEN), key=state_key("cluster", 2, 301))
+
+
+async def alter(node: ControllerNode, number: int) -> None:
+    command = c.AlterConfigs("cluster", "", {"a": str(number)})
+    await ask(node, "command", CommandParams("test", number + 1, 1, msgspec.Raw(c.encode(command))))
+
+
+async def states(store: MemoryObjectStore, cluster_id: str) -> list[str]:
+    return [info.key async for info in store.list(metadata_prefix(cluster_id)) if parse_state_key(info.key)]
+
+
+async def newest(store: MemoryObjectStore, node: ControllerNode) -> tuple[BucketState, ControllerState]:
+    key = (await states(store, node.image.cluster_id))[-1]
+    found = decode_state(await store.get(key), key=key)
+    loaded = ControllerState()
+    loaded.load(found.state)
+    return found, loaded
+
+
+async def started(directory: Path, store: MemoryObjectStore, **kwargs: Any) -> ControllerNode:
+    node = make_node(directory, settings=QUICK, state_store=store, **kwargs)
+    await node.start()
+    await node.wait_active(10)
+    return node
+
+
+def written_version(node: ControllerNode) -> int:
+    state = node.bucket_state()
+    return -1 if state is None or state["version"] is None else int(state["version"])
+
+
+async def test_the_active_controller_writes_what_it_has_and_keeps_a_few(tmp_path: Path) -> None:
+    store = MemoryObjectStore(SystemClock())
+    node = await started(tmp_path, store)
+    for number in range(4):
+        before = written_version(node)
+        await alter(node, number)
+        await until(lambda before=before: written_version(node) > before)  # type: ignore[misc]
+    found, loaded = await newest(store, node)
+    assert (found.cluster_id, found.generation, found.closed) == (node.image.cluster_id, 1, False)
+    assert loaded.tables.configs.get(("cluster", "")) == {"a": "3"}
+    assert loaded.version == found.version and loaded.applied_index == found.index
+    await node.close()
+    found, loaded = await newest(store, node)
+    assert found.closed
+    assert len(await states(store, node.image.cluster_id)) == 2
+
+
+async def test_a_restarted_controller_says_at_once_that_it_is_not_closed(tmp_path: Path) -> None:
+    store = MemoryObjectStore(SystemClock())
+    node = await started(tmp_path, store)
+    await node.close()
+    assert (await newest(store, node))[0].closed
+    node = await started(tmp_path, store)
+    await until(lambda: written_version(node) >= 0)
+    assert not (await newest(store, node))[0].closed
+    await node.close()
+
+
+async def test_a_superseded_controller_writes_and_deletes_nothing_more_and_ends(tmp_path: Path) -> None:
+    store = MemoryObjectStore(SystemClock())
+    failed: list[Exception] = []
+    deleted: list[int] = []
+
+    async def delete(ids: Any) -> None:
+        deleted.extend(ids)
+
+    node = await started(tmp_path, store, on_failed=failed.append, delete_objects=delete, delete_delay_ms=10)
+    await until(lambda: written_version(node) >= 0)
+    await store.put(claim_key(node.image.cluster_id, 2), [b"claim"], if_absent=True)
+    kept = await states(store, node.image.cluster_id)
+    await alter(node, 1)
+    await until(lambda: bool(failed))
+    assert isinstance(failed[0], BucketSuperseded)
+    assert not node.is_active
+    assert await states(store, node.image.cluster_id) == kept and not deleted
+    await node.close()
+    assert await states(store, node.image.cluster_id) == kept
+
+
+def test_the_first_generation_has_no_row() -> None:
+    assert generation_of({}) == 1
+    assert generation_of({"generation": b"7"}) == 7

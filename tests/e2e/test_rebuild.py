@@ -1,0 +1,200 @@
+"""A cluster is rebuilt from its bucket alone, after every disk is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
+from tests.e2e.test_wipe import PARTITIONS, TOPIC, check_all, fill, send_idempotent, upload_everything
+from tests.support.cli import Cli
+from tests.support.clients import wait_until
+from tests.support.cluster_process import up_cluster
+from tests.support.s3_servers import S3Server
+from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.process.data_dir import WrongDataDirectory
+from tidelog.process.rebuild import UNFINISHED_FILE
+from tidelog.runtime.errors import Unavailable
+
+NOT_UPLOADED = ["--set", "upload.age_ms=3600000"]
+SOON = ["--set", "controller.state_after_change_ms=100", "--set", "controller.state_interval_ms=60000"]
+
+
+def rebuild(data: Path, *flags: str, code: int = 0) -> Any:
+    answer = Cli()("cluster", "rebuild", "--data-dir", data, "--format", "json", *flags, code=code)
+    return answer.json() if code == 0 else answer.err
+
+
+def forget_disks(data: Path) -> None:
+    """Delete everything but the embedded bucket."""
+    for each in data.iterdir():
+        if each.name != "bucket":
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def states(data: Path) -> list[Path]:
+    return list((data / "bucket").glob("*/metadata/state-*"))
+
+
+def retention(process: TidelogProcess) -> str:
+    admin = AdminClient({"bootstrap.servers": process.bootstrap, **QUIET})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, TOPIC)
+    return str(admin.describe_configs([resource])[resource].result(30)["retention.ms"].value)
+
+
+def metadata_written(process: TidelogProcess) -> None:
+    """Wait until the bucket has the metadata of now, by its version."""
+    now = Cli(process.bootstrap)("status", "--format", "json", code=None).json()["image_version"]
+
+    def has_it() -> bool:
+        state = Cli(process.bootstrap)("status", "--format", "json", code=None).json()["metadata_in_bucket"]
+        return state is not None and (state["version"] or 0) >= now
+
+    wait_until(has_it, "the metadata is in the bucket")
+
+
+@pytest.mark.parametrize("where", ["embedded", "s3"])
+def test_all_is_there_after_every_disk_is_deleted(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    data = tmp_path / "data"
+    flags: list[str] = []
+    if where == "s3":
+        server: S3Server = request.getfixturevalue("moto_server")
+        flags = s3_flags(server)
+    with running(data, [*flags, *SOON]) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS, **{"retention.ms": "123456789000"})
+        fill(process.bootstrap)
+        producer_id, offset = send_idempotent(process.port, None)
+        before = read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert process.stop() == 0, process.tail()
+        port = process.port
+    forget_disks(data)
+    planned = rebuild(data, *flags, "--dry-run")
+    assert planned["lost"] == [] and planned["state_is_last"] and not planned["living_owner"]
+    assert {each.name for each in data.iterdir()} <= {"bucket"}, "a dry run changed something"
+    done = rebuild(data, *flags, "--yes")
+    assert {**done, "state_written_ms": 0} == {**planned, "state_written_ms": 0}
+    assert "already holds" in rebuild(data, *flags, "--yes", code=WrongDataDirectory.exit_code)
+    with running(data, flags, port) as process:
+        check_all(process, before, producer_id, offset)
+        assert retention(process) == "123456789000"
+        more = Producer({"bootstrap.servers": process.bootstrap, **QUIET})
+        more.produce(TOPIC, b"life goes on", partition=0)
+        assert more.flush(60) == 0
+        assert process.stop() == 0, process.tail()
+    with running(data, flags, port) as process:
+        assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == len(before) + 1
+        assert process.stop() == 0, process.tail()
+
+
+def test_what_was_uploaded_after_the_metadata_is_found_and_what_was_not_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data, [*NOT_UPLOADED, *SOON, "--set", "controller.state_kept=100"]) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        fill(process.bootstrap)  # creates the topic of group offsets, too
+        metadata_written(process)
+        old = {path.name for path in states(data)}
+        fill(process.bootstrap)
+        producer_id, offset = send_idempotent(process.port, None)
+        upload_everything(process.bootstrap)
+        before = read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        producer = Producer({"bootstrap.servers": process.bootstrap, **QUIET})
+        for number in range(100):
+            producer.produce(TOPIC, b"only in the WAL %d" % number, partition=0)
+        assert producer.flush(60) == 0
+        process.kill()
+        port = process.port
+    forget_disks(data)
+    for path in states(data):
+        if path.name not in old:
+            path.unlink()  # as if the bucket had been out of reach for the controller
+    assert "--take-over" in rebuild(data, "--yes", code=Unavailable.exit_code)
+    assert {each.name for each in data.iterdir()} == {"bucket"}, "a refusal left something"
+    planned = rebuild(data, "--dry-run")
+    assert planned["living_owner"]
+    assert planned["new_objects"] > 0
+    ends = {row[0]: row[1] for row in sorted(before, key=lambda row: row[:2])}
+    told = {one["partition"]: one for one in planned["lost"] if one["topic"] == TOPIC}
+    assert told[0]["what"] == "not uploaded" and told[0]["from_offset"] == ends[0] + 1
+    rebuild(data, "--yes", "--take-over")
+    with running(data, NOT_UPLOADED, port) as process:
+        check_all(process, before, producer_id, offset)
+        losses = Cli(process.bootstrap)("wal", "losses", "--format", "json").json()
+        assert any(one["topic"] == TOPIC for loss in losses for one in loss["partitions"])
+        assert process.stop() == 0, process.tail()
+
+
+def test_three_brokers_are_rebuilt_from_the_bucket_as_three_and_as_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up_cluster(data, 3, [*NOT_UPLOADED, *SOON]) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, 6, **{"retention.ms": "123456789000"})
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, **QUIET})
+        for number in range(600):
+            producer.produce(TOPIC, b"%d" % number, partition=number % 6)
+        assert producer.flush(60) == 0
+        before = read_topic(cluster.bootstrap, TOPIC, 6)
+        Cli(cluster.bootstrap)("wal", "drain")  # with the cluster's secret
+        assert cluster.stop() == 0, cluster.tail()
+    for brokers in (3, 1):
+        forget_disks(data)
+        copy = tmp_path / f"as-{brokers}"
+        copy.mkdir()
+        shutil.copytree(data / "bucket", copy / "bucket")
+        report = rebuild(copy, "--brokers", str(brokers), "--take-over", "--yes")
+        assert report["lost"] == []
+        assert report["brokers"] == list(range(1, brokers + 1))
+        with up_cluster(copy, brokers, SOON) if brokers > 1 else running(copy, SOON) as cluster:
+            assert read_topic(cluster.bootstrap, TOPIC, 6) == before
+            assert retention(cluster) == "123456789000"
+            producer = Producer({"bootstrap.servers": cluster.bootstrap, **QUIET})
+            for number in range(6):
+                producer.produce(TOPIC, b"more", partition=number)
+            assert producer.flush(60) == 0
+            assert len(read_topic(cluster.bootstrap, TOPIC, 6)) == len(before) + 6
+            assert cluster.stop() == 0, cluster.tail()
+
+
+def test_the_old_cluster_does_not_start_again(tmp_path: Path) -> None:
+    data, new = tmp_path / "data", tmp_path / "new"
+    with running(data, SOON) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert process.stop() == 0, process.tail()
+    new.mkdir()
+    (new / "bucket").symlink_to(data / "bucket")
+    rebuild(new, "--yes")
+    process = TidelogProcess(data, SOON)
+    process.launch()
+    try:
+        assert process.wait(60) == WrongDataDirectory.exit_code, process.tail()
+        wait_until(lambda: "generation 2" in process.tail(), "the reason is printed")
+    finally:
+        process.kill()
+    with running(new, SOON) as process:
+        assert read_topic(process.bootstrap, TOPIC, PARTITIONS) == []
+        assert process.stop() == 0, process.tail()
+
+
+def test_an_interrupted_rebuild_is_started_over_and_not_started(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data, SOON) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert process.stop() == 0, process.tail()
+    forget_disks(data)
+    rebuild(data, "--yes")
+    (data / UNFINISHED_FILE).touch()
+    (data / "controller" / "snapshot").unlink()
+    process = TidelogProcess(data)
+    process.launch()
+    try:
+        assert process.wait(60) == WrongDataDirectory.exit_code, process.tail()
+    finally:
+        process.kill()
+    assert rebuild(data, "--yes")["generation"] == 3
+    with running(data) as process:
+        assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == 0
+        assert retention(process)
+        assert process.stop() == 0, process.tail()

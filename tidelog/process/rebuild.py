@@ -1,0 +1,290 @@
+"""A data directory from the bucket alone: what `tidelog cluster rebuild` does.
+
+docs/design/0014-rebuild-from-the-bucket.md has the reasons.
+
+    DIR/rebuild-unfinished    while the directory is being written; the next rebuild starts over, `tidelog up` refuses
+
+`prepare` reads the bucket, computes the whole new state in memory and reports what is lost: that is a dry run.
+`carry_out` claims the bucket and writes the directory.
+
+Entry: `prepare`, `carry_out`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.config import Config, Loaded
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.records import BUCKET_WAL, STREAMS_PER_PARTITION
+from tidelog.controller.model.wal_notes import DATA_STREAM, is_committed, losses_in, note_in
+from tidelog.controller.raft.files import sync_directory
+from tidelog.controller.raft.quorum import parse_members
+from tidelog.controller.rebuild.adopt import Adoption, adopt
+from tidelog.controller.rebuild.directory import write_directories
+from tidelog.controller.rebuild.plan import RebuildPlan, make_plan
+from tidelog.controller.rebuild.source import BucketContent, claim, find_clusters, read_bucket
+from tidelog.process import cluster_layout
+from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
+from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, StorageFailed, Unavailable
+from tidelog.storage.bucket.store import ObjectStore
+
+UNFINISHED_FILE = "rebuild-unfinished"
+OWNER_SILENCE = 2
+"""Intervals of the owner's sign of life after which the bucket is taken for abandoned."""
+
+
+class LostRange(msgspec.Struct, frozen=True):
+    """Records that the rebuilt cluster does not have, or may not have."""
+
+    what: str
+    """`not uploaded`: known or presumed to have been only in a broker's WAL; `after a gap`: in the bucket, and what
+    precedes them is not; `missing`: the metadata names them, and their object is gone; `no topic`: of a stream that the
+    metadata does not know."""
+    topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    """-1: not known."""
+    object_id: int = -1
+
+
+class RebuildReport(msgspec.Struct, frozen=True):
+    """What a rebuild takes, and what is lost."""
+
+    cluster_id: str
+    generation: int
+    """Of the new cluster."""
+    state_written_ms: int
+    """Wall clock of the controller that wrote the metadata; later changes of topics and settings are lost."""
+    state_is_last: bool
+    """The metadata is that of a clean stop: nothing was changed after it."""
+    brokers: list[int]
+    topics: int
+    partitions: int
+    objects: int
+    """Objects that the rebuilt metadata names."""
+    new_objects: int
+    """Those of them that are newer than the metadata, and were found by their indexes."""
+    lost: list[LostRange]
+    damaged: list[str]
+    living_owner: str
+    """Why the bucket seems to have a living owner; empty: it does not."""
+
+
+class Prepared(NamedTuple):
+    """A rebuild that can be carried out."""
+
+    report: RebuildReport
+    state: ControllerState
+
+
+def broker_ids(config: Config, brokers: int) -> list[int]:
+    """Return the ids of the brokers that `tidelog up` will run over the directory. Raises `ConfigError`."""
+    if not 1 <= brokers <= cluster_layout.MAX_BROKERS:
+        raise ConfigError(f"--brokers {brokers}: `tidelog up` runs 1 to {cluster_layout.MAX_BROKERS} on one machine")
+    if brokers == 1:
+        return [config.node.id if config.node.id >= 0 else LONE_NODE_ID]
+    return list(range(1, brokers + 1))
+
+
+async def prepare(
+    config: Config,
+    store: ObjectStore,
+    brokers: int,
+    cluster_id: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Prepared:
+    """Read the bucket and compute the new state. Raises `NotFound`, `InvalidInput`, `CorruptData`, `Unavailable`."""
+    content = await read_bucket(store, cluster_id or await _only_cluster(store), progress)
+    tables = content.state.tables
+    _refuse_bucket_wal(tables, content.base.cluster_id)
+    ids = broker_ids(config, brokers)
+    plan = make_plan(tables, content.listed, content.found)
+    lost = _left_out(tables, plan)
+    known = {key for key in tables.kv.rows if key.startswith("wal-loss/")}
+    now_ms = int(time.time() * 1000)
+    largest = max([0, *content.listed])
+    state = adopt(content.state, plan, Adoption(ids, content.generation + 1, largest, now_ms))
+    lost = [*_not_uploaded(state.tables, known), *lost]
+    checked = ControllerState()
+    checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
+    return Prepared(_report(config, content, plan, checked, ids, lost, now_ms), checked)
+
+
+async def _only_cluster(store: ObjectStore) -> str:
+    found = await find_clusters(store)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound(
+            f"{store.url} holds no metadata of a cluster",
+            hint="check --data-dir, or --s3-endpoint, --bucket and s3.prefix; they are as for `tidelog up`",
+        )
+    raise InvalidInput(f"{store.url} holds several clusters: {', '.join(found)}", hint="add --cluster-id ID")
+
+
+def _refuse_bucket_wal(tables: Tables, cluster_id: str) -> None:
+    """Refuse a WAL in the bucket that is not committed: it holds acknowledged records, which are not read here."""
+    for broker in tables.brokers.values():
+        record = tables.replica_sets.get(broker.id)
+        if broker.wal_kind != BUCKET_WAL or record is None or not tables.index.partition_counts.get(broker.id, 0):
+            continue
+        note = note_in(tables.kv.rows, broker.id)
+        if note is None or not is_committed(note, record.committed_wal_offset):
+            raise InvalidInput(
+                f"the WAL of broker {broker.id} of cluster {cluster_id} is in the bucket (wal.kind s3), and the"
+                " metadata does not say that everything in it is committed: it may hold acknowledged records, which a"
+                " rebuild does not read",
+                hint="if any controller's directory is left, start it and a broker: they recover that WAL;"
+                " `tidelog wal drain` and a clean stop make such a cluster ready for a rebuild",
+            )
+
+
+def _name(tables: Tables, stream_id: int) -> tuple[str, int]:
+    key = tables.index.partition_key(stream_id)
+    topic = tables.topics.get(key[0]) if key is not None else None
+    return (topic.name, key[1]) if topic is not None and key is not None else ("", -1)
+
+
+def _left_out(tables: Tables, plan: RebuildPlan) -> list[LostRange]:
+    found = [
+        LostRange("missing", *_name(tables, stream_id), piece.start, piece.end, piece.object_id)
+        for stream_id, chain in plan.streams.items()
+        for piece in chain.holes
+        if stream_id % STREAMS_PER_PARTITION == DATA_STREAM
+    ]
+    found += [
+        LostRange("after a gap", *_name(tables, one.stream_id), one.start, one.end, one.object_id)
+        for one in plan.gaps
+        if one.stream_id % STREAMS_PER_PARTITION == DATA_STREAM
+    ]
+    found += [
+        LostRange("no topic", "", -1, one.start, one.end, one.object_id)
+        for one in plan.unknown
+        if one.stream_id % STREAMS_PER_PARTITION == DATA_STREAM
+    ]
+    return found
+
+
+def _not_uploaded(tables: Tables, known: set[str]) -> list[LostRange]:
+    """Return what `adopt` has recorded as lost with the WALs."""
+    rows = {key: row for key, row in tables.kv.rows.items() if key not in known}
+    return [
+        LostRange("not uploaded", one.topic, one.partition, one.from_offset, one.to_offset)
+        for loss in losses_in(rows)
+        for one in loss.partitions
+    ]
+
+
+def _report(
+    config: Config,
+    content: BucketContent,
+    plan: RebuildPlan,
+    state: ControllerState,
+    brokers: list[int],
+    lost: list[LostRange],
+    now_ms: int,
+) -> RebuildReport:
+    tables = state.tables
+    return RebuildReport(
+        cluster_id=content.base.cluster_id,
+        generation=content.generation + 1,
+        state_written_ms=content.base.written_ms,
+        state_is_last=content.base.closed,
+        brokers=brokers,
+        topics=len(tables.topics),
+        partitions=len(tables.partitions),
+        objects=len(tables.index.live_slices),
+        new_objects=sum(object_id in tables.index.live_slices for object_id in plan.found),
+        lost=lost,
+        damaged=[f"{one.key}: {one.problem}" for one in content.damaged],
+        living_owner=_living_owner(config, content, now_ms),
+    )
+
+
+def _living_owner(config: Config, content: BucketContent, now_ms: int) -> str:
+    """Only a reason to ask the operator; that two clusters do not own the bucket is the claims' task."""
+    silence_ms = now_ms - content.owner_seen_ms
+    if not content.owner_seen_ms or silence_ms >= OWNER_SILENCE * config.controller.state_interval_ms:
+        return ""
+    return f"its owner was seen {max(0, silence_ms) // 1000} s ago, and has not said that it stopped"
+
+
+def check_directory(config: Config) -> None:
+    """Refuse a directory that holds a cluster. Raises `WrongDataDirectory`."""
+    directory = Path(config.node.data_dir)
+    if (directory / UNFINISHED_FILE).exists():
+        return  # of an earlier attempt, which `carry_out` removes
+    for name in (IDENTITY_FILE, cluster_layout.LAYOUT_FILE, "controller", "wal"):
+        if (directory / name).exists():
+            raise WrongDataDirectory(
+                f"{directory} already holds a cluster, or a part of one: {name} exists",
+                hint="start it with `tidelog up`; to rebuild it from the bucket nevertheless, move everything but"
+                " the folder `bucket` out of it first",
+            )
+
+
+async def carry_out(loaded: Loaded, store: ObjectStore, prepared: Prepared, *, take_over: bool) -> None:
+    """Claim the bucket and write the data directory. Raises `WrongDataDirectory`, `Unavailable`, `StorageFailed`."""
+    report, directory = prepared.report, Path(loaded.config.node.data_dir)
+    check_directory(loaded.config)
+    if report.living_owner and not take_over:
+        raise Unavailable(
+            f"the bucket seems to be in use: {report.living_owner}",
+            hint="stop the old cluster, or make sure that it is gone; then add --take-over",
+        )
+    lock = lock_file(directory, UP_LOCK_FILE)
+    try:
+        _start_over(directory)
+        text = f"generation {report.generation} of cluster {report.cluster_id}, rebuilt in {directory}\n"
+        await claim(store, report.cluster_id, report.generation, text)
+        nodes = cluster_layout.plan(loaded, len(report.brokers))
+        _write(prepared.state, nodes, report.brokers)
+        (directory / UNFINISHED_FILE).unlink()
+        sync_directory(directory)
+    except OSError as error:
+        raise StorageFailed(
+            f"cannot write {directory}: {error}", hint="check its permissions; then try again"
+        ) from error
+    finally:
+        os.close(lock)
+
+
+def _start_over(directory: Path) -> None:
+    """Remove what an interrupted rebuild has left, and mark the directory."""
+    if (directory / UNFINISHED_FILE).exists():
+        for name in (cluster_layout.LAYOUT_FILE, cluster_layout.SECRET_FILE):
+            (directory / name).unlink(missing_ok=True)
+        for folder in (directory / "controller", *directory.glob("node-*")):
+            shutil.rmtree(folder, ignore_errors=True)  # the link to the bucket goes, not what it names
+    (directory / UNFINISHED_FILE).touch()
+    sync_directory(directory)
+
+
+def _write(state: ControllerState, nodes: Sequence[Loaded], brokers: list[int]) -> None:
+    configs = [node.config for node in nodes]
+    members = parse_members(configs[0].controller.members)
+    directories = {
+        config.node.id if members else brokers[0]: Path(config.node.data_dir) / "controller"
+        for config in configs
+        if not members or config.node.id in members
+    }
+    write_directories(state, directories, members, random.SystemRandom().random)
+
+
+def check_finished(data_dir: Path) -> None:
+    """Refuse to start over a directory that a rebuild has not finished. Raises `WrongDataDirectory`."""
+    if (data_dir / UNFINISHED_FILE).exists():
+        raise WrongDataDirectory(
+            f"the rebuild of {data_dir} was interrupted", hint="run `tidelog cluster rebuild` again, which starts over"
+        )
