@@ -25,6 +25,7 @@ import msgspec
 
 from tidelog.controller.active.balancer import Balancer
 from tidelog.controller.active.duties import Duties
+from tidelog.controller.active.levels import LevelRaise, levels_in
 from tidelog.controller.active.lifecycle import DeleteObjects, Lifecycle
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
@@ -38,6 +39,7 @@ from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
+from tidelog.controller.model.levels import NEWEST, SUPPORTED, UnsupportedLevel
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.raft.consensus import Consensus, Role
 from tidelog.controller.raft.quorum import MAX_MEMBERS, MembershipChange, Quorum, parse_member, parse_members
@@ -54,6 +56,7 @@ from tidelog.controller.rpc.connection import (
     SessionReply,
     TransferParams,
     UnknownObjectsParams,
+    UpgradeParams,
 )
 from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
@@ -136,6 +139,9 @@ class ControllerNode:
             partitions_per_deletion=sections.partitions_per_deletion,
         )
         self._partitions_per_deletion = sections.partitions_per_deletion
+        self._level_raise = LevelRaise(
+            role, identity.node_id, lambda: self._consensus.members, self._ask_status, self._term_age_ms
+        )
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
         self._active_term: int | None = None
         self._active = asyncio.Event()
@@ -275,6 +281,8 @@ class ControllerNode:
             "active": self.is_active,
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,
+            "level": self._level,
+            "levels": [SUPPORTED.oldest, SUPPORTED.newest],
             "connections": len(self._rpc.connections),
             "read_versions": {str(each): version for each, version in self._readers.versions().items()},
             "receiving_bytes": self._rpc.receiving_bytes,
@@ -347,9 +355,20 @@ class ControllerNode:
         began_term, began_s = self._term_began
         return int((self._clock.monotonic() - began_s) * 1000) if term == began_term else 0
 
+    def _term_age_ms(self) -> int:
+        return self._elapsed_ms(self._require_active())
+
+    @property
+    def _level(self) -> int:
+        """The feature level as this member knows it: commands are written at it. A new cluster has the newest."""
+        cluster = self.image.cluster
+        return cluster.level if cluster is not None else NEWEST
+
     def _cluster_time_ms(self) -> int:
         cluster, term = self.image.cluster, self._require_active()
         assert cluster is not None  # an active controller has applied its `BecomeActive`
+        if cluster.level == 0:
+            return self._clock.time_ms()
         return cluster.active_since_ms + self._elapsed_ms(term)
 
     async def _propose(self, command: c.AnyCommand, term: int) -> c.Result:
@@ -366,7 +385,8 @@ class ControllerNode:
     async def _propose_envelope(self, command: c.AnyCommand, term: int, client: str, sequence: int, done: int) -> bytes:
         now_ms, elapsed_ms = self._clock.time_ms(), self._elapsed_ms(term)
         envelope = c.Envelope(c.FORMAT_VERSION, term, now_ms, client, sequence, done, command, elapsed_ms)
-        return await self._consensus.propose(c.encode(envelope), self._settings.command_timeout_ms / 1000)
+        data = c.encode_envelope(envelope, self._level)
+        return await self._consensus.propose(data, self._settings.command_timeout_ms / 1000)
 
     # Callbacks posted by the consensus thread
 
@@ -415,6 +435,8 @@ class ControllerNode:
             return msgspec.msgpack.encode(await self.unknown_objects(asked.object_ids, asked.version))
         if method == "status":
             return msgspec.msgpack.encode(self.status())
+        if method == "upgrade":
+            return msgspec.msgpack.encode(await self._upgrade(msgspec.msgpack.decode(params, type=UpgradeParams)))
         if method == "transfer":
             await self._transfer(msgspec.msgpack.decode(params, type=TransferParams))
             return b"\xc0"
@@ -432,6 +454,8 @@ class ControllerNode:
             raise InvalidInput(f"{type(command).__name__} is reserved for the controller")
         if not params.client_id:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
+        if isinstance(command, c.RegisterBroker):
+            c.require_member(command, self._level)
         if isinstance(command, c.DeleteTopic):
             command = msgspec.structs.replace(command, at_once=self._partitions_per_deletion)
         if isinstance(command, c.CreateTopic | c.CreatePartitions):
@@ -453,6 +477,10 @@ class ControllerNode:
         if method == "balance-plan":
             return self._balancer.schedule.plan(now_s, self._clock.time_ms())
         return await self._balancer.carry_out() if method == "balance" else self._balancer.schedule.status(now_s)
+
+    async def _upgrade(self, params: UpgradeParams) -> dict[str, Any]:
+        self._require_active()
+        return await self._level_raise.run(params.level, dry_run=params.dry_run)
 
     async def _session(self) -> SessionReply:
         """Return a unique session id: a term has one active controller, and this process counts within the term."""
@@ -541,22 +569,31 @@ class ControllerNode:
 
         Returns the id of its directory; empty if it has none.
         """
-        channel = RpcChannel([split_address(address)], self._network, self._credentials)
         try:
-            raw = await channel.call("status", None, MEET_S)
+            found = await self._ask_status(address)
         except TidelogError as error:
             raise InvalidInput(
                 f"controller {node_id} does not answer at {address}: {error.message}",
                 hint="start its process first, with this quorum and itself in controller.members",
             ) from error
-        finally:
-            await channel.close()
-        found = msgspec.msgpack.decode(raw, type=dict[str, Any])
         if found["node"] != node_id:
             raise InvalidInput(f"node {found['node']} answers at {address}, not {node_id}")
         if found["cluster_id"] not in ("", self.image.cluster_id):
             raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
+        if self._level not in levels_in(found):
+            raise UnsupportedLevel(
+                f"the cluster is at feature level {self._level}; controller {node_id} supports {levels_in(found)}",
+                hint="start this controller in a version that supports the level",
+            )
         return str(found.get("directory", ""))
+
+    async def _ask_status(self, address: str) -> dict[str, Any]:
+        channel = RpcChannel([split_address(address)], self._network, self._credentials)
+        try:
+            raw = await channel.call("status", None, MEET_S)
+        finally:
+            await channel.close()
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
 
     async def _refuses(self, address: str) -> bool:
         return await refuses(self._network, *split_address(address), ASK_S)

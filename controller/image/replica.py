@@ -16,6 +16,7 @@ from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model.commands import decode_envelope
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.runtime.errors import CorruptData
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
@@ -41,12 +42,17 @@ class Replica:
         """Apply one command. Raises `CorruptData` if it does not decode: this member must stop instead of diverging."""
         try:
             envelope = decode_envelope(blob)
+        except NewerLevel as error:
+            raise _at(index, error) from error
         except DECODE_ERRORS as error:
             raise CorruptData(
                 f"entry {index} of the Raft log is not a command this process knows: {error}",
                 hint="it was written by a newer version: upgrade this controller",
             ) from error
-        applied = self.state.apply(envelope, index)
+        try:
+            applied = self.state.apply(envelope, index)
+        except NewerLevel as error:
+            raise _at(index, error) from error
         if applied.mutations:
             self._fresh.append(Delta(index, applied.mutations, applied.ends))
         return applied.result
@@ -75,3 +81,7 @@ class Replica:
         image.apply(Delta(self.state.version, rows, {}))
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_image, image)
+
+
+def _at(index: int, error: NewerLevel) -> NewerLevel:
+    return NewerLevel(f"entry {index} of the Raft log: {error.message}", hint=error.hint)
