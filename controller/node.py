@@ -33,13 +33,13 @@ from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.replica import Replica
-from tidelog.controller.image.transfer import decode_params
+from tidelog.controller.image.transfer import PLAIN_FORMAT, ImageChunk, ImageParams, PlainChunk, decode_params
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections
 from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
-from tidelog.controller.model.levels import NEWEST, SUPPORTED, UnsupportedLevel
+from tidelog.controller.model.levels import DIRECTORIES_LEVEL, NEWEST, SUPPORTED, UnsupportedLevel
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.raft.consensus import Consensus, Role
 from tidelog.controller.raft.quorum import MAX_MEMBERS, MembershipChange, Quorum, parse_member, parse_members
@@ -421,7 +421,7 @@ class ControllerNode:
         if method == "poll":
             return msgspec.msgpack.encode(await self._poll(msgspec.msgpack.decode(params, type=PollParams)))
         if method == "image":
-            return msgspec.msgpack.encode(self.feed.image_chunk(connection, decode_params(params)))
+            return msgspec.msgpack.encode(self._image_chunk(connection, decode_params(params, self._level)))
         if method == "heartbeat":
             return msgspec.msgpack.encode(
                 self._heartbeat(connection, msgspec.msgpack.decode(params, type=HeartbeatParams))
@@ -444,6 +444,11 @@ class ControllerNode:
             await self._change(msgspec.msgpack.decode(params, type=ChangeParams))
             return b"\xc0"
         raise InvalidInput(f"there is no method {method[:50]!r}", hint="the caller is newer than this controller")
+
+    def _image_chunk(self, connection: RpcConnection, params: ImageParams) -> ImageChunk | PlainChunk:
+        if params.format == PLAIN_FORMAT:
+            return self.feed.plain_image_chunk(connection)
+        return self.feed.image_chunk(connection, params)
 
     async def _command(self, params: CommandParams) -> bytes:
         term = self._require_active()
@@ -543,7 +548,7 @@ class ControllerNode:
 
     async def _change_members(self, change: MembershipChange, timeout_s: float) -> None:
         quorum = Quorum(self._consensus.members, self._consensus.directories)
-        unheard = quorum.with_change(change).unheard()
+        unheard = quorum.with_change(change).unheard() if self._level >= DIRECTORIES_LEVEL else []
         if unheard:
             raise Unavailable(
                 f"after this change the quorum might elect nobody: too few of its members were heard from since this"

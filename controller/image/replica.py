@@ -68,6 +68,10 @@ class Replica:
         """See `ControllerState.freeze`."""
         return self.state.freeze()
 
+    def level(self) -> int:
+        """See `ControllerState.level`."""
+        return self.state.level
+
     def load(self, data: bytes) -> None:
         """See `ControllerState.load`."""
         self.state.load(data)

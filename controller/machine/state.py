@@ -322,7 +322,7 @@ class ControllerState:
         Raises `NewerLevel`, which is one, for a state of a level that this process does not support.
         """
         try:
-            _require_known_dump(msgspec.msgpack.decode(data, type=_Leading).format_version)
+            _require_known_dump(msgspec.msgpack.decode(data, type=_DumpVersion).format_version)
             body = msgspec.msgpack.decode(data, type=_Dump)
             loaded = _load_tables(body)
         except DECODE_ERRORS as error:
@@ -359,7 +359,7 @@ def _array(length: int) -> bytes:
     return b"\xdc" + length.to_bytes(2, "big") if length < 1 << 16 else b"\xdd" + length.to_bytes(4, "big")
 
 
-class _Leading(msgspec.Struct, array_like=True):
+class _DumpVersion(msgspec.Struct, array_like=True):
     """What every version of the state's bytes begins with."""
 
     format_version: int

@@ -518,14 +518,14 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorInfo | None
 
 
-class _Leading(msgspec.Struct, frozen=True, array_like=True):
+class _EnvelopeVersion(msgspec.Struct, frozen=True, array_like=True):
     """What every version of an envelope begins with."""
 
     format_version: int
 
 
 _encoder = msgspec.msgpack.Encoder()
-_leading = msgspec.msgpack.Decoder(_Leading)
+_leading = msgspec.msgpack.Decoder(_EnvelopeVersion)
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 _commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
 _results = msgspec.msgpack.Decoder(Result)

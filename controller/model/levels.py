@@ -23,6 +23,8 @@ from tidelog.runtime.msgpack import DECODE_ERRORS
 OLDEST = 0
 NEWEST = 1
 """The newest level that this version supports; a new cluster begins with it."""
+DIRECTORIES_LEVEL = 1
+"""From here on the quorum records the ids of its members' directories."""
 FEATURE = "tidelog.level"
 """Name of the level as a Kafka feature (KIP-584)."""
 _KEY = "level/broker/"

@@ -147,7 +147,12 @@ def test_members_with_and_without_a_snapshot_of_the_older_version_raise_the_leve
     loaded.load((LEVEL_0 / "state.msgpack").read_bytes())
     at = len(commands)
     told = [c.PutKv(level_key(each.id), told_range(each.registration_epoch, SUPPORTED)) for each in brokers(replayed)]
-    after = [*told, c.SetLevel(1, 1_000, ((0, 0, 1),)), c.PrepareObjects(1, 500), c.DeleteTopic(b"\x01" * 16)]
+    after: list[c.AnyCommand] = [
+        *told,
+        c.SetLevel(1, 1_000, ((0, 0, 1),)),
+        c.PrepareObjects(1, 500),
+        c.DeleteTopic(b"\x01" * 16),
+    ]
     for step, command in enumerate(after, 1):
         level = replayed.level
         data = c.encode_envelope(c.Envelope(0, 4, 80_000, "", 0, 0, command, 1_000 + step), level)
