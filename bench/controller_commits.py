@@ -42,6 +42,9 @@ class Nothing:
     def flush(self) -> None:
         pass
 
+    def level(self) -> int:
+        return 1
+
     def freeze(self) -> Callable[[], bytes]:
         data = b""
         return lambda: data

@@ -20,6 +20,7 @@ import logging
 from tidelog.broker.inputs import WalAccess
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.image.stake import at_stake
+from tidelog.controller.model.commands import FIRST_LEVEL, NoteWal
 from tidelog.controller.model.records import STREAMS_PER_PARTITION
 from tidelog.controller.model.wal_notes import (
     DATA_STREAM,
@@ -138,10 +139,11 @@ class WalKeeper:
     async def begin(self, master_epoch: int) -> None:
         """Report the epoch that was begun in the WAL, before anything is acknowledged in it. Raises `TidelogError`."""
         self._access.forget_accepted_loss()
-        self._storage.gate.close(self._wal.end_offset)
-        note = self._note(master_epoch, may_grow=False)
-        await self._controller.note_wal(self._id, note)
-        self._told = note
+        if self._may_note:
+            self._storage.gate.close(self._wal.end_offset)
+            note = self._note(master_epoch, may_grow=False)
+            await self._controller.note_wal(self._id, note)
+            self._told = note
         self._tasks.spawn(self._run(), "run")
 
     # --- while it serves -----------------------------------------------------------------------------------------
@@ -157,7 +159,15 @@ class WalKeeper:
             async with self._lock:
                 await self._step()
 
+    @property
+    def _may_note(self) -> bool:
+        """Whether the cluster's feature level knows notes of WALs. Before, nothing waits for one."""
+        cluster = self._controller.image.cluster
+        return cluster is not None and cluster.level >= FIRST_LEVEL[NoteWal]
+
     async def _step(self) -> None:
+        if not self._may_note:
+            return
         storage, gate, told = self._storage, self._storage.gate, self._told
         if gate.is_wanted:
             await self._tell(may_grow=True)
@@ -221,5 +231,5 @@ class WalKeeper:
         """Stop, after storage was closed; with `report` tell where the WAL ends, for nothing is appended any more."""
         began = self._number > 0
         await self._tasks.close()
-        if began and report and self._wal.master_epoch >= 0:
+        if began and self._may_note and report and self._wal.master_epoch >= 0:
             await self._tell(may_grow=False)

@@ -25,6 +25,7 @@ import msgspec
 
 from tidelog.controller.active.balancer import Balancer
 from tidelog.controller.active.duties import Duties
+from tidelog.controller.active.levels import LevelRaise, levels_in
 from tidelog.controller.active.lifecycle import DeleteObjects, Lifecycle
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
@@ -33,13 +34,14 @@ from tidelog.controller.active.state_keeper import BucketSuperseded, StateKeeper
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.replica import Replica, StateCopy
-from tidelog.controller.image.transfer import decode_params
+from tidelog.controller.image.transfer import PLAIN_FORMAT, ImageChunk, ImageParams, PlainChunk, decode_params
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections
 from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.bucket_state import generation_of
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
+from tidelog.controller.model.levels import DIRECTORIES_LEVEL, NEWEST, SUPPORTED, UnsupportedLevel
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.raft.consensus import Consensus, Role
 from tidelog.controller.raft.quorum import MAX_MEMBERS, MembershipChange, Quorum, parse_member, parse_members
@@ -56,6 +58,7 @@ from tidelog.controller.rpc.connection import (
     SessionReply,
     TransferParams,
     UnknownObjectsParams,
+    UpgradeParams,
 )
 from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
@@ -142,6 +145,9 @@ class ControllerNode:
             partitions_per_deletion=sections.partitions_per_deletion,
         )
         self._partitions_per_deletion = sections.partitions_per_deletion
+        self._level_raise = LevelRaise(
+            role, identity.node_id, lambda: self._consensus.members, self._ask_status, self._term_age_ms
+        )
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
         self._keeper = self._make_keeper(role, state_store)
         self._active_term: int | None = None
@@ -319,6 +325,8 @@ class ControllerNode:
             "active": self.is_active,
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,
+            "level": self._level,
+            "levels": [SUPPORTED.oldest, SUPPORTED.newest],
             "connections": len(self._rpc.connections),
             "read_versions": {str(each): version for each, version in self._readers.versions().items()},
             "receiving_bytes": self._rpc.receiving_bytes,
@@ -411,9 +419,20 @@ class ControllerNode:
         began_term, began_s = self._term_began
         return int((self._clock.monotonic() - began_s) * 1000) if term == began_term else 0
 
+    def _term_age_ms(self) -> int:
+        return self._elapsed_ms(self._require_active())
+
+    @property
+    def _level(self) -> int:
+        """The feature level as this member knows it: commands are written at it. A new cluster has the newest."""
+        cluster = self.image.cluster
+        return cluster.level if cluster is not None else NEWEST
+
     def _cluster_time_ms(self) -> int:
         cluster, term = self.image.cluster, self._require_active()
         assert cluster is not None  # an active controller has applied its `BecomeActive`
+        if cluster.level == 0:
+            return self._clock.time_ms()
         return cluster.active_since_ms + self._elapsed_ms(term)
 
     async def _propose(self, command: c.AnyCommand, term: int) -> c.Result:
@@ -430,7 +449,8 @@ class ControllerNode:
     async def _propose_envelope(self, command: c.AnyCommand, term: int, client: str, sequence: int, done: int) -> bytes:
         now_ms, elapsed_ms = self._clock.time_ms(), self._elapsed_ms(term)
         envelope = c.Envelope(c.FORMAT_VERSION, term, now_ms, client, sequence, done, command, elapsed_ms)
-        return await self._consensus.propose(c.encode(envelope), self._settings.command_timeout_ms / 1000)
+        data = c.encode_envelope(envelope, self._level)
+        return await self._consensus.propose(data, self._settings.command_timeout_ms / 1000)
 
     # Callbacks posted by the consensus thread
 
@@ -465,7 +485,7 @@ class ControllerNode:
         if method == "poll":
             return msgspec.msgpack.encode(await self._poll(msgspec.msgpack.decode(params, type=PollParams)))
         if method == "image":
-            return msgspec.msgpack.encode(self.feed.image_chunk(connection, decode_params(params)))
+            return msgspec.msgpack.encode(self._image_chunk(connection, decode_params(params, self._level)))
         if method == "heartbeat":
             return msgspec.msgpack.encode(
                 self._heartbeat(connection, msgspec.msgpack.decode(params, type=HeartbeatParams))
@@ -479,6 +499,8 @@ class ControllerNode:
             return msgspec.msgpack.encode(await self.unknown_objects(asked.object_ids, asked.version))
         if method == "status":
             return msgspec.msgpack.encode(self.status())
+        if method == "upgrade":
+            return msgspec.msgpack.encode(await self._upgrade(msgspec.msgpack.decode(params, type=UpgradeParams)))
         if method == "transfer":
             await self._transfer(msgspec.msgpack.decode(params, type=TransferParams))
             return b"\xc0"
@@ -486,6 +508,11 @@ class ControllerNode:
             await self._change(msgspec.msgpack.decode(params, type=ChangeParams))
             return b"\xc0"
         raise InvalidInput(f"there is no method {method[:50]!r}", hint="the caller is newer than this controller")
+
+    def _image_chunk(self, connection: RpcConnection, params: ImageParams) -> ImageChunk | PlainChunk:
+        if params.format == PLAIN_FORMAT:
+            return self.feed.plain_image_chunk(connection)
+        return self.feed.image_chunk(connection, params)
 
     async def _command(self, params: CommandParams) -> bytes:
         term = self._require_active()
@@ -496,6 +523,8 @@ class ControllerNode:
             raise InvalidInput(f"{type(command).__name__} is reserved for the controller")
         if not params.client_id:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
+        if isinstance(command, c.RegisterBroker):
+            c.require_member(command, self._level)
         if isinstance(command, c.DeleteTopic):
             command = msgspec.structs.replace(command, at_once=self._partitions_per_deletion)
         if isinstance(command, c.CreateTopic | c.CreatePartitions):
@@ -517,6 +546,10 @@ class ControllerNode:
         if method == "balance-plan":
             return self._balancer.schedule.plan(now_s, self._clock.time_ms())
         return await self._balancer.carry_out() if method == "balance" else self._balancer.schedule.status(now_s)
+
+    async def _upgrade(self, params: UpgradeParams) -> dict[str, Any]:
+        self._require_active()
+        return await self._level_raise.run(params.level, dry_run=params.dry_run)
 
     async def _session(self) -> SessionReply:
         """Return a unique session id: a term has one active controller, and this process counts within the term."""
@@ -579,7 +612,7 @@ class ControllerNode:
 
     async def _change_members(self, change: MembershipChange, timeout_s: float) -> None:
         quorum = Quorum(self._consensus.members, self._consensus.directories)
-        unheard = quorum.with_change(change).unheard()
+        unheard = quorum.with_change(change).unheard() if self._level >= DIRECTORIES_LEVEL else []
         if unheard:
             raise Unavailable(
                 f"after this change the quorum might elect nobody: too few of its members were heard from since this"
@@ -605,22 +638,31 @@ class ControllerNode:
 
         Returns the id of its directory; empty if it has none.
         """
-        channel = RpcChannel([split_address(address)], self._network, self._credentials)
         try:
-            raw = await channel.call("status", None, MEET_S)
+            found = await self._ask_status(address)
         except TidelogError as error:
             raise InvalidInput(
                 f"controller {node_id} does not answer at {address}: {error.message}",
                 hint="start its process first, with this quorum and itself in controller.members",
             ) from error
-        finally:
-            await channel.close()
-        found = msgspec.msgpack.decode(raw, type=dict[str, Any])
         if found["node"] != node_id:
             raise InvalidInput(f"node {found['node']} answers at {address}, not {node_id}")
         if found["cluster_id"] not in ("", self.image.cluster_id):
             raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
+        if self._level not in levels_in(found):
+            raise UnsupportedLevel(
+                f"the cluster is at feature level {self._level}; controller {node_id} supports {levels_in(found)}",
+                hint="start this controller in a version that supports the level",
+            )
         return str(found.get("directory", ""))
+
+    async def _ask_status(self, address: str) -> dict[str, Any]:
+        channel = RpcChannel([split_address(address)], self._network, self._credentials)
+        try:
+            raw = await channel.call("status", None, MEET_S)
+        finally:
+            await channel.close()
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
 
     async def _refuses(self, address: str) -> bool:
         return await refuses(self._network, *split_address(address), ASK_S)

@@ -29,6 +29,7 @@ from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
+from tidelog.controller.model.levels import SUPPORTED, level_key, told_range
 from tidelog.controller.model.load import BrokerLoad, HeartbeatReply
 from tidelog.controller.model.records import DrainMode, ReplicaSetRecord, TopicRecord
 from tidelog.controller.model.wal_notes import WalNote
@@ -40,6 +41,7 @@ from tidelog.controller.rpc.connection import (
     SessionReply,
     TransferParams,
     UnknownObjectsParams,
+    UpgradeParams,
 )
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.backoff import Backoff
@@ -245,6 +247,14 @@ class ControllerClient:
         """`add` or `rem` a member; succeeds if nothing is to be changed. Raises `InvalidInput`, `Unavailable`."""
         await self._ask_active("change", ChangeParams(operation, node_id, address))
 
+    async def upgrade(self, level: int = -1, *, dry_run: bool) -> dict[str, Any]:
+        """Raise the feature level (-1: to the highest that all members support); return what was found and done.
+
+        Raises `UnsupportedLevel` naming the members that do not support it, `Unavailable`.
+        """
+        raw = await self._ask_active("upgrade", UpgradeParams(level, dry_run), None if not dry_run else SHORT_BUDGET_S)
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
     # Balance
 
     async def scale(self) -> dict[str, Any]:
@@ -348,11 +358,20 @@ class ControllerClient:
     async def register_broker(self, registration: c.RegisterBroker) -> int:
         """Register this process and start heartbeats. Creates replica set `broker_id` if it is absent.
 
-        Returns the registration epoch. Raises `BrokerIdInUse`, `DirectoryInUse`, `WalNotCommitted`.
+        Returns the registration epoch. Raises `BrokerIdInUse`, `DirectoryInUse`, `UnsupportedLevel`,
+        `WalNotCommitted`.
         """
-        epoch: int = await self._command(registration, int)
+        told = msgspec.structs.replace(registration, oldest_level=SUPPORTED.oldest, newest_level=SUPPORTED.newest)
+        epoch: int = await self._command(told, int)
         self._heartbeat.begin(registration.broker_id, epoch, self._tasks)
+        await self._tell_levels(registration.broker_id, epoch)
         return epoch
+
+    async def _tell_levels(self, broker_id: int, registration_epoch: int) -> None:
+        """At level 0 members of before drop the range of a registration, and keep a key."""
+        key, value = level_key(broker_id), told_range(registration_epoch, SUPPORTED)
+        if self.image.kv.get(key) != value:
+            await self.put_kv(key, value)
 
     async def apply_for_id(self, check_code: str) -> int:
         """Return a broker id that was never allocated before; the same again for the same check code."""

@@ -25,6 +25,7 @@ from tidelog.controller.image.transfer import (
     ImageChunk,
     ImageParams,
     ImageSender,
+    PlainChunk,
 )
 from tidelog.controller.model.errors import ImageTransferLost
 from tidelog.runtime.errors import Overloaded
@@ -154,6 +155,16 @@ class DeltaFeed:
             raise ImageTransferLost(
                 f"image transfer {params.transfer} does not continue at row {params.position} on this connection"
             )
+        return self._next_chunk(follower, sender, now_s)
+
+    def plain_image_chunk(self, follower: Hashable) -> PlainChunk:
+        """As `image_chunk`, for a member before feature levels: continues where this connection's transfer is."""
+        now_s = asyncio.get_running_loop().time()
+        sender = self._transfers.get(follower) or self._new_transfer(follower, now_s)
+        chunk = self._next_chunk(follower, sender, now_s)
+        return PlainChunk(chunk.version, chunk.rows, chunk.end is not None)
+
+    def _next_chunk(self, follower: Hashable, sender: ImageSender, now_s: float) -> ImageChunk:
         self._transfers.pop(follower, None)  # an error ends the transfer
         chunk = sender.next_chunk()
         if chunk.end is None:

@@ -27,7 +27,7 @@ from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.transfer import ImageReceiver
 from tidelog.controller.machine.state import decode_mutation
-from tidelog.controller.rpc.connection import DELTA_VERSION, PollParams, PollReply, RpcChannel
+from tidelog.controller.rpc.connection import DELTA_VERSION, CallTimeout, PollParams, PollReply, RpcChannel
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, Overloaded, TidelogError, Unavailable
@@ -180,7 +180,7 @@ class ImageFollower(Follower):
         """Replace the local image by the controller's, once all of that has arrived and is checked."""
         loading = ImageReceiver()
         while not loading.is_whole:
-            loading.take(await self._channel.call("image", loading.request(), self._chunk_timeout_s))
+            await self._load_next(loading)
             if loading.version < self.image.version:
                 raise Unavailable(f"the controller's image is older: {loading.version} < {self.image.version}")
         fresh = Image(finds_objects=False)
@@ -189,6 +189,15 @@ class ImageFollower(Follower):
             raise CorruptData(f"the image is of cluster {fresh.cluster_id}, not {cluster_id}")
         logger.info("metadata loaded", extra={"version": loading.version, "rows": len(loading.rows)})
         self._take(Delta(loading.version, self.image.difference(fresh), {}))
+
+    async def _load_next(self, loading: ImageReceiver) -> None:
+        """A transfer without positions is over with its connection only (`tidelog.controller.image.transfer`)."""
+        try:
+            loading.take(await self._channel.call("image", loading.request(), self._chunk_timeout_s))
+        except BaseException as error:
+            if loading.is_plain or (not loading.rows and isinstance(error, CallTimeout)):
+                self._channel.drop()
+            raise
 
     def _take(self, delta: Delta) -> None:
         self._image.apply(delta)

@@ -18,6 +18,7 @@ from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model.commands import decode_envelope
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.runtime.errors import CorruptData
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
@@ -54,12 +55,17 @@ class Replica:
         """Apply one command. Raises `CorruptData` if it does not decode: this member must stop instead of diverging."""
         try:
             envelope = decode_envelope(blob)
+        except NewerLevel as error:
+            raise _at(index, error) from error
         except DECODE_ERRORS as error:
             raise CorruptData(
                 f"entry {index} of the Raft log is not a command this process knows: {error}",
                 hint="it was written by a newer version: upgrade this controller",
             ) from error
-        applied = self.state.apply(envelope, index)
+        try:
+            applied = self.state.apply(envelope, index)
+        except NewerLevel as error:
+            raise _at(index, error) from error
         if applied.mutations:
             self._fresh.append(Delta(index, applied.mutations, applied.ends))
         return applied.result
@@ -89,6 +95,10 @@ class Replica:
         """See `ControllerState.freeze`."""
         return self.state.freeze()
 
+    def level(self) -> int:
+        """See `ControllerState.level`."""
+        return self.state.level
+
     def load(self, data: bytes) -> None:
         """See `ControllerState.load`."""
         self.state.load(data)
@@ -107,3 +117,7 @@ class Replica:
 def _answer(asked: asyncio.Future[StateCopy], copy: StateCopy) -> None:
     if not asked.done():
         asked.set_result(copy)
+
+
+def _at(index: int, error: NewerLevel) -> NewerLevel:
+    return NewerLevel(f"entry {index} of the Raft log: {error.message}", hint=error.hint)

@@ -5,6 +5,9 @@ the number of rows before it; the last one also has the total and a checksum of 
 and the number of rows that the follower has. A follower that missed a chunk starts a new transfer: chunks of two
 transfers are never put together.
 
+At feature level 0 members before feature levels may ask, or answer, in format 1. It has no positions: the server goes
+on where it was on this connection. A follower that loses such a transfer must therefore close the connection.
+
 Invariant: `ImageReceiver.is_whole` is true only if every row of one transfer was taken, once and in order.
 
 Entry: `ImageSender`, `ImageReceiver`.
@@ -25,7 +28,9 @@ from tidelog.runtime.errors import CorruptData, InvalidInput
 from tidelog.runtime.wire import MAX_FRAME_BYTES, FrameTooLarge
 
 IMAGE_FORMAT = 2
-"""Format of transfers. Format 1, which a request without parameters implies, had no positions and no checksum."""
+"""Format of transfers."""
+PLAIN_FORMAT = 1
+"""That of feature level 0, which a request without parameters implies: no positions and no checksum."""
 START = 0
 """Transfer number of a request that starts a new transfer."""
 CHUNK_ROWS = 5_000
@@ -40,7 +45,7 @@ class ImageParams(msgspec.Struct, frozen=True, array_like=True):
     """`image`: returns an `ImageChunk`."""
 
     format: int
-    """`IMAGE_FORMAT` of the caller; another one is refused."""
+    """`IMAGE_FORMAT` of the caller; another one is refused, but for `PLAIN_FORMAT` at feature level 0."""
     transfer: int
     """Number of the transfer, of its first chunk; `START` begins a new one, and ends the connection's previous one."""
     position: int
@@ -71,6 +76,15 @@ class ImageChunk(msgspec.Struct, frozen=True, array_like=True):
     """Only in the last chunk."""
 
 
+class PlainChunk(msgspec.Struct, frozen=True, array_like=True):
+    """The next rows of a transfer in `PLAIN_FORMAT`."""
+
+    version: int
+    rows: msgspec.Raw
+    """`[[table, key, record], …]`."""
+    is_last: bool
+
+
 class _Leading(msgspec.Struct, frozen=True, array_like=True):
     """The first field of a request or chunk of any format but 1."""
 
@@ -82,19 +96,34 @@ _leading = msgspec.msgpack.Decoder(_Leading)
 _asked = msgspec.msgpack.Decoder(_Leading | None)
 _params = msgspec.msgpack.Decoder(ImageParams)
 _chunks = msgspec.msgpack.Decoder(ImageChunk)
+_plain_chunks = msgspec.msgpack.Decoder(PlainChunk)
+_PLAIN_HEADER = b"\x93"
+"""First byte of a `PlainChunk`: an array of three. An `ImageChunk` has six."""
 _rows = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw, msgspec.Raw]])
 
 
-def decode_params(data: msgspec.Raw) -> ImageParams:
-    """Decode a request. Raises `InvalidInput` for another format."""
+def decode_params(data: msgspec.Raw, level: int) -> ImageParams:
+    """Decode a request to a cluster at a feature level. Raises `InvalidInput` for another format."""
     leading = _asked.decode(data)
-    named = leading.format if leading is not None else 1
+    named = leading.format if leading is not None else PLAIN_FORMAT
+    if named == PLAIN_FORMAT and level == 0:
+        return ImageParams(PLAIN_FORMAT, START, 0)
     if named != IMAGE_FORMAT:
         raise InvalidInput(
             f"the caller reads images of format {named}; this controller sends format {IMAGE_FORMAT}",
             hint="run the caller and the controllers in the same version",
         )
     return _params.decode(data)
+
+
+def _as_plain(data: msgspec.Raw) -> PlainChunk | None:
+    """Return a chunk of `PLAIN_FORMAT`; None for another format."""
+    if bytes(memoryview(data)[:1]) != _PLAIN_HEADER:
+        return None
+    try:
+        return _plain_chunks.decode(data)
+    except msgspec.DecodeError:
+        return None
 
 
 class ImageSender:
@@ -153,6 +182,8 @@ class ImageReceiver:
         self.rows: list[RowChange] = []
         """The rows so far; an image only if `is_whole`."""
         self.is_whole = False
+        self.is_plain = False
+        """Whether the controller sends `PLAIN_FORMAT`."""
         self._transfer = START
         self._checksum = 0
 
@@ -164,6 +195,10 @@ class ImageReceiver:
     def take(self, data: msgspec.Raw) -> None:
         """Add the reply to `request()`. Raises `CorruptData` if it is not the next chunk of this transfer."""
         assert not self.is_whole
+        plain = _as_plain(data)
+        if plain is not None:
+            self._take_plain(plain)
+            return
         named = _leading.decode(data).format
         if named != IMAGE_FORMAT:
             raise CorruptData(
@@ -183,6 +218,13 @@ class ImageReceiver:
             self._finish(chunk.end)
         elif not rows:
             raise CorruptData(f"a chunk of an image at version {self.version} has no rows, and is not the last one")
+
+    def _take_plain(self, chunk: PlainChunk) -> None:
+        if self._transfer != START or (self.is_plain and chunk.version != self.version):
+            raise CorruptData(f"a chunk of an image is of version {chunk.version}, not of this transfer")
+        self.is_plain, self.version = True, chunk.version
+        self.rows += [decode_mutation(*row) for row in _rows.decode(chunk.rows)]
+        self.is_whole = chunk.is_last
 
     def _finish(self, end: ImageEnd) -> None:
         found = ImageEnd(len(self.rows), self._checksum)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidelog.controller.machine.levels import check_broker_level, note_broker_levels
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import check_wal_change
 from tidelog.controller.model.addresses import MAX_PORT, is_address
@@ -62,9 +63,12 @@ def become_active(tables: Tables, command: BecomeActive) -> None:
         raise NotController(f"term {command.term} is over; term {row.active_term} is active")
     cluster_id = row.id if row is not None else command.cluster_id
     controllers = row.controllers if row is not None else ()
+    # The first command of a cluster founds it at the level that it was written at.
+    level = max(row.level if row is not None else 0, tables.level)
+    since_ms = tables.time_ms if level >= 1 else 0
     tables.cluster.put(
         "",
-        ClusterRecord(cluster_id, command.node_id, command.term, command.delete_delay_ms, controllers, tables.time_ms),
+        ClusterRecord(cluster_id, command.node_id, command.term, command.delete_delay_ms, controllers, since_ms, level),
     )
 
 
@@ -78,7 +82,7 @@ def set_controllers(tables: Tables, command: SetControllers) -> None:
 def register_broker(tables: Tables, command: RegisterBroker) -> int:
     """Register the process of a broker; see `RegisterBroker`.
 
-    Raises `BrokerIdInUse`, `DirectoryInUse`, `WalNotCommitted`, `InvalidInput`.
+    Raises `BrokerIdInUse`, `DirectoryInUse`, `UnsupportedLevel`, `WalNotCommitted`, `InvalidInput`.
     """
     names = (command.check_code, command.incarnation, command.rack, command.wal_kind)
     addresses = (command.host, command.admin_url, command.peer_address)
@@ -102,7 +106,9 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
         )
     if old is not None and old.alive and "" not in (old.directory, command.directory):
         _check_directory(old, command)
-    check_wal_change(tables, command)
+    if tables.level >= 1:
+        check_broker_level(tables, command)
+        check_wal_change(tables, command)
     tables.counters.put(IDS, max(tables.counters.get(IDS) or 1, command.broker_id + 1))
     tables.kv.delete(_APPLIED + command.check_code)
     kept = recall(tables, command.broker_id)
@@ -138,6 +144,8 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
             kept.committed_wal_offset,
         )
         tables.replica_sets.put(record.id, fresh)
+    if tables.level >= 1:
+        note_broker_levels(tables, command, epoch)
     return epoch
 
 

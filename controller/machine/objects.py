@@ -130,7 +130,7 @@ def _commit_one(
     else:
         expires_ms = tables.time_ms + tables.delete_delay_ms()
         record = ObjectRecord(
-            new.object_id, ObjectState.DESTROYED, new.kind, new.size, NO_RANGES, now, expires_ms, tables.log_index
+            new.object_id, ObjectState.DESTROYED, new.kind, new.size, NO_RANGES, now, expires_ms, _destroyed_at(tables)
         )
     tables.objects.put(new.object_id, record)
 
@@ -180,6 +180,10 @@ def quarantine(tables: Tables, stream_id: int, reason: str) -> None:
         tables.streams.put(stream_id, msgspec.structs.replace(stream, quarantined=reason))
 
 
+def _destroyed_at(tables: Tables) -> int:
+    return tables.log_index if tables.level >= 1 else 0
+
+
 def destroy(tables: Tables, object_id: int) -> None:
     """Mark an unreferenced object (or an unused id) for deletion, after the delay and when every reader knows it."""
     row = tables.objects.get(object_id)
@@ -191,7 +195,7 @@ def destroy(tables: Tables, object_id: int) -> None:
             state=ObjectState.DESTROYED,
             since_ms=tables.now_ms,
             expires_ms=tables.time_ms + tables.delete_delay_ms(),
-            destroyed_at=tables.log_index,
+            destroyed_at=_destroyed_at(tables),
         ),
     )
 

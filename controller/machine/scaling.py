@@ -16,6 +16,7 @@ from tidelog.controller.machine.nodes import Kept, keep
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import DrainBroker, RemoveBroker
 from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, StaleBrokerEpoch
+from tidelog.controller.model.levels import level_key
 from tidelog.controller.model.records import BrokerRecord, DrainMode
 from tidelog.controller.model.wal_notes import note_key
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -81,6 +82,8 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
     tables.brokers.delete(record.id)
     tables.configs.delete(("broker", str(record.id)))
     tables.kv.delete(note_key(record.id))
+    if tables.level >= 1:
+        tables.kv.delete(level_key(record.id))
 
 
 def _target(tables: Tables, key: tuple[bytes, int]) -> int:

@@ -28,6 +28,9 @@ from tidelog.controller.machine import (
     compaction as state_compaction,
 )
 from tidelog.controller.machine import (
+    levels as state_levels,
+)
+from tidelog.controller.machine import (
     moves as state_moves,
 )
 from tidelog.controller.machine import (
@@ -55,14 +58,16 @@ from tidelog.controller.machine.dedupe import DedupeTable
 from tidelog.controller.machine.tables import KEY_TYPES, RECORD_TYPES, Changes, RowChange, Tables
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import CommandFailed, ErrorInfo, NotController, to_wire
-from tidelog.controller.model.records import ObjectRecord, StreamRecord
+from tidelog.controller.model.levels import NewerLevel, UnsupportedLevel, require_known
+from tidelog.controller.model.records import ClusterRecord, ObjectRecord, StreamRecord
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.msgpack import DECODE_ERRORS
 from tidelog.storage.commits import CommitGap
 
 logger = logging.getLogger(__name__)
 
-DUMP_VERSION = 1
+DUMP_OF_LEVEL = {0: 1, 1: 2}
+"""Version of the state's bytes at each feature level. Builds between the two wrote version 1 with a cluster time."""
 ROWS_AT_ONCE = 2_000
 """Rows that are encoded in one call of a few milliseconds."""
 SWEEP_LIMIT = 1_024
@@ -104,6 +109,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.RegisterBroker: state_nodes.register_broker,
     c.SetBrokerAlive: state_nodes.set_broker_alive,
     c.Elect: state_nodes.elect,
+    c.SetLevel: state_levels.set_level,
     c.SetControllers: state_nodes.set_controllers,
     c.AlterConfigs: state_nodes.alter_configs,
     c.AllocateProducerIds: state_nodes.allocate_producer_ids,
@@ -151,12 +157,21 @@ class ControllerState:
         """Not part of the replicated state. Replaced as a whole, so that another thread may read it."""
         self._dedupe = DedupeTable()
 
+    @property
+    def level(self) -> int:
+        """Return the feature level of the cluster; 0 before its first command."""
+        row = self.tables.cluster.get("")
+        return row.level if row is not None else 0
+
     def apply(self, envelope: c.Envelope, index: int) -> Applied:
-        """Apply the command at `index` of the log (strictly growing)."""
+        """Apply the command at `index` of the log (strictly growing).
+
+        Raises `NewerLevel` if it raises the cluster to a level that this process does not support.
+        """
         assert index > self.applied_index, (index, self.applied_index)
         self.applied_index = index
         tables = self.tables
-        tables.log_index = index
+        tables.log_index, tables.level = index, envelope.level
         self._take_time(envelope)
         refusal = self._refusal(envelope)
         if refusal is not None:
@@ -187,14 +202,30 @@ class ControllerState:
             tables.time_ms = max(tables.time_ms, row.active_since_ms + envelope.elapsed_ms)
 
     def _refusal(self, envelope: c.Envelope) -> TidelogError | None:
-        """Return why a command is ignored: its controller's term is over or has not begun."""
-        if isinstance(envelope.command, c.BecomeActive):
-            return None
+        """Return why a command is ignored: of a level that is not in force, or of a term that is over or to come."""
         row = self.tables.cluster.get("")
+        begins = isinstance(envelope.command, c.BecomeActive)
+        try:
+            self._check_level(envelope, row, begins=begins)
+        except UnsupportedLevel as error:
+            return error
+        if begins:
+            return None
         if row is None or envelope.term != row.active_term:
             active = row.active_term if row is not None else 0
             return NotController(f"command of term {envelope.term}; the active controller's is {active}")
         return None
+
+    @staticmethod
+    def _check_level(envelope: c.Envelope, row: ClusterRecord | None, *, begins: bool) -> None:
+        """The first command founds the cluster at its level; a build between levels 0 and 1 began terms without it."""
+        c.require_level(envelope.command, envelope.level)
+        if row is None or envelope.level <= row.level or (begins and envelope.format_version == 1):
+            return
+        raise UnsupportedLevel(
+            f"command {type(envelope.command).__name__} was written at feature level {envelope.level};"
+            f" the cluster is at level {row.level}"
+        )
 
     def _failed(self, error: TidelogError) -> bytes:
         return c.encode(c.Result(self.version, _NIL, to_wire(error)))
@@ -203,8 +234,8 @@ class ControllerState:
         kind = type(command).__name__
         try:
             changes, raw, refusal = self._commit(command)
-        except (MemoryError, RecursionError):
-            raise  # not deterministic: this member must stop, not diverge
+        except (MemoryError, RecursionError, NewerLevel):
+            raise  # not deterministic, or not for this process: this member must stop, not diverge
         except Exception as error:
             logger.exception(FAILED, extra={"command": kind, "index": index})
             self._note_failure(kind, index, error)
@@ -226,6 +257,9 @@ class ControllerState:
         raw, refusal = _NIL, None
         try:
             raw = msgspec.Raw(msgspec.msgpack.encode(_HANDLERS[type(command)](tables, command)))
+        except NewerLevel:
+            tables.rollback()
+            raise
         except TidelogError as error:
             tables.rollback()
             refusal = to_wire(error)
@@ -274,18 +308,22 @@ class ControllerState:
 
         The function may run on another thread while commands are applied. It releases the GIL every few thousand rows.
         """
-        tables = self.tables
-        head = [DUMP_VERSION, self.version, self.applied_index, tables.now_ms]
+        tables, level = self.tables, self.level
+        head = [DUMP_OF_LEVEL[level], self.version, self.applied_index, tables.now_ms]
         rows = [(table.name, dict(table.rows)) for table in tables.public()]
-        tail = [sorted(tables.counters.rows.items()), self._dedupe.dump(), tables.time_ms]
+        tail: list[Any] = [sorted(tables.counters.rows.items()), self._dedupe.dump()]
+        if level >= 1:
+            tail.append(tables.time_ms)
         return lambda: _encode_dump(head, rows, tail)
 
     def load(self, data: bytes) -> None:
-        """Replace the state by the output of `dump`. Raises `CorruptData` and then leaves the state unchanged."""
+        """Replace the state by the output of `dump`. Raises `CorruptData` and then leaves the state unchanged.
+
+        Raises `NewerLevel`, which is one, for a state of a level that this process does not support.
+        """
         try:
+            _require_known_dump(msgspec.msgpack.decode(data, type=_DumpVersion).format_version)
             body = msgspec.msgpack.decode(data, type=_Dump)
-            if body.format_version != DUMP_VERSION:
-                raise CorruptData(f"the snapshot has version {body.format_version}; this process reads {DUMP_VERSION}")
             loaded = _load_tables(body)
         except DECODE_ERRORS as error:
             raise CorruptData(f"the snapshot does not decode: {error}") from error
@@ -321,6 +359,12 @@ def _array(length: int) -> bytes:
     return b"\xdc" + length.to_bytes(2, "big") if length < 1 << 16 else b"\xdd" + length.to_bytes(4, "big")
 
 
+class _DumpVersion(msgspec.Struct, array_like=True):
+    """What every version of the state's bytes begins with."""
+
+    format_version: int
+
+
 class _Dump(msgspec.Struct, array_like=True):
     format_version: int
     version: int
@@ -349,12 +393,31 @@ def decode_mutation(table: str, key: msgspec.Raw, record: msgspec.Raw) -> RowCha
 def _load_tables(body: _Dump) -> Tables:
     tables = Tables()
     tables.now_ms = body.now_ms
-    tables.time_ms = body.time_ms or body.now_ms  # older snapshots have one time
+    tables.time_ms = body.time_ms or body.now_ms  # at level 0 there is one time
     for name, rows in body.tables:
         for raw_key, raw_record in rows:
             mutation = decode_mutation(name, raw_key, raw_record)
             getattr(tables, name).put(mutation.key, mutation.record)
     for counter, value in body.counters:
         tables.counters.put(counter, value)
+    _complete_cluster(tables, body)
     tables.commit()
     return tables
+
+
+def _complete_cluster(tables: Tables, body: _Dump) -> None:
+    """Check the level of a loaded state; a build between levels 0 and 1 did not write it."""
+    row = tables.cluster.get("")
+    if row is None:
+        return
+    require_known(row.level, "the snapshot")
+    if body.format_version == 1 and body.time_ms:
+        tables.cluster.put("", msgspec.structs.replace(row, level=max(row.level, 1)))
+
+
+def _require_known_dump(version: int) -> None:
+    if version not in DUMP_OF_LEVEL.values():
+        raise NewerLevel(
+            f"the snapshot has version {version}; this process reads {', '.join(map(str, DUMP_OF_LEVEL.values()))}",
+            hint="start the version that wrote it, or a newer one",
+        )

@@ -100,13 +100,14 @@ def trim_stream(tables: Tables, command: TrimStream) -> None:
 
     The start may pass the committed end: the records in between are still in the WAL, and are garbage once committed.
     """
-    if command.replica_set_id != NO_REPLICA_SET:
+    owner = command.replica_set_id if tables.level >= 1 else NO_REPLICA_SET
+    if owner != NO_REPLICA_SET:
         require_master_epoch(tables, command.replica_set_id, command.master_epoch)
     record = tables.streams.get(command.stream_id)
     if record is None:
         raise NotFound(f"there is no stream {command.stream_id}")
     _require_epoch(record, command.epoch)
-    if command.replica_set_id not in (NO_REPLICA_SET, record.replica_set):
+    if owner not in (NO_REPLICA_SET, record.replica_set):
         raise Fenced(f"stream {record.id} belongs to replica set {record.replica_set}")
     if command.start_offset > record.start_offset:
         tables.streams.put(record.id, msgspec.structs.replace(record, start_offset=command.start_offset))

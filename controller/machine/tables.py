@@ -146,6 +146,8 @@ class Tables:
         """Cluster time at the last command; never decreases. See the module docstring."""
         self.log_index = 0
         """Index of the command that is being applied."""
+        self.level = 0
+        """Feature level by whose rules it is applied."""
 
     def public(self) -> Iterator[Table[Any, Any]]:
         """Iterate over the tables that images and deltas carry."""

@@ -92,7 +92,8 @@ def abandon(tables: Tables, command: Abandon) -> tuple[int, int]:
         )
     mine = _owned(tables, command.partitions, record.id)
     targets = place(tables, len(mine), None) if mine else ()
-    record_loss(tables, record, mine, "an operator abandoned its dead broker")
+    if tables.level >= 1:
+        record_loss(tables, record, mine, "an operator abandoned its dead broker")
     for partition, target in zip(mine, targets, strict=True):
         _place(tables, partition, target)
     fenced = msgspec.structs.replace(

@@ -105,7 +105,8 @@ def _topic(tables: Tables, topic_id: bytes) -> TopicRecord:
 def delete_topic(tables: Tables, command: DeleteTopic) -> None:
     """See `DeleteTopic`; the sweep of the state destroys unreferenced objects. Raises `UnknownTopicId`."""
     record = _topic(tables, command.topic_id)
-    _remove_partitions(tables, record.id, record.partitions, command.at_once or record.partitions)
+    at_once = command.at_once if tables.level >= 1 else 0
+    _remove_partitions(tables, record.id, record.partitions, at_once or record.partitions)
     tables.topics.delete(record.id)
 
 

@@ -13,12 +13,21 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.controller.model.errors import ErrorInfo
+from tidelog.controller.model.levels import (
+    BEFORE_LEVELS,
+    NEWEST,
+    OLDEST,
+    LevelRange,
+    UnsupportedLevel,
+    require_known,
+)
 from tidelog.controller.model.records import NO_REPLICA_SET
 from tidelog.controller.model.wal_notes import WalNote
 from tidelog.storage.commits import CommitObjects as CommitRequest
 from tidelog.storage.commits import CompactObjects as CompactRequest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = NEWEST + 1
+"""Version of the envelopes of the newest feature level; see `Envelope.format_version`."""
 MAX_COMMAND_BYTES = 4 << 20
 """Bound of an encoded command; a commit of 100,000 stream ranges is about 2 MB."""
 MAX_PARTITIONS_PER_COMMAND = 10_000
@@ -75,6 +84,10 @@ class RegisterBroker(Command, frozen=True, array_like=True, tag=3):
     """Tells copies of a data directory apart."""
     wal_place: str = ""
     """The bucket that the broker commits to; empty: not told."""
+    oldest_level: int = 0
+    """The feature levels that the broker supports, both inclusive."""
+    newest_level: int = -1
+    """-1: not told, by a process before feature levels. The active controller proposes that at level 0 only."""
 
 
 class ApplyBrokerId(Command, frozen=True, array_like=True, tag=46):
@@ -397,6 +410,20 @@ class AcceptWalLoss(Command, frozen=True, array_like=True, tag=75):
     """The master epoch of the note that the operator saw: the acceptance of one loss is not that of a later one."""
 
 
+class SetLevel(Command, frozen=True, array_like=True, tag=60):
+    """Raise the feature level of the cluster (docs/design/0013-feature-levels.md). Value: the level.
+
+    Refused unless every registered broker and every published controller supports it. Repeated, it changes nothing. A
+    level is never lowered. Processes before feature levels do not know this command, and end when they read it.
+    """
+
+    level: int
+    elapsed_ms: int
+    """Time since the proposer's term began, by its monotonic clock: from here on that moves the cluster time."""
+    controllers: tuple[tuple[int, int, int], ...]
+    """What each controller says that it supports: `(node id, oldest, newest)`."""
+
+
 class SetControllers(Command, frozen=True, array_like=True, tag=50):
     """Publish the members of the quorum, for brokers to find them."""
 
@@ -440,19 +467,24 @@ AnyCommand = (
     | Abandon
     | NoteWal
     | AcceptWalLoss
+    | SetLevel
     | SetControllers
 )
 
 INTERNAL: frozenset[type] = frozenset(
-    {BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects, SetControllers, DeletePartitions}
+    {BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects, SetControllers, DeletePartitions, SetLevel}
 )
 """Commands that only the active controller proposes; refused from a client."""
+
+FIRST_LEVEL: dict[type, int] = {NoteWal: 1, DeletePartitions: 1, AcceptWalLoss: 1}
+"""The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """A command with all inputs of its application."""
 
     format_version: int
+    """The feature level that it was written at, plus one."""
     term: int
     """Raft term of the active controller that proposed it."""
     now_ms: int
@@ -465,7 +497,15 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """The client has the results of all sequences below this."""
     command: AnyCommand
     elapsed_ms: int = -1
-    """Time since the proposer's term began, by its monotonic clock; -1: an older process, whose wall clock counts."""
+    """Time since the proposer's term began, by its monotonic clock; -1 at level 0, where its wall clock counts."""
+
+    @property
+    def level(self) -> int:
+        """Return the feature level by whose rules the command is applied.
+
+        Builds between level 0 and the first with levels wrote version 1 and told what elapsed: they were at level 1.
+        """
+        return max(self.format_version - 1, 1 if self.elapsed_ms >= 0 else 0)
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -478,7 +518,14 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorInfo | None
 
 
+class _EnvelopeVersion(msgspec.Struct, frozen=True, array_like=True):
+    """What every version of an envelope begins with."""
+
+    format_version: int
+
+
 _encoder = msgspec.msgpack.Encoder()
+_leading = msgspec.msgpack.Decoder(_EnvelopeVersion)
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 _commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
 _results = msgspec.msgpack.Decoder(Result)
@@ -489,9 +536,71 @@ def encode(value: Envelope | Command | Result) -> bytes:
     return _encoder.encode(value)
 
 
+def require_level(command: Command, level: int) -> None:
+    """Check that a command exists at a feature level. Raises `UnsupportedLevel`."""
+    first = FIRST_LEVEL.get(type(command), OLDEST)
+    if first > level:
+        raise UnsupportedLevel(
+            f"{type(command).__name__} needs feature level {first}; the cluster is at level {level}",
+            hint="when every member is upgraded, `tidelog cluster upgrade` raises the level",
+        )
+
+
+def levels_of(registration: RegisterBroker) -> LevelRange:
+    """Return the feature levels that a broker says that it supports."""
+    if registration.newest_level < 0:
+        return BEFORE_LEVELS
+    return LevelRange(registration.oldest_level, registration.newest_level)
+
+
+def require_member(registration: RegisterBroker, level: int) -> None:
+    """Check that a broker supports a feature level. Raises `UnsupportedLevel`."""
+    supported = levels_of(registration)
+    if level not in supported:
+        raise UnsupportedLevel(
+            f"the cluster is at feature level {level}; broker {registration.broker_id} supports {supported}",
+            hint="start this broker in a version that supports the level; a level is never lowered",
+        )
+
+
+def at_level(command: AnyCommand, level: int) -> AnyCommand:
+    """Return a command as it is written at a feature level, without fields that came later.
+
+    Raises `UnsupportedLevel` for a command that came later.
+    """
+    require_level(command, level)
+    if level >= 1:
+        return command
+    if isinstance(command, RegisterBroker):
+        return msgspec.structs.replace(command, wal_place="", oldest_level=0, newest_level=-1)
+    if isinstance(command, DeleteTopic):
+        return msgspec.structs.replace(command, at_once=0)
+    if isinstance(command, TrimStream):
+        return msgspec.structs.replace(command, replica_set_id=NO_REPLICA_SET, master_epoch=-1)
+    return command
+
+
+def encode_envelope(envelope: Envelope, level: int) -> bytes:
+    """Encode an envelope for a cluster at a feature level. Raises `UnsupportedLevel`, as `at_level`."""
+    return _encoder.encode(
+        msgspec.structs.replace(
+            envelope,
+            format_version=level + 1,
+            command=at_level(envelope.command, level),
+            elapsed_ms=envelope.elapsed_ms if level >= 1 else -1,
+        )
+    )
+
+
 def decode_envelope(data: bytes) -> Envelope:
-    """Decode an envelope. Raises `msgspec.DecodeError` (for a newer member's command, or other data)."""
-    return _envelopes.decode(data)
+    """Decode an envelope. Raises `NewerLevel` for one of an unknown version, `msgspec.DecodeError` for other data."""
+    try:
+        envelope = _envelopes.decode(data)
+    except msgspec.DecodeError:
+        require_known(_leading.decode(data).format_version - 1, "a command")
+        raise
+    require_known(envelope.format_version - 1, f"the command {type(envelope.command).__name__}")
+    return envelope
 
 
 def decode_command(data: bytes | msgspec.Raw) -> AnyCommand:

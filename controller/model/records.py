@@ -217,7 +217,9 @@ class ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
     controllers: tuple[tuple[int, str], ...] = ()
     """The quorum, `(node id, "host:port")` by id; empty for a single controller without one."""
     active_since_ms: int = 0
-    """Cluster time (`tidelog.controller.machine.tables`) at which the term began."""
+    """Cluster time (`tidelog.controller.machine.tables`) at which the term began; 0 at level 0."""
+    level: int = 0
+    """Feature level (`tidelog.controller.model.levels`); it only grows."""
 
 
 ConfigRecord = dict[str, str]

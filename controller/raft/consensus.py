@@ -43,6 +43,10 @@ class StateMachine(Protocol):
         """Replace the state by that of a snapshot. Raises `CorruptData`."""
         ...
 
+    def level(self) -> int:
+        """Return the feature level of the state (`tidelog.controller.model.levels`)."""
+        ...
+
 
 class Role(NamedTuple):
     """Current role of this member."""

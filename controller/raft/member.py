@@ -21,13 +21,14 @@ from typing import Any
 import msgspec
 from pysyncobj import FAIL_REASON
 
+from tidelog.controller.model.levels import DIRECTORIES_LEVEL, NewerLevel
 from tidelog.controller.raft.core import NO_OP, CoreTransport, MemberNode, RaftCore, make_node
 from tidelog.controller.raft.directory_id import DirectoryFile, DirectoryId, draw
 from tidelog.controller.raft.journal import RESTORE, Entry, Journal, JournalStalled
 from tidelog.controller.raft.quorum import Members, MembershipChange, Quorum, QuorumFile
 from tidelog.controller.raft.snapshot import Snapshot, check_joined, read_snapshot, require_journal
 from tidelog.controller.raft.surroundings import RaftSocket, Surroundings
-from tidelog.controller.raft.transfer import Snapshots, decode_piece
+from tidelog.controller.raft.transfer import Snapshots, decode_piece, decode_plain_piece
 from tidelog.controller.raft.transport import PeerTransport
 from tidelog.controller.rpc.handshake import Credentials, Session
 from tidelog.runtime.errors import CorruptData, DamagedFile, StorageFailed, TidelogError
@@ -151,6 +152,8 @@ class AppliedState:
     """Holds the state as it is now, and returns what encodes it."""
     load: Callable[[bytes], None]
     """Replaces the state by an encoded one."""
+    level: Callable[[], int]
+    """Returns its feature level."""
 
 
 class RaftMember(RaftCore):
@@ -360,12 +363,14 @@ class RaftMember(RaftCore):
     def take_piece(self, node: MemberNode, raw: Any) -> None:
         """A piece of the leader's snapshot; when it was the last one, the snapshot takes the place of state and log."""
         try:
-            piece = decode_piece(raw)
-            if piece.index <= self.raftCommitIndex:  # sent again: it would take this member back
+            snapshot, index = self._receive(raw)
+            if index <= self.raftCommitIndex:  # sent again: it would take this member back
                 self._snapshots.drop_incoming()
-                self.answer(node, piece.index + 1, holds=True)
+                self.answer(node, index + 1, holds=True)
                 return
-            snapshot = self._snapshots.receive(piece)
+        except NewerLevel as error:
+            self.failure = error  # another attempt would bring the same
+            raise
         except (OSError, CorruptData, StorageFailed) as error:
             logger.warning("a leader's snapshot was not kept; it is asked for again", extra={"error": str(error)})
             self.next_snapshot_at = self._now() + REFUSED_SNAPSHOT_S
@@ -375,6 +380,16 @@ class RaftMember(RaftCore):
             return
         self._install(snapshot)
         self.answer(node, snapshot.last[1] + 1, holds=True)
+
+    def _receive(self, raw: Any) -> tuple[Snapshot | None, int]:
+        """The snapshot, if that was its last piece; and the index that it ends at, if that can be told."""
+        plain = decode_plain_piece(raw)
+        if plain is not None:
+            snapshot = self._snapshots.receive_plain(plain)
+            return snapshot, snapshot.last[1] if snapshot is not None else self.raftCommitIndex + 1
+        piece = decode_piece(raw)
+        known = piece.index <= self.raftCommitIndex
+        return None if known else self._snapshots.receive(piece), piece.index
 
     def _install(self, snapshot: Snapshot) -> None:
         """The machine first: a snapshot that it does not understand must not replace the one that it does."""
@@ -438,8 +453,13 @@ class RaftMember(RaftCore):
         message["recorded"] = self.quorum.directories.get(int(node.id), "")
 
     def record_directories(self) -> None:
-        """As leader: propose the next directory that the log does not name yet. Called before each tick."""
+        """As leader: propose the next directory that the log does not name yet. Called before each tick.
+
+        Members before feature levels take such an entry for a new member.
+        """
         if not self.is_leader() or self.quorum != self.applied or self.transport is None:
+            return
+        if self._state.level() < DIRECTORIES_LEVEL:
             return
         if self._node_id not in self.quorum.directories:
             self._unrecorded[self._node_id] = self.directory.id

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.raft.files import SYSTEM_FILES, RaftFiles
 from tidelog.controller.raft.journal import RESTORE, Entry
 from tidelog.runtime.errors import CorruptData, DamagedFile, StorageFailed
@@ -67,7 +68,7 @@ def write_snapshot(path: Path, snapshot: Snapshot, files: RaftFiles = SYSTEM_FIL
 
 
 def read_snapshot(path: Path, files: RaftFiles = SYSTEM_FILES) -> Snapshot | None:
-    """Read and check a snapshot; None if there is no file. Raises `CorruptData`, `StorageFailed`."""
+    """Read and check a snapshot; None if there is no file. Raises `CorruptData`, `NewerLevel`, `StorageFailed`."""
     try:
         data = files.read(path)
     except FileNotFoundError:
@@ -80,7 +81,10 @@ def read_snapshot(path: Path, files: RaftFiles = SYSTEM_FILES) -> Snapshot | Non
     if magic != MAGIC or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         raise _corrupt(path, 0, "this is not a snapshot, or its header is damaged")
     if version != FORMAT_VERSION:
-        raise _corrupt(path, len(MAGIC), f"format version {version} is not known")
+        raise NewerLevel(
+            f"{path}: format version {version} is not known; this process reads {FORMAT_VERSION}",
+            hint="start the version that wrote it, or a newer one",
+        )
     body = data[HEADER_BYTES:]
     if len(body) != length or crc32c(body) != crc:
         raise _corrupt(path, HEADER_BYTES, f"the body ({len(body)} of {length} bytes) fails its checksum")

@@ -363,7 +363,7 @@ class RaftConsensus:
                 conf=settings.pysyncobj(),
                 directory=settings.directory,
                 surroundings=self._surroundings,
-                state=AppliedState(self._apply, self._machine.freeze, self._machine.load),
+                state=AppliedState(self._apply, self._machine.freeze, self._machine.load, self._machine.level),
                 piece_bytes=settings.snapshot_piece_bytes,
             )
         except (TidelogError, OSError) as error:

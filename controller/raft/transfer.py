@@ -20,6 +20,7 @@ import msgspec
 from crc32c import crc32c
 from pysyncobj.config import SERIALIZER_STATE
 
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.raft.files import RaftFile
 from tidelog.controller.raft.journal import Entry
 from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
@@ -48,14 +49,33 @@ class SnapshotPiece(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
+class PlainPiece(NamedTuple):
+    """A part of a snapshot's file as members before feature levels send and take it, in the order of the file."""
+
+    data: bytes
+    is_first: bool
+    is_last: bool
+
+
+def decode_plain_piece(raw: Any) -> PlainPiece | None:
+    """A piece of a member before feature levels; None for another form."""
+    try:
+        return PlainPiece(*msgspec.convert(raw, tuple[bytes, bool, bool]))
+    except msgspec.ValidationError:
+        return None
+
+
 def decode_piece(raw: Any) -> SnapshotPiece:
-    """A piece as it was received. Raises `CorruptData`."""
+    """A piece as it was received. Raises `CorruptData`, `NewerLevel`."""
     try:
         piece = msgspec.convert(raw, SnapshotPiece)
     except msgspec.ValidationError as error:
         raise CorruptData(f"a piece of a snapshot does not decode: {error}") from error
     if piece.version != PIECE_VERSION:
-        raise CorruptData(f"a piece of a snapshot has version {piece.version}; {PIECE_VERSION} is known")
+        raise NewerLevel(
+            f"a piece of a snapshot has version {piece.version}; {PIECE_VERSION} is known",
+            hint="start this controller in the version of the leader, or a newer one",
+        )
     return piece
 
 
@@ -65,6 +85,10 @@ class Sent(NamedTuple):
     piece: SnapshotPiece
     peer: Any
     is_last: bool
+
+    def plain(self) -> PlainPiece:
+        """The same for a member before feature levels."""
+        return PlainPiece(self.piece.data, self.piece.position == 0, self.is_last)
 
 
 @dataclass(slots=True)
@@ -84,6 +108,10 @@ class _Incoming:
     """Index, term, total, checksum."""
     position: int = 0
     checksum: int = 0
+
+
+_PLAIN = (-1, -1, -1, -1)
+"""Identity of what arrives without one."""
 
 
 class Snapshots:
@@ -249,11 +277,30 @@ class Snapshots:
             self.drop_incoming()
             raise
 
+    def receive_plain(self, piece: PlainPiece) -> Snapshot | None:
+        """As `receive`, for a piece without a position: only the file's own checksum tells that nothing is missing."""
+        if piece.is_first:
+            self.drop_incoming()
+            self._incoming = _Incoming(self._files.create(self._incoming_path), _PLAIN)
+        incoming = self._incoming
+        if incoming is None or incoming.identity != _PLAIN:
+            self.drop_incoming()
+            return None
+        try:
+            incoming.file.write(piece.data)
+            return self._synced(incoming) if piece.is_last else None
+        except BaseException:
+            self.drop_incoming()
+            raise
+
+    def _synced(self, incoming: _Incoming) -> Snapshot | None:
+        incoming.file.sync()
+        return read_snapshot(self._incoming_path, self._files)
+
     def _check(self, incoming: _Incoming, piece: SnapshotPiece) -> Snapshot:
         if incoming.position != piece.total or incoming.checksum != piece.checksum:
             raise CorruptData(f"a received snapshot of {incoming.position} bytes fails its checksum")
-        incoming.file.sync()
-        snapshot = read_snapshot(self._incoming_path, self._files)
+        snapshot = self._synced(incoming)
         if snapshot is None or snapshot.last[1:] != (piece.index, piece.term):
             raise CorruptData(f"a received snapshot is not the one of entry {piece.index} in term {piece.term}")
         return snapshot

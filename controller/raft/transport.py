@@ -108,6 +108,8 @@ class PeerTransport(CoreTransport):
         self._won = False
         self.strangers: set[int] = set()
         """Members whose directory is not the one that the quorum knows."""
+        self._before_levels: set[int] = set()
+        """Members whose messages show that they are of a version before feature levels."""
         self.news = False
         """A message arrived since this was last reset."""
         member.addOnTickCallback(self._tick)
@@ -154,7 +156,9 @@ class PeerTransport(CoreTransport):
         if kind in _FORWARDED:
             return False
         if kind == "append_entries" and message.get("serialized") is not None:
-            return self._post(node, {**message, "serialized": message["serialized"].piece})
+            sent = message["serialized"]
+            piece = sent.plain() if int(node.id) in self._before_levels else sent.piece
+            return self._post(node, {**message, "serialized": piece})
         if kind == "next_node_idx":
             message["term"] = self._member.raftCurrentTerm
             message["reset"] = message["reset"] and self._now() >= self._member.next_snapshot_at
@@ -276,6 +280,7 @@ class PeerTransport(CoreTransport):
     def _dispatch(self, node: MemberNode, kind: str, message: Message) -> None:
         member = self._member
         if kind in _SIGNED:
+            (self._before_levels.discard if "directory" in message else self._before_levels.add)(int(node.id))
             if not member.counts(int(node.id), message):
                 self._take_from_stranger(node, kind, message)
                 return

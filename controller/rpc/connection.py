@@ -146,6 +146,14 @@ class ChangeParams(msgspec.Struct, frozen=True, array_like=True):
     """`host:port`; ignored for `rem`."""
 
 
+class UpgradeParams(msgspec.Struct, frozen=True, array_like=True):
+    """`upgrade`: raise the feature level; returns a map of what was found and done."""
+
+    level: int
+    """-1: the highest level that all members support."""
+    dry_run: bool
+
+
 class UnknownObjectsParams(msgspec.Struct, frozen=True, array_like=True):
     """`unknown-objects`: which of these object ids the metadata does not name in any state, as `list[int]`."""
 

@@ -272,6 +272,7 @@ class _Watched:
         self.flush = machine.flush
         self.freeze = machine.freeze
         self.load = machine.load
+        self.level = machine.level
 
     def apply(self, blob: bytes, index: int) -> bytes:
         """See `StateMachine.apply`."""

@@ -75,10 +75,11 @@ async def main(directory: Path, port: int, step: int) -> None:
     topic = image.topic("t") or await client.create_topic("t", 1, {})
     stream_id = image.partitions(topic.id)[0].first_stream
     opened = await client.open_streams(0, epoch, [(stream_id, epoch)])
-    say(f"state {opened[0].end_offset} {','.join(sorted(image.kv))}")
+    written = sorted(key for key in image.kv if key.startswith("key-"))
+    say(f"state {opened[0].end_offset} {','.join(written)}")
     if step:
         die_before_step(step)
-    numbers = [int(key.removeprefix("key-")) for key in image.kv]
+    numbers = [int(key.removeprefix("key-")) for key in written]
     start = max(numbers, default=-1) + 1
     await asyncio.gather(commits(client, epoch, stream_id), *(keys(client, start + each) for each in range(WRITERS)))
 

@@ -219,7 +219,7 @@ async def test_metadata_and_answers_survive_a_restart_of_the_controller(tmp_path
     node = make_node(tmp_path, settings=ControllerSettings(snapshot_entries=20, port=port))
     await node.start()
     await late
-    assert len(client.image.kv) == 51 and len(node.image.kv) == 51
+    assert len(client.image.kv) == 52 and len(node.image.kv) == 52, "and the feature levels of the broker"
     await until(lambda: client.image.brokers[0].alive)
     await client.close()
     await node.close()
@@ -278,7 +278,7 @@ async def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_r
 
 async def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path) -> None:
     node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
-    await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", ""))  # and no heartbeats
+    await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", "", newest_level=1))  # and no heartbeats
     await until(lambda: 5 in client.image.brokers and not client.image.brokers[5].alive)
     await client.close()
     await node.close()

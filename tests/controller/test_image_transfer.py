@@ -18,6 +18,7 @@ from tidelog.controller.image.follower import ImageFollower
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.transfer import (
     IMAGE_FORMAT,
+    PLAIN_FORMAT,
     START,
     ImageChunk,
     ImageEnd,
@@ -243,12 +244,12 @@ def test_a_chunk_without_rows_does_not_keep_a_loader_busy() -> None:
 @pytest.mark.parametrize("params", [None, ImageParams(1, START, 0), ImageParams(IMAGE_FORMAT + 1, START, 0), [9]])
 def test_a_request_of_another_format_is_refused_clearly(params: Any) -> None:
     with pytest.raises(InvalidInput, match="format") as found:
-        decode_params(msgspec.Raw(msgspec.msgpack.encode(params)))
+        decode_params(msgspec.Raw(msgspec.msgpack.encode(params)), 1)
     assert found.value.hint
 
 
 def test_a_chunk_of_another_format_is_refused_clearly() -> None:
-    for chunk in ([5481, [["kv", "k", b"v"]], True], [IMAGE_FORMAT + 1, "something", "else"]):
+    for chunk in ([5481, [["kv", "k", b"v"]], True, 1], [IMAGE_FORMAT + 1, "something", "else"]):
         with pytest.raises(CorruptData, match="reads format") as found:
             ImageReceiver().take(msgspec.Raw(msgspec.msgpack.encode(chunk)))
         assert found.value.hint
@@ -319,3 +320,30 @@ async def test_a_transfer_that_makes_progress_is_not_ended_by_others_but_an_aban
     assert request("a", first.transfer, 6).position == 6
     feed.forget("c")
     assert request("d").position == 0
+
+
+async def test_a_transfer_without_positions_is_served_and_read_at_level_0_only() -> None:
+    feed = DeltaFeed(limits=FeedLimits(chunk_rows=3))
+    feed.reset(an_image())
+    params = decode_params(msgspec.Raw(b"\xc0"), 0)
+    assert params.format == PLAIN_FORMAT
+    with pytest.raises(InvalidInput, match="reads images of format 1"):
+        decode_params(msgspec.Raw(b"\xc0"), 1)
+
+    loading = ImageReceiver()
+    while not loading.is_whole:
+        loading.take(msgspec.Raw(msgspec.msgpack.encode(feed.plain_image_chunk("old"))))
+    assert loading.is_plain
+    whole = received(chunks(an_image()))
+    assert (loading.version, loading.rows) == (whole.version, whole.rows)
+
+
+async def test_chunks_without_positions_of_two_transfers_are_not_put_together() -> None:
+    feed = DeltaFeed(limits=FeedLimits(chunk_rows=3))
+    feed.reset(an_image())
+    first = feed.plain_image_chunk("old")
+    loading = ImageReceiver()
+    loading.take(msgspec.Raw(msgspec.msgpack.encode(first)))
+    for other in (msgspec.structs.replace(first, version=first.version + 1), chunks(an_image())[0]):
+        with pytest.raises(CorruptData):
+            loading.take(msgspec.Raw(msgspec.msgpack.encode(other)))

@@ -38,6 +38,9 @@ class Counter:
     def flush(self) -> None:
         pass
 
+    def level(self) -> int:
+        return 1
+
     def freeze(self) -> Callable[[], bytes]:
         data = b"\n".join(self.applied)
         return lambda: data

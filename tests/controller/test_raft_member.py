@@ -13,6 +13,7 @@ from crc32c import crc32c
 from pysyncobj import FAIL_REASON
 
 from tests.support.fillable_files import FillableFiles
+from tidelog.controller.model.levels import NewerLevel
 from tidelog.controller.raft import core
 from tidelog.controller.raft.journal import Entry, Journal
 from tidelog.controller.raft.links import SendLink
@@ -36,6 +37,7 @@ class World:
         self.directory = directory
         self.files = FillableFiles()
         self.applied: list[bytes] = []
+        self.level = 1
         self.told = told
         self.member: RaftMember
         self.open()
@@ -51,6 +53,7 @@ class World:
                 apply=lambda blob, index: self.applied.append(blob),
                 freeze=lambda: lambda: msgspec.msgpack.encode(self.applied),
                 load=self._load,
+                level=lambda: self.level,
             ),
         )
         transport = self.member.transport
@@ -177,12 +180,12 @@ def test_a_snapshot_that_fails_its_checksum_replaces_nothing(world: World, tmp_p
     assert read_snapshot(world.directory / "snapshot") is None
 
 
-def test_a_piece_of_another_version_is_not_kept(world: World, tmp_path: Path) -> None:
+def test_a_piece_of_another_version_ends_the_member(world: World, tmp_path: Path) -> None:
     world.receive(2, "append_entries", serialized=[b"data", True, True], commit_index=9)
-    first, *others = pieces_of(snapshot_of(tmp_path / "sent", 9), 9)
-    for piece in ([PIECE_VERSION + 1, *first[1:]], *others):
-        world.receive(2, "append_entries", serialized=piece, commit_index=9)
-    world.turn()
+    first, *_ = pieces_of(snapshot_of(tmp_path / "sent", 9), 9)
+    with pytest.raises(NewerLevel, match=f"version {PIECE_VERSION + 1}; {PIECE_VERSION} is known"):
+        world.receive(2, "append_entries", serialized=[PIECE_VERSION + 1, *first[1:]], commit_index=9)
+    assert isinstance(world.member.failure, NewerLevel)
     assert world.applied == []
 
 
@@ -409,3 +412,45 @@ def test_another_version_of_pysyncobj_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(core, "VERSION", "0.3.18")
     with pytest.raises(ConfigError, match=r"0\.3\.17"):
         core.check_version()
+
+
+def plain_pieces_of(data: bytes, size: int = 50) -> list[Any]:
+    """As members before feature levels send them: without positions."""
+    starts = range(0, len(data), size)
+    return [[data[at : at + size], at == 0, at + size >= len(data)] for at in starts]
+
+
+def test_a_snapshot_of_a_leader_before_feature_levels_is_taken(world: World, tmp_path: Path) -> None:
+    for piece in plain_pieces_of(snapshot_of(tmp_path / "sent", 9)):
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied == [b"leader %d" % each for each in range(2, 10)]
+    world.receive(
+        2, "append_entries", serialized=plain_pieces_of(snapshot_of(tmp_path / "sent", 5), 10_000)[0], commit_index=5
+    )
+    assert world.member.raftCommitIndex == 9, "it is not taken back"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, -1])
+def test_of_a_plain_snapshot_with_a_lost_piece_nothing_is_taken(world: World, tmp_path: Path, lost: int) -> None:
+    pieces = plain_pieces_of(snapshot_of(tmp_path / "sent", 9))
+    del pieces[lost]
+    for piece in pieces:
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert world.applied == [] and read_snapshot(world.directory / "snapshot") is None
+
+
+def test_a_snapshot_of_an_unknown_version_ends_the_member_instead_of_being_asked_for_again(
+    world: World, tmp_path: Path
+) -> None:
+    data = snapshot_of(tmp_path / "sent", 9)
+    header = data[:8] + (9).to_bytes(4, "little") + data[12:24]
+    data = header + crc32c(header).to_bytes(4, "little") + data[28:]
+    *before, last = pieces_of(data, 9)
+    for piece in before:
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    with pytest.raises(NewerLevel, match="format version 9 is not known"):
+        world.receive(2, "append_entries", serialized=last, commit_index=9)
+    assert isinstance(world.member.failure, NewerLevel)
+    assert world.applied == []

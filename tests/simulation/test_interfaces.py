@@ -300,6 +300,9 @@ class Machine:
 
     def flush(self) -> None: ...
 
+    def level(self) -> int:
+        return 1
+
     def freeze(self) -> Any:
         entries = list(self.entries)
         return lambda: b"\n".join(entries)

@@ -35,6 +35,9 @@ class Applied:
     def flush(self) -> None:
         pass
 
+    def level(self) -> int:
+        return 1
+
     def freeze(self) -> Callable[[], bytes]:
         data = json.dumps(sorted(self.numbers.items())).encode()
         return lambda: data

@@ -1,0 +1,441 @@
+"""Feature levels: replay by the rules of a level, raising it, and what is refused (docs/design/0013-feature-levels.md).
+
+`level0` has what the last version before feature levels wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.controller.controller_helpers import (
+    TOPIC,
+    Driver,
+    make_client,
+    make_node,
+    new_object,
+    send,
+    until,
+)
+from tidelog.controller.image.replica import Replica
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.errors import NotController, from_wire
+from tidelog.controller.model.levels import (
+    NEWEST,
+    SUPPORTED,
+    LevelRange,
+    NewerLevel,
+    UnsupportedLevel,
+    level_key,
+    range_in,
+    told_range,
+)
+from tidelog.controller.model.wal_notes import WalNote, note_key
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.raft.journal import Journal
+from tidelog.runtime.errors import CorruptData
+
+LEVEL_0 = Path(__file__).parent / "level0"
+NOTE = WalNote("disk", "bucket", 1, 1, 5, False, ())
+
+
+class OldDriver(Driver):
+    """A state at level 0: commands are written as members before feature levels wrote them."""
+
+    elapsed_ms = -1
+
+    def envelope(self, command: c.AnyCommand, client: str = "", sequence: int = 0, done: int = 0) -> c.Envelope:
+        return c.Envelope(1, self.term, self.now_ms, client, sequence, done, command, self.elapsed_ms)
+
+    def tell(self, broker_id: int, supported: LevelRange = SUPPORTED) -> None:
+        """What a broker says of itself after its registration."""
+        epoch = self.image.brokers[broker_id].registration_epoch
+        self.run(c.PutKv(level_key(broker_id), told_range(epoch, supported)))
+
+
+def old_commands() -> list[bytes]:
+    return msgspec.msgpack.decode((LEVEL_0 / "commands.msgpack").read_bytes(), type=list[bytes])
+
+
+def test_what_an_older_version_acknowledged_is_replayed_to_the_same_state() -> None:
+    replayed, loaded = ControllerState(), ControllerState()
+    for index, blob in enumerate(old_commands(), 1):
+        replayed.apply(c.decode_envelope(blob), index)
+    loaded.load((LEVEL_0 / "state.msgpack").read_bytes())
+    assert (replayed.level, loaded.level) == (0, 0)
+    assert replayed.dump() == loaded.dump()
+
+
+def test_a_state_of_level_0_is_written_in_its_own_format() -> None:
+    state = ControllerState()
+    state.load((LEVEL_0 / "state.msgpack").read_bytes())
+    old = msgspec.msgpack.decode((LEVEL_0 / "state.msgpack").read_bytes())
+    new = msgspec.msgpack.decode(state.dump())
+    assert (len(new), new[:4], new[5:]) == (len(old), old[:4], old[5:])
+    for (name, found), (_, expected) in zip(new[4], old[4], strict=True):
+        for (key, record), (_, old_record) in zip(found, expected, strict=True):
+            if isinstance(old_record, list):
+                added = record[len(old_record) :]
+                assert (record[: len(old_record)], set(added) <= {0, "", -1}) == (old_record, True), (name, key)
+            else:
+                assert record == old_record, (name, key)
+
+
+def test_a_new_cluster_begins_at_the_newest_level() -> None:
+    driver = Driver()
+    assert driver.state.level == NEWEST
+    assert driver.image.cluster is not None and driver.image.cluster.level == NEWEST
+    again = ControllerState()
+    again.load(driver.state.dump())
+    assert again.level == NEWEST
+
+
+def test_the_level_is_raised_when_every_member_supports_it_and_a_repeat_changes_nothing() -> None:
+    driver = OldDriver()
+    driver.broker(0)
+    driver.run(c.SetControllers(((0, "a:1"), (1, "b:1"))))
+    both = ((0, 0, 1), (1, 0, 1))
+
+    with pytest.raises(UnsupportedLevel, match=r"broker 0 \(levels 0\)"):
+        driver.run(c.SetLevel(1, 0, both))
+    driver.tell(0)
+    with pytest.raises(UnsupportedLevel, match=r"controller 1 \(levels 0\)"):
+        driver.run(c.SetLevel(1, 0, ((0, 0, 1),)))
+    assert driver.state.level == 0
+
+    assert driver.run(c.SetLevel(1, 0, both), int) == 1
+    version = driver.state.version
+    assert driver.run(c.SetLevel(1, 7, both), int) == 1
+    assert (driver.state.level, driver.state.version) == (1, version)
+    with pytest.raises(UnsupportedLevel, match="not lowered"):
+        driver.run(c.SetLevel(0, 0, both))
+
+
+def test_a_broker_that_registered_again_since_it_told_its_levels_has_told_nothing() -> None:
+    driver = OldDriver()
+    driver.broker(0, "a")
+    driver.tell(0)
+    driver.broker(0, "b")  # perhaps the older version again
+    with pytest.raises(UnsupportedLevel, match="broker 0"):
+        driver.run(c.SetLevel(1, 0, ()))
+
+
+def test_a_dead_broker_counts_until_it_is_removed() -> None:
+    driver = OldDriver()
+    driver.broker(0)
+    driver.tell(0)
+    driver.run(c.RegisterBroker(1, "other", "a", "h", 1, "", ""))
+    driver.run(c.SetBrokerAlive(1, 1, False))
+    with pytest.raises(UnsupportedLevel, match="broker 1"):
+        driver.run(c.SetLevel(1, 0, ()))
+    driver.run(c.RemoveBroker(1))
+    assert driver.run(c.SetLevel(1, 0, ()), int) == 1
+
+
+def test_members_with_and_without_a_snapshot_of_the_older_version_raise_the_level_alike() -> None:
+    """What the older version forgets in its snapshot must decide nothing."""
+    replayed, loaded = ControllerState(), ControllerState()
+    commands = old_commands()
+    for index, blob in enumerate(commands, 1):
+        replayed.apply(c.decode_envelope(blob), index)
+    loaded.load((LEVEL_0 / "state.msgpack").read_bytes())
+    at = len(commands)
+    told = [c.PutKv(level_key(each.id), told_range(each.registration_epoch, SUPPORTED)) for each in brokers(replayed)]
+    after: list[c.AnyCommand] = [
+        *told,
+        c.SetLevel(1, 1_000, ((0, 0, 1),)),
+        c.PrepareObjects(1, 500),
+        c.DeleteTopic(b"\x01" * 16),
+    ]
+    for step, command in enumerate(after, 1):
+        level = replayed.level
+        data = c.encode_envelope(c.Envelope(0, 4, 80_000, "", 0, 0, command, 1_000 + step), level)
+        for state in (replayed, loaded):
+            result = c.decode_result(state.apply(c.decode_envelope(data), at + step).result)
+            assert result.error is None, result.error
+    assert replayed.level == 1
+    assert replayed.dump() == loaded.dump()
+
+
+def brokers(state: ControllerState) -> list[Any]:
+    return list(state.tables.brokers.values())
+
+
+def test_the_cluster_time_goes_on_where_it_was_when_the_level_is_raised() -> None:
+    driver = OldDriver()
+    driver.now_ms += 5_000
+    driver.run(c.Barrier())
+    before = driver.state.tables.time_ms
+    driver.run(c.SetLevel(1, 3_000, ()))
+    raised = c.Envelope(2, 1, driver.now_ms + 10**9, "", 0, 0, c.Barrier(), 3_250)
+    driver.apply(raised)
+    assert driver.state.tables.time_ms == before + 250, "no wall clock moves it any more"
+
+
+@pytest.mark.parametrize("command", [c.NoteWal(0, NOTE), c.DeletePartitions(TOPIC, 1), c.AcceptWalLoss(0, 1, 1)])
+def test_a_command_of_a_higher_level_is_neither_written_nor_applied(command: c.AnyCommand) -> None:
+    driver = OldDriver()
+    driver.broker(0)
+    with pytest.raises(UnsupportedLevel, match="needs feature level 1"):
+        c.encode_envelope(driver.envelope(command), 0)
+    for written in (driver.envelope(command), msgspec.structs.replace(driver.envelope(command), format_version=2)):
+        result = driver.apply(written)
+        assert result.error is not None
+        assert isinstance(from_wire(result.error), UnsupportedLevel)
+    assert note_key(0) not in driver.image.kv
+
+
+def test_a_command_that_was_written_above_the_level_in_force_changes_nothing() -> None:
+    driver = OldDriver()
+    result = driver.apply(c.Envelope(2, 1, driver.now_ms, "", 0, 0, c.PutKv("k", b"v"), 5))
+    assert result.error is not None
+    assert "written at feature level 1; the cluster is at level 0" in result.error.message
+    assert "k" not in driver.image.kv
+
+
+def test_fields_of_a_higher_level_are_not_written_at_a_lower_one() -> None:
+    for command in (
+        c.DeleteTopic(TOPIC, 7),
+        c.TrimStream(1, 2, 3, 4, 5),
+        c.RegisterBroker(0, "c", "i", "h", 1, "", "", wal_place="bucket", oldest_level=0, newest_level=1),
+    ):
+        data = c.encode_envelope(c.Envelope(9, 1, 5, "", 0, 0, command, 77), 0)
+        written = c.decode_envelope(data)
+        assert (written.format_version, written.elapsed_ms, written.level) == (1, -1, 0)
+        defaults = type(command)(*(getattr(command, name) for name in OLD_FIELDS[type(command)]))
+        assert written.command == defaults
+        again = c.decode_envelope(c.encode_envelope(c.Envelope(9, 1, 5, "", 0, 0, command, 77), 1))
+        assert (again.format_version, again.elapsed_ms, again.command) == (2, 77, command)
+
+
+OLD_FIELDS: dict[type, tuple[str, ...]] = {
+    c.DeleteTopic: ("topic_id",),
+    c.TrimStream: ("stream_id", "epoch", "start_offset"),
+    c.RegisterBroker: ("broker_id", "check_code", "incarnation", "host", "port", "rack", "admin_url"),
+}
+
+
+def test_a_command_that_is_on_its_way_when_the_level_is_raised_counts_by_its_own_rules() -> None:
+    driver = OldDriver()
+    epoch = driver.broker(0)
+    streams = driver.topic()
+    driver.tell(0)
+    first = driver.prepare(2)
+    driver.run(c.OpenStreams(0, epoch, ((streams[0], epoch),)))
+    driver.commit(epoch, (0, 10), new_object(first, (streams[0], 0, 3)))
+    driver.run(c.SetLevel(1, 0, ()))
+    driver.run(c.DeleteTopic(TOPIC, 1))  # written at level 0, where all partitions go at once
+    assert driver.image.objects[first].destroyed_at == 0
+    assert not driver.image.index.deleted_topics
+
+
+@pytest.mark.parametrize("version", [0, NEWEST + 2, 1_000])
+def test_an_envelope_of_an_unknown_version_is_refused_by_name(version: int) -> None:
+    data = c.encode(c.Envelope(version, 1, 5, "", 0, 0, c.PutKv("k", b"v")))
+    with pytest.raises(NewerLevel, match=r"PutKv is of feature level .*supports levels 0 to 1"):
+        c.decode_envelope(data)
+
+
+def test_an_unknown_command_of_a_newer_level_is_refused_by_its_level() -> None:
+    data = msgspec.msgpack.encode([NEWEST + 2, 1, 5, "", 0, 0, [9_999, "something new"]])
+    with pytest.raises(NewerLevel, match=f"feature level {NEWEST + 1}"):
+        c.decode_envelope(data)
+
+
+async def replica() -> Replica:
+    return Replica(asyncio.get_running_loop(), lambda deltas: None, lambda image: None)
+
+
+async def test_a_member_ends_when_the_cluster_is_raised_to_a_level_that_it_does_not_support() -> None:
+    machine = await replica()
+    machine.apply(c.encode(c.Envelope(2, 1, 5, "", 0, 0, c.BecomeActive(0, 1, "id", 5))), 1)
+    refused = c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=1)
+    machine.apply(c.encode(c.Envelope(2, 1, 5, "", 0, 0, refused)), 2)
+    raised = c.encode(c.Envelope(2, 1, 5, "", 0, 0, c.SetLevel(NEWEST + 1, 0, ())))
+    result = c.decode_result(machine.apply(raised, 3))
+    assert result.error is not None and "broker 0" in result.error.message, "every version refuses this"
+
+    able = c.PutKv(level_key(0), told_range(1, LevelRange(0, NEWEST + 1)))
+    machine.apply(c.encode(c.Envelope(2, 1, 5, "", 0, 0, able)), 4)
+    with pytest.raises(NewerLevel, match=r"entry 5 of the Raft log: the cluster, raised .* is of feature level 2"):
+        machine.apply(raised, 5)
+    assert machine.state.level == NEWEST
+
+
+async def test_a_snapshot_of_an_unknown_version_or_level_is_refused_and_changes_nothing() -> None:
+    machine, driver = await replica(), Driver()
+    body = msgspec.msgpack.decode(driver.state.dump())
+    with pytest.raises(NewerLevel, match="the snapshot has version 9; this process reads 1, 2"):
+        machine.load(msgspec.msgpack.encode([9, "whatever"]))
+    row = dict(body[4])["cluster"][0][1]
+    row[-1] = NEWEST + 1
+    with pytest.raises(NewerLevel, match="the snapshot is of feature level 2"):
+        machine.load(msgspec.msgpack.encode(body))
+    with pytest.raises(CorruptData):
+        machine.load(b"\xc0")
+    assert machine.state.applied_index == 0
+
+
+def test_a_build_between_the_levels_left_a_journal_and_a_snapshot_of_level_1() -> None:
+    """It wrote envelopes of version 1 that tell what elapsed, and a cluster time in the snapshot."""
+    driver = OldDriver()
+    driver.elapsed_ms, driver.term = 0, 2
+    driver.run(c.BecomeActive(0, 2, "x", 1_000))
+    assert driver.state.level == 1
+    driver.broker(0)
+    driver.run(c.NoteWal(0, NOTE))
+    assert note_key(0) in driver.image.kv
+
+    body = msgspec.msgpack.decode(driver.state.dump())
+    body[0] = 1
+    dict(body[4])["cluster"][0][1].pop()
+    loaded = ControllerState()
+    loaded.load(msgspec.msgpack.encode(body))
+    assert loaded.dump() == driver.state.dump()
+
+
+def test_a_broker_must_support_the_level() -> None:
+    driver = Driver()
+    with pytest.raises(UnsupportedLevel, match="the cluster is at feature level 1; broker 0 supports 0"):
+        driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=0))
+    with pytest.raises(UnsupportedLevel, match="broker 0 supports 2 to 5"):
+        driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=2, newest_level=5))
+    driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=5))
+    assert range_in(driver.image.kv[level_key(0)], 1) == LevelRange(0, 5)
+    driver.run(c.SetBrokerAlive(0, 1, False))
+    driver.run(c.RemoveBroker(0))
+    assert level_key(0) not in driver.image.kv
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\xc1", b"\x90", b"\x93\x02\x00\x01"])
+def test_what_is_not_a_range_of_this_registration_is_none(value: bytes | None) -> None:
+    assert range_in(value, 1) == LevelRange(0, 0)
+
+
+# A controller over the directory of the older version
+
+
+@pytest.fixture
+def old_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "controller"
+    directory.mkdir()
+    for name in ("journal", "snapshot"):
+        shutil.copyfile(LEVEL_0 / name, directory / name)
+    return directory
+
+
+async def started(directory: Path) -> ControllerNode:
+    node = make_node(directory)
+    await node.start()
+    await node.wait_active(30)
+    return node
+
+
+async def stopped(*parts: Any) -> None:
+    for part in parts:
+        await part.close()
+
+
+def envelopes(directory: Path) -> list[c.Envelope]:
+    journal = Journal.open(directory / "journal")
+    try:
+        return [c.decode_envelope(blob[1:]) for blob, _, _ in journal.entries if blob[0] == 0 and len(blob) > 1]
+    finally:
+        journal.close()
+
+
+def registration() -> c.RegisterBroker:
+    return c.RegisterBroker(0, "c", "next", "127.0.0.1", 9092, "", "")
+
+
+async def test_a_controller_goes_on_at_the_level_of_its_directory_until_it_is_raised(old_directory: Path) -> None:
+    node = await started(old_directory)
+    client = make_client(node.address)
+    await client.start()
+    assert client.image.topic("old") is not None
+    assert await client.get_kv("after") == b"the snapshot"
+    await client.register_broker(registration())
+    epoch = (await client.elect(0, 0)).master_epoch
+    with pytest.raises(UnsupportedLevel, match="NoteWal needs feature level 1"):
+        await client.note_wal(0, NOTE)
+    status = await client.status()
+    assert (status["level"], status["levels"]) == (0, [0, 1])
+    assert {each.format_version for each in envelopes(old_directory)} == {1}
+    assert {each.elapsed_ms for each in envelopes(old_directory)} == {-1}
+
+    plan = await client.upgrade(dry_run=True)
+    assert (plan["level"], plan["target"], plan["raised"], plan["unable"]) == (0, 1, False, [])
+    assert [(each["kind"], each["id"], each["newest"]) for each in plan["members"]] == [
+        ("controller", 0, 1),
+        ("broker", 0, 1),
+    ]
+    assert node.status()["level"] == 0, "a dry run changes nothing"
+    assert (await client.upgrade(dry_run=False))["raised"]
+    await client.note_wal(0, msgspec.structs.replace(NOTE, master_epoch=epoch))
+    assert (await client.upgrade(dry_run=False))["raised"] is False, "a repeat finds that it is done"
+    with pytest.raises(UnsupportedLevel, match="not lowered"):
+        await client.upgrade(0, dry_run=False)
+    with pytest.raises(UnsupportedLevel, match="level 2 is not supported by controller 0"):
+        await client.upgrade(2, dry_run=False)
+    await stopped(client, node)
+
+    node = await started(old_directory)
+    assert node.status()["level"] == 1
+    await stopped(node)
+
+
+async def test_the_level_is_not_raised_over_a_broker_that_told_nothing(old_directory: Path) -> None:
+    """The broker of the older version is registered in that directory."""
+    node = await started(old_directory)
+    client = make_client(node.address)
+    await client.start()
+    plan = await client.upgrade(1, dry_run=True)
+    assert plan["unable"] == ["broker 0 (levels 0)"]
+    with pytest.raises(UnsupportedLevel, match="broker 0"):
+        await client.upgrade(1, dry_run=False)
+    assert (await client.upgrade(dry_run=True))["target"] == 0
+    await stopped(client, node)
+
+
+async def test_a_broker_of_an_older_version_is_refused_by_a_raised_cluster(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    with pytest.raises(UnsupportedLevel, match="broker 5 supports 0"):
+        await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", ""))
+    assert 5 not in node.image.brokers
+    await stopped(node)
+
+
+async def test_a_directory_of_a_newer_level_is_refused_at_start(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    await stopped(node)
+    journal = Journal.open(tmp_path / "journal")
+    last = journal.last_index
+    term = journal.entries[-1][2]
+    newer = c.encode(c.Envelope(NEWEST + 2, term, 5, "", 0, 0, c.Barrier()))
+    journal.append(b"\x00" + newer, last + 1, term)
+    journal.sync()
+    journal.close()
+    failures: list[Exception] = []
+    node = make_node(tmp_path, on_failed=failures.append)
+    try:
+        await node.start()
+        await until(lambda: bool(failures))
+    except NewerLevel as error:
+        failures.append(error)
+    finally:
+        await node.close()
+    assert isinstance(failures[0], NewerLevel), failures
+    assert "the command Barrier is of feature level 2" in str(failures[0])
+
+
+def test_not_controller_is_no_matter_of_levels() -> None:
+    """A command of an old term is refused whatever it was written at, as before."""
+    driver = Driver()
+    result = driver.apply(c.Envelope(1, 0, 5, "", 0, 0, c.PutKv("k", b"v")))
+    assert result.error is not None and isinstance(from_wire(result.error), NotController)
