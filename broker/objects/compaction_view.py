@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tidelog.broker.objects.report import stream_owners
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.storage.commits import ObjectKind, StreamRange
-from tidelog.storage.compaction.plan import CompactionTask, ObjectFacts
+from tidelog.storage.compaction.facts import ObjectFacts
+from tidelog.storage.compaction.plan import CompactionTask
 
 if TYPE_CHECKING:
     from tidelog.controller.image.image import Image

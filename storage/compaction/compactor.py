@@ -25,6 +25,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tidelog.runtime.backoff import Backoff
@@ -36,7 +37,8 @@ from tidelog.runtime.types import Offload
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 from tidelog.storage.commits import CompactionRefused, CompactObjects, ObjectKind
 from tidelog.storage.compaction.check import check_conserved
-from tidelog.storage.compaction.plan import CompactionTask, ObjectFacts, OutputPlan, lay_out, plan
+from tidelog.storage.compaction.facts import ObjectFacts
+from tidelog.storage.compaction.plan import CompactionTask, OutputPlan, lay_out, plan
 from tidelog.storage.compaction.reader import BadInput, InputReader
 from tidelog.storage.compaction.throttle import BUSY_SHARE, Throttle
 from tidelog.storage.objects.format import Block, ObjectIndex
@@ -254,7 +256,8 @@ class Compactor:
                 stream_bytes=settings.stream_bytes,
                 age_ms=0,
             )
-        tasks = plan(await self._view.objects(), self._clock.time_ms(), settings, self.excluded)
+        work = partial(plan, await self._view.objects(), self._clock.time_ms(), settings, tuple(self.excluded))
+        tasks: list[CompactionTask] = await self._offload(work)
         return [task for task in tasks if wanted is None or wanted(task)]
 
     def launch(
@@ -381,7 +384,7 @@ class Compactor:
             stream_id: start for stream_id in task.streams if (start := self._view.start_offset(stream_id)) is not None
         }
         try:
-            outputs = lay_out(task, indexes, starts, self._settings.stream_bytes)
+            outputs = lay_out(task, indexes, starts, self._settings.stream_bytes, self._settings.target_bytes)
         except CorruptData as error:
             raise BadInput(_blamed(indexes, error), error.message) from error
         if not outputs:

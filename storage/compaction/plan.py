@@ -1,17 +1,19 @@
 """Decides which objects are compacted together, and into which outputs. Sans-IO: facts in, tasks and layouts out.
 
-Three kinds of tasks, each of bounded size:
+Four kinds of tasks, each of bounded size:
 - *gather*: stream-set objects, neighbours by id, become one larger stream-set object; a stream with much data in them,
   or whose parts in them are not contiguous, gets stream objects of its own;
 - *merge*: stream objects of one stream, neighbours by offset, become one;
+- *sort*: full stream-set objects become as many, each with a part of the streams; a stream with much data in them gets
+  stream objects of its own (`tidelog.storage.compaction.sorting`);
 - *shed*: a stream-set object most of whose streams are trimmed or deleted is rewritten without them.
 
-Objects of at least half the target size are left alone, and the largest input of a task is at most half of the total:
-each time a byte is rewritten, its object has at least doubled, so that a byte is rewritten at most
-log2(target / smallest) times.
+In a merge or gather, objects of at least half the target size are left alone, and the largest input of a task is at
+most half of the total: each time a byte is rewritten, its object has at least doubled, so that it is rewritten at most
+log2(target / smallest) times. A sort leaves at most 80 % of the ranges of its inputs.
 
 Planning terminates: a merge leaves fewer objects, a gather fewer stream-set objects or less data in them (data in a
-stream object never returns), a shed fewer ranges.
+stream object never returns), a shed or a sort fewer ranges.
 
 Rule 7 is kept by construction: a layout takes every block of every input that holds an offset at or above its stream's
 start; `tidelog.storage.compaction.check` checks again before the commit.
@@ -21,39 +23,26 @@ Entry: `plan`, `lay_out`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, NamedTuple
 
 from tidelog.storage.commits import ObjectKind, StreamRange
+from tidelog.storage.compaction.facts import ObjectFacts
+from tidelog.storage.compaction.sorting import MAX_RANGES, groups, may_be_sorted
 from tidelog.storage.objects.format import IndexEntry, ObjectIndex, corrupt
 from tidelog.storage.settings import CompactionSettings
 
 MAX_TASKS = 256
 """Tasks of one plan; the next plan finds the rest."""
-MAX_RANGES = 50_000
-"""Limit on the stream ranges of all inputs of a task, so that the command that commits it stays near 1 MB."""
+MAX_SORTS = 8
+"""Tasks of one plan that sort: each moves some `MAX_INPUTS` times the target size."""
 MAX_OUTPUTS = 256
 """Limit on the stream objects that one task creates from stream-set objects."""
 
 
-class ObjectFacts(NamedTuple):
-    """A committed object, as described by the metadata."""
-
-    object_id: int
-    kind: int
-    """An `ObjectKind`."""
-    size: int
-    """Bytes."""
-    since_ms: int
-    """When it was committed."""
-    ranges: tuple[StreamRange, ...]
-    live: int
-    """Number of ranges that hold an offset that is not trimmed or deleted."""
-
-
-TaskKind = Literal["gather", "merge", "shed"]
+TaskKind = Literal["gather", "merge", "shed", "sort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +175,14 @@ def plan(
         dead = len(one.ranges) - one.live
         if one.object_id not in taken and 2 * dead >= len(one.ranges) and now_ms - one.since_ms >= settings.age_ms:
             tasks.append(CompactionTask("shed", (one,), f"{dead} of {len(one.ranges)} streams are trimmed or deleted"))
+            taken.add(one.object_id)
+    full = [one for one in sets if one.object_id not in taken and may_be_sorted(one, settings)]
+    sorts = [
+        CompactionTask("sort", group, f"{len(group)} full objects, {sum(len(one.ranges) for one in group)} ranges")
+        for group in islice(groups(full, settings), MAX_SORTS)
+    ]
     tasks.sort(key=lambda task: (-len(task.inputs), task.inputs[0].object_id))
-    return tasks[:MAX_TASKS]
+    return tasks[: MAX_TASKS - len(sorts)] + sorts
 
 
 # -- laying out outputs
@@ -284,8 +279,67 @@ def _alone(streams: Mapping[int, list[_Run]], stream_bytes: int) -> set[int]:
     return chosen
 
 
+def _cut(sources: Sequence[BlockSource], target_bytes: int) -> Iterator[tuple[BlockSource, ...]]:
+    """Yield contiguous blocks in parts of at most `target_bytes`, at least one block each."""
+    part: list[BlockSource] = []
+    size = 0
+    for source in sources:
+        if part and size + source.entry.length > target_bytes:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(source)
+        size += source.entry.length
+    yield tuple(part)
+
+
+def _shares(layer: Sequence[_Run], target_bytes: int) -> Iterator[OutputPlan]:
+    """Divide runs, in order of stream ids, into stream-set objects of about equal size near the target."""
+    total = sum(run.size for run in layer)
+    count = max(1, round(total / target_bytes))
+    share: list[_Run] = []
+    size = number = 0
+    for run in layer:
+        share.append(run)
+        size += run.size
+        if size * count >= total * (number + 1) and number + 1 < count:
+            yield OutputPlan(ObjectKind.STREAM_SET, tuple((one.stream_id, one.sources) for one in share))
+            share = []
+            number = size * count // total
+    if share:
+        yield OutputPlan(ObjectKind.STREAM_SET, tuple((one.stream_id, one.sources) for one in share))
+
+
+def _sorted(streams: Mapping[int, list[_Run]], stream_bytes: int, target_bytes: int) -> list[OutputPlan]:
+    """Lay out a sort: large runs get stream objects, the largest first; the others share objects by stream id."""
+    large = sorted((run for runs in streams.values() for run in runs if run.size >= stream_bytes), key=_by_size)
+    outputs: list[OutputPlan] = []
+    alone: set[tuple[int, int]] = set()
+    for run in large:
+        parts = list(_cut(run.sources, target_bytes))
+        if len(outputs) + len(parts) > MAX_OUTPUTS:
+            break
+        outputs += [OutputPlan(ObjectKind.STREAM, ((run.stream_id, part),)) for part in parts]
+        alone.add((run.stream_id, run.sources[0].entry.start_offset))
+    layers: list[list[_Run]] = []
+    for runs in streams.values():
+        shared = [run for run in runs if (run.stream_id, run.sources[0].entry.start_offset) not in alone]
+        for number, run in enumerate(shared):
+            if number == len(layers):
+                layers.append([])
+            layers[number].append(run)
+    return outputs + [output for layer in layers for output in _shares(layer, target_bytes)]
+
+
+def _by_size(run: _Run) -> int:
+    return -run.size
+
+
 def lay_out(
-    task: CompactionTask, indexes: Mapping[int, ObjectIndex], starts: Mapping[int, int], stream_bytes: int
+    task: CompactionTask,
+    indexes: Mapping[int, ObjectIndex],
+    starts: Mapping[int, int],
+    stream_bytes: int,
+    target_bytes: int,
 ) -> list[OutputPlan]:
     """Return the outputs of a task; empty when everything in it is trimmed or deleted.
 
@@ -297,6 +351,8 @@ def lay_out(
         for stream_id, sources in sorted(_blocks(task.inputs, indexes, starts).items())
         if sources
     }
+    if task.kind == "sort":
+        return _sorted(streams, stream_bytes, target_bytes)
     alone = set(streams) if task.kind == "merge" else _alone(streams, stream_bytes)
     outputs: list[OutputPlan] = []
     layers: list[list[_Run]] = []

@@ -15,7 +15,8 @@ from functools import partial
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.types import Offload
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore, View
-from tidelog.storage.compaction.plan import BlockSource, ObjectFacts, OutputPlan
+from tidelog.storage.compaction.facts import ObjectFacts
+from tidelog.storage.compaction.plan import BlockSource, OutputPlan
 from tidelog.storage.objects.format import Block, ObjectIndex
 from tidelog.storage.objects.key import object_key
 from tidelog.storage.objects.reader import TruncatedObject, get_ranges, load_tail

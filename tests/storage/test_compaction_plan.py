@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
@@ -10,133 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.planned_bucket import Bucket
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.commits import ObjectKind, StreamRange
-from tidelog.storage.compaction.check import check_conserved
-from tidelog.storage.compaction.plan import MAX_OUTPUTS, CompactionTask, ObjectFacts, OutputPlan, lay_out, plan
-from tidelog.storage.objects.format import (
-    BLOCK_HEADER,
-    Footer,
-    IndexEntry,
-    ObjectIndex,
-    cluster_fingerprint,
-    encode_index,
-)
+from tidelog.storage.compaction.plan import MAX_OUTPUTS, CompactionTask, lay_out, plan
 from tidelog.storage.settings import CompactionSettings
 
 SETTINGS = CompactionSettings(
     min_objects=4, max_objects=8, age_ms=10_000, target_bytes=64 << 10, stream_bytes=8 << 10, enabled=True
 )
-
-
-class Bucket:
-    """Objects as the metadata and their indexes have them; the data itself is only a size."""
-
-    def __init__(self) -> None:
-        self.facts: dict[int, ObjectFacts] = {}
-        self.indexes: dict[int, ObjectIndex] = {}
-        self.starts: dict[int, int] = {}
-        self.ends: dict[int, int] = {}
-        self.next_id = 1
-        self.now_ms = 1_000_000
-        self.written = 0
-
-    def put(self, kind: int, parts: list[tuple[int, list[tuple[int, int, int]]]]) -> int:
-        """Write an object: for each stream its blocks (start, end, bytes)."""
-        object_id, self.next_id = self.next_id, self.next_id + 1
-        entries: list[IndexEntry] = []
-        ranges: list[StreamRange] = []
-        position = 0
-        for stream_id, blocks in parts:
-            for start, end, size in blocks:
-                size = max(size, BLOCK_HEADER.size + 16)
-                entries.append(IndexEntry(stream_id, start, end, position, size, end - start, 0))
-                position += size
-            ranges.append(StreamRange(stream_id, blocks[0][0], blocks[-1][1]))
-        raw = encode_index(entries)
-        records = sum(entry.record_count for entry in entries)
-        footer = Footer(position, len(raw), len(entries), records, object_id, 0, cluster_fingerprint("c"), kind)
-        self.indexes[object_id] = ObjectIndex.decode(raw, footer, key=str(object_id))
-        self.facts[object_id] = ObjectFacts(object_id, kind, position + len(raw), self.now_ms, tuple(ranges), 0)
-        return object_id
-
-    def upload(self, sizes: dict[int, int], alone: frozenset[int] = frozenset()) -> None:
-        """One upload: `size` bytes in one block of each stream, some in objects of their own."""
-        shared = []
-        for stream_id, size in sorted(sizes.items()):
-            start = self.ends.get(stream_id, 0)
-            self.starts.setdefault(stream_id, 0)
-            self.ends[stream_id] = start + 5
-            part = (stream_id, [(start, start + 5, size)])
-            if stream_id in alone:
-                self.put(ObjectKind.STREAM, [part])
-            else:
-                shared.append(part)
-        if shared:
-            self.put(ObjectKind.STREAM_SET, shared)
-
-    def objects(self) -> list[ObjectFacts]:
-        """As the controller has them: dead ones are gone."""
-        found = []
-        for one in self.facts.values():
-            live = sum(self.starts.get(piece.stream_id, 1 << 62) < piece.end_offset for piece in one.ranges)
-            if live:
-                found.append(one._replace(live=live))
-        return found
-
-    def lay_out(self, task: CompactionTask) -> list[OutputPlan]:
-        return lay_out(task, self.indexes, self.starts, SETTINGS.stream_bytes)
-
-    def run(self, task: CompactionTask) -> None:
-        """Check a task's layout and replace its inputs, merging blocks as the writer does."""
-        outputs = self.lay_out(task)
-        ranges = [
-            StreamRange(stream_id, sources[0].entry.start_offset, sources[-1].entry.end_offset)
-            for output in outputs
-            for stream_id, sources in output.parts
-        ]
-        check_conserved((piece for one in task.inputs for piece in one.ranges), ranges, self.starts.get)
-        self.written += sum(output.size for output in outputs)
-        for one in task.inputs:
-            del self.facts[one.object_id]
-        for output in outputs:
-            parts = []
-            for stream_id, sources in output.parts:
-                size = sum(source.entry.length for source in sources)
-                parts.append((stream_id, [(sources[0].entry.start_offset, sources[-1].entry.end_offset, size)]))
-            self.put(output.kind, parts)
-
-    def covered(self) -> dict[int, list[tuple[int, int]]]:
-        """For each stream its ranges at or above the start, in order; they must be contiguous to the end."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for one in self.facts.values():
-            for piece in one.ranges:
-                if piece.end_offset > self.starts.get(piece.stream_id, 1 << 62):
-                    found.setdefault(piece.stream_id, []).append((piece.start_offset, piece.end_offset))
-        for stream_id, ranges in found.items():
-            ranges.sort()
-            assert ranges[0][0] <= self.starts[stream_id]
-            assert ranges[-1][1] == self.ends[stream_id]
-            assert all(one[1] == two[0] for one, two in itertools.pairwise(ranges))
-        return found
-
-    def settle(self, rounds: int = 200) -> int:
-        """Compact until nothing is planned; returns the number of tasks."""
-        done = 0
-        for _ in range(rounds):
-            tasks = plan(self.objects(), self.now_ms, SETTINGS)
-            if not tasks:
-                return done
-            taken = [one.object_id for task in tasks for one in task.inputs]
-            assert len(taken) == len(set(taken))
-            for task in tasks:
-                assert len(task.inputs) <= SETTINGS.max_objects
-                assert task.size <= SETTINGS.target_bytes or len(task.inputs) == 1
-                assert len(self.lay_out(task)) <= MAX_OUTPUTS + len(task.inputs)
-                self.run(task)
-                done += 1
-            self.covered()
-        raise AssertionError("it never came to an end")
 
 
 STREAMS = st.integers(1, 6)
@@ -159,7 +40,7 @@ UPLOAD = st.dictionaries(STREAMS, st.integers(100, 20_000), min_size=1)
 def test_whatever_happens_every_offset_is_kept_and_compaction_comes_to_an_end(
     steps: list[tuple[str, Any, Any]],
 ) -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     deleted: set[int] = set()
     for what, one, two in steps:
         if what == "upload":
@@ -185,7 +66,7 @@ def test_whatever_happens_every_offset_is_kept_and_compaction_comes_to_an_end(
 
 
 def test_many_small_uploads_become_few_objects_and_each_byte_is_rewritten_few_times() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     rng = random.Random(5)
     for _ in range(2_000):
         bucket.upload({stream: rng.randrange(100, 600) for stream in range(1, 9)})
@@ -199,7 +80,7 @@ def test_many_small_uploads_become_few_objects_and_each_byte_is_rewritten_few_ti
 
 
 def test_objects_of_half_the_target_are_left_alone() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     for _ in range(20):
         bucket.upload({1: 33 << 10}, frozenset([1]))
     bucket.now_ms += 1 << 30
@@ -207,7 +88,7 @@ def test_objects_of_half_the_target_are_left_alone() -> None:
 
 
 def test_few_small_objects_wait_for_more_until_they_are_old() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     for _ in range(3):
         bucket.upload({1: 500})
     assert plan(bucket.objects(), bucket.now_ms, SETTINGS) == []
@@ -220,7 +101,7 @@ def test_few_small_objects_wait_for_more_until_they_are_old() -> None:
 
 
 def test_a_large_stream_leaves_the_set_and_so_does_one_whose_parts_do_not_meet() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     bucket.upload({1: 3_000, 2: 100, 3: 100})
     bucket.upload({2: 100}, frozenset([2]))
     for _ in range(3):
@@ -236,7 +117,7 @@ def test_a_large_stream_leaves_the_set_and_so_does_one_whose_parts_do_not_meet()
 
 
 def test_an_excluded_object_is_a_wall_that_nothing_is_merged_across() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     for _ in range(9):
         bucket.upload({1: 500}, frozenset([1]))
     tasks = plan(bucket.objects(), bucket.now_ms, SETTINGS, excluded=[5])
@@ -244,7 +125,7 @@ def test_an_excluded_object_is_a_wall_that_nothing_is_merged_across() -> None:
 
 
 def test_a_mostly_dead_set_is_written_again_without_the_dead() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     bucket.upload({1: 40_000, 2: 100, 3: 100})
     bucket.now_ms += 10_000
     bucket.starts[1] = 5
@@ -259,7 +140,7 @@ def test_a_mostly_dead_set_is_written_again_without_the_dead() -> None:
 
 
 def test_more_streams_than_may_leave_at_once_stay_in_layers() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     many = range(1, 2 * MAX_OUTPUTS)
     bucket.upload(dict.fromkeys(many, 60))
     bucket.upload(dict.fromkeys(many, 60), frozenset(many))
@@ -274,9 +155,9 @@ def test_more_streams_than_may_leave_at_once_stay_in_layers() -> None:
 
 
 def test_an_index_that_lacks_what_the_metadata_says_is_corrupt() -> None:
-    bucket = Bucket()
+    bucket = Bucket(SETTINGS)
     bucket.upload({1: 100})
     (one,) = bucket.objects()
     wrong = one._replace(ranges=(StreamRange(1, 0, 6),))
     with pytest.raises(CorruptData, match="offsets of stream 1"):
-        lay_out(CompactionTask("shed", (wrong,), "test"), bucket.indexes, bucket.starts, 100)
+        lay_out(CompactionTask("shed", (wrong,), "test"), bucket.indexes, bucket.starts, 100, 1000)

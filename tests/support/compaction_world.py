@@ -301,6 +301,10 @@ class CompactionWorld:
                 assert len(body) == each.size
                 assert verify_bytes(body, key) == []
 
+    def expire(self, object_id: int) -> None:
+        """As the active controller does when the time of a prepared id is over."""
+        self.metadata.apply(c.ExpireObjects((object_id,)))
+
     async def lifecycle(self) -> None:
         """As the active controller does: expire, delete what is due, forget it."""
         index, now_ms = self.image.index, self.clock.time_ms()
