@@ -35,6 +35,7 @@ COMMANDS = {
     "broker": ("tidelog.cli.subcommands.broker:broker", "List, add, drain and remove brokers."),
     "balancer": ("tidelog.cli.subcommands.balancer:balancer", "Show how evenly brokers are loaded, and even it out."),
     "controller": ("tidelog.cli.subcommands.controller:controller", "Show and change the quorum of controllers."),
+    "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show the feature level, and raise it after an upgrade."),
     "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),
     "check": ("tidelog.cli.subcommands.check:check", "Check a recorded history of what clients saw."),
     "chaos": ("tidelog.cli.subcommands.chaos:chaos", "Run real processes under faults and check every promise."),

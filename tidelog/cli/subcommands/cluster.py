@@ -1,0 +1,102 @@
+"""`tidelog cluster`: show the feature level and what every member supports, and raise it.
+
+Every subcommand sends its request to a broker, which forwards it to the controllers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tidelog.cli import output
+from tidelog.cli.client import ClusterConnection
+from tidelog.cli.options import admin_options, bootstrap_option, format_option
+
+Document = dict[str, Any]
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def cluster(context: click.Context) -> None:
+    """Show the cluster's feature level, and raise it after an upgrade."""
+    if context.invoked_subcommand is None:
+        with status.make_context("status", [], parent=context) as own:
+            status.invoke(own)
+
+
+@cluster.command()
+@format_option
+@bootstrap_option
+def status(style: str, bootstrap: str) -> None:
+    """Show the feature level, and the levels that every member supports."""
+    connection = ClusterConnection(bootstrap)
+    output.show(style, lambda: connection.get("/cluster"), _render_status)
+
+
+@cluster.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would be done, and what prevents it.")
+@click.option("--level", type=click.IntRange(min=0), metavar="N", help="Default: the highest that all members support.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@format_option
+@admin_options
+def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: str) -> None:
+    """Raise the feature level. Older versions cannot be started again afterwards."""
+    connection = ClusterConnection(bootstrap)
+    query = "" if level is None else f"?level={level}"
+    plan = connection.get(f"/cluster{query}")
+    if dry_run or (level is None and plan["target"] == plan["level"]):
+        output.show(style, lambda: plan, _render_plan)
+        return
+    if not yes:
+        output.confirm(f"raise the feature level from {plan['level']} to {plan['target']}, which cannot be taken back")
+    done = connection.post(f"/cluster/upgrade?level={plan['target']}")
+    output.show(style, lambda: done, _render_done)
+
+
+def _members(document: Document) -> str:
+    wanted = _wanted(document)
+    rows = [
+        [
+            row["kind"],
+            row["id"],
+            str(row["oldest"]) if row["oldest"] == row["newest"] else f"{row['oldest']} to {row['newest']}",
+            "yes" if row["oldest"] <= wanted <= row["newest"] else "no",
+            row["problem"] or None,
+        ]
+        for row in document["members"]
+    ]
+    headers = ["MEMBER", "ID", "LEVELS", f"SUPPORTS-{wanted}", "PROBLEM"]
+    return output.table(headers, rows, right=["ID"])
+
+
+def _wanted(document: Document) -> int:
+    """The level that is talked about: the target, or the newest one if not all members support that."""
+    target: int = document["target"]
+    return target if target != document["level"] else max(target, document["newest"])
+
+
+def _render_status(document: Document) -> str:
+    about = [("cluster", document["cluster_id"]), ("level", str(document["level"]))]
+    if document["target"] > document["level"]:
+        about.append(("possible", f"{document['target']}: `tidelog cluster upgrade`"))
+    return f"{output.pairs(about)}\n\n{_members(document)}"
+
+
+def _render_plan(document: Document) -> str:
+    level, target = document["level"], document["target"]
+    if target == level:
+        newer = document["newest"] > level
+        why = ", and not every member supports a higher one" if newer else ", the newest that is known"
+        said = f"nothing to do: the feature level is {level}{why}"
+    elif target < level:
+        said = f"impossible: the feature level is {level} and is never lowered"
+    elif document["unable"]:
+        said = f"impossible: feature level {target} is not supported by {', '.join(document['unable'])}"
+    else:
+        said = f"would raise the feature level from {level} to {target}"
+    return f"{_members(document)}\n\n{said}"
+
+
+def _render_done(document: Document) -> str:
+    return ("raised the feature level to " if document["raised"] else "the feature level is ") + str(document["level"])
