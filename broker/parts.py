@@ -18,6 +18,7 @@ from tidelog.broker.admin.balance import BalanceRoutes
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
 from tidelog.broker.admin.http import AdminHttp, AdminSources
+from tidelog.broker.admin.levels import LevelRoutes
 from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
@@ -140,6 +141,7 @@ def _admin(
         *jobs.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
+        *LevelRoutes(base.controller).routes(),
         *_placement_routes(base, partitions, quorum),
     ]
     return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)

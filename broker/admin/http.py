@@ -27,6 +27,8 @@
     POST /losses/accept      ?id=ID&force=true: discards them
     GET  /quarantine         quarantined streams, and their records set aside
     POST /quarantine/release ?stream=ID…: reopens them at their committed ends
+    GET  /cluster            ?level=N: the feature level, and what every member supports
+    POST /cluster/upgrade    ?level=N: raises it
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, responds when it is committed
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every
@@ -264,6 +266,7 @@ class AdminHttp:
                 "node_id": sources.node_id,
                 "time_ms": sources.clock.time_ms(),
                 "image_version": image.version,
+                "level": image.cluster.level if image.cluster is not None else 0,
                 "nodes": merge_nodes(self._nodes(image), quorum["members"]),
                 "topics": len(image.topics),
                 "metadata_in_bucket": metadata_in_bucket(quorum["members"]),

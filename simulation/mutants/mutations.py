@@ -715,6 +715,19 @@ _LIST = [
         ("wipe", "behind", "kill", "isolate"),
     ),
     Mutation(
+        "level-ignored-when-applied",
+        "18",
+        "commands are applied by the rules of feature level 0, whatever level they were written at",
+        (
+            Edit(
+                "tidelog.controller.machine.state:ControllerState.apply",
+                "tables.log_index, tables.level = index, envelope.level",
+                "tables.log_index, tables.level = index, envelope.level if mutated() else 0",
+            ),
+        ),
+        ("defect", "assertion", "metadata-diverged", *GONE, *LOUD),
+    ),
+    Mutation(
         "deltas-skipped",
         "images",
         "a follower of the controller skips all but the last delta of a reply",

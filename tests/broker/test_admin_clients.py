@@ -32,12 +32,15 @@ from tidelog.broker.kafka.handlers import (
     describe_producers,
     describe_topics,
     elections,
+    features,
     log_dirs,
     metadata,
     topics,
 )
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.settings import KafkaSettings
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.levels import FEATURE, NEWEST, SUPPORTED, level_key, told_range
 from tidelog.runtime.network import TcpNetwork
 
 MODULES = (
@@ -48,6 +51,7 @@ MODULES = (
     describe_producers,
     describe_topics,
     elections,
+    features,
     log_dirs,
     metadata,
     topics,
@@ -55,11 +59,11 @@ MODULES = (
 TIMEOUT_S = 60
 
 
-def with_broker(client: Callable[[str, AdminWorld], None], **broker_configs: str) -> None:
+def with_broker(client: Callable[[str, AdminWorld], None], level: int = NEWEST, **broker_configs: str) -> None:
     """Run `client(bootstrap, world)` in a thread beside a broker that serves the admin APIs."""
 
     async def run() -> None:
-        world = AdminWorld((), 0, **broker_configs)
+        world = AdminWorld((), 0, level, **broker_configs)
         world.controller.opens_at_once = True
         apis = [api for module in MODULES for api in module.APIS]
         server = KafkaServer(world.services, apis, TcpNetwork(), KafkaSettings(port=0))
@@ -171,3 +175,21 @@ def test_kafka_python_manages_topics_and_configs() -> None:
             admin.close()
 
     with_broker(client)
+
+
+def test_kafka_python_shows_and_raises_the_feature_level() -> None:
+    kafka_admin = pytest.importorskip("kafka.admin")
+
+    def client(bootstrap: str, world: AdminWorld) -> None:
+        admin = kafka_admin.KafkaAdminClient(bootstrap_servers=bootstrap, selector=ClosingSelector)
+        try:
+            assert admin.describe_features()[FEATURE] == {"supported": (1, NEWEST)}
+            world.controller.apply(c.PutKv(level_key(NODE_ID), told_range(1, SUPPORTED)))
+            assert admin.update_features({FEATURE: 1}, validate_only=True) == {FEATURE: "OK"}
+            assert "finalized" not in admin.describe_features()[FEATURE]
+            assert admin.update_features({FEATURE: 1}) == {FEATURE: "OK"}
+            assert admin.describe_features()[FEATURE]["finalized"] == (1, 1)
+        finally:
+            admin.close()
+
+    with_broker(client, level=0)

@@ -203,6 +203,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.group_families({"groups": 1}),
         *health_families({}),
         *figures.image_families(1),
+        *figures.bucket_state_families({"at_ms": 1, "age_s": 2.0, "size_bytes": 3}),
         *collect_accounts(BucketAccounts()),
     ]
     exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}

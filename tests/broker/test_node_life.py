@@ -39,8 +39,10 @@ OF_THE_ACTIVE_CONTROLLER = {
     "tidelog_brokers_wanted",
     "tidelog_balancer_planned_moves",
     "tidelog_balancer_moves_total",
+    "tidelog_metadata_state_age_seconds",
+    "tidelog_metadata_state_bytes",
 }
-"""Known once a heartbeat was answered."""
+"""Known once a heartbeat was answered, or metadata has been written to the bucket."""
 
 
 class UnfencedStore(MemoryObjectStore):

@@ -26,10 +26,13 @@ from tidelog.broker.kafka.wire.reader import request_reader
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.active.levels import LevelRaise
+from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import ErrorInfo, UnknownTopicId, from_wire
+from tidelog.controller.model.levels import NEWEST
 from tidelog.controller.model.records import STREAMS_PER_PARTITION, TopicRecord
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
@@ -50,7 +53,8 @@ class OutOfRange(NotFound):
 class WorldController:
     """`ControllerClient`'s commands, applied at once to a real state machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = NEWEST) -> None:
+        self.format_version = level + 1
         self.state = ControllerState()
         self.image = Image()
         self.commands: list[str] = []
@@ -67,7 +71,9 @@ class WorldController:
     def apply(self, command: Any) -> Any:
         self._index += 1
         self.commands.append(type(command).__name__)
-        applied = self.state.apply(c.Envelope(c.FORMAT_VERSION, 1, 1_700_000_000_000, "", 0, 0, command), self._index)
+        applied = self.state.apply(
+            c.Envelope(self.format_version, 1, 1_700_000_000_000, "", 0, 0, command), self._index
+        )
         delta = Delta(self._index, applied.mutations)
         self.image.apply(delta)
         for callback in list(self.subscribers):
@@ -94,6 +100,14 @@ class WorldController:
     def set_alive(self, broker_id: int, alive: bool) -> None:
         epoch = self.image.brokers[broker_id].registration_epoch
         self.apply(c.SetBrokerAlive(broker_id, epoch, alive))
+
+    async def upgrade(self, level: int = -1, *, dry_run: bool) -> dict[str, Any]:
+        role = ActiveRole(lambda: self.image, self._ask, lambda: True, lambda: 0)
+        return await LevelRaise(role, NODE_ID, dict, self._no_member, lambda: 0).run(level, dry_run=dry_run)
+
+    @staticmethod
+    async def _no_member(address: str) -> dict[str, Any]:
+        raise Unavailable(f"no controller is at {address}")
 
     async def create_topic(
         self,
@@ -215,8 +229,10 @@ class WorldPartitions:
 class AdminWorld:
     """A broker with id 1 in a cluster of `brokers` (default: only itself)."""
 
-    def __init__(self, brokers: Sequence[int] = (NODE_ID,), lag: int = 0, **broker_configs: str) -> None:
-        self.controller = WorldController()
+    def __init__(
+        self, brokers: Sequence[int] = (NODE_ID,), lag: int = 0, level: int = NEWEST, **broker_configs: str
+    ) -> None:
+        self.controller = WorldController(level)
         for broker in brokers:
             self.controller.register(broker)
         self.partitions = WorldPartitions(self.controller, lag)

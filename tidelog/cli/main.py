@@ -25,7 +25,6 @@ COMMANDS = {
     "produce": ("tidelog.cli.subcommands.produce:produce", "Write records to a topic from a file or standard input."),
     "consume": ("tidelog.cli.subcommands.consume:consume", "Read records from a topic."),
     "group": ("tidelog.cli.subcommands.group:group", "List, describe, delete and reset consumer groups."),
-    "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Rebuild a cluster from its bucket alone."),
     "config": ("tidelog.cli.subcommands.config:config", "Show every setting, its value and where it came from."),
     "wal": ("tidelog.cli.subcommands.wal:wal", "Inspect and verify the write-ahead log on disk."),
     "object": (
@@ -36,6 +35,7 @@ COMMANDS = {
     "broker": ("tidelog.cli.subcommands.broker:broker", "List, add, drain and remove brokers."),
     "balancer": ("tidelog.cli.subcommands.balancer:balancer", "Show how evenly brokers are loaded, and even it out."),
     "controller": ("tidelog.cli.subcommands.controller:controller", "Show and change the quorum of controllers."),
+    "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show and raise the feature level; rebuild from a bucket."),
     "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),
     "check": ("tidelog.cli.subcommands.check:check", "Check a recorded history of what clients saw."),
     "chaos": ("tidelog.cli.subcommands.chaos:chaos", "Run real processes under faults and check every promise."),

@@ -4,8 +4,9 @@ The response is built from the server's own table, so `tidelog.broker.kafka.serv
 `ApiVersions(apis)`.
 
 Produce is advertised from version 0 on although 0–2 are refused: librdkafka before 2.11 stops compressing otherwise
-(KAFKA-18659). Finalized features: `metadata.version` only, which admin tools read to determine a cluster's
-capabilities; without `transaction.version` clients use the first transaction protocol.
+(KAFKA-18659). Features (KIP-584): `metadata.version`, which admin tools read to determine a cluster's capabilities, and
+`tidelog.level`, the cluster's feature level, which UpdateFeatures raises (level 0 is none, as in Kafka); without
+`transaction.version` clients use the first transaction protocol.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from tidelog.broker.kafka.wire.messages.cluster import (
     ServedApi,
     SupportedFeatureKey,
 )
+from tidelog.controller.model.levels import FEATURE, SUPPORTED
 
 MIN_VERSION = 0
 MAX_VERSION = 4
+METADATA_VERSION = "metadata.version"
 METADATA_VERSION_LEVEL = 21
 """3.9-IV0, the level that corresponds to the served request versions."""
 
@@ -49,21 +52,30 @@ class ApiVersions:
         if context.api_version >= 3:
             name, version = request.client_software_name, request.client_software_version
             if not (_SOFTWARE.fullmatch(name) and _SOFTWARE.fullmatch(version)):
-                return self._response(INVALID_REQUEST)
+                return self._response(INVALID_REQUEST, context)
             context.extra["client_software_name"] = name
             context.extra["client_software_version"] = version
-        return self._response(NONE)
+        return self._response(NONE, context)
 
     def unsupported(self) -> ApiVersionsResponse:
         """Return the v0 response to an unsupported version; it has all ranges, so that any client can retry."""
-        return self._response(UNSUPPORTED_VERSION)
+        return self._response(UNSUPPORTED_VERSION, None)
 
-    def _response(self, error_code: int) -> ApiVersionsResponse:
-        name, level = "metadata.version", METADATA_VERSION_LEVEL
+    def _response(self, error_code: int, context: RequestContext | None) -> ApiVersionsResponse:
+        cluster = context.services.controller.image.cluster if context is not None else None
+        finalized = {METADATA_VERSION: METADATA_VERSION_LEVEL}
+        if cluster is not None and cluster.level:
+            finalized[FEATURE] = cluster.level
         return ApiVersionsResponse(
             error_code=error_code,
             api_keys=self._keys,
-            supported_features=[SupportedFeatureKey(name=name, min_version=1, max_version=level)],
-            finalized_features=[FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)],
-            finalized_features_epoch=0,
+            supported_features=[
+                SupportedFeatureKey(name=METADATA_VERSION, min_version=1, max_version=METADATA_VERSION_LEVEL),
+                SupportedFeatureKey(name=FEATURE, min_version=max(1, SUPPORTED.oldest), max_version=SUPPORTED.newest),
+            ],
+            finalized_features=[
+                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in finalized.items()
+            ],
+            finalized_features_epoch=cluster.level if cluster is not None else 0,
         )

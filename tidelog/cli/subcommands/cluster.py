@@ -1,152 +1,106 @@
-"""`tidelog cluster`: a cluster as a whole. `rebuild` makes a data directory from the bucket alone.
+"""`tidelog cluster`: show the feature level and what every member supports, raise it; rebuild a cluster.
 
-It works without any process. `--dry-run` changes nothing and says what would be lost; without it the command asks
-first, unless `--yes` is given.
+Every subcommand but `rebuild` sends its request to a broker, which forwards it to the controllers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import random
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-import msgspec
 
 from tidelog.cli import output
-from tidelog.cli.options import PRIVATE_UMASK, config_options, format_option, load_config
-from tidelog.cli.subcommands.up import check_bucket
-from tidelog.runtime.errors import NotFound
+from tidelog.cli.client import ClusterConnection
+from tidelog.cli.options import admin_options, bootstrap_option, format_option
+from tidelog.cli.subcommands.cluster_rebuild import rebuild
 
-if TYPE_CHECKING:
-    from tidelog.config import Loaded
-    from tidelog.process.rebuild import RebuildReport
-
-SHOWN_LOSSES = 20
-"""Lost ranges that the text shows; `--format json` has all."""
+Document = dict[str, Any]
 
 
-@click.group()
-def cluster() -> None:
-    """Rebuild a cluster from its bucket."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def cluster(context: click.Context) -> None:
+    """Show the cluster's feature level, raise it after an upgrade, or rebuild a cluster from its bucket."""
+    if context.invoked_subcommand is None:
+        with status.make_context("status", [], parent=context) as own:
+            status.invoke(own)
+
+
+cluster.add_command(rebuild)
 
 
 @cluster.command()
-@click.option("--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="The new data directory.")
-@click.option("--brokers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of brokers.")
-@click.option("--s3-endpoint", metavar="URL", help="The S3 server; without it the embedded store in DIR/bucket.")
-@click.option("--bucket", metavar="NAME", help="The bucket on it.")
-@click.option("--cluster-id", default="", metavar="ID", help="If the bucket holds several clusters.")
-@click.option("--dry-run", is_flag=True, help="Only say what is taken and what is lost.")
-@click.option("--take-over", is_flag=True, help="Although the bucket seems to have a living owner.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
 @format_option
-@config_options
-def rebuild(
-    data_dir: Path | None,
-    brokers: int,
-    s3_endpoint: str | None,
-    bucket: str | None,
-    cluster_id: str,
-    dry_run: bool,
-    take_over: bool,
-    yes: bool,
-    style: str,
-    config_file: Path | None,
-    assignments: tuple[str, ...],
-) -> None:
-    """Make a data directory from the bucket alone; then start it with `tidelog up` and the same --brokers.
-
-    At most what was never uploaded is lost. With the embedded store DIR must contain the folder `bucket`, or a link to
-    it. The old cluster must not run any more.
-    """
-    loaded = load_config(
-        config_file,
-        assignments,
-        node__data_dir=str(data_dir) if data_dir is not None else None,
-        s3__endpoint=s3_endpoint,
-        s3__bucket=bucket,
-        s3__create_bucket=False,
-    )
-    check_bucket(loaded)
-    os.umask(PRIVATE_UMASK)
-    report = asyncio.run(_rebuild(loaded, brokers, cluster_id, style, dry_run=dry_run, take_over=take_over, yes=yes))
-    if not dry_run:
-        where = loaded.config.node.data_dir
-        start = f"tidelog up --brokers {brokers} --data-dir {where}"
-        click.echo(f"rebuilt cluster {report.cluster_id} in {where}; start it: {start}", err=True)
+@bootstrap_option
+def status(style: str, bootstrap: str) -> None:
+    """Show the feature level, and the levels that every member supports."""
+    connection = ClusterConnection(bootstrap)
+    output.show(style, lambda: connection.get("/cluster"), _render_status)
 
 
-async def _rebuild(
-    loaded: Loaded, brokers: int, cluster_id: str, style: str, *, dry_run: bool, take_over: bool, yes: bool
-) -> RebuildReport:
-    from tidelog.process.rebuild import carry_out, check_directory, prepare
-    from tidelog.runtime.clock import SystemClock
-    from tidelog.storage.bucket.open import EMBEDDED_BUCKET, open_store
-    from tidelog.storage.bucket.purpose import Purpose
-
-    config = loaded.config
-    data_dir = Path(config.node.data_dir)
-    check_directory(config)
-    if config.s3.is_embedded and not (data_dir / EMBEDDED_BUCKET).is_dir():
-        raise NotFound(
-            f"there is no embedded bucket in {data_dir}",
-            hint=f"put the bucket or a link to it at {data_dir / EMBEDDED_BUCKET}, or give --s3-endpoint and --bucket",
-        )
-    store = open_store(config.s3, data_dir, SystemClock(), random.Random())
-    try:
-        view = store.for_purpose(Purpose.METADATA)
-        with output.Progress("reading", 0) as progress:
-            prepared = await prepare(config, view, brokers, cluster_id, progress.update)
-        document = msgspec.to_builtins(prepared.report)
-        output.emit(json.dumps(document, indent=2) if style == "json" else _render(document))
-        if not dry_run:
-            if not yes:
-                click.confirm("Rebuild the cluster so?", abort=True, err=True)
-            await carry_out(loaded, view, prepared, take_over=take_over)
-        return prepared.report
-    finally:
-        await store.close()
+@cluster.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would be done, and what prevents it.")
+@click.option("--level", type=click.IntRange(min=0), metavar="N", help="Default: the highest that all members support.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@format_option
+@admin_options
+def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: str) -> None:
+    """Raise the feature level. Older versions cannot be started again afterwards."""
+    connection = ClusterConnection(bootstrap)
+    query = "" if level is None else f"?level={level}"
+    plan = connection.get(f"/cluster{query}")
+    if dry_run or (level is None and plan["target"] == plan["level"]):
+        output.show(style, lambda: plan, _render_plan)
+        return
+    if not yes:
+        output.confirm(f"raise the feature level from {plan['level']} to {plan['target']}, which cannot be taken back")
+    done = connection.post(f"/cluster/upgrade?level={plan['target']}")
+    output.show(style, lambda: done, _render_done)
 
 
-def _render(report: dict[str, Any]) -> str:
-    last = "of a clean stop" if report["state_is_last"] else "later changes of topics and settings are lost"
-    about = [
-        ("cluster", report["cluster_id"]),
-        ("generation", report["generation"]),
-        ("metadata of", f"{output.moment(report['state_written_ms'])} ({last})"),
-        ("topics", report["topics"]),
-        ("partitions", report["partitions"]),
-        ("objects", f"{report['objects']}, {report['new_objects']} of them newer than the metadata"),
-        ("brokers", ", ".join(map(str, report["brokers"]))),
-    ]
-    parts = [output.pairs(about)]
-    if report["living_owner"]:
-        parts.append(f"warning: the bucket seems to be in use: {report['living_owner']}")
-    if report["damaged"]:
-        parts.append("damaged, and not used:\n" + "\n".join(f"  - {one}" for one in report["damaged"]))
-    parts.append(_render_losses(report["lost"]))
-    return "\n\n".join(parts)
-
-
-def _render_losses(lost: list[dict[str, Any]]) -> str:
-    if not lost:
-        return "nothing is known to be lost"
-    cells = [
+def _members(document: Document) -> str:
+    wanted = _wanted(document)
+    rows = [
         [
-            one["what"],
-            one["topic"] or None,
-            one["partition"] if one["partition"] >= 0 else None,
-            one["from_offset"],
-            one["to_offset"] if one["to_offset"] >= 0 else "unknown",
-            one["object_id"] if one["object_id"] >= 0 else None,
+            row["kind"],
+            row["id"],
+            str(row["oldest"]) if row["oldest"] == row["newest"] else f"{row['oldest']} to {row['newest']}",
+            "yes" if row["oldest"] <= wanted <= row["newest"] else "no",
+            row["problem"] or None,
         ]
-        for one in lost[:SHOWN_LOSSES]
+        for row in document["members"]
     ]
-    headers = ["WHAT", "TOPIC", "PARTITION", "FROM", "TO", "OBJECT"]
-    table = output.table(headers, cells, right=["PARTITION", "FROM", "TO", "OBJECT"])
-    more = len(lost) - SHOWN_LOSSES
-    return f"lost, or may be lost:\n{table}" + (f"\nand {more} more: --format json shows them" if more > 0 else "")
+    headers = ["MEMBER", "ID", "LEVELS", f"SUPPORTS-{wanted}", "PROBLEM"]
+    return output.table(headers, rows, right=["ID"])
+
+
+def _wanted(document: Document) -> int:
+    """The level that is talked about: the target, or the newest one if not all members support that."""
+    target: int = document["target"]
+    return target if target != document["level"] else max(target, document["newest"])
+
+
+def _render_status(document: Document) -> str:
+    about = [("cluster", document["cluster_id"]), ("level", str(document["level"]))]
+    if document["target"] > document["level"]:
+        about.append(("possible", f"{document['target']}: `tidelog cluster upgrade`"))
+    return f"{output.pairs(about)}\n\n{_members(document)}"
+
+
+def _render_plan(document: Document) -> str:
+    level, target = document["level"], document["target"]
+    if target == level:
+        newer = document["newest"] > level
+        why = ", and not every member supports a higher one" if newer else ", the newest that is known"
+        said = f"nothing to do: the feature level is {level}{why}"
+    elif target < level:
+        said = f"impossible: the feature level is {level} and is never lowered"
+    elif document["unable"]:
+        said = f"impossible: feature level {target} is not supported by {', '.join(document['unable'])}"
+    else:
+        said = f"would raise the feature level from {level} to {target}"
+    return f"{_members(document)}\n\n{said}"
+
+
+def _render_done(document: Document) -> str:
+    return ("raised the feature level to " if document["raised"] else "the feature level is ") + str(document["level"])

@@ -72,10 +72,10 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
         nodes.append({**own, **_own(answer)})
         taking_over += answer["failover"].get("taking_over", [])
         problems += [one for one in answer["problems"] if one not in problems]
-    common = ("cluster_id", "node_id", "time_ms", "image_version", "topics")
+    common = ("cluster_id", "node_id", "time_ms", "image_version", "level", "topics")
     failovers = _failovers(asked["failover"].get("lost", []), taking_over)
     return {
-        **{key: asked[key] for key in common},
+        **{key: asked.get(key, 0) for key in common},
         "metadata_in_bucket": asked.get("metadata_in_bucket"),
         "nodes": nodes,
         "failovers": failovers,
@@ -101,7 +101,7 @@ def _own(answer: Document) -> Document:
 
 
 def _render(document: Document) -> str:
-    about = [("cluster", document["cluster_id"]), ("topics", document["topics"])]
+    about = [("cluster", document["cluster_id"]), ("level", document["level"]), ("topics", document["topics"])]
     about.append(("metadata in bucket", _metadata_state(document["metadata_in_bucket"])))
     headers = [
         "NODE",

@@ -93,6 +93,42 @@ class ApiVersionsResponse(KafkaResponse):
     throttle_time_ms: int = 0
 
 
+class FeatureUpdateKey(Message):
+    """An element of `UpdateFeaturesRequest.feature_updates`."""
+
+    feature: str
+    max_version_level: int
+    allow_downgrade: bool = False  # v0
+    upgrade_type: int = 1  # v1+
+
+
+class UpdateFeaturesRequest(KafkaRequest):
+    """UpdateFeatures (57), versions 0 to 1."""
+
+    API_KEY: ClassVar[int] = 57
+
+    timeout_ms: int
+    feature_updates: tuple[FeatureUpdateKey, ...]
+    validate_only: bool = False  # v1+
+
+
+class UpdatableFeatureResult(Message):
+    """An element of `UpdateFeaturesResponse.results`."""
+
+    feature: str
+    error_code: int = 0
+    error_message: str | None = None
+
+
+class UpdateFeaturesResponse(KafkaResponse):
+    """UpdateFeatures (57), versions 0 to 1."""
+
+    error_code: int = 0
+    error_message: str | None = None
+    results: Sequence[UpdatableFeatureResult] = ()
+    throttle_time_ms: int = 0
+
+
 class DescribeQuorumRequestPartition(Message):
     """An element of `DescribeQuorumRequestTopic.partitions`."""
 

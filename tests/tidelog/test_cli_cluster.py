@@ -1,0 +1,61 @@
+"""`tidelog cluster` against a real `tidelog up`, over the directory of a version before feature levels and a new."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Cli
+from tests.support.tidelog_process import running
+
+pytestmark = pytest.mark.processes
+
+LEVEL_0 = Path(__file__).parents[1] / "controller" / "level0"
+
+
+def test_an_upgraded_cluster_works_at_its_old_level_until_it_is_raised(tmp_path: Path) -> None:
+    """Broker 0, of the older version, is registered there and is not started again."""
+    data_dir = tmp_path / "data"
+    (data_dir / "controller").mkdir(parents=True)
+    for name in ("journal", "snapshot"):
+        shutil.copyfile(LEVEL_0 / name, data_dir / "controller" / name)
+    with running(data_dir) as process:
+        cli = Cli(process.bootstrap)
+        cli("topic", "create", "new", "-p", 1)
+        cli("produce", "new", stdin=b"at level 0\n")
+        assert cli("cluster", "--help").text
+        found = cli("cluster", "status", "--format", "json").json()
+        assert (found["level"], found["target"], found["newest"]) == (0, 0, 1)
+        ranges = {(each["kind"], each["id"]): (each["oldest"], each["newest"]) for each in found["members"]}
+        [mine] = [each for kind, each in ranges if kind == "broker" and each != 0]
+        assert ranges == {("controller", mine): (0, 1), ("broker", 0): (0, 0), ("broker", mine): (0, 1)}
+
+        assert "broker 0 (levels 0)" in cli("cluster", "upgrade", "--level", 1, "--dry-run").text
+        assert "broker 0 (levels 0)" in cli("cluster", "upgrade", "--level", 1, "--yes", code=2).err
+        assert "nothing to do" in cli("cluster", "upgrade", "--yes").text
+        cli("broker", "remove", 0, "--accept-loss")
+
+        assert cli("cluster", "upgrade", "--dry-run").text.endswith("would raise the feature level from 0 to 1\n")
+        assert "add --yes" in cli("cluster", "upgrade", code=2).err
+        assert cli("cluster", "upgrade", "--yes").text == "raised the feature level to 1\n"
+        assert "nothing to do" in cli("cluster", "upgrade", "--yes").text
+        assert "not lowered to 0" in cli("cluster", "upgrade", "--level", 0, "--yes", code=2).err
+        cli("produce", "new", stdin=b"at level 1\n")
+        assert cli("status", "--format", "json").json()["level"] == 1
+    with running(data_dir) as process:
+        cli = Cli(process.bootstrap)
+        assert "level    1" in cli("cluster").text
+        read = cli("consume", "new", "--partition", 0, "--from-beginning", "--exit").text
+        assert read == "at level 0\nat level 1\n"
+
+
+def test_a_new_cluster_is_at_the_newest_level(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as process:
+        cli = Cli(process.bootstrap)
+        found = cli("cluster", "status", "--format", "json").json()
+        assert (found["level"], found["newest"]) == (1, 1)
+        assert all((each["oldest"], each["newest"]) == (0, 1) for each in found["members"])
+        refused = cli("cluster", "upgrade", "--level", 2, "--yes", code=2)
+        assert "feature level 2 is not supported by controller" in refused.err

@@ -1,0 +1,147 @@
+"""`tidelog cluster rebuild`: make a data directory from the bucket alone.
+
+It works without any process. `--dry-run` changes nothing and says what would be lost; without it the command asks
+first, unless `--yes` is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from tidelog.cli import output
+from tidelog.cli.options import PRIVATE_UMASK, config_options, format_option, load_config
+from tidelog.cli.subcommands.up import check_bucket
+from tidelog.runtime.errors import NotFound
+
+if TYPE_CHECKING:
+    from tidelog.config import Loaded
+    from tidelog.process.rebuild import RebuildReport
+
+SHOWN_LOSSES = 20
+"""Lost ranges that the text shows; `--format json` has all."""
+
+
+@click.command()
+@click.option("--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="The new data directory.")
+@click.option("--brokers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of brokers.")
+@click.option("--s3-endpoint", metavar="URL", help="The S3 server; without it the embedded store in DIR/bucket.")
+@click.option("--bucket", metavar="NAME", help="The bucket on it.")
+@click.option("--cluster-id", default="", metavar="ID", help="If the bucket holds several clusters.")
+@click.option("--dry-run", is_flag=True, help="Only say what is taken and what is lost.")
+@click.option("--take-over", is_flag=True, help="Although the bucket seems to have a living owner.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@format_option
+@config_options
+def rebuild(
+    data_dir: Path | None,
+    brokers: int,
+    s3_endpoint: str | None,
+    bucket: str | None,
+    cluster_id: str,
+    dry_run: bool,
+    take_over: bool,
+    yes: bool,
+    style: str,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Make a data directory from the bucket alone; then start it with `tidelog up` and the same --brokers.
+
+    At most what was never uploaded is lost. With the embedded store DIR must contain the folder `bucket`, or a link to
+    it. The old cluster must not run any more.
+    """
+    loaded = load_config(
+        config_file,
+        assignments,
+        node__data_dir=str(data_dir) if data_dir is not None else None,
+        s3__endpoint=s3_endpoint,
+        s3__bucket=bucket,
+        s3__create_bucket=False,
+    )
+    check_bucket(loaded)
+    os.umask(PRIVATE_UMASK)
+    report = asyncio.run(_rebuild(loaded, brokers, cluster_id, style, dry_run=dry_run, take_over=take_over, yes=yes))
+    if not dry_run:
+        where = loaded.config.node.data_dir
+        start = f"tidelog up --brokers {brokers} --data-dir {where}"
+        click.echo(f"rebuilt cluster {report.cluster_id} in {where}; start it: {start}", err=True)
+
+
+async def _rebuild(
+    loaded: Loaded, brokers: int, cluster_id: str, style: str, *, dry_run: bool, take_over: bool, yes: bool
+) -> RebuildReport:
+    from tidelog.process.rebuild import carry_out, check_directory, prepare
+    from tidelog.runtime.clock import SystemClock
+    from tidelog.storage.bucket.open import EMBEDDED_BUCKET, open_store
+    from tidelog.storage.bucket.purpose import Purpose
+
+    config = loaded.config
+    data_dir = Path(config.node.data_dir)
+    check_directory(config)
+    if config.s3.is_embedded and not (data_dir / EMBEDDED_BUCKET).is_dir():
+        raise NotFound(
+            f"there is no embedded bucket in {data_dir}",
+            hint=f"put the bucket or a link to it at {data_dir / EMBEDDED_BUCKET}, or give --s3-endpoint and --bucket",
+        )
+    store = open_store(config.s3, data_dir, SystemClock(), random.Random())
+    try:
+        view = store.for_purpose(Purpose.METADATA)
+        with output.Progress("reading", 0) as progress:
+            prepared = await prepare(config, view, brokers, cluster_id, progress.update)
+        document = msgspec.to_builtins(prepared.report)
+        output.emit(json.dumps(document, indent=2) if style == "json" else _render(document))
+        if not dry_run:
+            if not yes:
+                click.confirm("Rebuild the cluster so?", abort=True, err=True)
+            await carry_out(loaded, view, prepared, take_over=take_over)
+        return prepared.report
+    finally:
+        await store.close()
+
+
+def _render(report: dict[str, Any]) -> str:
+    last = "of a clean stop" if report["state_is_last"] else "later changes of topics and settings are lost"
+    about = [
+        ("cluster", report["cluster_id"]),
+        ("generation", report["generation"]),
+        ("metadata of", f"{output.moment(report['state_written_ms'])} ({last})"),
+        ("topics", report["topics"]),
+        ("partitions", report["partitions"]),
+        ("objects", f"{report['objects']}, {report['new_objects']} of them newer than the metadata"),
+        ("brokers", ", ".join(map(str, report["brokers"]))),
+    ]
+    parts = [output.pairs(about)]
+    if report["living_owner"]:
+        parts.append(f"warning: the bucket seems to be in use: {report['living_owner']}")
+    if report["damaged"]:
+        parts.append("damaged, and not used:\n" + "\n".join(f"  - {one}" for one in report["damaged"]))
+    parts.append(_render_losses(report["lost"]))
+    return "\n\n".join(parts)
+
+
+def _render_losses(lost: list[dict[str, Any]]) -> str:
+    if not lost:
+        return "nothing is known to be lost"
+    cells = [
+        [
+            one["what"],
+            one["topic"] or None,
+            one["partition"] if one["partition"] >= 0 else None,
+            one["from_offset"],
+            one["to_offset"] if one["to_offset"] >= 0 else "unknown",
+            one["object_id"] if one["object_id"] >= 0 else None,
+        ]
+        for one in lost[:SHOWN_LOSSES]
+    ]
+    headers = ["WHAT", "TOPIC", "PARTITION", "FROM", "TO", "OBJECT"]
+    table = output.table(headers, cells, right=["PARTITION", "FROM", "TO", "OBJECT"])
+    more = len(lost) - SHOWN_LOSSES
+    return f"lost, or may be lost:\n{table}" + (f"\nand {more} more: --format json shows them" if more > 0 else "")
