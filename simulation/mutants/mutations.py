@@ -372,6 +372,20 @@ _LIST = [
         ("kill", "isolate", "leader", "slow"),
     ),
     Mutation(
+        "objects-deleted-by-time",
+        "6",
+        "destroyed objects are deleted by time only, whatever metadata their readers have",
+        (
+            Edit(
+                "tidelog.controller.active.duties:removable",
+                "if objects[each].destroyed_at <= passed",
+                "if objects[each].destroyed_at <= passed or not mutated()",
+            ),
+        ),
+        ("deleted-under-reader", "false-damage"),
+        ("uninformed", "slow", "isolate"),
+    ),
+    Mutation(
         "orphan-without-fence",
         "6",
         "the orphan search treats every object missing from its old image as an orphan, however young",

@@ -22,9 +22,10 @@ from tidelog.broker.node import BrokerNode
 from tidelog.controller.client.client import ClientTiming, ControllerClient
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections
 from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.records import ObjectState
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.handshake import NO_NODE, Credentials
-from tidelog.runtime.errors import ConfigError, TidelogError
+from tidelog.runtime.errors import ConfigError, TidelogError, Unavailable
 from tidelog.runtime.tasks import unless_failed
 from tidelog.simulation.world.bucket import SimBucket
 from tidelog.simulation.world.clock import IdleCpu, SimClock
@@ -312,6 +313,7 @@ class _Process:
         assert self._controller is not None
         if self._cleaner is None:
             self._cleaner = ObjectCleaner(self._store.for_purpose(Purpose.CLEAN), self._controller.image.cluster_id)
+        self._cluster.look_at_readers(object_ids)
         await self._cleaner.delete(object_ids)
 
     async def _start_broker(self) -> None:
@@ -419,6 +421,21 @@ class SimCluster:
         """The controller that considers itself active, if any."""
         node = self.active_node
         return None if node is None else node.controller
+
+    def look_at_readers(self, object_ids: Sequence[int]) -> None:
+        """Objects about to be deleted: no broker that may read from the bucket has metadata that names one (rule 6)."""
+        for node in self.brokers:
+            if node.broker is None or not node.ready:
+                continue
+            reader = node.broker.controller
+            try:
+                reader.check_current()
+            except Unavailable:
+                continue
+            rows = reader.image.objects
+            named = [one for one in object_ids if one in rows and rows[one].state == ObjectState.COMMITTED]
+            if named:
+                self.watch.found("deleted-under-reader", f"{node.host} may read objects {named}, which are deleted now")
 
     def controller_client(self, host: str, rng: random.Random, budget_s: float) -> ControllerClient:
         """Return a controller client on its own host, with a retry budget of `budget_s` seconds; not started."""

@@ -10,6 +10,8 @@ violations that a later command would hide are found, too:
 - `needless-fence`: a broker ends because its commits are refused only when another is master (rules 4 and 16);
 - `one-owner`: a stream is opened by the replica set that its partition is placed on, and by no other, and trimmed only
   while the master that opened it is the current one (rule 4);
+- `deleted-under-reader`: no broker that may read from the bucket has metadata that names an object when the object is
+  deleted (rule 6; `tidelog.simulation.world.cluster`);
 - `unbounded-command`: one command removes a bounded number of a deleted topic's partitions (rule 12).
 
 Entry: `Watch.take`, a listener of a controller's `DeltaFeed`; `Watch.trims`, called before each trim of a WAL.
