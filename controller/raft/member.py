@@ -528,6 +528,8 @@ class RaftMember(RaftCore):
             self._applyCommand(msgspec.msgpack.encode(change), callback, _MEMBERSHIP)
 
     def _endangers(self, change: MembershipChange) -> bool:
+        if self._state.level() < DIRECTORIES_LEVEL:  # none is recorded yet, and those that took part may vote
+            return False
         wanted = self.quorum.with_change(change)
         return wanted.members != self.quorum.members and bool(wanted.unheard())
 

@@ -22,6 +22,8 @@ from tests.controller.controller_helpers import (
     send,
     until,
 )
+from tidelog.controller.active.levels import LevelRaise
+from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.replica import Replica
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
@@ -39,7 +41,7 @@ from tidelog.controller.model.levels import (
 from tidelog.controller.model.wal_notes import WalNote, note_key
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.journal import Journal
-from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.errors import CorruptData, Unavailable
 
 LEVEL_0 = Path(__file__).parent / "level0"
 NOTE = WalNote("disk", "bucket", 1, 1, 5, False, ())
@@ -316,6 +318,55 @@ def test_a_broker_must_support_the_level() -> None:
 @pytest.mark.parametrize("value", [None, b"", b"\xc1", b"\x90", b"\x93\x02\x00\x01"])
 def test_what_is_not_a_range_of_this_registration_is_none(value: bytes | None) -> None:
     assert range_in(value, 1) == LevelRange(0, 0)
+
+
+# What the active controller finds out before it raises
+
+
+def raising(driver: Driver, statuses: dict[str, dict[str, Any] | None]) -> LevelRaise:
+    """Of controller 0, with others at the addresses of `statuses`; None: no answer."""
+
+    async def ask(address: str) -> dict[str, Any]:
+        told = statuses[address]
+        if told is None:
+            raise Unavailable("connection refused")
+        return told
+
+    async def propose(command: c.AnyCommand) -> None:
+        driver.run(command)
+
+    role = ActiveRole(lambda: driver.image, propose, lambda: True, lambda: 0)
+    members = {0: "own", **dict(enumerate(sorted(statuses), 1))}
+    driver.run(c.SetControllers(tuple(sorted(members.items()))))
+    return LevelRaise(role, 0, lambda: members, ask, lambda: 5)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (None, "did not say what they support: controller 1: connection refused"),
+        ({"node": 1}, r"not supported by controller 1 \(levels 0\)"),
+        ({"node": 1, "levels": [0, 0]}, r"not supported by controller 1 \(levels 0\)"),
+        ({"node": 7, "levels": [0, 1]}, "controller 7 answers at a:1"),
+    ],
+)
+async def test_every_controller_must_say_that_it_supports_the_level(told: dict[str, Any] | None, said: str) -> None:
+    driver = OldDriver()
+    found = raising(driver, {"a:1": told, "b:2": {"node": 2, "levels": [0, 1]}})
+    assert (await found.run(1, dry_run=True))["unable"] == ["controller 1 (levels 0)"]
+    assert (await found.run(-1, dry_run=True))["target"] == 0
+    with pytest.raises(UnsupportedLevel, match=said):
+        await found.run(1, dry_run=False)
+    assert driver.state.level == 0
+
+
+async def test_the_level_is_raised_when_all_controllers_say_that_they_support_it() -> None:
+    driver = OldDriver()
+    found = raising(driver, {"a:1": {"node": 1, "levels": [0, 1]}, "b:2": {"node": 2, "levels": [1, 4]}})
+    report = await found.run(-1, dry_run=False)
+    assert (report["level"], report["target"], report["raised"]) == (1, 1, True)
+    assert driver.state.level == 1
+    assert not (await found.run(-1, dry_run=False))["raised"]
 
 
 # A controller over the directory of the older version

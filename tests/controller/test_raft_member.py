@@ -22,7 +22,7 @@ from tidelog.controller.raft.quorum import MembershipChange
 from tidelog.controller.raft.runner import system_surroundings
 from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
 from tidelog.controller.raft.thread import RaftSettings
-from tidelog.controller.raft.transfer import PIECE_VERSION, SnapshotPiece
+from tidelog.controller.raft.transfer import PIECE_VERSION, Sent, SnapshotPiece
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.errors import ConfigError, CorruptData
 
@@ -322,6 +322,23 @@ def test_a_leader_records_the_directories_of_members_that_have_none_yet(world: W
     assert world.member.applied.directories == {1: world.member.directory.id, 2: "of 2", 3: "of 3"}
 
 
+def test_at_level_0_no_directory_is_recorded_and_members_may_be_removed(world: World) -> None:
+    """A member before feature levels would take the entry for a new member, and forget the directory."""
+    world.level = 0
+    world.lead()
+    reasons: list[int] = []
+    for node_id in (2, 3, 2, 3):
+        next_index = world.member.last_log()[1] + 1
+        told = {"directory": f"of {node_id}", "next_node_idx": next_index, "reset": False, "success": True}
+        world.receive(node_id, "next_node_idx", term=world.member.raftCurrentTerm, **told)
+        world.member.record_directories()
+        world.turn()
+    assert world.member.applied.directories == {}
+    world.member.submit_change(MembershipChange("rem", 3, ""), lambda _result, reason: reasons.append(reason))
+    world.turn()
+    assert FAIL_REASON.REQUEST_DENIED not in reasons
+
+
 def test_no_member_is_removed_until_a_majority_of_the_rest_was_heard_from(world: World) -> None:
     """Else a leader with entries and a member that was never reached could be left, and neither be elected."""
     world.lead()
@@ -454,3 +471,18 @@ def test_a_snapshot_of_an_unknown_version_ends_the_member_instead_of_being_asked
         world.receive(2, "append_entries", serialized=last, commit_index=9)
     assert isinstance(world.member.failure, NewerLevel)
     assert world.applied == []
+
+
+@pytest.mark.parametrize("of_before", [True, False])
+def test_a_snapshot_is_sent_in_the_form_of_the_version_that_the_member_has_shown(world: World, of_before: bool) -> None:
+    """Members before feature levels say no directory."""
+    world.lead()
+    transport, [node] = world.member.transport, [node for node in world.member.others() if int(node.id) == 2]
+    assert transport is not None
+    told = {"next_node_idx": 2, "reset": False, "success": False} | ({} if of_before else {"directory": "of 2"})
+    world.receive(2, "next_node_idx", term=world.member.raftCurrentTerm, **told)
+    for position, is_last in ((0, False), (4, True)):
+        piece = SnapshotPiece(PIECE_VERSION, 9, TERM, position, 8, 7, b"data")
+        transport.send(node, {"type": "append_entries", "serialized": Sent(piece, node, is_last)})
+        sent = world.told[-1]["serialized"]
+        assert sent == ((b"data", position == 0, is_last) if of_before else piece)
