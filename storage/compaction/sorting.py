@@ -4,7 +4,8 @@ An upload has a little of each of thousands of streams, and each of these *range
 metadata for as long as its data is kept. Sorting k such objects gives each stream one range where it had up to k.
 Outputs are cut where the streams' ids are cut, so an output has about a k-th of the streams; sorted again with its
 likes, k times later, it has a k-th of these. A stream that comes to `compaction.stream_bytes` leaves for objects of
-its own. Thus a byte is sorted about log_k(stream_bytes / range of an upload) times.
+its own. Thus a byte is sorted about log_k(stream_bytes / range of an upload) times and once more; docs/performance.md
+has what was measured.
 
 A group is worth it when it is large enough and leaves at most `1 / MIN_GAIN` of its ranges, which are counted, not
 estimated: planning therefore ends. Its members have about as many ranges as its oldest, and lie mostly among the oldest
