@@ -6,6 +6,8 @@
 - `object-missing`: every committed object is in the bucket, complete.
 - `object-overwritten`: the content of an object's key never changes.
 - `false-damage`: no broker takes an object for damaged, or leaves one out of compaction: none ever is (rule 17).
+- `record-incomplete`: what a rebuild finds in the bucket has everything that is committed
+  (`tidelog.simulation.record`).
 - `orphan`: after clean-up, the bucket has no object that the metadata does not name.
 
 Entry: `look_inside`, `find_orphans`.
@@ -17,6 +19,7 @@ from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import ObjectState
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.checkers.cluster_state import check_image
+from tidelog.simulation.record import check_record
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.storage.objects.key import object_key, parse_object_key
 
@@ -35,6 +38,7 @@ def look_inside(cluster: SimCluster) -> list[Finding]:
         *_missing(cluster, image),
         *_overwritten(cluster),
         *_damaged(cluster),
+        *check_record(cluster, image),
     ]
 
 

@@ -82,6 +82,7 @@ class _SimulationRun:
         rng = random.Random(seed)
         shape = Shape.draw(rng, embedded=random.Random(f"roles {seed}").random() < EMBEDDED)
         shape.draw_feed(random.Random(f"feed {seed}"))
+        shape.draw_state(random.Random(f"state {seed}"))
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
         generator = random.Random(rng.getrandbits(64))

@@ -39,8 +39,6 @@ class StreamChain(NamedTuple):
     end: int
     """The new committed end."""
     used: tuple[StreamPiece, ...]
-    holes: tuple[StreamPiece, ...] = ()
-    """Those of `used` that are not in the bucket: reads of them fail."""
 
 
 class FoundObject(NamedTuple):
@@ -87,41 +85,23 @@ def find_chain(
 ) -> StreamChain:
     """Return the chain of a stream that the state has from `start` to `committed_end`.
 
-    `known`: the live pieces of the state, contiguous; `missing`: ids of those objects that are not in the bucket.
+    `known`: the live pieces of the state, contiguous; `missing`: ids of those objects that are not in the bucket. Only
+    the cluster deletes objects, and only those without live pieces: what is missing and not replaced was trimmed, so
+    the stream begins behind it.
     """
     named = sorted(known)
     if not any(piece.object_id in missing for piece in named):
         used = (*named, *_walk(committed_end, _steps(new), [] if named else new))
         return StreamChain(start, max(committed_end, used[-1].end if used else start), used)
-    present = [piece for piece in named if piece.object_id not in missing]
-    steps = _steps([*present, *new])
-    for begin in _beginnings(start, committed_end, named, missing, present, new):
-        chain = _walk(begin, steps, [*present, *new])
-        end = chain[-1].end if chain else begin
-        if end >= committed_end:
-            return StreamChain(begin, end, tuple(chain))
-    tail = _walk(committed_end, _steps(new), [])
-    holes = tuple(piece for piece in named if piece.object_id in missing)
-    used = (*named, *tail)
-    return StreamChain(start, used[-1].end if used else committed_end, used, holes)
-
-
-def _beginnings(
-    start: int,
-    committed_end: int,
-    named: list[StreamPiece],
-    missing: set[int],
-    present: list[StreamPiece],
-    new: list[StreamPiece],
-) -> list[int]:
-    """Return where the stream may start: at its start, or later if nothing of the state is left before that."""
-    trimmed_to = start
-    for piece in named:
-        if piece.object_id not in missing:
-            break
-        trimmed_to = piece.end
-    between = {piece.start for piece in (*present, *new) if start < piece.start <= trimmed_to}
-    return sorted({start, *between, min(max(trimmed_to, start), max(committed_end, start))})
+    pieces = [*(piece for piece in named if piece.object_id not in missing), *new]
+    steps = _steps(pieces)
+    first = _walk(start, steps, pieces)
+    if first and first[-1].end >= committed_end:
+        return StreamChain(start, first[-1].end, tuple(first))
+    reaching = (at for at, step in steps.items() if at > start and step.reach >= committed_end)
+    begin = min(min(reaching, default=committed_end), committed_end)
+    rest = _walk(begin, steps, [])
+    return StreamChain(begin, rest[-1].end if rest else begin, tuple(rest))
 
 
 def _steps(pieces: list[StreamPiece]) -> dict[int, _Step]:

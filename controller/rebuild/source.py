@@ -25,6 +25,7 @@ from tidelog.controller.model.records import ObjectState
 from tidelog.controller.rebuild.plan import FoundObject
 from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
 from tidelog.storage.bucket.store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
+from tidelog.storage.objects.format import ObjectIndex
 from tidelog.storage.objects.key import object_key, object_prefix, parse_object_key
 from tidelog.storage.objects.reader import load_index
 
@@ -131,6 +132,17 @@ def may_be_new(tables: Tables, object_id: int) -> bool:
     return object_id >= (tables.counters.get("object") or 0)
 
 
+def found_object(object_id: int, size: int, index: ObjectIndex) -> FoundObject:
+    """Return what the index of an object says: its blocks are sorted, and contiguous within a stream."""
+    ranges: list[tuple[int, int, int]] = []
+    for entry in index:
+        if ranges and ranges[-1][0] == entry.stream_id:
+            ranges[-1] = (entry.stream_id, ranges[-1][1], entry.end_offset)
+        else:
+            ranges.append((entry.stream_id, entry.start_offset, entry.end_offset))
+    return FoundObject(object_id, index.footer.kind, size, tuple(ranges))
+
+
 async def _read_indexes(
     store: ObjectStore,
     cluster_id: str,
@@ -151,13 +163,7 @@ async def _read_indexes(
             except (CorruptData, ObjectNotFound) as error:
                 damaged.append(Damaged(key, error.message))
                 return
-        ranges: list[tuple[int, int, int]] = []
-        for entry in index:
-            if ranges and ranges[-1][0] == entry.stream_id:
-                ranges[-1] = (entry.stream_id, ranges[-1][1], entry.end_offset)
-            else:
-                ranges.append((entry.stream_id, entry.start_offset, entry.end_offset))
-        found.append(FoundObject(object_id, index.footer.kind, listed[object_id], tuple(ranges)))
+        found.append(found_object(object_id, listed[object_id], index))
         progress(len(found), len(wanted))
 
     for first in range(0, len(wanted), READS):

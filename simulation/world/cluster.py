@@ -281,6 +281,7 @@ class _Process:
             node.clock,
             self._rng,
             delete_objects=self._delete_objects,
+            state_store=self._store.for_purpose(Purpose.METADATA) if shape.writes_state else None,
             on_failed=self._controller_failed,
             consensus=consensus,
         )

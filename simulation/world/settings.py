@@ -9,6 +9,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from tidelog.broker.inputs import BrokerSettings
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from tidelog.controller.image.feed import DEFAULT_LIMITS, FeedLimits
@@ -24,6 +26,10 @@ SECRET = b"the secret of a simulated cluster"
 """The cluster secret: brokers accept hints from each other only if there is one."""
 FIRST_CONTROLLER = 101
 """First node id of processes that are only controllers; brokers count from 1."""
+
+
+WRITES_STATE = 1 / 5
+"""The share of clusters that write their metadata to the bucket."""
 
 
 def host_of(node_id: int) -> str:
@@ -65,6 +71,8 @@ class Shape:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     clean: CleanSettings = field(default_factory=CleanSettings)
     feed: FeedLimits = DEFAULT_LIMITS
+    writes_state: bool = False
+    """Whether the active controller writes its metadata to the bucket."""
 
     @property
     def members(self) -> dict[int, str]:
@@ -138,6 +146,16 @@ class Shape:
             ring_deltas=rng.choice((4, 64, 4_096)),
             chunk_rows=rng.choice((3, 20, 5_000)),
             chunk_bytes=rng.choice((200, 1 << 20)),
+        )
+
+    def draw_state(self, rng: random.Random) -> None:
+        """Draw whether and how often the metadata is written to the bucket."""
+        self.writes_state = rng.random() < WRITES_STATE
+        self.controller = msgspec.structs.replace(
+            self.controller,
+            state_interval_ms=rng.choice((2_000, 10_000, 30_000)),
+            state_after_change_ms=rng.choice((500, 2_000, 5_000)),
+            state_kept=rng.choice((2, 3)),
         )
 
     def broker_settings(self, host: str, *, is_controller: bool = False) -> BrokerSettings:

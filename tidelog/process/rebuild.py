@@ -48,8 +48,8 @@ class LostRange(msgspec.Struct, frozen=True):
 
     what: str
     """`not uploaded`: known or presumed to have been only in a broker's WAL; `after a gap`: in the bucket, and what
-    precedes them is not; `missing`: the metadata names them, and their object is gone; `no topic`: of a stream that the
-    metadata does not know."""
+    precedes them is not; `trimmed`: their objects are gone, because they were deleted after the metadata was written,
+    or by a foreign hand; `no topic`: of a stream that the metadata does not know."""
     topic: str
     partition: int
     from_offset: int
@@ -158,10 +158,11 @@ def _name(tables: Tables, stream_id: int) -> tuple[str, int]:
 
 def _left_out(tables: Tables, plan: RebuildPlan) -> list[LostRange]:
     found = [
-        LostRange("missing", *_name(tables, stream_id), piece.start, piece.end, piece.object_id)
+        LostRange("trimmed", *_name(tables, stream_id), stream.start_offset, chain.start)
         for stream_id, chain in plan.streams.items()
-        for piece in chain.holes
         if stream_id % STREAMS_PER_PARTITION == DATA_STREAM
+        and (stream := tables.streams.get(stream_id)) is not None
+        and stream.start_offset < min(chain.start, stream.end_offset)
     ]
     found += [
         LostRange("after a gap", *_name(tables, one.stream_id), one.start, one.end, one.object_id)
