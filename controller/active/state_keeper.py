@@ -155,7 +155,8 @@ class StateKeeper:
             term = self._term()
             taken = self._take()
             try:
-                await self._role.propose(Barrier())
+                if not closed:  # the others may have stopped; a deposed one's state sorts before its successor's
+                    await self._role.propose(Barrier())
                 copy = await taken
             finally:
                 taken.cancel()
