@@ -5,6 +5,7 @@ docs/design/0014-rebuild-from-the-bucket.md says what they are for.
     {cluster id}/metadata/state-{generation, 8 hex}-{log index, 16 hex}    one state
     {cluster id}/metadata/claim-{generation, 8 hex}                        who owns the bucket from then on
     {cluster id}/metadata/owner                                            replaced at an interval while there is one
+    {cluster id}/metadata/backup                                           only in a backup: nobody owns this bucket
 
 Keys sort by age. A state is (little-endian): magic "TLSTATE\\x01" (8), format version (uint32), body length (uint64),
 CRC32C of the body (uint32), CRC32C of the header so far (uint32); body = msgpack `[cluster id, generation, log index,
@@ -126,6 +127,11 @@ def parse_state_key(key: str) -> StateName | None:
 def owner_key(cluster_id: str) -> str:
     """Return the key of the object whose time shows that the bucket has a living owner."""
     return f"{metadata_prefix(cluster_id)}owner"
+
+
+def backup_key(cluster_id: str) -> str:
+    """Return the key of the object that marks a backup (`tidelog.process.backup`)."""
+    return f"{metadata_prefix(cluster_id)}backup"
 
 
 def claim_key(cluster_id: str, generation: int) -> str:

@@ -1,6 +1,6 @@
 """Reads what a rebuild needs from a bucket: the newest whole state, the list of objects, the indexes of new ones.
 
-Entry: `find_clusters`, `read_bucket`, `claim`.
+Entry: `find_clusters`, `only_cluster`, `newest_state`, `read_bucket`, `claim`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidelog.controller.model.bucket_state import (
 )
 from tidelog.controller.model.records import ObjectState
 from tidelog.controller.rebuild.plan import FoundObject
-from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
+from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
 from tidelog.storage.bucket.store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
 from tidelog.storage.objects.format import ObjectIndex
 from tidelog.storage.objects.key import object_key, object_prefix, parse_object_key
@@ -74,6 +74,19 @@ async def find_clusters(store: ObjectStore) -> list[str]:
     return found
 
 
+async def only_cluster(store: ObjectStore) -> str:
+    """Return the id of the cluster in the bucket. Raises `NotFound`, and `InvalidInput` if there are several."""
+    found = await find_clusters(store)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound(
+            f"{store.url} holds no metadata of a cluster",
+            hint="check --data-dir, or --s3-endpoint, --bucket and s3.prefix; they are as for `tidelog up`",
+        )
+    raise InvalidInput(f"{store.url} holds several clusters: {', '.join(found)}", hint="add --cluster-id ID")
+
+
 async def _first(listing: AsyncIterator[ObjectInfo]) -> ObjectInfo | None:
     async for info in listing:
         return info
@@ -86,7 +99,7 @@ async def read_bucket(
     """Read everything; nothing is changed. Raises `NotFound` without any metadata, `CorruptData`, `Unavailable`."""
     damaged: list[Damaged] = []
     infos = [info async for info in store.list(metadata_prefix(cluster_id))]
-    base, base_info = await _newest(store, cluster_id, infos, damaged)
+    base, base_info = await newest_state(store, cluster_id, infos, damaged)
     state = ControllerState()
     state.load(base.state)
     claims = [claim for info in infos if (claim := parse_claim_key(info.key)) is not None]
@@ -98,9 +111,10 @@ async def read_bucket(
     return BucketContent(base, state, generation, seen_ms, listed, found, damaged)
 
 
-async def _newest(
+async def newest_state(
     store: ObjectStore, cluster_id: str, infos: list[ObjectInfo], damaged: list[Damaged]
 ) -> tuple[BucketState, ObjectInfo]:
+    """Return the newest whole state of a listing, and add to `damaged`. Raises `NotFound`, `CorruptData`."""
     names = [(name, info) for info in infos if (name := parse_state_key(info.key)) is not None]
     for _, info in sorted(names, key=lambda one: one[0], reverse=True):
         try:

@@ -32,10 +32,10 @@ from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
 from tidelog.controller.rebuild.plan import RebuildPlan, make_plan
-from tidelog.controller.rebuild.source import BucketContent, claim, find_clusters, read_bucket
+from tidelog.controller.rebuild.source import BucketContent, claim, only_cluster, read_bucket
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
-from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, StorageFailed, Unavailable
+from tidelog.runtime.errors import ConfigError, InvalidInput, StorageFailed, Unavailable
 from tidelog.storage.bucket.store import ObjectStore
 
 UNFINISHED_FILE = "rebuild-unfinished"
@@ -105,7 +105,7 @@ async def prepare(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Prepared:
     """Read the bucket and compute the new state. Raises `NotFound`, `InvalidInput`, `CorruptData`, `Unavailable`."""
-    content = await read_bucket(store, cluster_id or await _only_cluster(store), progress)
+    content = await read_bucket(store, cluster_id or await only_cluster(store), progress)
     tables = content.state.tables
     _refuse_bucket_wal(tables, content.base.cluster_id)
     ids = broker_ids(config, brokers)
@@ -119,18 +119,6 @@ async def prepare(
     checked = ControllerState()
     checked.load(state.dump())  # what a controller will do; and the indexes are those of the rows alone
     return Prepared(_report(config, content, plan, checked, ids, lost, now_ms), checked)
-
-
-async def _only_cluster(store: ObjectStore) -> str:
-    found = await find_clusters(store)
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise NotFound(
-            f"{store.url} holds no metadata of a cluster",
-            hint="check --data-dir, or --s3-endpoint, --bucket and s3.prefix; they are as for `tidelog up`",
-        )
-    raise InvalidInput(f"{store.url} holds several clusters: {', '.join(found)}", hint="add --cluster-id ID")
 
 
 def _refuse_bucket_wal(tables: Tables, cluster_id: str) -> None:

@@ -1,6 +1,6 @@
-"""`tidelog cluster`: show the feature level and what every member supports, raise it; rebuild a cluster.
+"""`tidelog cluster`: show the feature level and what every member supports, raise it; rebuild, back up, restore.
 
-Every subcommand but `rebuild` sends its request to a broker, which forwards it to the controllers.
+Every other subcommand sends its request to a broker, which forwards it to the controllers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
 from tidelog.cli.options import admin_options, bootstrap_option, format_option
+from tidelog.cli.subcommands.cluster_backup import backup, restore
 from tidelog.cli.subcommands.cluster_rebuild import rebuild
 
 Document = dict[str, Any]
@@ -27,6 +28,8 @@ def cluster(context: click.Context) -> None:
 
 
 cluster.add_command(rebuild)
+cluster.add_command(backup)
+cluster.add_command(restore)
 
 
 @cluster.command()

@@ -67,12 +67,31 @@ def rebuild(
         s3__create_bucket=False,
     )
     check_bucket(loaded)
+    require_bucket(loaded)
     os.umask(PRIVATE_UMASK)
     report = asyncio.run(_rebuild(loaded, brokers, cluster_id, style, dry_run=dry_run, take_over=take_over, yes=yes))
     if not dry_run:
-        where = loaded.config.node.data_dir
-        start = f"tidelog up --brokers {brokers} --data-dir {where}"
-        click.echo(f"rebuilt cluster {report.cluster_id} in {where}; start it: {start}", err=True)
+        say_rebuilt(loaded, report, brokers)
+
+
+def say_rebuilt(loaded: Loaded, report: RebuildReport, brokers: int) -> None:
+    """Say how the cluster is started."""
+    where = loaded.config.node.data_dir
+    start = f"tidelog up --brokers {brokers} --data-dir {where}"
+    click.echo(f"rebuilt cluster {report.cluster_id} in {where}; start it: {start}", err=True)
+
+
+def require_bucket(loaded: Loaded) -> None:
+    """Refuse an embedded store that does not exist: opening it would create it. Raises `NotFound`."""
+    from tidelog.storage.bucket.open import EMBEDDED_BUCKET
+
+    config = loaded.config
+    place = Path(config.node.data_dir) / EMBEDDED_BUCKET
+    if config.s3.is_embedded and not place.is_dir():
+        raise NotFound(
+            f"there is no embedded bucket in {config.node.data_dir}",
+            hint=f"put the bucket or a link to it at {place}, or give --s3-endpoint and --bucket",
+        )
 
 
 async def _rebuild(
@@ -80,24 +99,19 @@ async def _rebuild(
 ) -> RebuildReport:
     from tidelog.process.rebuild import carry_out, check_directory, prepare
     from tidelog.runtime.clock import SystemClock
-    from tidelog.storage.bucket.open import EMBEDDED_BUCKET, open_store
+    from tidelog.storage.bucket.open import open_store
     from tidelog.storage.bucket.purpose import Purpose
 
     config = loaded.config
     data_dir = Path(config.node.data_dir)
     check_directory(config)
-    if config.s3.is_embedded and not (data_dir / EMBEDDED_BUCKET).is_dir():
-        raise NotFound(
-            f"there is no embedded bucket in {data_dir}",
-            hint=f"put the bucket or a link to it at {data_dir / EMBEDDED_BUCKET}, or give --s3-endpoint and --bucket",
-        )
     store = open_store(config.s3, data_dir, SystemClock(), random.Random())
     try:
         view = store.for_purpose(Purpose.METADATA)
         with output.Progress("reading", 0) as progress:
             prepared = await prepare(config, view, brokers, cluster_id, progress.update)
         document = msgspec.to_builtins(prepared.report)
-        output.emit(json.dumps(document, indent=2) if style == "json" else _render(document))
+        output.emit(json.dumps(document, indent=2) if style == "json" else render_report(document))
         if not dry_run:
             if not yes:
                 click.confirm("Rebuild the cluster so?", abort=True, err=True)
@@ -107,7 +121,8 @@ async def _rebuild(
         await store.close()
 
 
-def _render(report: dict[str, Any]) -> str:
+def render_report(report: dict[str, Any]) -> str:
+    """Return the text of a `RebuildReport`."""
     last = "of a clean stop" if report["state_is_last"] else "later changes of topics and settings are lost"
     about = [
         ("cluster", report["cluster_id"]),

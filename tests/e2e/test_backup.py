@@ -1,0 +1,97 @@
+"""`tidelog cluster backup` beside a living cluster, and `restore` to another place."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
+from tests.e2e.test_rebuild import SOON, metadata_written
+from tests.e2e.test_wipe import PARTITIONS, TOPIC, check_all, fill, send_idempotent, upload_everything
+from tests.support.cli import Cli
+from tests.support.s3_servers import S3Server
+from tests.support.tidelog_process import running
+from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound
+
+pytestmark = pytest.mark.processes
+
+
+def cluster(*arguments: str | Path, code: int = 0) -> Any:
+    answer = Cli()("cluster", *arguments, "--format", "json", code=code)
+    return answer.json() if code == 0 else answer.err
+
+
+def objects(place: Path) -> set[str]:
+    return {path.name for path in place.glob("*/objects/*/*")}
+
+
+@pytest.mark.parametrize("where", ["embedded", "s3"])
+def test_a_restored_cluster_has_all_that_was_uploaded(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    data, place, new = tmp_path / "data", tmp_path / "backup", tmp_path / "new"
+    flags: list[str] = []
+    if where == "s3":
+        server: S3Server = request.getfixturevalue("moto_server")
+        flags = s3_flags(server)
+    with running(data, [*flags, *SOON]) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        fill(process.bootstrap)
+        upload_everything(process.bootstrap)
+        metadata_written(process)
+        first = cluster("backup", "--data-dir", data, "--to", place, *flags)
+        assert first["copied"] == first["objects"] > 0
+        fill(process.bootstrap)
+        producer_id, offset = send_idempotent(process.port, None)
+        upload_everything(process.bootstrap)
+        metadata_written(process)
+        second = cluster("backup", "--data-dir", data, "--to", place, *flags, "--keep", "1")
+        assert 0 < second["copied"] < second["objects"]
+        assert len(objects(place)) == second["objects"]
+        before = read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        more = Producer({"bootstrap.servers": process.bootstrap, **QUIET})
+        more.produce(TOPIC, b"not in the backup", partition=0)
+        assert more.flush(60) == 0
+        assert process.stop() == 0, process.tail()
+    planned = cluster("restore", "--from", place, "--data-dir", new, "--dry-run")
+    assert planned["lost"] == [] or {one["what"] for one in planned["lost"]} == {"not uploaded"}
+    assert not new.exists() or not list(new.iterdir()), "a dry run changed something"
+    cluster("restore", "--from", place, "--data-dir", new, "--yes")
+    with running(new, SOON) as process:
+        check_all(process, before, producer_id, offset)
+        assert read_topic(process.bootstrap, TOPIC, PARTITIONS) == before
+        assert process.stop() == 0, process.tail()
+
+
+def test_what_is_no_backup_is_not_written_over(tmp_path: Path) -> None:
+    data, place, other = tmp_path / "data", tmp_path / "backup", tmp_path / "other"
+    with running(data, SOON) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        fill(process.bootstrap)
+        upload_everything(process.bootstrap)
+        metadata_written(process)
+        cluster("backup", "--data-dir", data, "--to", place)
+        own = cluster("backup", "--data-dir", data, "--to", data / "bucket", code=InvalidInput.exit_code)
+        assert "over its source" in own
+        shutil.copytree(data / "bucket", other)
+        assert "not a backup" in cluster("backup", "--data-dir", data, "--to", other, code=InvalidInput.exit_code)
+        assert objects(other) == objects(data / "bucket")
+        assert process.stop() == 0, process.tail()
+    missing = cluster("restore", "--from", tmp_path / "no", "--data-dir", tmp_path / "new", code=NotFound.exit_code)
+    assert "no directory" in missing
+    [one, *_] = sorted(place.glob("*/objects/*/*"))
+    body = bytearray(one.read_bytes())
+    body[len(body) // 2] ^= 1
+    one.write_bytes(body)
+    damaged = cluster("restore", "--from", place, "--data-dir", tmp_path / "new", "--yes", code=CorruptData.exit_code)
+    assert one.name in damaged and "damaged" in damaged
+    body[len(body) // 2] ^= 1
+    one.write_bytes(body)
+    cluster("restore", "--from", place, "--data-dir", tmp_path / "new", "--yes")  # goes on
+    with running(tmp_path / "new", SOON) as process:
+        assert read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        assert process.stop() == 0, process.tail()

@@ -1,0 +1,161 @@
+"""Copying a cluster while it changes, and over a bucket that lies (`tidelog.process.backup`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.model import commands as c
+from tidelog.controller.model.bucket_state import BucketState, encode_state, state_key
+from tidelog.process.backup import back_up, restore
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import CorruptData, InvalidInput
+from tidelog.storage.bucket.local import LocalObjectStore
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.commits import NewObject, ObjectKind, pack_ranges
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.records import StreamEntry
+
+CLUSTER = "cluster"
+CLOCK = SystemClock()
+
+
+class Bucket(MemoryObjectStore):
+    """A source whose answers a test can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver()
+        self.epoch = self.driver.broker()
+        [first] = self.driver.topic()
+        self.stream = first + 1
+        self.driver.run(c.OpenStreams(0, self.epoch, ((self.stream, self.epoch),)))
+        self.end = 0
+        self.short_by = 0
+
+    async def upload(self) -> str:
+        """Commit one more object; return its key."""
+        object_id = self.driver.prepare()
+        built = build_object(
+            object_id=object_id,
+            kind=ObjectKind.STREAM_SET,
+            cluster_id=CLUSTER,
+            created_ms=0,
+            parts=[(self.stream, [StreamEntry(self.end, 1, b"x" * 1000)])],
+            block_bytes=4096,
+        )
+        await self.put(object_key(CLUSTER, object_id), built.body)
+        ranges = pack_ranges([(self.stream, self.end, self.end + 1)])
+        new = NewObject(object_id, int(ObjectKind.STREAM_SET), built.size, ranges)
+        self.driver.commit(self.epoch, (100 * self.end, 100 * self.end + 100), new)
+        self.end += 1
+        return object_key(CLUSTER, object_id)
+
+    async def write_state(self) -> str:
+        """Write the metadata of now; return its key."""
+        state = self.driver.state
+        key = state_key(CLUSTER, 1, state.applied_index)
+        body = BucketState(CLUSTER, 1, state.applied_index, state.version, 1, 0, False, state.dump())
+        await self.put(key, [encode_state(body)])
+        return key
+
+    async def get(self, key: str) -> bytes:
+        data = await super().get(key)
+        return data[: len(data) - self.short_by] if "/objects/" in key else data
+
+
+async def keys(store: MemoryObjectStore | LocalObjectStore, part: str) -> set[str]:
+    return {info.key async for info in store.list("") if part in info.key}
+
+
+async def test_only_what_is_new_is_copied_and_only_what_no_kept_state_names_is_removed(tmp_path: Path) -> None:
+    source, target = Bucket(), LocalObjectStore(tmp_path / "backup")
+    first = await source.upload()
+    states = [await source.write_state()]
+    report = await back_up(source, target, CLUSTER, CLOCK, kept=2)
+    assert (report.objects, report.copied, report.removed) == (1, 1, 0)
+    second = await source.upload()
+    states.append(await source.write_state())
+    report = await back_up(source, target, CLUSTER, CLOCK, kept=2)
+    assert (report.objects, report.copied, report.removed) == (2, 1, 0)
+    source.driver.run(c.DeleteTopic(TOPIC))
+    while source.driver.state.tables.index.live_slices:
+        source.driver.run(c.Barrier())
+    states.append(await source.write_state())
+    report = await back_up(source, target, CLUSTER, CLOCK, kept=2)
+    assert (report.objects, report.copied, report.removed) == (0, 0, 0)
+    assert await keys(target, "/objects/") == {first, second}
+    assert await keys(target, "/state-") == set(states[1:])
+    report = await back_up(source, target, CLUSTER, CLOCK, kept=1)
+    assert report.removed == 2 and await keys(target, "/objects/") == set()
+    await target.close()
+
+
+async def test_an_object_that_goes_during_the_copy_is_looked_for_in_newer_metadata(tmp_path: Path) -> None:
+    source, target = Bucket(), LocalObjectStore(tmp_path / "backup")
+    first = await source.upload()
+    second = await source.upload()
+    old = await source.write_state()
+    await source.delete([second])
+    with pytest.raises(CorruptData, match=f"1 objects .* the first being {second}"):
+        await back_up(source, target, CLUSTER, CLOCK, kept=1, wait_s=0.0)
+    assert await keys(target, "/state-") == set(), "what is not whole has no state"
+
+    class Late(SystemClock):
+        async def sleep(self, seconds: float) -> None:
+            source.driver.run(c.DeleteTopic(TOPIC))
+            while source.driver.state.tables.index.live_slices:
+                source.driver.run(c.Barrier())
+            await source.write_state()
+
+    report = await back_up(source, target, CLUSTER, Late(), kept=1)
+    assert report.objects == 0 and report.removed == 1
+    assert old not in await keys(target, "/state-")
+    assert first not in await keys(target, "/objects/")
+    await target.close()
+
+
+async def test_a_short_answer_is_not_copied_and_a_second_attempt_goes_on(tmp_path: Path) -> None:
+    source, target = Bucket(), LocalObjectStore(tmp_path / "backup")
+    key = await source.upload()
+    await source.write_state()
+    source.short_by = 1
+    with pytest.raises(CorruptData, match=key):
+        await back_up(source, target, CLUSTER, CLOCK, kept=1)
+    assert await keys(target, "/objects/") == set()
+    source.short_by = 0
+    assert (await back_up(source, target, CLUSTER, CLOCK, kept=1)).copied == 1
+    await target.close()
+
+
+async def test_a_cluster_is_restored_only_where_it_is_not(tmp_path: Path) -> None:
+    source = Bucket()
+    backup, new = LocalObjectStore(tmp_path / "backup"), LocalObjectStore(tmp_path / "new")
+    key = await source.upload()
+    state = await source.write_state()
+    await back_up(source, backup, CLUSTER, CLOCK, kept=1)
+    assert (await restore(backup, new, CLUSTER)).copied == 1
+    assert {key, state} == await keys(new, "")
+    with pytest.raises(InvalidInput, match="already holds"):
+        await restore(backup, new, CLUSTER)
+    with pytest.raises(InvalidInput, match="not a backup"):
+        await back_up(source, new, CLUSTER, CLOCK, kept=1)
+    await backup.delete([key])
+    with pytest.raises(CorruptData, match="lacks object"):
+        await restore(backup, LocalObjectStore(tmp_path / "other"), CLUSTER)
+    for store in (backup, new):
+        await store.close()
+
+
+async def test_objects_without_metadata_are_no_place_for_a_backup(tmp_path: Path) -> None:
+    source, target = Bucket(), LocalObjectStore(tmp_path / "backup")
+    await source.upload()
+    await source.write_state()
+    await target.put(object_key(CLUSTER, 77), [b"of a cluster of an older version"])
+    with pytest.raises(InvalidInput, match="holds objects of the cluster"):
+        await back_up(source, target, CLUSTER, CLOCK, kept=1)
+    assert await keys(target, "") == {object_key(CLUSTER, 77)}
+    await target.close()

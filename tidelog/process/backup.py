@@ -1,0 +1,263 @@
+"""Copying a cluster from bucket to bucket while it runs: what `tidelog cluster backup` and `restore` do.
+
+A backup is a bucket like the cluster's own, in a directory or on an S3 server: the same keys, some metadata states, and
+the objects that these name. Nothing but the source's bucket is read; brokers notice nothing. What is not uploaded yet
+is not in it, nor are changes after the state, which is seconds old (docs/design/0014).
+
+Invariants: a state is written after all that it names, so whatever is interrupted, each state of a backup is whole; an
+object is copied only if its size and all its checksums are right; nothing in the source is changed.
+
+A cluster replaces objects while they are copied, and deletes the old ones after `upload.delete_delay_ms`. If one is
+gone, a newer state tells what took its place: the copy goes on with that one.
+
+A target is marked as a backup before anything else, and only what is marked, and not used by a cluster, is pruned.
+
+Entry: `back_up`, `restore`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model.bucket_state import (
+    BucketState,
+    backup_key,
+    decode_state,
+    encode_state,
+    metadata_prefix,
+    parse_state_key,
+    state_key,
+)
+from tidelog.controller.rebuild.source import newest_state
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
+from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
+from tidelog.storage.objects.key import all_quarantined_prefix, object_key, object_prefix
+from tidelog.storage.objects.report import verify_bytes
+
+COPIES = 4
+"""Objects copied at a time: each is in memory as a whole."""
+MAX_ROUNDS = 20
+"""How often the copy goes on with a newer state."""
+LOOK_S = 1.0
+WAIT_S = 180.0
+"""How long a newer state is waited for: an owner writes one within `controller.state_interval_ms` of a change."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done and their total."""
+
+
+class BackupReport(msgspec.Struct, frozen=True):
+    """What a copy contains and what it cost."""
+
+    cluster_id: str
+    state_written_ms: int
+    """Wall clock of the controller that wrote the metadata: the backup is of this time."""
+    objects: int
+    """Objects that the metadata names."""
+    size_bytes: int
+    """Their size."""
+    copied: int
+    """Objects that the target did not have."""
+    copied_bytes: int
+    removed: int
+    """Objects that no state of the target names any more, and were deleted there."""
+
+
+async def back_up(
+    source: ObjectStore,
+    target: ObjectStore,
+    cluster_id: str,
+    clock: Clock,
+    *,
+    kept: int,
+    wait_s: float = WAIT_S,
+    progress: Progress = lambda done, total: None,
+) -> BackupReport:
+    """Copy a cluster; `kept` states stay in the target. May be repeated: what the target has is not copied again.
+
+    Raises `NotFound`, `InvalidInput` for a target that is no backup, `CorruptData` for a damaged object, `Unavailable`.
+    """
+    if source.url == target.url:
+        raise InvalidInput(f"the copy would be written over its source, {source.url}", hint="give another place")
+    await _mark(target, cluster_id)
+    copy = _Copy(source, target, cluster_id, progress)
+    base = await _newest(source, cluster_id)
+    for _ in range(MAX_ROUNDS):
+        gone = await copy.copy(_named(base))
+        if not gone:
+            break
+        base = await _newer(source, base, gone, clock, wait_s)
+    else:
+        raise Unavailable(
+            f"objects of {source.url} are deleted sooner than they are copied",
+            hint="raise upload.delete_delay_ms for the time of the backup, or try again: what is copied stays",
+        )
+    await copy.finish(base)
+    return copy.report(base, await _prune(target, cluster_id, kept))
+
+
+async def restore(
+    backup: ObjectStore, target: ObjectStore, cluster_id: str, progress: Progress = lambda done, total: None
+) -> BackupReport:
+    """Copy the newest state of a backup and its objects to a bucket without that cluster. May be repeated if cut off.
+
+    Raises `NotFound`, `InvalidInput` if the target holds metadata of the cluster, `CorruptData`, `Unavailable`.
+    """
+    async for info in target.list(metadata_prefix(cluster_id)):
+        raise InvalidInput(
+            f"{target.url} already holds cluster {cluster_id}: {info.key}",
+            hint="restore into another bucket or prefix; `tidelog cluster rebuild` uses what is in this one",
+        )
+    copy = _Copy(backup, target, cluster_id, progress)
+    base = await _newest(backup, cluster_id)
+    gone = await copy.copy(_named(base))
+    if gone:
+        raise CorruptData(f"the backup {backup.url} lacks object {object_key(cluster_id, min(gone))}")
+    await copy.finish(base)
+    return copy.report(base, 0)
+
+
+async def _mark(target: ObjectStore, cluster_id: str) -> None:
+    """Mark an empty target as a backup. Raises `InvalidInput` for one that holds something else."""
+    metadata = {info.key async for info in target.list(metadata_prefix(cluster_id))}
+    marker = backup_key(cluster_id)
+    used = sorted(key for key in metadata if parse_state_key(key) is None and key != marker)
+    if used or (metadata and marker not in metadata):
+        raise InvalidInput(
+            f"{target.url} is the bucket of a cluster, not a backup: {(used or sorted(metadata))[0]}",
+            hint="give an empty place, or one that an earlier backup made",
+        )
+    if metadata:
+        return
+    async for info in target.list(object_prefix(cluster_id)):
+        raise InvalidInput(f"{target.url} holds objects of the cluster already: {info.key}", hint="give an empty place")
+    await target.put(marker, [f"backup of cluster {cluster_id}\n".encode()])
+
+
+class _Copy:
+    """The objects of one copy."""
+
+    def __init__(self, source: ObjectStore, target: ObjectStore, cluster_id: str, progress: Progress) -> None:
+        self._source = source
+        self._target = target
+        self._cluster_id = cluster_id
+        self._progress = progress
+        self._there: dict[str, int] | None = None
+        self.copied = 0
+        self.copied_bytes = 0
+
+    async def copy(self, objects: dict[int, int]) -> list[int]:
+        """Copy objects (sizes by id) that the target lacks; return those that the source does not have any more."""
+        if self._there is None:
+            listing = self._target.list(object_prefix(self._cluster_id))
+            self._there = {info.key: info.size async for info in listing}
+        keys = {object_id: object_key(self._cluster_id, object_id) for object_id in objects}
+        wanted = [one for one in sorted(objects) if self._there.get(keys[one]) != objects[one]]
+        total = self.copied_bytes + sum(objects[one] for one in wanted)
+        gone: list[int] = []
+        for first in range(0, len(wanted), COPIES):
+            some = wanted[first : first + COPIES]
+            answers = await asyncio.gather(
+                *(self._copy_one(keys[one], objects[one]) for one in some), return_exceptions=True
+            )
+            for object_id, answer in zip(some, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+                if not answer:
+                    gone.append(object_id)
+            self._progress(self.copied_bytes, total)
+        return gone
+
+    async def _copy_one(self, key: str, size: int) -> bool:
+        assert self._there is not None
+        try:
+            data = await self._source.get(key)
+        except ObjectNotFound:
+            return False
+        problems = await asyncio.to_thread(verify_bytes, data, key)
+        if len(data) != size:
+            raise CorruptData(f"object {key} has {len(data)} bytes; the metadata say {size}")
+        if problems:
+            raise CorruptData(
+                f"object {key} is damaged and was not copied: {problems[0].message}",
+                hint="`tidelog object verify` shows all damage; the backup has its earlier states",
+            )
+        await self._target.put(key, [data])
+        self._there[key] = size
+        self.copied, self.copied_bytes = self.copied + 1, self.copied_bytes + size
+        return True
+
+    async def finish(self, base: BucketState) -> None:
+        """Copy the rest, and last the state, which makes the copy whole."""
+        await self._copy_quarantined()
+        await self._target.put(state_key(self._cluster_id, base.generation, base.index), [encode_state(base)])
+
+    def report(self, base: BucketState, removed: int) -> BackupReport:
+        """Return what was done."""
+        objects = _named(base)
+        size = sum(objects.values())
+        written_ms = base.written_ms
+        return BackupReport(self._cluster_id, written_ms, len(objects), size, self.copied, self.copied_bytes, removed)
+
+    async def _copy_quarantined(self) -> None:
+        """Copy records that were set aside; operators may take them away at any time."""
+        prefix = all_quarantined_prefix(self._cluster_id)
+        there = {info.key: info.size async for info in self._target.list(prefix)}
+        async for info in self._source.list(prefix):
+            if there.get(info.key) == info.size:
+                continue
+            try:
+                data = await self._source.get(info.key)
+            except ObjectNotFound:
+                continue
+            await self._target.put(info.key, [data])
+
+
+async def _newest(source: ObjectStore, cluster_id: str) -> BucketState:
+    infos = [info async for info in source.list(metadata_prefix(cluster_id))]
+    base, _ = await newest_state(source, cluster_id, infos, [])
+    return base
+
+
+async def _newer(source: ObjectStore, base: BucketState, gone: list[int], clock: Clock, wait_s: float) -> BucketState:
+    """Wait for a state that tells what took the place of objects that are gone."""
+    until = clock.monotonic() + wait_s
+    while True:
+        found = await _newest(source, base.cluster_id)
+        if (found.generation, found.index) > (base.generation, base.index):
+            return found
+        if clock.monotonic() >= until:
+            raise CorruptData(
+                f"{len(gone)} objects that the metadata name are not in {source.url}, the first being"
+                f" {object_key(base.cluster_id, min(gone))}, and no newer metadata came within {wait_s:.0f} s",
+                hint="`tidelog object verify` shows what is missing",
+            )
+        await clock.sleep(LOOK_S)
+
+
+def _named(base: BucketState) -> dict[int, int]:
+    """Return the sizes of the objects that a state needs, by id. Raises `CorruptData`."""
+    state = ControllerState()
+    state.load(base.state)
+    return {one: state.tables.objects.rows[one].size for one in state.tables.index.live_slices}
+
+
+async def _prune(target: ObjectStore, cluster_id: str, kept: int) -> int:
+    """Delete all but the newest states, and then what no state names; return the number of objects."""
+    infos = [info.key async for info in target.list(metadata_prefix(cluster_id))]
+    names = sorted((name, key) for key in infos if (name := parse_state_key(key)) is not None)
+    old = [key for _, key in names[:-kept]]
+    if old:
+        await target.delete(old)
+    named: set[str] = set()
+    for _, key in names[-kept:]:
+        named |= {object_key(cluster_id, one) for one in _named(decode_state(await target.get(key), key=key))}
+    extra = [info.key async for info in target.list(object_prefix(cluster_id)) if info.key not in named]
+    if extra:
+        await target.delete(extra)
+    return len(extra)
