@@ -68,8 +68,8 @@ class Peer(Protocol):
 class TidelogPeer:
     """`tidelog up` with the embedded store on the same disk: each byte is written twice, WAL and object."""
 
-    def __init__(self, directory: Path) -> None:
-        self._process = TidelogProcess(directory, ("--set", "admin.port=0"))
+    def __init__(self, directory: Path, settings: Sequence[str]) -> None:
+        self._process = TidelogProcess(directory, [part for each in settings for part in ("--set", each)])
 
     @property
     def bootstrap(self) -> str:
@@ -162,11 +162,11 @@ def installed(kind: str) -> Path | None:
     return Path(result.stdout.split()[1])
 
 
-def peers(wanted: Sequence[str]) -> dict[str, Callable[[Path], Peer]]:
-    """Return how to make each wanted server that can be had on this machine."""
+def peers(wanted: Sequence[str], settings: Sequence[str] = ()) -> dict[str, Callable[[Path], Peer]]:
+    """Return how to make each wanted server that can be had on this machine; `settings` are Tidelog's own."""
     found: dict[str, Callable[[Path], Peer]] = {}
     if "tidelog" in wanted:
-        found["tidelog"] = TidelogPeer
+        found["tidelog"] = lambda directory: TidelogPeer(directory, ["admin.port=0", *settings])
     if any(name.startswith("kafka") for name in wanted) and (jars := installed("kafka")) is not None:
         if "kafka" in wanted:
             found["kafka"] = lambda directory: KafkaPeer(directory, jars)

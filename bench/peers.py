@@ -1,6 +1,7 @@
 """Tidelog beside Apache Kafka, in turns, on this machine.
 
     python -m bench.peers [--rounds 3] [--seconds 4] [--peers tidelog,kafka,kafka-synced] [--dir DIR]
+                          [--set section.key=value]   (of Tidelog; may be repeated)
 
 Each round starts every server once, on an empty directory, and measures with the same clients: its start; librdkafka's
 producer (1 KiB records, 6 partitions and 1, acks=all); librdkafka's consumer of all of that; acknowledgements of 16 KiB
@@ -165,9 +166,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0 if quick() else 4.0)
     parser.add_argument("--peers", default="tidelog,kafka,kafka-synced")
     parser.add_argument("--dir", default=None, help="where the servers write")
+    parser.add_argument("--set", action="append", default=[], metavar="section.key=value", help="of Tidelog")
     args = parser.parse_args()
     say_new_pages()
-    makers = peers(args.peers.split(","))
+    makers = peers(args.peers.split(","), args.set)
     with_java = "kafka" in makers or "kafka-synced" in makers
     if not fresh_page_cache():
         print("  the page cache cannot be emptied here: later servers find more of it used", flush=True)

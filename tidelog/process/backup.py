@@ -88,7 +88,8 @@ async def back_up(
     copy = _Copy(source, target, cluster_id, progress)
     base = await _newest(source, cluster_id)
     for _ in range(MAX_ROUNDS):
-        gone = await copy.copy(_named(base))
+        objects = _named(base)
+        gone = await copy.copy(objects)
         if not gone:
             break
         base = await _newer(source, base, gone, clock, wait_s)
@@ -98,7 +99,7 @@ async def back_up(
             hint="raise upload.delete_delay_ms for the time of the backup, or try again: what is copied stays",
         )
     await copy.finish(base)
-    return copy.report(base, await _prune(target, cluster_id, kept))
+    return copy.report(base, objects, await _prune(target, cluster_id, kept))
 
 
 async def restore(
@@ -115,11 +116,12 @@ async def restore(
         )
     copy = _Copy(backup, target, cluster_id, progress)
     base = await _newest(backup, cluster_id)
-    gone = await copy.copy(_named(base))
+    objects = _named(base)
+    gone = await copy.copy(objects)
     if gone:
         raise CorruptData(f"the backup {backup.url} lacks object {object_key(cluster_id, min(gone))}")
     await copy.finish(base)
-    return copy.report(base, 0)
+    return copy.report(base, objects, 0)
 
 
 async def _mark(target: ObjectStore, cluster_id: str) -> None:
@@ -179,13 +181,13 @@ class _Copy:
             data = await self._source.get(key)
         except ObjectNotFound:
             return False
-        problems = await asyncio.to_thread(verify_bytes, data, key)
         if len(data) != size:
             raise CorruptData(f"object {key} has {len(data)} bytes; the metadata say {size}")
+        problems = await asyncio.to_thread(verify_bytes, data, key)
         if problems:
             raise CorruptData(
                 f"object {key} is damaged and was not copied: {problems[0].message}",
-                hint="`tidelog object verify` shows all damage; the backup has its earlier states",
+                hint="`tidelog object verify` shows all damage; earlier backups stay as they are",
             )
         await self._target.put(key, [data])
         self._there[key] = size
@@ -197,11 +199,9 @@ class _Copy:
         await self._copy_quarantined()
         await self._target.put(state_key(self._cluster_id, base.generation, base.index), [encode_state(base)])
 
-    def report(self, base: BucketState, removed: int) -> BackupReport:
-        """Return what was done."""
-        objects = _named(base)
-        size = sum(objects.values())
-        written_ms = base.written_ms
+    def report(self, base: BucketState, objects: dict[int, int], removed: int) -> BackupReport:
+        """Return what was done; `objects` are those that `base` names."""
+        size, written_ms = sum(objects.values()), base.written_ms
         return BackupReport(self._cluster_id, written_ms, len(objects), size, self.copied, self.copied_bytes, removed)
 
     async def _copy_quarantined(self) -> None:
