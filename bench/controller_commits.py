@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench._programs import scratch_directory
 from tidelog.controller.client.client import ControllerClient
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
@@ -111,9 +111,7 @@ async def bench_client(directory: Path, seconds: float) -> None:
     node = ControllerNode(
         ControllerIdentity(0, directory),
         ControllerSections(ControllerSettings(snapshot_entries=SNAPSHOT_ENTRIES)),
-        TcpNetwork(),
-        SystemClock(),
-        random.Random(),
+        ControllerWorld(TcpNetwork(), SystemClock(), random.Random()),
     )
     await node.start()
     client, epoch, streams = await start_client(node, 100)

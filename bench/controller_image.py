@@ -23,7 +23,7 @@ from pathlib import Path
 from bench._programs import scratch_directory
 from tidelog.chaos.ports import free_port
 from tidelog.controller.client.client import ClientTiming, ControllerClient
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
@@ -62,9 +62,7 @@ async def serve(directory: Path, node_id: int, members: Sequence[str]) -> None:
             node_id, directory / f"controller-{node_id}", Credentials(read_secret(directory / "secret"), node_id)
         ),
         ControllerSections(ControllerSettings(members=list(members), snapshot_entries=SNAPSHOT_ENTRIES)),
-        TcpNetwork(),
-        SystemClock(),
-        random.Random(),
+        ControllerWorld(TcpNetwork(), SystemClock(), random.Random()),
     )
     await node.start()
     print("started", flush=True)

@@ -39,6 +39,7 @@ from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.controller.rpc.secret import admin_token
 from tidelog.runtime.task_errors import ERRORS
+from tidelog.storage.bucket.accounts import TopicNames
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.wal.s3.removed import RemovedWal
 
@@ -99,6 +100,9 @@ def _metrics(base: BrokerBase, partitions: PartitionParts) -> Metrics:
     def topic_exists(topic: str) -> bool:
         return topic in base.image().topic_ids
 
+    def topic_of(stream_id: int) -> str | None:
+        return topic_of_stream(base.image(), stream_id)
+
     def process_s() -> float:
         return base.world.cpu.times().process_s
 
@@ -106,8 +110,7 @@ def _metrics(base: BrokerBase, partitions: PartitionParts) -> Metrics:
     base.controller.measure_load(load.sample)
     partitions.manager.on_closed(lambda one: load.forget(one.first_stream))
     accounts = base.world.store.stats.accounts
-    accounts.topic_of = lambda stream_id: topic_of_stream(base.image(), stream_id)
-    accounts.exists = topic_exists
+    accounts.divide_by(TopicNames(topic_of, topic_exists))
     base.registry.add_figures("bucket accounts", lambda: accounts, collect_accounts)
     return Metrics(base.registry, load=load, topic_exists=topic_exists)
 

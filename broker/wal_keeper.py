@@ -146,6 +146,14 @@ class WalKeeper:
             self._told = note
         self._tasks.spawn(self._run(), "run")
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether the controllers would notice the loss of this WAL, or nothing would be lost with it.
+
+        Not, for a while, where they did not answer within `TELL_S`.
+        """
+        return not self._storage.gate.is_open or (self._told is not None and self._told.may_grow)
+
     # --- while it serves -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:

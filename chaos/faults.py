@@ -12,9 +12,11 @@ import errno
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,40 @@ EXIT_ASKS_FOR_RESTART = frozenset({1, 5, 6, -signal.SIGKILL})
 """Exit codes after which a supervisor would restart; any other is a finding."""
 
 
+@dataclass(frozen=True, slots=True)
+class OldRelease:
+    """Another release that nodes run beside this one."""
+
+    python: str
+    """The interpreter in whose environment it is installed."""
+    rng: random.Random
+    """Draws which of the two a node is started in."""
+
+
 class ChaosCluster(CutCluster):
-    """Three nodes of both roles; every path between them, and to the bucket, can be cut."""
+    """Three nodes of both roles; every path between them, and to the bucket, can be cut.
+
+    With an old release the cluster is founded by it. From the first restart on both versions run: a node that is
+    started is of the version that no other node runs; if both do, of a random one.
+    """
 
     def __init__(
-        self, directory: Path, proxies: Proxies, s3: Mapping[str, Any], wal: str, nodes: int, *, small_disks: bool
+        self,
+        directory: Path,
+        proxies: Proxies,
+        s3: Mapping[str, Any],
+        wal: str,
+        *,
+        nodes: int,
+        small_disks: bool,
+        old: OldRelease | None = None,
     ) -> None:
         super().__init__(directory, proxies, s3, wal, controllers=nodes, combined=True)
         self._small_disks = small_disks
+        self._old = old
+        self._founded = False
+        self.starts: dict[str, int] = {}
+        """How often a node was started, by the version: `new` or `old`."""
         self.client_paths = {broker: proxies.path("127.0.0.1", port) for broker, port in self.kafka_ports.items()}
         """The advertised path of each broker."""
         self._mounted: list[Path] = []
@@ -77,7 +105,30 @@ class ChaosCluster(CutCluster):
             self._mounted.append(where)
         node = super().add(node_id)
         node.dies_with_starter = True
+        node.choose_python = lambda: self._choose(node)
         return node
+
+    def start(self) -> None:
+        """Start all nodes; with an old release in that, but for the last node."""
+        super().start()
+        self._founded = True
+        if self._old is not None:
+            last = self.nodes[max(self.nodes)]
+            last.stop()
+            last.start()
+            last.wait_ready()
+
+    def _choose(self, node: ServeNode) -> str:
+        pythons = [sys.executable, self._old.python] if self._old is not None else [sys.executable]
+        if self._founded and self._old is not None:
+            others = {each.python for each in self.nodes.values() if each is not node}
+            pythons = [each for each in pythons if others != {each}]
+            chosen = self._old.rng.choice(pythons)
+        else:
+            chosen = pythons[-1]
+        name = "new" if chosen == sys.executable else "old"
+        self.starts[name] = self.starts.get(name, 0) + 1
+        return chosen
 
     def revive(self, timeout_s: float = 90.0) -> None:
         """Restart stopped nodes, as a supervisor does, until all are ready. Raises `AssertionError`."""

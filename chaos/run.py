@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -27,7 +28,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tidelog.chaos.clients import TOPIC, ClientJournal, Clients
-from tidelog.chaos.faults import BUCKET_FAULTS, FAULTS, USUAL, ChaosCluster, World
+from tidelog.chaos.faults import BUCKET_FAULTS, FAULTS, USUAL, ChaosCluster, OldRelease, World
 from tidelog.chaos.faulty_s3 import FaultyS3
 from tidelog.chaos.inside import Inside
 from tidelog.chaos.report import Row, report
@@ -72,6 +73,8 @@ class ChaosOptions(msgspec.Struct, kw_only=True):
     moves: bool = True
     """Whether partitions move during the run."""
     history: Path | None = None
+    old_python: str = ""
+    """An interpreter in whose environment an older release is installed, which some of the nodes run; empty: none."""
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -95,6 +98,8 @@ class ChaosReport(msgspec.Struct, kw_only=True):
     """Orphans left after the deletion."""
     restarts: list[str]
     """Nodes that ended by themselves and were restarted."""
+    starts: dict[str, int]
+    """How often a node was started, by the version: `new` or `old`."""
     took_s: float
 
     @property
@@ -114,7 +119,10 @@ def run(options: ChaosOptions, say: Say) -> ChaosReport:
         directory = scratch / "cluster"
         directory.mkdir()
         small = "disk-full" in options.faults
-        cluster = ChaosCluster(directory, proxies, section, options.wal, NODES, small_disks=small)
+        old = None
+        if options.old_python:
+            old = OldRelease(options.old_python, random.Random(f"versions {options.seed}"))
+        cluster = ChaosCluster(directory, proxies, section, options.wal, nodes=NODES, small_disks=small, old=old)
         stack.callback(cluster.close)
         cluster.start()
         world = World(cluster, bucket, random.Random(options.seed))
@@ -126,6 +134,11 @@ def _check_options(options: ChaosOptions) -> None:
     unknown = [name for name in options.faults if name not in FAULTS]
     if unknown or not options.faults:
         raise InvalidInput(f"there is no fault {', '.join(unknown)}", hint=f"there are {', '.join(FAULTS)}")
+    if options.old_python and shutil.which(options.old_python) is None:
+        raise InvalidInput(
+            f"there is no interpreter {options.old_python}",
+            hint="`python localstack/install.py previous_release` installs one, and prints its path",
+        )
     need = BUCKET_FAULTS.intersection(options.faults)
     if need and options.s3 == "embedded" and options.endpoint is None:
         raise InvalidInput(f"{', '.join(sorted(need))} needs an S3 server", hint="add --s3 minio, or --s3-endpoint")
@@ -306,6 +319,7 @@ class _ChaosRun:
             orphans=orphans,
             orphans_left=self._clean(dry_run=True) if orphans else 0,
             restarts=self._world.cluster.ended,
+            starts=self._world.cluster.starts,
             took_s=time.monotonic() - self._began_s,
         )
 

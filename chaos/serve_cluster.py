@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,10 @@ class ServeNode:
             lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
         self._config.write_text("\n".join(lines) + "\n")
         self.process: subprocess.Popen[str] | None = None
+        self.choose_python: Callable[[], str] = lambda: sys.executable
+        """Called at each start: the interpreter in whose environment the version to run is installed."""
+        self.python = sys.executable
+        """That of the last start."""
         self.dies_with_starter = False
         """Kill the process when the thread that starts it ends."""
         self.output: list[str] = []
@@ -76,7 +81,10 @@ class ServeNode:
         """Start the process; `wait_ready` waits for it."""
         self._ready.clear()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
-        command = [*TIDELOG, "serve", "--config", str(self._config)]
+        self.python = self.choose_python()
+        if self.python != sys.executable:
+            environment.pop("PYTHONPATH", None)  # it leads to this version
+        command = [self.python, *TIDELOG[1:], "serve", "--config", str(self._config)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

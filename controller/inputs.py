@@ -1,17 +1,23 @@
-"""What a controller is started with: which one it is, and its settings.
+"""What a controller is started with: which one it is, its settings, and what it reaches the world through.
 
-Entry: `ControllerIdentity`, `ControllerSections`.
+Entry: `ControllerIdentity`, `ControllerSections`, `ControllerWorld`.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidelog.controller.active.lifecycle import DeleteObjects
 from tidelog.controller.image.feed import DEFAULT_LIMITS, FeedLimits
 from tidelog.controller.model.commands import PARTITIONS_PER_DELETION
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
+from tidelog.controller.raft.consensus import Consensus
 from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.network import Network
+from tidelog.storage.bucket.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +46,18 @@ class ControllerSections:
     """Partitions of a deleted topic that one command removes. Not configurable; simulated clusters have 1."""
     feed: FeedLimits = DEFAULT_LIMITS
     """Not configurable; simulated clusters have small limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerWorld:
+    """What a controller reaches the world through."""
+
+    network: Network
+    clock: Clock
+    rng: random.Random
+    delete_objects: DeleteObjects | None = None
+    """Deletes destroyed objects from the bucket. None: they stay there and in the metadata."""
+    state_store: ObjectStore | None = None
+    """The bucket that the metadata is written to. None: it is not."""
+    consensus: Consensus | None = None
+    """The replicated log. None: Raft in the controller's directory."""

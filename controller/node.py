@@ -16,7 +16,6 @@ import contextlib
 import itertools
 import logging
 import os
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,8 +24,10 @@ import msgspec
 
 from tidelog.controller.active.balancer import Balancer
 from tidelog.controller.active.duties import Duties
-from tidelog.controller.active.levels import LevelRaise, levels_in
+from tidelog.controller.active.levels import LevelRaise
 from tidelog.controller.active.lifecycle import DeleteObjects, Lifecycle
+from tidelog.controller.active.members import QuorumChanges
+from tidelog.controller.active.peers import Peers
 from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
@@ -35,16 +36,16 @@ from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.replica import Replica, StateCopy
 from tidelog.controller.image.transfer import PLAIN_FORMAT, ImageChunk, ImageParams, PlainChunk, decode_params
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.machine.state import FailedCommand
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.bucket_state import generation_of
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
-from tidelog.controller.model.levels import DIRECTORIES_LEVEL, NEWEST, SUPPORTED, UnsupportedLevel
+from tidelog.controller.model.levels import NEWEST, SUPPORTED
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.raft.consensus import Consensus, Role
-from tidelog.controller.raft.quorum import MAX_MEMBERS, MembershipChange, Quorum, parse_member, parse_members
+from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
 from tidelog.controller.rpc.connection import (
     DELTA_VERSION,
@@ -53,7 +54,6 @@ from tidelog.controller.rpc.connection import (
     HeartbeatParams,
     PollParams,
     PollReply,
-    RpcChannel,
     RpcConnection,
     SessionReply,
     TransferParams,
@@ -62,18 +62,13 @@ from tidelog.controller.rpc.connection import (
 )
 from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
-from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError, Unavailable
-from tidelog.runtime.network import Network, refuses
+from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.bucket.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4_096
-MEET_S = 3.0
-ASK_S = 1.0
-"""Time-out of a connection attempt; a reachable host refuses at once."""
 MAX_WAIT_MS = 30_000
 """Bound on a long poll."""
 MAX_UNKNOWN_IDS = 10_000
@@ -86,8 +81,6 @@ ADDRESS_FILE = "address"
 class ControllerNode:
     """One controller.
 
-    `delete_objects` deletes destroyed objects from the bucket (without it they stay there and in the metadata).
-    `state_store` is the bucket that the metadata is written to (without it, it is not).
     `on_failed` is called when this controller cannot continue (its disk failed, or an unexpected exception ended a
     background task).
     """
@@ -96,26 +89,20 @@ class ControllerNode:
         self,
         identity: ControllerIdentity,
         sections: ControllerSections,
-        network: Network,
-        clock: Clock,
-        rng: random.Random,
+        world: ControllerWorld,
         *,
-        delete_objects: DeleteObjects | None = None,
-        state_store: ObjectStore | None = None,
         on_failed: Callable[[Exception], None] | None = None,
-        consensus: Consensus | None = None,
     ) -> None:
-        settings = sections.controller
+        settings, clock = sections.controller, world.clock
         self._node_id = identity.node_id
         self._directory = identity.directory
         self._credentials = identity.credentials
         self._settings = settings
         self._delete_delay_ms = sections.delete_delay_ms
-        self._network = network
         self._clock = clock
-        self._rng = rng
+        self._rng = world.rng
         self._members = parse_members(settings.members)
-        self._consensus = consensus or self._raft()
+        self._consensus = world.consensus or self._raft()
         self._consensus.set_on_role(self._role_changed)
         self._consensus.set_on_failed(self._consensus_failed)
         self.feed = DeltaFeed(finds_objects=identity.serves_broker, limits=sections.feed)
@@ -131,6 +118,7 @@ class ControllerNode:
         self._readers = Readers(settings.read_grace_ms / 1000)
         self._term_began = (0, 0.0)
         """A term, and the monotonic time at which this controller became active in it."""
+        peers = Peers(world.network, identity.credentials)
         role = ActiveRole(
             lambda: self.feed.image, self._propose_own, lambda: self._active_term is not None, self._cluster_time_ms
         )
@@ -139,29 +127,41 @@ class ControllerNode:
             sessions=self._sessions,
             readers=self._readers,
             clock=clock,
-            delete=self._deleting(delete_objects),
+            delete=self._deleting(world.delete_objects),
             duties=Duties(role.image, self._sessions, lambda: self._consensus.members, settings.reelect_timeout_ms),
-            refuses=self._refuses,
+            refuses=peers.refuses,
             partitions_per_deletion=sections.partitions_per_deletion,
         )
         self._partitions_per_deletion = sections.partitions_per_deletion
         self._level_raise = LevelRaise(
-            role, identity.node_id, lambda: self._consensus.members, self._ask_status, self._term_age_ms
+            role, identity.node_id, lambda: self._consensus.members, peers.ask_status, self._term_age_ms
         )
+        self._quorum_changes = self._make_quorum_changes(role, peers)
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
-        self._keeper = self._make_keeper(role, state_store)
+        self._keeper = self._make_keeper(role, world.state_store)
         self._active_term: int | None = None
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
         self._client_numbers = itertools.count(1)
         self._rpc = RpcListener(
             self._handle,
-            network=network,
+            network=world.network,
             clock=clock,
             credentials=identity.credentials,
             max_connections=MAX_CONNECTIONS,
             on_lost=self._lost,
             adopt_peer=self._consensus.adopt_peer,
+        )
+
+    def _make_quorum_changes(self, role: ActiveRole, peers: Peers) -> QuorumChanges:
+        return QuorumChanges(
+            self._node_id,
+            self._consensus,
+            role.image,
+            lambda: self._level,
+            peers.ask_status,
+            self._not_active,
+            self._settings.command_timeout_ms / 1000,
         )
 
     def _make_keeper(self, role: ActiveRole, store: ObjectStore | None) -> StateKeeper | None:
@@ -379,6 +379,8 @@ class ControllerNode:
         while True:
             cluster_id = base64.urlsafe_b64encode(self._rng.randbytes(16)).decode().rstrip("=")
             try:
+                if self.image.cluster is None:  # a new cluster, or a log that is not applied yet and has a lower level
+                    await self._consensus.barrier(self._settings.command_timeout_ms / 1000)
                 become = c.BecomeActive(self._node_id, term, cluster_id, self._delete_delay_ms)
                 active_at = (await self._propose(become, term)).version
                 break
@@ -502,10 +504,13 @@ class ControllerNode:
         if method == "upgrade":
             return msgspec.msgpack.encode(await self._upgrade(msgspec.msgpack.decode(params, type=UpgradeParams)))
         if method == "transfer":
-            await self._transfer(msgspec.msgpack.decode(params, type=TransferParams))
+            self._require_active()
+            await self._quorum_changes.transfer(msgspec.msgpack.decode(params, type=TransferParams).node_id)
             return b"\xc0"
         if method == "change":
-            await self._change(msgspec.msgpack.decode(params, type=ChangeParams))
+            self._require_active()
+            await self._quorum_changes.change(msgspec.msgpack.decode(params, type=ChangeParams))
+            self._lifecycle.wake()
             return b"\xc0"
         raise InvalidInput(f"there is no method {method[:50]!r}", hint="the caller is newer than this controller")
 
@@ -555,117 +560,6 @@ class ControllerNode:
         """Return a unique session id: a term has one active controller, and this process counts within the term."""
         term = self._require_active()
         return SessionReply(f"{term}.{self._node_id}.{next(self._client_numbers)}", self.image.cluster_id)
-
-    async def _transfer(self, params: TransferParams) -> None:
-        self._require_active()
-        members = self._quorum()
-        if params.node_id is not None and params.node_id not in members:
-            raise InvalidInput(f"node {params.node_id} is not a member of the quorum {sorted(members)}")
-        if params.node_id != self._node_id:
-            await self._consensus.transfer(params.node_id)
-
-    def _quorum(self) -> dict[int, str]:
-        members = self._consensus.members
-        if not members:
-            raise InvalidInput(
-                "this cluster has a single controller without a quorum",
-                hint="start it with controller.members and controller.secret_file; `tidelog up --brokers 3` does",
-            )
-        return members
-
-    async def _change(self, params: ChangeParams) -> None:
-        self._require_active()
-        members = self._quorum()
-        timeout_s = self._settings.command_timeout_ms / 1000
-        if params.operation == "add":
-            node_id, address = parse_member(f"{params.node_id}@{params.address}")
-            await self._add_member(members, node_id, address, timeout_s)
-        elif params.operation == "rem":
-            if params.node_id not in members:
-                return
-            if len(members) == 1:
-                raise InvalidInput("the last controller cannot be removed")
-            if params.node_id == self._node_id:
-                await self._consensus.transfer(None)
-                raise self._not_active(
-                    f"controller {self._node_id} transferred its leadership before its removal; retry"
-                )
-            await self._change_members(MembershipChange("rem", params.node_id, members[params.node_id]), timeout_s)
-        else:
-            raise InvalidInput(f"there is no operation {params.operation[:20]!r}")
-        self._lifecycle.wake()
-
-    async def _add_member(self, members: dict[int, str], node_id: int, address: str, timeout_s: float) -> None:
-        """A new one, or one that has lost its directory: that is removed first, so that its old votes are over."""
-        if members.get(node_id) == address:
-            known = self._consensus.directories.get(node_id)
-            if known is None or node_id == self._node_id:
-                return
-            directory = await self._meet(node_id, address)
-            if directory in ("", known):
-                return
-            await self._change_members(MembershipChange("rem", node_id, address), timeout_s)
-        else:
-            self._check_newcomer(members, node_id, address)
-            directory = await self._meet(node_id, address)
-        await self._change_members(MembershipChange("add", node_id, address, directory), timeout_s)
-
-    async def _change_members(self, change: MembershipChange, timeout_s: float) -> None:
-        quorum = Quorum(self._consensus.members, self._consensus.directories)
-        unheard = quorum.with_change(change).unheard() if self._level >= DIRECTORIES_LEVEL else []
-        if unheard:
-            raise Unavailable(
-                f"after this change the quorum might elect nobody: too few of its members were heard from since this"
-                f" cluster began (not yet: {', '.join(map(str, unheard))})",
-                hint="start these controllers, or remove them first",
-            )
-        await self._consensus.change_membership(change, timeout_s)
-
-    @staticmethod
-    def _check_newcomer(members: dict[int, str], node_id: int, address: str) -> None:
-        if node_id in members:
-            raise InvalidInput(
-                f"controller {node_id} is a member at {members[node_id]}",
-                hint="remove it first; to change its address, change controller.members and restart the nodes",
-            )
-        if address in members.values():
-            raise InvalidInput(f"another controller has the address {address}")
-        if len(members) >= MAX_MEMBERS:
-            raise InvalidInput(f"a quorum has at most {MAX_MEMBERS} members")
-
-    async def _meet(self, node_id: int, address: str) -> str:
-        """The new member must answer, and be who it should be: adding one that does not costs availability.
-
-        Returns the id of its directory; empty if it has none.
-        """
-        try:
-            found = await self._ask_status(address)
-        except TidelogError as error:
-            raise InvalidInput(
-                f"controller {node_id} does not answer at {address}: {error.message}",
-                hint="start its process first, with this quorum and itself in controller.members",
-            ) from error
-        if found["node"] != node_id:
-            raise InvalidInput(f"node {found['node']} answers at {address}, not {node_id}")
-        if found["cluster_id"] not in ("", self.image.cluster_id):
-            raise InvalidInput(f"controller {node_id} belongs to another cluster, {found['cluster_id']}")
-        if self._level not in levels_in(found):
-            raise UnsupportedLevel(
-                f"the cluster is at feature level {self._level}; controller {node_id} supports {levels_in(found)}",
-                hint="start this controller in a version that supports the level",
-            )
-        return str(found.get("directory", ""))
-
-    async def _ask_status(self, address: str) -> dict[str, Any]:
-        channel = RpcChannel([split_address(address)], self._network, self._credentials)
-        try:
-            raw = await channel.call("status", None, MEET_S)
-        finally:
-            await channel.close()
-        return msgspec.msgpack.decode(raw, type=dict[str, Any])
-
-    async def _refuses(self, address: str) -> bool:
-        return await refuses(self._network, *split_address(address), ASK_S)
 
     def _heartbeat(self, connection: RpcConnection, params: HeartbeatParams) -> HeartbeatReply | None:
         """Record a heartbeat, on every member, for the next active controller. A follower's image may be behind."""

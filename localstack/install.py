@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|all|kafka}
+    python localstack/install.py {minio|localstack|kcat|previous_release|all|kafka}
 
-prints one line `<kind> <path of the executable>` each. `all` is what the tests need: the first three. Existing
+prints one line `<kind> <path of the executable>` each. `all` is what the tests need: the first four. Existing
 installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
 `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`; deleting it is safe.
 
 - minio: built from source by the Go toolchain (MinIO publishes no binaries any more). About 3 minutes on two cores.
 - localstack: a separate environment, because its requirements conflict with Tidelog's. About 40 seconds.
 - kcat: the one on PATH; else Debian's or Ubuntu's packages, unpacked without installation. A few seconds.
+- previous_release: an environment with the wheel in `tests/releases`, as that release pins its requirements; its
+  executable is its Python. About 30 seconds.
 - kafka: the folder of Apache Kafka's jars, by Maven; for `python -m bench.peers`. 54 MB.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
@@ -44,6 +46,10 @@ LOCALSTACK_PACKAGES = (
     "pyopenssl<25.2",
     "service-identity<25",
 )
+
+PREVIOUS_RELEASE = "d2c38fc"
+"""The version before this one, a folder of `tests/releases`."""
+RELEASES = Path(__file__).resolve().parents[1] / "tests" / "releases"
 
 KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "libzstd1", "libssl3", "zlib1g")
 """kcat and its libraries, except the C library. Their names vary between releases of the distribution."""
@@ -137,23 +143,48 @@ def install_minio(work: Path) -> None:
     (built / "minio").replace(minio_path())
 
 
-def localstack_path() -> Path:
-    """Return the path of the Python of LocalStack's environment."""
-    release = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return cache_dir() / f"localstack-{LOCALSTACK_VERSION}-{release}" / "bin" / "python"
+def environment_python(name: str) -> Path:
+    """Return the path of the Python of an environment in the cache; each version of Python has environments of its
+    own."""
+    return cache_dir() / f"{name}-py{sys.version_info.major}{sys.version_info.minor}" / "bin" / "python"
 
 
-def install_localstack(work: Path) -> None:
-    """Create an environment and install LocalStack with pip. It cannot be moved: a link marks it complete."""
-    environment = localstack_path().parent.parent
+def create_environment(python: Path, requirements: Sequence[str | Path], imports: str, work: Path) -> None:
+    """Create an environment and install into it with pip. It cannot be moved: a link marks it complete."""
+    environment = python.parent.parent
     contents = environment.with_name(environment.name + ".d")
     shutil.rmtree(contents, ignore_errors=True)
     run([sys.executable, "-m", "venv", contents], cwd=work)
-    python = contents / "bin" / "python"
-    download([python, "-m", "pip", "install", "--quiet", "--no-input", *LOCALSTACK_PACKAGES], cwd=work)
-    run([python, "-c", "import localstack.runtime.main, hypercorn"], cwd=work)
+    own = contents / "bin" / "python"
+    download([own, "-m", "pip", "install", "--quiet", "--no-input", *requirements], cwd=work)
+    run([own, "-P", "-c", f"import {imports}"], cwd=work)
     environment.unlink(missing_ok=True)
     environment.symlink_to(contents.name)
+
+
+def localstack_path() -> Path:
+    """Return the path of the Python of LocalStack's environment."""
+    return environment_python(f"localstack-{LOCALSTACK_VERSION}")
+
+
+def install_localstack(work: Path) -> None:
+    """Install LocalStack."""
+    create_environment(localstack_path(), LOCALSTACK_PACKAGES, "localstack.runtime.main, hypercorn", work)
+
+
+def previous_release_path() -> Path:
+    """Return the path of the Python of the previous release's environment."""
+    return environment_python(f"tidelog-{PREVIOUS_RELEASE}")
+
+
+def install_previous_release(work: Path) -> None:
+    """Install the wheel of `tests/releases`."""
+    folder = RELEASES / PREVIOUS_RELEASE
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise Missing(f"{folder} has {len(wheels)} wheels, not one")
+    requirements: list[str | Path] = ["--constraint", folder / "constraints.txt", wheels[0]]
+    create_environment(previous_release_path(), requirements, "tidelog.cli", work)
 
 
 def kcat_path() -> Path:
@@ -217,9 +248,10 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "minio": (minio_path, install_minio),
     "localstack": (localstack_path, install_localstack),
     "kcat": (kcat_path, install_kcat),
+    "previous_release": (previous_release_path, install_previous_release),
     "kafka": (kafka_path, install_kafka),
 }
-FOR_TESTS = ("minio", "localstack", "kcat")
+FOR_TESTS = ("minio", "localstack", "kcat", "previous_release")
 """What `all` stands for."""
 
 

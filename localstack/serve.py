@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import fcntl
+import importlib.util
 import os
 import select
 import shutil
@@ -56,6 +57,8 @@ HEALTH = {
 def command_for(kind: str, port: int, directory: Path) -> tuple[list[str], dict[str, str]]:
     """Return the server's command line and additional environment variables."""
     if kind == "moto":
+        if importlib.util.find_spec("moto") is None:
+            raise install.Missing("it is not among what `make up` installs; `make install` installs it")
         return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)], {}
     if kind == "minio":
         binary = str(install.install("minio"))

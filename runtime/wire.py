@@ -33,6 +33,7 @@ MAX_FRAME_BYTES: Final = 32 << 20
 """Default bound on a payload. The largest message is one delta of a 10,000-partition topic (about 3 MB)."""
 
 _PREFIX = struct.Struct(">HBBI")
+_HEADER = struct.Struct(">HBBII")
 _CRC = struct.Struct(">I")
 HEADER_BYTES: Final = _PREFIX.size + _CRC.size
 
@@ -74,6 +75,8 @@ class FrameDecoder:
 
     def feed(self, data: Buffer) -> list[Frame]:
         """Add received bytes and return the completed frames. Raises `CorruptData`, `FrameTooLarge`."""
+        if not self._buffer and (frame := self._whole(data)) is not None:
+            return [frame]
         self._buffer += data
         frames: list[Frame] = []
         position = 0
@@ -84,16 +87,23 @@ class FrameDecoder:
                 if end > len(view):
                     break
                 with view[position + HEADER_BYTES : end] as payload:
-                    actual = crc32c(payload, crc32c(bytes(view[position : position + _PREFIX.size])))
-                    if actual != crc:
-                        raise CorruptData(f"frame checksum is {actual:#010x}, the header has {crc:#010x}")
-                    frames.append(Frame(kind, bytes(payload)))
+                    frames.append(_check(kind, bytes(payload), view[position : position + _PREFIX.size], crc))
                 position = end
         del self._buffer[:position]
         return frames
 
-    def _header(self, view: memoryview, position: int) -> tuple[int, int, int]:
-        magic, version, kind, length = _PREFIX.unpack_from(view, position)
+    def _whole(self, data: Buffer) -> Frame | None:
+        """Return the frame if `data` is exactly one, as it mostly is: then nothing needs to be kept."""
+        size = len(data)
+        if size < HEADER_BYTES:
+            return None
+        kind, length, crc = self._header(data, 0)
+        if size != HEADER_BYTES + length:
+            return None
+        return _check(kind, bytes(data[HEADER_BYTES:]), data[: _PREFIX.size], crc)
+
+    def _header(self, view: Buffer, position: int) -> tuple[int, int, int]:
+        magic, version, kind, length, crc = _HEADER.unpack_from(view, position)
         if magic != MAGIC:
             raise CorruptData(
                 f"frame magic is {magic:#06x}, not {MAGIC:#06x}", hint="the peer does not use Tidelog's RPC"
@@ -102,5 +112,11 @@ class FrameDecoder:
             raise CorruptData(f"frame version is {version}; this process supports {VERSION}")
         if length > self._max_bytes:
             raise FrameTooLarge(f"the peer announces {length} bytes; the limit is {self._max_bytes} bytes")
-        (crc,) = _CRC.unpack_from(view, position + _PREFIX.size)
         return kind, length, crc
+
+
+def _check(kind: int, payload: bytes, prefix: Buffer, crc: int) -> Frame:
+    actual = crc32c(payload, crc32c(bytes(prefix)))
+    if actual != crc:
+        raise CorruptData(f"frame checksum is {actual:#010x}, the header has {crc:#010x}")
+    return Frame(kind, payload)

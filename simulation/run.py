@@ -29,6 +29,7 @@ from tidelog.simulation.checkers import CheckOptions, Finding, check
 from tidelog.simulation.checkers.history import History
 from tidelog.simulation.inside import find_orphans, look_inside
 from tidelog.simulation.world.cluster import SimCluster
+from tidelog.simulation.world.consensus import RaftWatch
 from tidelog.simulation.world.loop import START_S, Deadlock, VirtualLoop, current_life
 from tidelog.simulation.world.settings import Shape
 
@@ -72,7 +73,9 @@ class SimulationOutcome:
 
 
 class _SimulationRun:
-    def __init__(self, seed: int, steps: int, faults: Sequence[str], skip: Collection[int]) -> None:
+    def __init__(
+        self, seed: int, steps: int, faults: Sequence[str], skip: Collection[int], raft_watch: RaftWatch
+    ) -> None:
         self.outcome = SimulationOutcome(seed)
         self.outcome.history.about = {"seed": seed, "steps": steps, "faults": list(faults), "skip": sorted(skip)}
         self.loop = VirtualLoop()
@@ -83,12 +86,15 @@ class _SimulationRun:
         shape = Shape.draw(rng, embedded=random.Random(f"roles {seed}").random() < EMBEDDED)
         shape.draw_feed(random.Random(f"feed {seed}"))
         shape.draw_state(random.Random(f"state {seed}"))
+        shape.draw_level(random.Random(f"level {seed}"))
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
+        self.cluster.raft_watch = raft_watch
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
         generator = random.Random(rng.getrandbits(64))
         self.faults = Faults(self.loop, self.cluster, generator, tuple(faults), self.note, frozenset(skip))
         roles = "controllers in brokers" if shape.embedded else "controllers"
-        self.note("world", f"{shape.controllers} {roles}, {shape.brokers} brokers, wal {shape.wal}")
+        about = f"{shape.controllers} {roles}, {shape.brokers} brokers, wal {shape.wal}, level {shape.level}"
+        self.note("world", about)
 
     def note(self, who: str, what: str) -> None:
         """Add one line to the trace. Its number of callbacks reveals every difference between two runs."""
@@ -188,6 +194,8 @@ class _SimulationRun:
         ]
         if self.cluster.repairs:
             found.append("a controller was not added")
+        if self.cluster.raising is not None and not self.cluster.raising.done():
+            found.append("the feature level was not raised")
         active = self.cluster.active
         if active is None:
             return [*found, "no controller is active"]
@@ -232,10 +240,17 @@ class _SimulationRun:
 
 
 def simulate(
-    seed: int, *, steps: int = 12, faults: Sequence[str] = tuple(FAULTS), skip: Collection[int] = ()
+    seed: int,
+    *,
+    steps: int = 12,
+    faults: Sequence[str] = tuple(FAULTS),
+    skip: Collection[int] = (),
+    raft_watch: RaftWatch | None = None,
 ) -> SimulationOutcome:
     """Run one simulation, without the faults whose numbers are in `skip`.
 
+    `raft_watch` is one to use instead of its own, for a caller who wants to see the controllers' log.
+
     Use a new process for each: the result of a seed must not depend on earlier seeds.
     """
-    return _SimulationRun(seed, steps, faults, skip).run()
+    return _SimulationRun(seed, steps, faults, skip, raft_watch or RaftWatch()).run()

@@ -5,7 +5,7 @@ Entry: the classes below; all are subclasses of `tidelog.runtime.errors.TidelogE
 
 from __future__ import annotations
 
-from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, Unavailable
+from tidelog.runtime.errors import CorruptData, Fenced, InvalidInput, NotFound, Unavailable
 
 
 class OffsetOutOfRange(NotFound):
@@ -18,6 +18,15 @@ class OutOfOrderSequence(InvalidInput):
     """An idempotent producer's batch does not follow its last one. Kafka: OUT_OF_ORDER_SEQUENCE_NUMBER (45)."""
 
     kafka_code = 45
+
+
+class EarlierBatchMissing(Unavailable):
+    """A batch was refused because one before it was, while the partition came here: the producer sends both again.
+
+    Kafka: NOT_LEADER_OR_FOLLOWER (6), as for the batch before it.
+    """
+
+    kafka_code = 6
 
 
 class InvalidProducerEpoch(Fenced):
@@ -46,3 +55,16 @@ class UnknownLeaderEpoch(Unavailable):
     """The caller's leader epoch is newer than the log's: this broker is behind. Kafka: UNKNOWN_LEADER_EPOCH (75)."""
 
     kafka_code = 75
+
+
+class UnknownVersion(CorruptData):
+    """A value of a partition's metadata has a version that this process does not know (rule 18)."""
+
+
+def require_version(found: int, known: int, what: str) -> None:
+    """Check the version in a value that was read. Raises `UnknownVersion`."""
+    if found != known:
+        raise UnknownVersion(
+            f"{what} of a partition has version {found}; this process reads {known}",
+            hint="start the version that wrote it, or a newer one",
+        )

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tidelog.stream.errors import require_version
+
 UNKNOWN = -1
 _VERSION = 1
 
@@ -86,6 +88,7 @@ class LeaderEpochs:
 
     @classmethod
     def decode(cls, data: bytes) -> LeaderEpochs:
-        """Decode the result of `encode`. Raises `msgspec.ValidationError`."""
-        _, epochs, starts = msgspec.msgpack.decode(data, type=tuple[int, list[int], list[int]])
+        """Decode the result of `encode`. Raises `msgspec.ValidationError`, `UnknownVersion`."""
+        version, epochs, starts = msgspec.msgpack.decode(data, type=tuple[int, list[int], list[int]])
+        require_version(version, _VERSION, "the list of leader epochs")
         return cls(zip(epochs, starts, strict=True))

@@ -11,6 +11,11 @@ from tidelog.stream.opened import OpenedStream
 class StreamManager(Protocol):
     """The controller's calls for streams. Every call is fenced by master epoch and stream epoch (rule 4)."""
 
+    @property
+    def feature_level(self) -> int:
+        """Return the feature level of the cluster, by which everything is written (rule 18); it may grow any time."""
+        ...
+
     async def open_streams(
         self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
     ) -> list[OpenedStream]:

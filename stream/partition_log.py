@@ -42,7 +42,13 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Closed, Overloaded
 from tidelog.runtime.types import Buffer
 from tidelog.storage.records import OffsetTrimmed, StreamEntry
-from tidelog.stream.errors import FencedLeaderEpoch, OffsetOutOfRange, UnknownLeaderEpoch
+from tidelog.stream.errors import (
+    EarlierBatchMissing,
+    FencedLeaderEpoch,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    UnknownLeaderEpoch,
+)
 from tidelog.stream.log_config import LogConfig as LogConfig
 from tidelog.stream.managers import StreamManager
 from tidelog.stream.meta_stream import MetaStream
@@ -50,7 +56,7 @@ from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
 from tidelog.stream.partition_recovery import apply_marker, recover
 from tidelog.stream.partition_state import PartitionState
-from tidelog.stream.producer_state import BatchEntry
+from tidelog.stream.producer_state import MAX_SEQUENCE, BatchEntry
 from tidelog.stream.segments import retention_start, should_roll
 from tidelog.stream.stream import Stream
 from tidelog.stream.time_index import TimeIndex
@@ -80,6 +86,9 @@ META_TAIL_BYTES = 1 << 20
 """A partition with larger metadata (thousands of segments or producers) is opened from the bucket."""
 DATA_TAIL_BYTES = 256 << 10
 """The newest batches, which consumers at the end of the log request first."""
+EARLIER_BATCH_S = 10.0
+"""How long after its opening, or after it refused a batch for want of room, a log takes a gap in a producer's sequences
+for a batch that was refused before it."""
 _CLOSE_WAIT_S = 10.0
 """How long a close waits for space in the WAL. Without a clean record the next open scans; nothing is lost."""
 
@@ -154,6 +163,8 @@ class PartitionLog:
         "_last_wal_end",
         "_log_append_time",
         "_on_confirmed",
+        "_refused_at",
+        "_refused_end",
         "_start",
         "_start_wal_end",
         "_state",
@@ -193,6 +204,9 @@ class PartitionLog:
         self._storage = storage
         self._clock = clock
         self._closed = False
+        self._refused_at = clock.monotonic()
+        """When a batch may have been refused that its producer sends again: before the opening, or for want of room."""
+        self._refused_end = state.data.next_offset
         self._last_wal_end = 0
         self._unconfirmed: deque[tuple[int, int]] | None = None
         self._watchers: dict[object, Callable[[], None]] | None = None
@@ -225,7 +239,9 @@ class PartitionLog:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
             for stream_id, records in (tails or {}).items():
                 storage.warm(stream_id, records)
-            state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
+            state = PartitionState(
+                MetaStream(meta), data, TimeIndex(time), TxnIndex(txn), lambda: manager.feature_level
+            )
             scanned = await recover(state, config, clock.time_ms())
         except BaseException:  # in every case: the next attempt opens the streams again
             for opened in streams:
@@ -358,6 +374,7 @@ class PartitionLog:
         `records` is modified in place and kept: the caller must never change it again. A read-only view is copied.
         `acks_leader_epoch` refuses the write unless it is this log's epoch. Raises `InvalidRecord`, `CorruptRecord`,
         `RecordTooLarge`, `UnsupportedCompression`, `InvalidTimestamp`, `OutOfOrderSequence`, `InvalidProducerEpoch`,
+        `EarlierBatchMissing`,
         `InvalidTxnState`, `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `Closed`, and the storage's `WalFull`,
         `Overloaded` (retriable, nothing was written) and `WalFailed`.
         """
@@ -367,7 +384,12 @@ class PartitionLog:
         config = self._config
         header = check_batch(records, limit_bytes=config.max_message_bytes)
         if header.producer_id >= 0:
-            original = self._state.producers.check(header)
+            try:
+                original = self._state.producers.check(header)
+            except OutOfOrderSequence as error:
+                if self._follows_a_refused_batch(header):
+                    raise EarlierBatchMissing(f"the batch before it is missing: {error.message}") from error
+                raise
             if original is not None:
                 return self._duplicate(original)
         now_ms = self._clock.time_ms()
@@ -380,7 +402,29 @@ class PartitionLog:
             header = parse_header(records)
         elif records.readonly:
             records = memoryview(bytearray(records))
-        return self._append(records, header, now_ms, None if self._log_append_time else header.crc)
+        try:
+            return self._append(records, header, now_ms, None if self._log_append_time else header.crc)
+        except Overloaded:
+            self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
+            raise
+
+    def _follows_a_refused_batch(self, header: BatchHeader) -> bool:
+        """Return whether a batch out of order was sent before its producer learned that one before it was refused.
+
+        A producer sends up to five batches without waiting. While a partition moves, or opens, or the WAL is full, the
+        first may be refused and the next arrive a moment later, when it is open, or there is room. Kafka answers
+        OUT_OF_ORDER_SEQUENCE_NUMBER then. librdkafka takes that for a loss and begins a new producer epoch, under which
+        it sends again whatever it has no answer for, on other partitions, too: records were doubled by that.
+        """
+        state = self._state.producers.get(header.producer_id)
+        if state is None or self._clock.monotonic() - self._refused_at > EARLIER_BATCH_S:
+            return False
+        if state.batches and state.batches[-1].last_offset >= self._refused_end:
+            return False  # it has written here since
+        if header.producer_epoch > state.epoch:
+            return True
+        ahead = (header.base_sequence - state.last_sequence - 1) & MAX_SEQUENCE
+        return header.producer_epoch == state.epoch and 0 < ahead <= MAX_SEQUENCE // 2
 
     def append_internal(self, batch: Buffer) -> AppendResult:
         """Append one batch of the broker's own (group and transaction records, markers), built by `build_batch`.

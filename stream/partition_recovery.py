@@ -26,6 +26,7 @@ from tidelog.batch.batch import BatchHeader, ControlType, control_epoch, control
 from tidelog.runtime.errors import CorruptData, Overloaded
 from tidelog.runtime.msgpack import DECODE_ERRORS
 from tidelog.storage.records import StreamEntry
+from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_state import (
@@ -89,6 +90,8 @@ def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:
 def _load(state: PartitionState, now_ms: int) -> None:
     """Load the last checkpoint."""
     start = _value(state, START, Start)
+    if start is not None:
+        require_version(start.version, VERSION, "the log start")
     state.log_start = max(state.data.start_offset, start.log_start_offset if start else 0)
     checkpoint = _value(state, CHECKPOINT, Checkpoint)
     is_ahead = checkpoint is not None and checkpoint.data_offset > state.data.next_offset
@@ -184,6 +187,7 @@ def _is_clean(state: PartitionState) -> bool:
     clean = _value(state, CLEAN, Clean)
     if clean is None:
         return False
+    require_version(clean.version, VERSION, "the record of a clean close")
     found = (state.data.next_offset, state.time.stream.next_offset, state.txn.stream.next_offset)
     if found == (clean.data_end, clean.time_end, clean.txn_end):
         return True

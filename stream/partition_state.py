@@ -22,6 +22,7 @@ Entry: `PartitionState`; `tidelog.stream.partition_recovery` fills one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -49,6 +50,8 @@ VERSION = 1
 """Version in the first field of the values of `checkpoint`, `clean` and `start`."""
 PIECES_VERSION = 2
 """Version of a `checkpoint` whose producers have an offset of their own: only where there are many."""
+PIECES_LEVEL = 1
+"""Feature level from which on that is written: versions of level 0 read it as a table without producers."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +107,7 @@ class PartitionState:
     """One partition's streams and the state derived from them. Offsets int64."""
 
     __slots__ = (
+        "_feature_level",
         "_writing",
         "bytes_since_checkpoint",
         "checkpoint_offset",
@@ -123,7 +127,16 @@ class PartitionState:
         "txn",
     )
 
-    def __init__(self, meta: MetaStream, data: Stream, time: TimeIndex, txn: TxnIndex) -> None:
+    def __init__(
+        self,
+        meta: MetaStream,
+        data: Stream,
+        time: TimeIndex,
+        txn: TxnIndex,
+        feature_level: Callable[[], int] = lambda: PIECES_LEVEL,
+    ) -> None:
+        """`feature_level` returns that of the cluster now."""
+        self._feature_level = feature_level
         self.meta = meta
         self.data = data
         self.time = time
@@ -253,7 +266,8 @@ class PartitionState:
 
     @property
     def _has_many_producers(self) -> bool:
-        return len(self.producers) > self.rows_per_piece
+        """Whether the table is written in pieces."""
+        return len(self.producers) > self.rows_per_piece and self._feature_level() >= PIECES_LEVEL
 
     def write_piece(self) -> int:
         """Write the next piece of the snapshot of producers that was begun; with the last one the snapshot counts.

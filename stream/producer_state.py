@@ -24,7 +24,13 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.batch.batch import BatchHeader
-from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
+from tidelog.stream.errors import (
+    FencedCoordinator,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    OutOfOrderSequence,
+    require_version,
+)
 
 KEPT_BATCHES = 5
 """As many batches as a producer may have in flight (max.in.flight.requests.per.connection ≤ 5)."""
@@ -34,7 +40,8 @@ ROWS_PER_PIECE = 1024
 """Rows of one piece of a snapshot: at most 280 KiB, about a millisecond of encoding."""
 MAX_ROW_BYTES = 280
 """The largest encoding of one producer: 30 integers of at most 9 bytes, and the headers of 7 arrays."""
-_SEQUENCE_MASK = 0x7FFFFFFF
+MAX_SEQUENCE = 0x7FFFFFFF
+"""Sequences are int32 ≥ 0; 0 follows this one."""
 _NONE = -1
 _VERSION = 1
 
@@ -181,14 +188,14 @@ class ProducerStates:
             return None
         epoch, first = header.producer_epoch, header.base_sequence
         if epoch == state.epoch:
-            last = (first + header.last_offset_delta) & _SEQUENCE_MASK
+            last = (first + header.last_offset_delta) & MAX_SEQUENCE
             for entry in state.batches:
                 if entry[0] == first and entry[1] == last:
                     return entry
             previous = state.batches[-1][1] if state.batches else _NONE
-            if first != ((previous + 1) & _SEQUENCE_MASK):
+            if first != ((previous + 1) & MAX_SEQUENCE):
                 raise OutOfOrderSequence(
-                    f"producer {header.producer_id} sent sequence {first}, expected {previous + 1 & _SEQUENCE_MASK}"
+                    f"producer {header.producer_id} sent sequence {first}, expected {previous + 1 & MAX_SEQUENCE}"
                 )
         elif epoch < state.epoch:
             raise InvalidProducerEpoch(
@@ -230,7 +237,7 @@ class ProducerStates:
         batches = state.batches
         if len(batches) == KEPT_BATCHES:
             del batches[0]
-        batches.append(BatchEntry(first, (first + delta) & _SEQUENCE_MASK, base_offset, base_offset + delta, timestamp))
+        batches.append(BatchEntry(first, (first + delta) & MAX_SEQUENCE, base_offset, base_offset + delta, timestamp))
         if header.is_transactional and state.txn_start_offset < 0:
             state.txn_start_offset = base_offset
             self._ongoing[producer_id] = base_offset
@@ -324,15 +331,19 @@ class ProducerStates:
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerStates:
-        """Decode the result of `encode`. Raises `msgspec.ValidationError`."""
+        """Decode the result of `encode`. Raises `msgspec.ValidationError`, `UnknownVersion`."""
         states = cls()
         states.add_piece(data)
         states.complete()
         return states
 
     def add_piece(self, data: bytes) -> None:
-        """Add the producers of a piece; `complete` follows the last one. Raises `msgspec.ValidationError`."""
-        _, rows = msgspec.msgpack.decode(data, type=tuple[int, list[_StateRow]])
+        """Add the producers of a piece; `complete` follows the last one.
+
+        Raises `msgspec.ValidationError`, `UnknownVersion`.
+        """
+        version, rows = msgspec.msgpack.decode(data, type=tuple[int, list[_StateRow]])
+        require_version(version, _VERSION, "the table of producers")
         for row in rows:
             state = ProducerState(row.producer_id, row.epoch, row.seen_ms)
             state.coordinator_epoch = row.coordinator_epoch

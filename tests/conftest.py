@@ -8,6 +8,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 
 - `moto_server`, `localstack_server`, `minio_server`: a running `S3Server` (`support/s3_servers.py`); `s3_server`: each.
 - `kcat`: the path of a kcat that runs.
+- `previous_release`: the path of a Python in whose environment the previous release is installed (`tests/releases`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ hypothesis.settings.load_profile("tidelog")
 T = TypeVar("T")
 PREFIX = "missing: "
 E2E = Path(__file__).parent / "e2e"
-PROCESS_FIXTURES = {"server_pool", "moto_server", "localstack_server", "minio_server", "s3_server", "kcat"}
+PROCESS_FIXTURES = {
+    "server_pool",
+    "moto_server",
+    "localstack_server",
+    "minio_server",
+    "s3_server",
+    "kcat",
+    "previous_release",
+}
 
 
 def required(provide: Callable[[], T]) -> T:
@@ -84,6 +93,11 @@ def s3_server(request: pytest.FixtureRequest) -> S3Server:
 @pytest.fixture(scope="session")
 def kcat() -> str:
     return required(lambda: install("kcat"))
+
+
+@pytest.fixture(scope="session")
+def previous_release() -> str:
+    return required(lambda: install("previous_release"))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:

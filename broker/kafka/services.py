@@ -57,6 +57,20 @@ class Services:
     broker_configs: Callable[[], dict[str, str]] = dict
     """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
 
+    @property
+    def named_controller(self) -> int:
+        """Return the broker that clients are told to send their controller requests to; -1 if none is alive.
+
+        Every broker accepts them and asks the active controller. So this one is named, which the client has just
+        reached: of another one that has died nobody knows until its session ends. Kafka's brokers name any one that
+        lives (KIP-590). One that is not alive to the controllers names the live one with the smallest id.
+        """
+        brokers = self.controller.image.brokers
+        mine = brokers.get(self.node_id)
+        if mine is not None and mine.alive:
+            return self.node_id
+        return min((broker.id for broker in brokers.values() if broker.alive), default=-1)
+
 
 @dataclass(slots=True)
 class RequestContext:

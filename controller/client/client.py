@@ -29,9 +29,9 @@ from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.errors import ErrorInfo, NotController, OutcomeUnknown, TopicIdTaken, from_wire
-from tidelog.controller.model.levels import SUPPORTED, level_key, told_range
+from tidelog.controller.model.levels import SUPPORTED, UnsupportedLevel, level_key, told_range
 from tidelog.controller.model.load import BrokerLoad, HeartbeatReply
-from tidelog.controller.model.records import DrainMode, ReplicaSetRecord, TopicRecord
+from tidelog.controller.model.records import DrainMode, ObjectState, ReplicaSetRecord, TopicRecord
 from tidelog.controller.model.wal_notes import WalNote
 from tidelog.controller.rpc.connection import (
     ChangeParams,
@@ -46,12 +46,12 @@ from tidelog.controller.rpc.connection import (
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import Overloaded, TidelogError, Unavailable
+from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.health import OperationHealth
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.network import Network
 from tidelog.runtime.tasks import TaskSet
-from tidelog.storage.commits import CommitObjects, CompactObjects, ObjectSlice
+from tidelog.storage.commits import CommitObjects, CommitRefused, CompactObjects, NotPrepared, ObjectSlice
 from tidelog.stream.opened import OpenedStream
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ results of a client, and a retried command must not have been evicted by later o
 ATTEMPT_S = 10.0
 ATTEMPT_OF_MANY_S = 3.0
 """Time-out of one attempt with several controllers: shorter, because another one can be tried."""
+BEFORE_UPGRADES = "there is no method 'upgrade'"
+"""What controllers before feature levels answer."""
 STATUS_S = 2.0
 SHORT_BUDGET_S = 5.0
 """Budget of requests for which a person or a script waits: longer than an election."""
@@ -252,7 +254,16 @@ class ControllerClient:
 
         Raises `UnsupportedLevel` naming the members that do not support it, `Unavailable`.
         """
-        raw = await self._ask_active("upgrade", UpgradeParams(level, dry_run), None if not dry_run else SHORT_BUDGET_S)
+        budget_s = None if not dry_run else SHORT_BUDGET_S
+        try:
+            raw = await self._ask_active("upgrade", UpgradeParams(level, dry_run), budget_s)
+        except InvalidInput as error:
+            if error.message != BEFORE_UPGRADES:
+                raise
+            raise UnsupportedLevel(
+                "the active controller runs a version before feature levels; the cluster is at level 0",
+                hint="upgrade every process, the active controller last (`tidelog controller status`)",
+            ) from error
         return msgspec.msgpack.decode(raw, type=dict[str, Any])
 
     # Balance
@@ -524,6 +535,12 @@ class ControllerClient:
 
     # tidelog.stream.managers.StreamManager
 
+    @property
+    def feature_level(self) -> int:
+        """See `tidelog.stream.managers.StreamManager.feature_level`; 0 as long as it is not known."""
+        cluster = self.image.cluster
+        return cluster.level if cluster is not None else 0
+
     async def open_streams(
         self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
     ) -> list[OpenedStream]:
@@ -571,7 +588,20 @@ class ControllerClient:
 
     async def commit_objects(self, commit: CommitObjects) -> None:
         """See `tidelog.storage.managers.ObjectManager.commit_objects`."""
-        await self._command(c.Commit(commit))
+        try:
+            await self._command(c.Commit(commit))
+        except CommitRefused as error:
+            if self.feature_level == 0 and self._has_expired(commit):
+                raise NotPrepared(error.message, hint=error.hint) from error
+            raise
+
+    def _has_expired(self, commit: CommitObjects) -> bool:
+        """Whether an object of a refused commit is not prepared: at level 0 that is no error of its own."""
+        replica_set = self.image.replica_sets.get(commit.replica_set_id)
+        if replica_set is None or replica_set.master_epoch != commit.master_epoch:
+            return False
+        rows = (self.image.objects.get(new.object_id) for new in commit.objects)
+        return any(row is None or row.state != ObjectState.PREPARED for row in rows)
 
     async def compact_objects(self, compaction: CompactObjects) -> None:
         """Replace committed objects by compacted ones. Returns when the local image names the new ones.

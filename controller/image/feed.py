@@ -29,6 +29,7 @@ from tidelog.controller.image.transfer import (
 )
 from tidelog.controller.model.errors import ImageTransferLost
 from tidelog.runtime.errors import Overloaded
+from tidelog.runtime.waiting import within
 
 RING_BYTES = 2 << 20
 """Bytes of encoded deltas. For a follower further behind, an image of ten thousand partitions is not much larger."""
@@ -67,7 +68,8 @@ class DeltaFeed:
         self._ring_bytes = 0
         self._base = 0
         """Version from which the ring serves a follower."""
-        self._news = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Of those who wait for a newer image."""
         self._transfers: dict[Hashable, ImageSender] = {}
         """Least recently used first."""
         self._numbers = itertools.count(START + 1)
@@ -108,17 +110,24 @@ class DeltaFeed:
             listener(delta)
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     async def wait_newer(self, version: int, timeout_s: float) -> None:
         """Return when the image is newer than `version`, or after `timeout_s` seconds."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.image.version <= version:
-                    await self._news.wait()
-        except TimeoutError:
-            return
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        while self.image.version <= version and (left_s := end_s - loop.time()) > 0:
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiting[future] = None
+            try:
+                await within(future, left_s)
+            except TimeoutError:
+                return
+            finally:
+                self._waiting.pop(future, None)
 
     def after(self, version: int) -> list[msgspec.Raw] | None:
         """Return encoded deltas after `version`, a bounded number; None if the follower must reload the image."""

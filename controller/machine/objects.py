@@ -121,7 +121,8 @@ def _commit_one(
     """Commit one object. `ends` holds the streams that earlier objects of this commit advanced, and is extended."""
     row = tables.objects.get(new.object_id)
     if row is None or row.state != ObjectState.PREPARED:
-        raise NotPrepared(f"object {new.object_id} is not prepared: it expired or was never prepared")
+        kind = NotPrepared if tables.level >= 1 else CommitRefused  # older brokers know the latter, and would retry
+        raise kind(f"object {new.object_id} is not prepared: it expired or was never prepared")
     kept = _move_ends(tables, new.object_id, pieces, replica_set_id, ends)
     now = tables.now_ms
     if kept:

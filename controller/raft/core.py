@@ -74,8 +74,12 @@ class MemberNode(Node):  # type: ignore[misc]
 
     address: str
 
+    def __init__(self, id: str, **about: str) -> None:  # the name that its base has
+        super().__init__(id, **about)
+        self.number = int(id)
+
     def __hash__(self) -> int:
-        return hash(int(self.id))
+        return self.number
 
 
 def make_node(node_id: int, address: str) -> MemberNode:

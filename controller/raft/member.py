@@ -42,6 +42,9 @@ BATCH_BYTES = 16 << 20
 QUEUE_COMMANDS = 8_192
 STRANGE = "its directory is not the one that it was added with; add it anew"
 SNAPSHOT_PIECE_BYTES = 1 << 20
+MAX_PUT_OFF = 3
+"""Elections that a member puts off because it slept, until a leader is heard: on a machine without time for it every
+turn comes late, and a quorum of such members would never elect anybody."""
 REFUSED_SNAPSHOT_S = 1.0
 """After a snapshot could not be kept, until it is asked for again."""
 
@@ -189,6 +192,8 @@ class RaftMember(RaftCore):
         self.journal = Journal.open(directory / "journal", files)
         self.failure: Exception | None = None
         self._paused_since = self._now()
+        self._put_off = 0
+        """Elections put off after pauses since a leader was heard."""
         try:
             for leftover in ("snapshot.tmp", "snapshot.1.tmp"):
                 files.remove(directory / leftover)
@@ -480,7 +485,10 @@ class RaftMember(RaftCore):
         if transport is None or not self.others():
             return
         transport.news = False  # what came before this tick is in it
-        if paused > self.conf.raftMinTimeout / 2:
+        if transport.silence_s(now) <= self.conf.raftMinTimeout:
+            self._put_off = 0
+        if paused > self.conf.raftMinTimeout / 2 and self._put_off < MAX_PUT_OFF:
+            self._put_off += 1
             self.postpone_election()  # this process slept: first listen whether there is a leader
         if self.is_leader() or self.election_deadline() >= now or self.is_asked_to_lead():
             return

@@ -48,6 +48,7 @@ from tidelog.runtime.errors import (
 )
 from tidelog.runtime.health import STUCK_S
 from tidelog.runtime.tasks import TaskSet
+from tidelog.runtime.waiting import within
 
 logger = logging.getLogger(__name__)
 
@@ -260,8 +261,7 @@ class RaftConsensus:
         self._inbox.append((blob, future))
         self._runner.wake()
         try:
-            async with asyncio.timeout(timeout_s):
-                return await future
+            return await within(future, timeout_s)
         except TimeoutError:
             raise OutcomeUnknown(f"the command was not committed within {timeout_s} s") from None
 

@@ -80,6 +80,9 @@ class _Step(NamedTuple):
     piece: StreamPiece
 
 
+_NOTHING = _Step(-1, False, 0, StreamPiece(0, 0, -1, False))
+
+
 def find_chain(
     start: int, committed_end: int, known: Iterable[StreamPiece], missing: set[int], new: list[StreamPiece]
 ) -> StreamChain:
@@ -87,7 +90,8 @@ def find_chain(
 
     `known`: the live pieces of the state, contiguous; `missing`: ids of those objects that are not in the bucket. Only
     the cluster deletes objects, and only those without live pieces: what is missing and not replaced was trimmed, so
-    the stream begins behind it.
+    the stream begins behind it. If nothing is left of the state, the trim may have gone past its end, and the stream is
+    the newest chain: no offset that was given out is given out again.
     """
     named = sorted(known)
     if not any(piece.object_id in missing for piece in named):
@@ -101,6 +105,9 @@ def find_chain(
     reaching = (at for at, step in steps.items() if at > start and step.reach >= committed_end)
     begin = min(min(reaching, default=committed_end), committed_end)
     rest = _walk(begin, steps, [])
+    if not rest:  # nothing that the state names is left: newer objects may begin behind what was trimmed with it
+        begin = min((-step.reach, at) for at, step in [(begin, _NOTHING), *steps.items()] if at >= begin)[1]
+        rest = _walk(begin, steps, [])
     return StreamChain(begin, rest[-1].end if rest else begin, tuple(rest))
 
 

@@ -43,6 +43,7 @@ from tidelog.runtime.msgpack import DECODE_ERRORS
 from tidelog.runtime.network import Network
 from tidelog.runtime.task_errors import as_unavailable
 from tidelog.runtime.tasks import TaskSet
+from tidelog.runtime.waiting import within
 from tidelog.runtime.wire import Frame, FrameDecoder, FrameTooLarge, encode_frame
 
 logger = logging.getLogger(__name__)
@@ -416,7 +417,8 @@ class RpcConnection(asyncio.Protocol):
 
     async def _answer(self, request: _Request) -> None:
         assert self._handler is not None
-        await self._writable.wait()  # before the work: replies that a peer does not read must not accumulate
+        if not self._writable.is_set():  # before the work: replies that a peer does not read must not accumulate
+            await self._writable.wait()
         try:
             result = await self._handler(self, request.method, request.params)
             reply = _Response(request.id, None, msgspec.Raw(result))
@@ -454,8 +456,7 @@ class RpcConnection(asyncio.Protocol):
         self._waiting[request_id] = future
         try:
             self._write(REQUEST, payload)
-            async with asyncio.timeout(timeout_s):
-                return await future
+            return await within(future, timeout_s)
         except TimeoutError:
             raise CallTimeout(f"the controller did not answer {method} within {timeout_s:.1f} s") from None
         finally:

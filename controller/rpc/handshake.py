@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from typing import Final, NamedTuple
 
 import msgspec
@@ -37,6 +38,10 @@ NONCE_BYTES: Final = 32
 MAC_BYTES: Final = 16
 NO_NODE: Final = -1
 """Node id of a client that is not a node of the cluster (a tool)."""
+
+
+_FRAME = struct.Struct(">QB")
+"""Number and kind of a frame, under its authentication code."""
 
 
 class NotAuthentic(Unavailable):
@@ -104,7 +109,7 @@ class Session:
 
 
 def _mac(key: bytes, number: int, kind: int, payload: bytes) -> bytes:
-    digest = hashlib.blake2b(number.to_bytes(8, "big") + bytes([kind]), key=key, digest_size=MAC_BYTES)
+    digest = hashlib.blake2b(_FRAME.pack(number, kind), key=key, digest_size=MAC_BYTES)
     digest.update(payload)
     return digest.digest()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tidelog.runtime.errors import Unavailable
 from tidelog.runtime.network import Network
+from tidelog.runtime.waiting import within
 from tidelog.simulation.actors import kafka, kafka_ids
 from tidelog.simulation.actors.kafka import FieldReader, Leader, Request
 
@@ -81,8 +82,7 @@ class ClientConnection(asyncio.Protocol):
         """Send a request and return the result of the response. Raises `Lost`."""
         future = self.send(request)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await future
+            return await within(future, timeout_s)
         except TimeoutError:
             self.transport.abort()
             raise Lost(f"no answer within {timeout_s} s") from None

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.runtime.errors import TidelogError
 from tidelog.simulation.world.bucket import HOST as BUCKET_HOST
 from tidelog.simulation.world.bucket import BucketFaults
@@ -31,6 +32,8 @@ MAX_CHANGES = 40
 SPARE_BYTES = (0, 200, 2_000, 20_000)
 """What is left on a controller's disk that is full."""
 MAX_RESETS = 12
+LEVEL_0_JUMP_MS = 50
+"""At level 0 the active controller's wall clock is what deadlines are by."""
 JUMPS_MS = (50, 2_000, 60_000, 11 * 60_000, 3 * 3_600_000, 12 * 3_600_000)
 """Of a wall clock, ahead or back."""
 CHANGE_S = 6.0
@@ -439,13 +442,62 @@ class _Doer:
         self.note("operator", f"{operation} of controller {node.host}")
         await client.close()
 
+    def level(self) -> Undo | None:
+        """An operator raises the feature level, again and again until every member is there and supports it."""
+        cluster = self.cluster
+        if cluster.raising is None:
+            rng = random.Random(self.rng.getrandbits(64))
+            cluster.raising = self.loop.create_task(self._raise_level(rng))
+        return None
+
+    async def _raise_level(self, rng: random.Random) -> None:
+        """What `tidelog cluster upgrade` asks for."""
+        client = self.cluster.controller_client("upgrade", rng, CHANGE_S)
+        await client.start()
+        while True:
+            try:
+                report = await client.upgrade(NEWEST, dry_run=False)
+                break
+            except TidelogError as error:
+                self.note("operator", f"the level is not raised: {type(error).__name__}: {error.message}")
+            await asyncio.sleep(rng.uniform(0.5, 1.5))
+        self.note("operator", f"the level is {report['level']}{', raised' if report['raised'] else ''}")
+        await client.close()
+
     def odd(self) -> Undo | None:
-        """Network, bucket and disks raise exceptions of types that nobody listed."""
+        """Network, bucket, disks and background loops raise exceptions of types that nobody listed."""
         rng, odd = self.rng, self.cluster.network.odd
         odd.rng, odd.probability = random.Random(rng.getrandbits(64)), rng.choice((0.02, 0.1, 0.5))
-        odd.places = frozenset(rng.sample(("network", "bucket", "disk"), rng.randint(1, 3)))
+        odd.places = frozenset(rng.sample(("network", "bucket", "disk", "loop"), rng.randint(1, 4)))
         self.note("world", f"{odd.probability:.0%} odd errors of {', '.join(sorted(odd.places))}")
         return odd.heal
+
+    def unmount(self) -> Undo | None:
+        """A broker starts with another WAL directory, at first an empty one, and later with the one before it.
+
+        It is what the start after a crash finds while a disk is not mounted, or an older copy is. A broker that refuses
+        to start with it is given the other one by `SimNode`. Only where the controllers know of the WAL: not in a
+        cluster that began at level 0, and not while a broker goes on although they do not answer
+        (`tidelog.broker.wal_keeper`).
+        """
+        if self.cluster.shape.wal_settings.kind != "disk" or self.cluster.shape.level == OLDEST:
+            return None
+        nodes = [node for node in self.cluster.brokers if node.alive and _is_wal_known(node)]
+        if not nodes:
+            return None
+        node = self.rng.choice(nodes)
+        node.crash(power=self.rng.random() < 0.3)
+        node.change_wal_directory()
+        node.recover()
+        stays = self.rng.random() < 0.3
+
+        def undo() -> None:
+            if not stays and node.alive and _is_wal_known(node):
+                node.crash(power=False)
+                node.change_wal_directory()
+            node.recover()
+
+        return undo
 
     def clock(self) -> Undo | None:
         """A wall clock jumps by up to half a day, often the active controller's, and later jumps back."""
@@ -453,7 +505,10 @@ class _Doer:
         node = active if active is not None and self.rng.random() < 0.5 else self._node(alive=False)
         if node is None:
             return None
-        node.clock.jump(self.rng.choice((-1, 1)) * self.rng.choice(JUMPS_MS))
+        jump_ms = self.rng.choice(JUMPS_MS)
+        if self.cluster.level == 0:
+            jump_ms = min(jump_ms, LEVEL_0_JUMP_MS)
+        node.clock.jump(self.rng.choice((-1, 1)) * jump_ms)
         self.note(node.host, f"clock {node.clock.skew_ms:+} ms")
 
         return lambda: node.clock.jump(0)
@@ -479,6 +534,11 @@ class _Doer:
         return None
 
 
+def _is_wal_known(node: SimNode) -> bool:
+    """Return whether a broker that lost its WAL now would be refused, or have lost nothing."""
+    return not node.ready or node.broker is None or node.broker.parts.data.keeper.is_known
+
+
 FAULTS: dict[str, Callable[[_Doer], Undo | None]] = {
     "kill": _Doer.kill,
     "power": _Doer.power,
@@ -501,4 +561,6 @@ FAULTS: dict[str, Callable[[_Doer], Undo | None]] = {
     "clock": _Doer.clock,
     "leader": _Doer.leader,
     "deny": _Doer.deny,
+    "unmount": _Doer.unmount,
+    "level": _Doer.level,
 }

@@ -22,11 +22,12 @@ from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import from_wire
+from tidelog.controller.model.levels import NEWEST
 from tidelog.controller.model.records import NO_REPLICA_SET, STREAMS_PER_PARTITION
 from tidelog.simulation.actors.workload import Topic
 from tidelog.simulation.world.clock import EPOCH_MS
 from tidelog.simulation.world.cluster import SimCluster
-from tidelog.simulation.world.consensus import remember
+from tidelog.simulation.world.consensus import remember, remember_log
 from tidelog.simulation.world.settings import KAFKA_PORT
 from tidelog.storage.commits import CommitObjects, NewObject, ObjectKind, pack_ranges
 
@@ -44,16 +45,16 @@ TTL_MS = 60_000
 class _Past:
     """The state machine, and the commands that it has applied."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int) -> None:
         self.state = ControllerState()
         self.index = 0
+        self._level = level
 
     def apply(self, command: c.AnyCommand) -> Any:
         """Apply a command, which must succeed, and return its value."""
         self.index += 1
-        result = c.decode_result(
-            self.state.apply(c.Envelope(c.FORMAT_VERSION, TERM, EPOCH_MS, "", 0, 0, command), self.index).result
-        )
+        envelope = c.Envelope(self._level + 1, TERM, EPOCH_MS, "", 0, 0, c.at_level(command, self._level))
+        result = c.decode_result(self.state.apply(envelope, self.index).result)
         if result.error is not None:
             raise from_wire(result.error)
         return result.value
@@ -64,12 +65,21 @@ def _near(rng: random.Random, distance: int) -> int:
 
 
 def draw_past(cluster: SimCluster, topics: Sequence[Topic], rng: random.Random) -> None:
-    """Give one cluster in eight a past, with these topics. Call it before the cluster starts."""
-    if rng.random() >= OLD:
+    """Give one cluster in eight a past, with these topics. Call it before the cluster starts.
+
+    Another one that begins below the newest feature level has been founded, and nothing else.
+    """
+    shape = cluster.shape
+    is_old = rng.random() < OLD
+    founding = c.BecomeActive(min(shape.members), TERM, f"{rng.getrandbits(64):022x}", shape.upload.delete_delay_ms)
+    if not is_old and shape.level < NEWEST:
+        written = c.encode_envelope(c.Envelope(0, TERM, EPOCH_MS, "", 0, 0, founding), shape.level)
+        for node in cluster.controllers:
+            remember_log(node.raft_platters, TERM, [written])
+    if not is_old:
         return
-    past, shape = _Past(), cluster.shape
-    delay_ms = shape.upload.delete_delay_ms
-    past.apply(c.BecomeActive(min(shape.members), TERM, f"{rng.getrandbits(64):022x}", delay_ms))
+    past = _Past(shape.level)
+    past.apply(founding)
     brokers = [node for node in cluster.brokers if node.belongs]
     for node in brokers:
         past.apply(c.RegisterBroker(node.id, f"check-{node.id}", "past", node.host, KAFKA_PORT, "", "", shape.wal))

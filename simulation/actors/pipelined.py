@@ -1,10 +1,11 @@
 """An idempotent producer with several requests in flight, like librdkafka's with `max.in.flight=5`.
 
 Each partition has a *lane*: its batches in the order of their sequence numbers, starting at the first unacknowledged
-one. The first `MAX_IN_FLIGHT` of them may be in flight, on one connection, in order. When one fails, those after it are
-refused as out of order; nothing new is sent until every response has arrived, and then all failed batches are sent
-again in order. Acknowledged batches leave a lane only at its front, so a broker that stores the last five batches of a
-producer knows every batch that may be sent again.
+one. The first `MAX_IN_FLIGHT` of them may be in flight, on one connection, in order. When one fails, those after it
+are refused, too; nothing new is sent until every response has arrived, and then all failed batches are sent again in
+order. Acknowledged batches leave a lane only at its front, so a broker that stores the last five batches of a producer
+knows every batch that may be sent again. Where it knows the producer, it must not refuse a batch behind a failed one as
+out of order: librdkafka takes that for a loss.
 
 A lane ends with its session when its first batch is permanently refused or not delivered in time. It may be refused as
 out of order only while nothing of the session was acknowledged in the partition: a broker that does not know a producer
@@ -29,6 +30,7 @@ from tidelog.simulation.actors.workload import (
     DUPLICATE_SEQUENCE,
     MISSED_ANSWERS,
     MISSED_FOR_S,
+    OUT_OF_ORDER,
     SESSION_ENDED,
     Producer,
     Topic,
@@ -203,6 +205,8 @@ class PipelinedProducer(Producer):
             batch.error = f"error {found.error}"
         batch.code = found.error
         if found.error not in (0, DUPLICATE_SEQUENCE):
+            if found.error == OUT_OF_ORDER and lane.acknowledged and batch is not lane.batches[0]:
+                w.gap_refused(lane.topic, lane.partition, lane.process)
             self._client.forget(lane.topic.name, lane.partition, found.leader)
             return False
         offsets = list(range(found.offset, found.offset + len(batch.op.values))) if found.error == 0 else []

@@ -37,6 +37,7 @@ MISSED_FOR_S = 3.0
 MAX_FOUND = 5
 """Maximum number of findings of clients: their cause recurs with each retry."""
 
+OUT_OF_ORDER = 45
 DUPLICATE_SEQUENCE = 46
 SESSION_ENDED = (45, 47, 59)
 """OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID."""
@@ -127,6 +128,15 @@ class Workload:
                 f"{topic.name}-{partition}: process {process} sent the batch that follows what was acknowledged to it"
             )
             self.found("sequence-refused", f"{said}, and got error {code}")
+
+    def gap_refused(self, topic: Topic, partition: int, process: int) -> None:
+        """Record an idempotent producer's batch behind a refused one that was refused as out of order.
+
+        librdkafka takes that for a loss, and doubles records of other partitions.
+        """
+        if not topic.gone:
+            said = f"{topic.name}-{partition}: process {process} sent a batch behind one that was refused"
+            self.found("sequence-refused", f"{said}, and got error {OUT_OF_ORDER}")
 
     def existing(self) -> list[Topic]:
         """The topics that exist."""

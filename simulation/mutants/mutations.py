@@ -45,12 +45,25 @@ _ANY_WAL_START = Edit(
 
 _LIST = [
     Mutation(
+        "gap-taken-for-a-loss",
+        "protocol",
+        "the batch behind a refused one is refused as out of order, which librdkafka takes for a loss",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog.append",
+                "if self._follows_a_refused_batch(header):",
+                "if self._follows_a_refused_batch(header) and mutated():",
+            ),
+        ),
+        ("sequence-refused",),
+    ),
+    Mutation(
         "ack-before-fsync",
         "1",
         "the WAL reports a write in the page cache as durable",
         (
             Edit(
-                "tidelog.storage.wal.disk.wal:DiskWal._submit",
+                "tidelog.storage.wal.disk.log:DiskLog._submit",
                 "sync=self._sync_writes, done=done",
                 "sync=mutated(), done=done",
             ),
@@ -348,8 +361,8 @@ _LIST = [
             ),
             Edit(
                 "tidelog.controller.machine.objects:_commit_one",
-                "raise NotPrepared(",
-                "mutated(); raise CommitRefused(",
+                "kind = NotPrepared if tables.level >= 1 else CommitRefused",
+                "mutated(); kind = CommitRefused",
             ),
         ),
         ("needless-fence",),
@@ -731,15 +744,30 @@ _LIST = [
     Mutation(
         "level-ignored-when-applied",
         "18",
-        "commands are applied by the rules of feature level 0, whatever level they were written at",
+        "all but the first commands of terms are applied by the rules of feature level 0, whatever their level",
         (
             Edit(
                 "tidelog.controller.machine.state:ControllerState.apply",
                 "tables.log_index, tables.level = index, envelope.level",
-                "tables.log_index, tables.level = index, envelope.level if mutated() else 0",
+                "tables.log_index, begins = index, isinstance(envelope.command, c.BecomeActive)\n"
+                "        tables.level = envelope.level if begins or not envelope.level or mutated() else 0",
             ),
         ),
-        ("defect", "assertion", "metadata-diverged", *GONE, *LOUD),
+        ("unbounded-command", "one-owner", "defect", "assertion", "metadata-diverged", *GONE, *LOUD),
+    ),
+    Mutation(
+        "term-begun-at-unknown-level",
+        "18",
+        "a controller that has applied nothing yet begins its term at the newest feature level",
+        (
+            Edit(
+                "tidelog.controller.node:ControllerNode._activate",
+                "if self.image.cluster is None:",
+                "if self.image.cluster is None and mutated():",
+            ),
+        ),
+        ("above-level",),
+        ("kill", "level"),
     ),
     Mutation(
         "deltas-skipped",
@@ -816,6 +844,32 @@ _LIST = [
         ),
         ("task-died", "defect"),
         ("odd",),
+    ),
+    Mutation(
+        "kept-loop-ends",
+        "11",
+        "a background loop that an exception of a kind that nobody listed has left is not started again",
+        (
+            Edit(
+                "tidelog.runtime.tasks:TaskSet._keep", "ERRORS.note(self._name, error, ended=False)", "mutated(); raise"
+            ),
+        ),
+        ("task-died",),
+        ("odd",),
+    ),
+    Mutation(
+        "lost-wal-accepted",
+        "13",
+        "a broker goes on with whatever WAL it finds at its start",
+        (
+            Edit(
+                "tidelog.broker.wal_keeper:WalKeeper.meet",
+                "if verdict is WalVerdict.CONTINUES:",
+                "if verdict is WalVerdict.CONTINUES or not mutated():",
+            ),
+        ),
+        (*GONE, *LOUD),
+        ("unmount",),
     ),
 ]
 MUTATIONS = {mutation.name: mutation for mutation in _LIST}

@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeVar
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Closed, TidelogError
 from tidelog.runtime.types import Buffer
+from tidelog.runtime.waiting import within
 from tidelog.simulation.world.loop import VirtualLoop
 from tidelog.simulation.world.network import SimNetwork
 from tidelog.storage.bucket.common import (
@@ -162,8 +163,7 @@ class SimBucket:
 
         loop.call_later(there_s, arrive, context=self._world)
         try:
-            async with asyncio.timeout(timeout_s):
-                result = await answer
+            result = await within(answer, timeout_s)
             self._network.odd.strike("bucket", host)  # it is applied
             return result
         except TimeoutError:

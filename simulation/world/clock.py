@@ -10,7 +10,10 @@ import asyncio
 
 from tidelog.runtime.cpu_time import CpuTimes
 from tidelog.simulation.world.loop import START_S
+from tidelog.simulation.world.odd import OddErrors
 
+KEPT = "TaskSet._keep"
+"""Name of the coroutine of a task that is started again."""
 EPOCH_MS = 1_750_000_000_000
 """Wall-clock time at the beginning of every simulation, milliseconds since the Unix epoch."""
 
@@ -18,8 +21,12 @@ EPOCH_MS = 1_750_000_000_000
 class SimClock:
     """A `tidelog.runtime.clock.Clock`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, usual_ms: int = 0) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, usual_ms: int = 0, *, odd: OddErrors | None = None, host: str = ""
+    ) -> None:
         self._loop = loop
+        self._odd = odd or OddErrors()
+        self._host = host
         self._usual_ms = usual_ms
         self.skew_ms = usual_ms
         """Skew of the wall clock: ahead, or behind if negative."""
@@ -37,8 +44,16 @@ class SimClock:
         return self._loop.time()
 
     async def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
+        """See `Clock.sleep`. What stands for an odd exception anywhere in a kept loop is raised here, after it."""
         await asyncio.sleep(seconds)
+        if self._odd.probability and _is_kept_loop():
+            self._odd.strike("loop", self._host)
+
+
+def _is_kept_loop() -> bool:
+    """Whether the running task is one that its owner starts again (`tidelog.runtime.tasks.TaskSet.keep`)."""
+    task = asyncio.current_task()
+    return task is not None and getattr(task.get_coro(), "__qualname__", "") == KEPT
 
 
 class IdleCpu:

@@ -20,9 +20,10 @@ from typing import Any
 from tidelog.broker.inputs import BrokerIdentity, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
 from tidelog.controller.client.client import ClientTiming, ControllerClient
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.records import ObjectState
+from tidelog.controller.model.wal_notes import WalLost
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.handshake import NO_NODE, Credentials
 from tidelog.runtime.errors import ConfigError, TidelogError, Unavailable
@@ -71,8 +72,12 @@ class SimNode:
         self.is_controller = node_id in cluster.shape.members
         self.is_broker = node_id < FIRST_CONTROLLER
         self.host = host_of(node_id)
-        self.clock = SimClock(cluster.loop, cluster.rng.choice((0, 0, cluster.rng.randint(-MAX_SKEW_MS, MAX_SKEW_MS))))
+        usual_ms = cluster.rng.choice((0, 0, cluster.rng.randint(-MAX_SKEW_MS, MAX_SKEW_MS)))
+        self.clock = SimClock(cluster.loop, usual_ms, odd=cluster.network.odd, host=self.host)
         self.platters = Platters()
+        """Of the WAL directory that is mounted."""
+        self.unmounted: Platters | None = None
+        """Of the one that was mounted before; see `change_wal_directory`."""
         self.raft_platters = RaftPlatters()
         self.cluster_id = ""
         """The cluster id that the data directory is bound to."""
@@ -129,6 +134,13 @@ class SimNode:
             self.cluster.network.revive(self.host)
             self.start()
 
+    def change_wal_directory(self) -> None:
+        """While no process runs: mount the other directory for the WAL. The first time that one is empty."""
+        assert self.life is None
+        self.platters.settle()
+        self.platters, self.unmounted = self.unmounted or Platters(), self.platters
+        self.cluster.note(self.host, f"finds another WAL directory, of {len(self.platters.files)} files")
+
     def pause(self) -> None:
         """SIGSTOP."""
         if self.life is not None and not self.life.paused:
@@ -151,7 +163,7 @@ class SimNode:
     async def _run(self, life: Life, rng: random.Random) -> None:
         stopping = self.stop_asked = asyncio.Event()
         process = _Process(self, rng)
-        told = "ended"
+        told, is_other_wal = "ended", False
         try:
             await process.start()
             self.ready = True
@@ -159,6 +171,7 @@ class SimNode:
             told = await process.run(stopping)
         except TidelogError as error:
             told = f"ended: {type(error).__name__}: {error}"
+            is_other_wal = isinstance(error, WalLost)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
             self.cluster.defect(f"{life.name} died of {error!r}", error)
             told = f"died: {error!r}"
@@ -170,6 +183,8 @@ class SimNode:
         self.cluster.note(self.host, told)
         self._end(life)
         self.cluster.network.crash(self.host, silent=False)
+        if is_other_wal and self.unmounted is not None:
+            self.change_wal_directory()  # an operator does what the error's hint says
         if self.wanted:
             self.cluster.later(RESTART_S, self._start_again)
 
@@ -277,13 +292,15 @@ class _Process:
                 partitions_per_deletion=PARTITIONS_PER_DELETION,
                 feed=shape.feed,
             ),
-            self._network,
-            node.clock,
-            self._rng,
-            delete_objects=self._delete_objects,
-            state_store=self._store.for_purpose(Purpose.METADATA) if shape.writes_state else None,
+            ControllerWorld(
+                self._network,
+                node.clock,
+                self._rng,
+                delete_objects=self._delete_objects,
+                state_store=self._store.for_purpose(Purpose.METADATA) if shape.writes_state else None,
+                consensus=consensus,
+            ),
             on_failed=self._controller_failed,
-            consensus=consensus,
         )
         controller.feed.listen(self._cluster.watch.take)
         await controller.start()
@@ -386,6 +403,8 @@ class SimCluster:
         """A controller is removed, or has lost its directory, and is not added again yet: no other one may be."""
         self.repair: asyncio.Task[None] | None = None
         """Who does that."""
+        self.raising: asyncio.Task[None] | None = None
+        """Who raises the feature level."""
         self.bucket = SimBucket(loop, self.network, self.clock, random.Random(rng.getrandbits(64)))
         self.nodes: dict[int, SimNode] = {}
         for node_id in dict.fromkeys([*shape.members, *range(1, shape.brokers + shape.spares + 1)]):
@@ -423,8 +442,22 @@ class SimCluster:
         node = self.active_node
         return None if node is None else node.controller
 
+    @property
+    def level(self) -> int:
+        """The feature level as the active controller knows it; without one the level at the beginning."""
+        active = self.active
+        row = active.image.cluster if active is not None else None
+        return row.level if row is not None else self.shape.level
+
     def look_at_readers(self, object_ids: Sequence[int]) -> None:
-        """Objects about to be deleted: no broker that may read from the bucket has metadata that names one (rule 6)."""
+        """Objects about to be deleted: no broker that may read from the bucket has metadata that names one (rule 6).
+
+        Of what was destroyed at level 0 nobody knows when: it goes by time alone, as ever before.
+        """
+        known = self.active
+        if known is not None:
+            records = {one: known.image.objects.get(one) for one in object_ids}
+            object_ids = [one for one, row in records.items() if row is None or row.destroyed_at]
         for node in self.brokers:
             if node.broker is None or not node.ready:
                 continue

@@ -44,6 +44,16 @@ class Confirmed:
         """Record that the master of that epoch has confirmed the WAL up to `offset`."""
         self._holds(self._sets, f"the WAL of replica set {set_id}", set_id, epoch, offset)
 
+    def wal_starts_over(self, set_id: int, offset: int) -> None:
+        """Record that another WAL takes the place of the one before, at `offset`.
+
+        What that one had may be records of epochs, and of streams that were deleted or are elsewhere. What it had of
+        others is missed when they go on.
+        """
+        line = self._sets.get(set_id)
+        if line is not None:
+            line.confirmed = min(line.confirmed, offset)
+
     def forget_wal(self, set_id: int) -> None:
         """Drop a removed replica set."""
         self._sets.pop(set_id, None)

@@ -6,7 +6,7 @@ turn come that much later. So a crash comes between two turns, or inside one at 
 (`SimRaftFiles.crash_in`).
 
 `RaftWatch` is the oracle beside it: every entry that any member applies, at its index, must be the same for all of
-them, at all times (Raft paper, figure 3: state machine safety).
+them, at all times (Raft paper, figure 3: state machine safety); and none is written above the cluster's feature level.
 
 Entry: `SimConsensus`, one for each life of a controller; `RaftWatch`, one of a cluster.
 """
@@ -16,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.controller.model.commands import decode_envelope, decode_result
+from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.controller.raft.consensus import StateMachine
 from tidelog.controller.raft.journal import Journal
 from tidelog.controller.raft.quorum import Members
@@ -37,14 +39,21 @@ from tidelog.simulation.world.settings import Shape
 
 NO_OP = b"\x01"
 """An entry that changes nothing."""
+COMMAND = b"\x00"
+"""What an entry with a command begins with."""
 DIRECTORY = Path("/controller")
 HEARTBEAT_S = 0.18
 ELECTION_MIN_S = 0.6
 ELECTION_MAX_S = 1.2
+MANY_LOOKS, LOOK_S = 100, 1e-3
+"""What passes with each look at the clock after so many in one turn: pysyncobj sends until its time is over."""
 TURN_S = 0.00002
 """What a turn takes that touches no file."""
 WORK_S = 0.002
 """What it takes to make a snapshot's bytes."""
+
+
+_UNSUPPORTED = UnsupportedLevel.__name__.encode()
 
 
 class _SimWork:
@@ -209,8 +218,17 @@ class SimConsensus(RaftConsensus):
             loop.call_later(WORK_S * (0.5 + rng.random()), begun.join)
             return begun
 
+        looks = [0.0, 0]
+
+        def monotonic() -> float:
+            now = loop.time()
+            looks[:] = [now, looks[1] + 1 if looks[0] == now else 0]
+            if looks[1] > MANY_LOOKS:
+                files.busy_s += LOOK_S
+            return now + files.busy_s
+
         surroundings = Surroundings(
-            monotonic=lambda: loop.time() + files.busy_s,
+            monotonic=monotonic,
             random=rng.random,
             files=files,
             sockets=sockets,
@@ -238,15 +256,27 @@ class RaftWatch:
     """See the module."""
 
     def __init__(self) -> None:
-        self._applied: dict[int, bytes] = {}
+        self.applied: dict[int, bytes] = {}
+        """Every entry, by index."""
         self.findings: list[Finding] = []
 
-    def applied(self, name: str, index: int, blob: bytes) -> None:
-        """A member applies an entry."""
-        known = self._applied.setdefault(index, blob)
-        if known != blob and not self.findings:
+    def applies(self, name: str, index: int, blob: bytes) -> bool:
+        """A member applies an entry. Returns whether it is the first one that does."""
+        known = self.applied.get(index)
+        if known is None:
+            self.applied[index] = blob
+        elif known != blob and not self.findings:
             message = f"{name} applies another entry at index {index} than a member did before it"
             self.findings.append(Finding(rule="raft-diverged", message=message))
+        return known is None
+
+    def refused(self, index: int, blob: bytes, result: bytes) -> None:
+        """The first result of an entry: nobody writes above the level in force, which older members would apply."""
+        error = decode_result(result).error
+        envelope = decode_envelope(blob)
+        if error is not None and error.name == UnsupportedLevel.__name__ and error.message.startswith("command "):
+            message = f"{type(envelope.command).__name__} at index {index}: {error.message}"
+            self.findings.append(Finding(rule="above-level", message=message))
 
 
 def remember(platters: RaftPlatters, index: int, term: int, state: bytes) -> None:
@@ -260,6 +290,15 @@ def remember(platters: RaftPlatters, index: int, term: int, state: bytes) -> Non
     write_snapshot(DIRECTORY / "draft", Snapshot(last, previous, state), files)
     files.rename(DIRECTORY / "draft", DIRECTORY / "snapshot")
     files.sync_directory(DIRECTORY)
+
+
+def remember_log(platters: RaftPlatters, term: int, commands: Sequence[bytes]) -> None:
+    """Give a member the directory of one that holds a no-op and these commands in its log, and no snapshot."""
+    entries = [(NO_OP, 1, term), *((COMMAND + blob, index, term) for index, blob in enumerate(commands, 2))]
+    journal = Journal.open(DIRECTORY / "journal", SimRaftFiles(platters, random.Random(0)))
+    journal.reset(entries)
+    journal.set_term(term, None)
+    journal.close()
 
 
 class _Watched:
@@ -276,5 +315,8 @@ class _Watched:
 
     def apply(self, blob: bytes, index: int) -> bytes:
         """See `StateMachine.apply`."""
-        self._watch.applied(self._name, index, blob)
-        return self._machine.apply(blob, index)
+        is_first = self._watch.applies(self._name, index, blob)
+        result = self._machine.apply(blob, index)
+        if is_first and _UNSUPPORTED in result:
+            self._watch.refused(index, blob, result)
+        return result

@@ -96,6 +96,11 @@ class Platters:
         for inode in self.files.values():
             inode.lose_power(rng)
 
+    def settle(self) -> None:
+        """Write everything out, as unmounting does."""
+        for inode in self.files.values():
+            inode.sync()
+
     def rot(self, rng: random.Random) -> int:
         """Flip some bits of spare WAL files, and after the last record of the others; return their number."""
         places = []

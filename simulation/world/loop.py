@@ -108,14 +108,14 @@ class _Task(asyncio.Task):  # type: ignore[type-arg]
     """Hashes by a serial number, assigned on first use, so that sets of tasks iterate deterministically."""
 
     life: Life | None = None
-    _serial: int
+    _serial = 0
 
     def __hash__(self) -> int:
-        try:
-            return self._serial
-        except AttributeError:
-            self._serial = next_serial(self._loop)
-            return self._serial
+        return self._serial or self._draw()
+
+    def _draw(self) -> int:
+        self._serial = next_serial(self._loop)
+        return self._serial
 
 
 def _life_of(task: asyncio.Task[Any]) -> Life | None:
@@ -195,7 +195,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Callbacks run so far."""
         self.max_turns = sys.maxsize
         """Maximum number of callbacks; more is an error: a busy loop without progress of time."""
-        self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         """Return virtual seconds."""
@@ -207,9 +206,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._queue.clear()
         super().close()
 
-    def _make_task(self, _loop: Any, coro: Any, *, context: contextvars.Context | None = None) -> _Task:
+    def create_task(  # type: ignore[override]
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        """See `asyncio.BaseEventLoop`. A task without a name is not numbered, as asyncio would, over all seeds."""
         context = context if context is not None else contextvars.copy_context()
-        task = _Task(coro, loop=self, name="task", context=context)
+        task = _Task(coro, loop=self, name=name or "task", context=context)
         task.life = context.get(_LIFE)
         return task
 
@@ -304,20 +306,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise Deadlock(f"{self.turns} callbacks have run: something spins")
 
     def _jump(self) -> None:
-        timers, queue = self._timers, self._queue
-        while not queue:
-            if not timers:
-                raise Deadlock("nothing is ready and no timer is set")
-            now = timers[0][0]
+        """Advance the time to the next timer, and queue it and all others of that time."""
+        timers, queue, pop = self._timers, self._queue, heapq.heappop
+        while timers:
+            now, _, timer = pop(timers)
+            if timer._cancelled:
+                self._cancelled -= 1
+                continue
+            timer._due = True
+            queue.append(timer)
             while timers and timers[0][0] <= now:
-                timer = heapq.heappop(timers)[2]
+                timer = pop(timers)[2]
                 if timer._cancelled:
                     self._cancelled -= 1
-                    continue
-                timer._due = True
-                queue.append(timer)
-            if queue and now > self._now:
+                else:
+                    timer._due = True
+                    queue.append(timer)
+            if now > self._now:
                 self._now = now
+            return
+        raise Deadlock("nothing is ready and no timer is set")
 
     def _write_to_self(self) -> None:
         """There is no other thread to wake this one."""

@@ -1,5 +1,7 @@
 """Exceptions of types that nobody listed, raised where the processes of nodes wait for network, bucket or disk.
 
+At the place `loop` they are raised in background loops that are kept, where these wait for their clock.
+
 They stand for what no interface documents: a library's defect, a rare errno, a socket closed at an unlucky moment. No
 task of a process may die of one (finding `task-died`).
 

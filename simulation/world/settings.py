@@ -14,6 +14,7 @@ import msgspec
 from tidelog.broker.inputs import BrokerSettings
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from tidelog.controller.image.feed import DEFAULT_LIMITS, FeedLimits
+from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
 
@@ -30,6 +31,8 @@ FIRST_CONTROLLER = 101
 
 WRITES_STATE = 1 / 5
 """The share of clusters that write their metadata to the bucket."""
+AT_LEVEL_0 = 1 / 4
+"""The share of clusters that were founded by a version before feature levels."""
 
 
 def host_of(node_id: int) -> str:
@@ -73,6 +76,8 @@ class Shape:
     feed: FeedLimits = DEFAULT_LIMITS
     writes_state: bool = False
     """Whether the active controller writes its metadata to the bucket."""
+    level: int = NEWEST
+    """The feature level that it begins at (docs/design/0013-feature-levels.md)."""
 
     @property
     def members(self) -> dict[int, str]:
@@ -147,6 +152,10 @@ class Shape:
             chunk_rows=rng.choice((3, 20, 5_000)),
             chunk_bytes=rng.choice((200, 1 << 20)),
         )
+
+    def draw_level(self, rng: random.Random) -> None:
+        """Draw the feature level that the cluster begins at."""
+        self.level = OLDEST if rng.random() < AT_LEVEL_0 else NEWEST
 
     def draw_state(self, rng: random.Random) -> None:
         """Draw whether and how often the metadata is written to the bucket."""

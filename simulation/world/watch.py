@@ -14,6 +14,8 @@ violations that a later command would hide are found, too:
   deleted (rule 6; `tidelog.simulation.world.cluster`);
 - `unbounded-command`: one command removes a bounded number of a deleted topic's partitions (rule 12).
 
+What `one-owner` says of trims, and `unbounded-command`, hold for commands that were written at feature level 1.
+
 Entry: `Watch.take`, a listener of a controller's `DeltaFeed`; `Watch.trims`, called before each trim of a WAL.
 """
 
@@ -37,6 +39,9 @@ MAX_FINDINGS = 20
 PARTITIONS_PER_DELETION = 1
 """Of the controllers in a simulation: even small topics need several commands."""
 
+ON_THEIR_WAY = 64
+"""Commands that may have been written at level 0 and come after the one that raises it; each has a version."""
+
 
 class Watch:
     """The last state of the metadata, and the findings in its changes."""
@@ -51,6 +56,9 @@ class Watch:
         self._partitions: dict[tuple[bytes, int], PartitionRecord] = {}
         self._placed: dict[int, PartitionRecord] = {}
         """Partitions by stream id."""
+        self._was_at_level_0 = False
+        self._level_1_from: int | None = None
+        """Version from which all commands were written at feature level 1; None: some are written at 0."""
         self._opened_under: dict[int, int] = {}
         """The master epoch of the owner when a stream was opened last."""
 
@@ -65,7 +73,10 @@ class Watch:
             self._stream(stream_id, row)
         later: list[tuple[int, Row]] = []
         removed = sum(1 for table, _, record in delta.mutations if table == "partitions" and record is None)
-        if removed > PARTITIONS_PER_DELETION:
+        for table, _, record in delta.mutations:
+            if table == "cluster":
+                self._note_level(record.level)
+        if removed > PARTITIONS_PER_DELETION and self._is_level_1():
             self.found("unbounded-command", f"one command removed {removed} partitions")
         for table, key, record in delta.mutations:
             if table == "replica_sets":
@@ -93,6 +104,15 @@ class Watch:
         """Report a finding."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(Finding(rule=rule, message=f"at version {self._version}: {message}"))
+
+    def _note_level(self, level: int) -> None:
+        if level == 0:
+            self._was_at_level_0 = True
+        elif self._level_1_from is None:
+            self._level_1_from = self._version + (ON_THEIR_WAY if self._was_at_level_0 else 0)
+
+    def _is_level_1(self) -> bool:
+        return self._level_1_from is not None and self._version >= self._level_1_from
 
     def _grows(self, what: str, was: int, now: int) -> None:
         if now < was:
@@ -129,7 +149,9 @@ class Watch:
         replica_set = self._sets.get(now.replica_set)
         master_epoch = replica_set.master_epoch if replica_set is not None else -1
         trimmed = old is not None and now.start_offset > old.start_offset and now.replica_set == old.replica_set
-        if trimmed and master_epoch != self._opened_under[stream_id]:  # else a hand-over, which trims the meta stream
+        if (
+            trimmed and self._is_level_1() and master_epoch != self._opened_under[stream_id]
+        ):  # else a hand-over, which trims the meta stream
             said = f"stream {stream_id} was trimmed for a master of epoch {self._opened_under[stream_id]}"
             self.found("one-owner", f"{said}; replica set {now.replica_set} has one of epoch {master_epoch}")
         if opens:

@@ -70,6 +70,10 @@ class Witness:
             piece = waiting.popleft()
             confirmed.stream_holds(piece.stream_id, piece.epoch, piece.end)
 
+    def starts_over(self, offset: int) -> None:
+        """Report, before it happens, that another WAL is begun at `offset`."""
+        self.watch.confirmed.wal_starts_over(self._set_id, offset)
+
     def trims(self, offset: int) -> None:
         """Report a trim before it happens."""
         self.watch.trims(self._set_id, offset)
@@ -108,6 +112,12 @@ class WatchedWal:
         self._witness.enters()
         await self._wal.begin_epoch(epoch)
         self._witness.begins(epoch, self._wal.epoch_history.entries[-1].start_offset, self._wal.durable_offset)
+
+    async def reset(self, offset: int, kept_as: str = "") -> None:
+        """See `Wal.reset`."""
+        if kept_as:
+            self._witness.starts_over(offset)
+        await self._wal.reset(offset, kept_as)
 
     def append(self, record: StreamAppend) -> int:
         """See `Wal.append`."""

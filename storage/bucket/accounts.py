@@ -14,13 +14,14 @@ Operations: `put` (with the begin, parts and end of a multipart upload), `get`, 
 The cost is a few additions per request and nothing per record. At most `MAX_TOPICS` topics have accounts; all further
 topics are summed under `__other__`, as are those that `retain` finds deleted, so that no counter decreases.
 
-Entry: `BucketAccounts`.
+Entry: `BucketAccounts`; `TopicNames`, what the broker tells it of topics.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 RequestKind = Literal["put", "get", "head", "list", "delete"]
@@ -103,6 +104,16 @@ class Receipt(Account):
         self._accounts = None
 
 
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """What the metadata says of topics."""
+
+    of_stream: Callable[[int], str | None]
+    """Returns the topic of a stream; None if it is unknown or deleted."""
+    exists: Callable[[str], bool]
+    """Returns whether a topic exists."""
+
+
 class BucketAccounts:
     """All accounts of one store. Used on the event loop's thread."""
 
@@ -110,10 +121,15 @@ class BucketAccounts:
         self._purposes: dict[str, Account] = {}
         self._topics: dict[str, dict[str, Account]] = {}
         self._refused = 0
-        self.topic_of: Callable[[int], str | None] = lambda stream_id: None
-        """Return the topic of a stream; None if it is unknown or deleted. Set by the broker."""
-        self.exists: Callable[[str], bool] = lambda topic: True
-        """Return whether a topic exists. Set by the broker."""
+        self._topic_names: TopicNames | None = None
+
+    def divide_by(self, names: TopicNames) -> None:
+        """Divide among topics from now on; until then everything is shared.
+
+        Called by the broker that is started over the store. A broker that is started after it, in the same cluster, may
+        call it again.
+        """
+        self._topic_names = names
 
     def account(self, purpose: str) -> Account:
         """Return the account of a purpose; create it on first use."""
@@ -124,9 +140,11 @@ class BucketAccounts:
 
     def share(self, purpose: str, receipt: Account, streams: Iterable[tuple[int, int]]) -> None:
         """Add each topic's share of a receipt to its account."""
+        if self._topic_names is None:
+            return
         weights: defaultdict[str | None, int] = defaultdict(int)
         for stream_id, size in streams:
-            weights[self.topic_of(stream_id)] += size
+            weights[self._topic_names.of_stream(stream_id)] += size
         total = sum(weights.values())
         if total <= 0:
             return
@@ -154,7 +172,10 @@ class BucketAccounts:
 
     def retain(self) -> None:
         """Fold the accounts of deleted topics into `__other__`."""
-        gone = [topic for topic in self._topics if topic != OTHER_TOPIC and not self.exists(topic)]
+        names = self._topic_names
+        if names is None:
+            return
+        gone = [topic for topic in self._topics if topic != OTHER_TOPIC and not names.exists(topic)]
         for topic in gone:
             other = self._topics.setdefault(OTHER_TOPIC, {})
             for purpose, account in self._topics.pop(topic).items():

@@ -1,8 +1,12 @@
-"""Records that a WAL held beyond the bucket when it was opened, kept until their streams are known. Sans-IO.
+"""Records that a WAL holds beyond the bucket, kept until their streams are known. Sans-IO.
 
 At start the WAL's records are read before any stream is open. Which of them are valid is decided stream by stream:
 those with a stream epoch of the current ownership (`owner_since_epoch`) follow the committed end without a gap. When
 all streams of the replica set are open, the remaining records belong to streams that were deleted or moved away.
+
+A follower keeps the records that it receives in the same way: it drops what was committed (`discard_before`) and what
+it had to cut (`discard_from`), so when it becomes master nothing has to be read. Each operation costs as much as the
+records that it adds or drops.
 
 Entry: `RecoveredRecords`.
 """
@@ -10,6 +14,7 @@ Entry: `RecoveredRecords`.
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from tidelog.storage.cache.footprint import footprint, own
 from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog
@@ -37,8 +42,9 @@ class RecoveredRecords:
 
     def __init__(self, cache: LogCache) -> None:
         self._cache = cache
-        self._held: list[_Held] = []
-        self._by_stream: dict[int, list[_Held]] = {}
+        self._held: deque[_Held] = deque()
+        self._by_stream: dict[int, deque[_Held]] = {}
+        """The same records; no stream has none."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -46,25 +52,35 @@ class RecoveredRecords:
     def add(self, record: WalRecord) -> None:
         """Add the next DATA record of the WAL that is not in the bucket."""
         held = _Held(record)
+        assert not self._held or held.wal_end > self._held[-1].wal_end
         self._held.append(held)
-        self._by_stream.setdefault(held.stream_id, []).append(held)
+        self._by_stream.setdefault(held.stream_id, deque()).append(held)
         self._cache.add(footprint(held.record.payload))
 
     def discard_before(self, wal_offset: int) -> None:
         """Drop records that end at or before `wal_offset`: they are committed. Call it before a stream is opened."""
-        gone = [held for held in self._held if held.wal_end <= wal_offset]
-        self._held = self._held[len(gone) :]
-        self._cache.forget(footprint(held.record.payload) for held in gone)
-        self._by_stream.clear()
-        for held in self._held:
-            self._by_stream.setdefault(held.stream_id, []).append(held)
+        while self._held and self._held[0].wal_end <= wal_offset:
+            held = self._held.popleft()
+            self._drop(held, self._by_stream[held.stream_id].popleft())
+
+    def discard_from(self, wal_offset: int) -> None:
+        """Drop records that end after `wal_offset`: the WAL was cut there. Call it before a stream is opened."""
+        while self._held and self._held[-1].wal_end > wal_offset:
+            held = self._held.pop()
+            self._drop(held, self._by_stream[held.stream_id].pop())
+
+    def _drop(self, held: _Held, same: _Held) -> None:
+        assert held is same, "records were discarded after a stream was opened"
+        if not self._by_stream[held.stream_id]:
+            del self._by_stream[held.stream_id]
+        self._cache.forget((footprint(held.record.payload),))
 
     def fill(self, stream_log: StreamLog) -> str:
         """Move a stream's records to its log while it is opened; the log ends at its committed end and has its epochs.
 
         Returns a description of a gap or an overlap, or an empty string. On an error its records stay, to be set aside.
         """
-        found = self._by_stream.pop(stream_log.stream_id, [])
+        found = self._by_stream.pop(stream_log.stream_id, deque())
         current = [held for held in found if held.epoch >= stream_log.owner_since_epoch]
         if len(current) < len(found):
             fields = {"stream": stream_log.stream_id, "records": len(found) - len(current)}
@@ -95,5 +111,6 @@ class RecoveredRecords:
         self._cache.forget(footprint(held.record.payload) for held in dropped)
         if self._by_stream:
             logger.warning("dropping records of unknown streams", extra={"streams": sorted(self._by_stream)})
-        self._held, self._by_stream = [], {}
+        self._held.clear()
+        self._by_stream.clear()
         return entries

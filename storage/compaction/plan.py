@@ -23,9 +23,10 @@ Entry: `plan`, `lay_out`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Literal, NamedTuple
 
 from tidelog.storage.commits import ObjectKind, StreamRange
@@ -38,6 +39,8 @@ MAX_TASKS = 256
 """Tasks of one plan; the next plan finds the rest."""
 MAX_SORTS = 8
 """Tasks of one plan that sort: each moves some `MAX_INPUTS` times the target size."""
+CUT_SLACK = 0.15
+"""How far a cut between two outputs of a sort may be from its even place, as a part of an output."""
 MAX_OUTPUTS = 256
 """Limit on the stream objects that one task creates from stream-set objects."""
 
@@ -293,20 +296,35 @@ def _cut(sources: Sequence[BlockSource], target_bytes: int) -> Iterator[tuple[Bl
 
 
 def _shares(layer: Sequence[_Run], target_bytes: int) -> Iterator[OutputPlan]:
-    """Divide runs, in order of stream ids, into stream-set objects of about equal size near the target."""
-    total = sum(run.size for run in layer)
-    count = max(1, round(total / target_bytes))
-    share: list[_Run] = []
-    size = number = 0
-    for run in layer:
-        share.append(run)
-        size += run.size
-        if size * count >= total * (number + 1) and number + 1 < count:
-            yield OutputPlan(ObjectKind.STREAM_SET, tuple((one.stream_id, one.sources) for one in share))
-            share = []
-            number = size * count // total
-    if share:
-        yield OutputPlan(ObjectKind.STREAM_SET, tuple((one.stream_id, one.sources) for one in share))
+    """Divide runs, in order of stream ids, into stream-set objects of about equal size near the target.
+
+    A cut may be off its even place by `CUT_SLACK` of a share, and is made there at the roundest stream id: so sorts of
+    about the same streams cut them at the same ids, and their outputs can be sorted together next time.
+    """
+    ends = list(accumulate(run.size for run in layer))
+    count = max(1, round(ends[-1] / target_bytes))
+    share = ends[-1] / count
+    first = 0
+    for number in range(1, count):
+        low = bisect_left(ends, (number - CUT_SLACK) * share, first + 1)
+        high = bisect_left(ends, (number + CUT_SLACK) * share, low)
+        cut = max(
+            range(low, high), key=lambda at: _roundness(layer[at - 1].stream_id, layer[at].stream_id), default=low
+        )
+        if cut >= len(layer):
+            break
+        yield _set_of(layer[first:cut])
+        first = cut
+    yield _set_of(layer[first:])
+
+
+def _set_of(runs: Sequence[_Run]) -> OutputPlan:
+    return OutputPlan(ObjectKind.STREAM_SET, tuple((run.stream_id, run.sources) for run in runs))
+
+
+def _roundness(before: int, after: int) -> int:
+    """Return how round the roundest id is that separates two streams: the power of two that divides it."""
+    return (before ^ after).bit_length()
 
 
 def _sorted(streams: Mapping[int, list[_Run]], stream_bytes: int, target_bytes: int) -> list[OutputPlan]:

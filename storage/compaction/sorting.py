@@ -8,8 +8,9 @@ its own. Thus a byte is sorted about log_k(stream_bytes / range of an upload) ti
 has what was measured.
 
 A group is worth it when it is large enough and leaves at most `1 / MIN_GAIN` of its ranges, which are counted, not
-estimated: planning therefore ends. Its members have about as many ranges as its oldest, and lie mostly among the oldest
-one's streams: data that was sorted is not sorted again with data that was not.
+estimated: planning therefore ends. Objects that lie mostly beside each other must leave at most `1 / MIN_GAIN_APART`,
+and usually wait for others. The members have about as many ranges as the oldest, and lie mostly among its streams: data
+that was sorted is not sorted again with data that was not.
 
 Entry: `may_be_sorted`, `groups`.
 """
@@ -30,6 +31,9 @@ MAX_INPUTS = 16
 """Limit on the objects that are sorted together."""
 MIN_GAIN = 1.25
 """Ranges of a group's objects for each range of what they become."""
+MIN_GAIN_APART = 2.0
+"""The same for objects that lie mostly beside each other. They wait for others, among the same streams: sorted sooner,
+they took most of the writing and left their streams as scattered as before."""
 _ALIKE = 3
 """Objects with at most so many times the ranges of another one were sorted as often."""
 
@@ -57,12 +61,12 @@ def groups(candidates: Sequence[ObjectFacts], settings: CompactionSettings) -> I
         if anchor.object_id in tried or anchor.object_id in shelf.taken:
             continue
         found: list[ObjectFacts] = []
-        for share in (0.5, 0.0):
+        for share, gain in ((0.5, MIN_GAIN), (0.0, MIN_GAIN_APART)):
             found = shelf.around(anchor, share, settings)
             if not found:
                 continue
             tried.update(one.object_id for one in found)
-            if MIN_GAIN * ranges_left(found) <= sum(len(one.ranges) for one in found):
+            if gain * ranges_left(found) <= sum(len(one.ranges) for one in found):
                 shelf.taken.update(one.object_id for one in found)
                 yield tuple(found)
                 break

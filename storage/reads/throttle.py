@@ -7,17 +7,18 @@ the CPU time of its GETs, checks and sends, on the loop and in threads. So CPU *
 Every `WINDOW_S` the CPU time of the process is measured, and the part used by cold reads (the *cold lane*: measured in
 our code, estimated by bytes for library threads and sends). The broker is *pressed* when its loop waited for a core for
 a large part of the time in which it was runnable, or was idle for less than a tenth of the window. There is work to
-protect when everything else uses a quarter of a core and no less than the cold lane, or when producers write heavily
-and the rest would use that much if it got the cores: a replay alone may use the whole machine, whatever other
-processes run on it.
+protect only while the WAL grows: nothing is produced otherwise, no consumer of the newest records has anything to
+read, and what the broker uses beside the measured cold lane may well be the replay's own threads, page faults and
+sends. While it grows, work is protected when everything else uses a quarter of a core and no less than the cold lane,
+or when producers write heavily and the rest would use that much if it got the cores. So a replay alone may use the
+whole machine, whatever other processes run on it.
 
 While both hold, the cold lane is limited to a rate (CPU seconds per second). If it has no limit yet, producers write
 heavily and the rest uses no less than the cold lane, the rate becomes `cache.cold_busy_share` of the broker's usage at
 once: a replay at full speed takes more from producers in half a second than it takes later in ten; and as long as
 producers write and no limit applies, a window is only `LOOK_S` long. Otherwise the rate is halved with each such
-window,
-down to that share and no further, so nothing starves. It grows by a quarter with each window that is not pressed, or
-doubles with each in which there is nothing to protect, until it limits nothing any more (1.8 and 0.6 s).
+window, down to that share and no further, so nothing starves. It grows by a quarter with each window that is not
+pressed, or doubles with each in which there is nothing to protect, until it limits nothing any more (1.8 and 0.6 s).
 
 Which reads wait: reads of replays proceed in order, each when the reads before it are paid for. A reader's first read,
 such as a look-up by timestamp, does not join that queue, and may leave a debt of `FIRST_READS_S`: it waits only when
@@ -52,6 +53,9 @@ MIN_WAIT_SHARE: Final = 0.03
 """... and for this part of the window: a loop that wakes up rarely waits a little each time."""
 OTHERS_CORES: Final = 0.25
 """Other work that needs fewer cores gets them from the kernel's scheduler."""
+WRITTEN_BYTES_PER_S: Final = 256 << 10
+"""Growth of the WAL from which there may be work to protect: one-record requests that use a quarter of a core write
+more, and the offsets that a replay commits are far less."""
 PRODUCED_BYTES_PER_S: Final = 16 << 20
 """Write rate from which producers are protected on a machine that gives the broker little CPU time."""
 GROWTH: Final = 1.25
@@ -137,8 +141,9 @@ class ColdShare:
         cold = min(spent_s / seconds, used)
         others = used - cold
         wanted = others * (run + waited) / run if run else others
-        produced = (wal_end - since[2]) / seconds >= PRODUCED_BYTES_PER_S
-        outweighed = others >= max(OTHERS_CORES, cold)
+        written_rate = (wal_end - since[2]) / seconds
+        produced = written_rate >= PRODUCED_BYTES_PER_S
+        outweighed = written_rate >= WRITTEN_BYTES_PER_S and others >= max(OTHERS_CORES, cold)
         precious = outweighed or (wanted >= OTHERS_CORES and produced)
         if precious and _pressed(run, waited):
             least = self._share * used

@@ -9,7 +9,7 @@ Invariants: start ≤ durable ≤ end; a record is never split over files; recor
 become durable in order, or the WAL fails as a whole (`StorageFailed`), after which nothing more is acknowledged.
 
 Backends: `tidelog.storage.wal.disk.wal`, `tidelog.storage.wal.s3.wal`, `tidelog.storage.wal.memory`; their common part
-is `tidelog.storage.wal.state`.
+is `tidelog.storage.wal.state`. A WAL of which there are several replicas is a `ReplicatedWal`: on disk or in memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from tidelog.runtime.errors import Overloaded, StorageFailed
+from tidelog.runtime.errors import InvalidInput, Overloaded, StorageFailed
+from tidelog.runtime.types import Buffer
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.epochs import EpochHistory
 
@@ -60,6 +61,20 @@ class WalRecord:
     count: int
     """Number of stream offsets that the payload covers (≥ 1 for DATA)."""
     payload: memoryview
+
+
+class RawRecords(NamedTuple):
+    """Whole durable records as they are in the log, for sending; all of one master epoch."""
+
+    offset: int
+    """WAL offset of the first byte."""
+    end_offset: int
+    epoch: int
+    """The master epoch that wrote them (int32)."""
+    epoch_start: int
+    """WAL offset at which that epoch begins; before `offset`, or `offset` itself."""
+    buffers: list[memoryview]
+    """The bytes from `offset` to `end_offset`, in order, checked; each buffer holds whole records."""
 
 
 class Wal(Protocol):
@@ -139,9 +154,101 @@ class Wal(Protocol):
         ...
 
     async def trim(self, offset: int) -> None:
-        """Free everything before `offset` (≤ confirm offset) in whole files or objects. The caller keeps rule 3."""
+        """Free everything before `offset` (≤ confirm offset) in whole files or objects. The caller keeps rule 3.
+
+        `offset` is the WAL end of a commit, so a record boundary, and `start_offset` always is one.
+        """
         ...
 
     async def close(self) -> None:
         """Make everything appended durable, then release the files."""
         ...
+
+
+@runtime_checkable
+class ReplicatedWal(Wal, Protocol):
+    """A WAL of which several brokers have a replica: one of them, the master, appends; followers receive.
+
+    docs/design/0015-hot-tier.md has the reasons. A replica is a follower from `recover` until `begin_epoch`, and again
+    after it has promised an epoch larger than its own. What a master asks a follower to do carries the master's epoch,
+    and is refused (`Fenced`) below the promised one; a larger one is promised durably first. So nothing that was
+    acknowledged to one master is cut or overwritten on behalf of an older one.
+
+    `receive`, `truncate` and `restart_at` are for a follower; a master raises `InvalidInput`. All of these methods run
+    one after the other, whatever the order of their callers.
+    """
+
+    @property
+    def promised_epoch(self) -> int:
+        """Return the smallest master epoch from which it still takes anything; -1: from any."""
+        ...
+
+    @property
+    def confirm_offset(self) -> int:
+        """Return the largest confirm offset that was recovered or noted; it may lie past the end of a follower."""
+        ...
+
+    async def promise(self, epoch: int) -> None:
+        """Take nothing from a master of an epoch below `epoch` (int32) any more, and begin no such epoch: durably.
+
+        When it returns, `end_offset` is durable, and no byte of an older master comes after it. Ends the mastership of
+        a WAL that is in an older epoch. Promised twice is promised once. Raises `Fenced` if a larger epoch was promised
+        or seen, `WalFull` if the disk has no room for the promise (nothing was promised then), `WalFailed`.
+        """
+        ...
+
+    async def receive(
+        self, offset: int, epoch: int, epoch_start: int, records: Buffer, *, master_epoch: int
+    ) -> list[WalRecord]:
+        """Append records that a master has sent, from WAL offset `offset` on, which must be the end of this log.
+
+        `records` are whole records of the master epoch `epoch`, which began at `epoch_start`, as `read_raw` returns
+        them; `master_epoch` is the epoch of the sender, at least `epoch`. They are checked before anything is queued.
+        The first byte of an epoch makes its entry in the epoch history. The buffer must not change from then on.
+
+        Returns the records that were accepted, at least one: all that there is room for. The rest is for a later call.
+        They become durable as those of `append` do. Raises `Fenced`, `CorruptData` for records that fail a check,
+        `InvalidInput` for bytes that do not continue this log, `WalFull` before anything was queued (wait with
+        `receivable`), `WalFailed`.
+        """
+        ...
+
+    async def receivable(self, records: Buffer) -> None:
+        """Wait until there is room for the first of `records`. Raises `WalFailed`, `Closed`."""
+        ...
+
+    async def truncate(self, offset: int, *, master_epoch: int) -> None:
+        """Cut the log at `offset`, durably: after a crash it is the old log or the cut one.
+
+        `offset` is a record boundary from the start to the end; the epochs without a byte left are forgotten, also when
+        no byte is cut. Raises `CorruptData` for an offset below the confirm offset (rule 8), or inside a record;
+        `InvalidInput` for one outside the log; `Fenced`; `WalFull` if the disk has no room for the epoch file (call
+        again); `WalFailed`.
+        """
+        ...
+
+    async def restart_at(self, offset: int, *, master_epoch: int) -> None:
+        """Start over, empty, at `offset`, because the bucket has everything that the log holds. Raises as `truncate`.
+
+        The caller keeps rule 3: it knows that all of the log is committed.
+        """
+        ...
+
+    async def read_raw(self, start_offset: int, max_bytes: int) -> RawRecords | None:
+        """Return durable records from record boundary `start_offset` on, for sending; None at the durable end.
+
+        They are of one epoch, at least one record, and end with the one that reaches `max_bytes` at the latest.
+        `start_offset` of the log is such a boundary. Raises `NotFound` if it was trimmed, `CorruptData` if the bytes
+        fail their check, `WalFailed`.
+        """
+        ...
+
+
+def replicated(wal: Wal) -> ReplicatedWal:
+    """Return the WAL as one that can have several replicas. Raises `InvalidInput` for a WAL in the bucket."""
+    if not isinstance(wal, ReplicatedWal):
+        raise InvalidInput(
+            "a write-ahead log in the bucket has one member",
+            hint='set wal.kind = "disk" for a replica set of several members',
+        )
+    return wal

@@ -7,7 +7,7 @@ is replaced atomically through the `Disk` interface.
 Invariants: epochs grow strictly, start offsets grow strictly. (An epoch in which nothing was written is replaced by
 the next one at the same start: if it were kept, an old master with unreplicated records could match the wrong entry.)
 
-File `epochs`, all numbers big-endian:
+File `epochs`, all numbers big-endian. Version 1, of a log that was never a replica among several:
 
 | offset | bytes | field | meaning |
 |---|---|---|---|
@@ -19,7 +19,17 @@ File `epochs`, all numbers big-endian:
 | 20 | 12 · n | entries | epoch int32, start offset int64 |
 | 20 + 12 · n | 4 | crc32c | uint32, over all bytes before it |
 
-Entry: `EpochHistory`, `encode_epoch_file`, `decode_epoch_file`.
+Version 2, written as soon as one of its fields is not the default, has the `ReplicaMarks` between `n` and the entries,
+which then begin at 48:
+
+| offset | bytes | field | default |
+|---|---|---|---|
+| 20 | 4 | promised epoch | int32, -1 |
+| 24 | 8 | own from | int64, 0 |
+| 32 | 8 | cut at | int64, -1 |
+| 40 | 8 | confirm offset | int64, 0; at most the durable offset |
+
+Entry: `EpochHistory`, `ReplicaMarks`, `encode_epoch_file`, `decode_epoch_file`, `decode_marks`.
 """
 
 from __future__ import annotations
@@ -36,9 +46,13 @@ from tidelog.runtime.types import Buffer
 
 EPOCH_FILE = "epochs"
 """Name of the file in the WAL's directory."""
+NOTHING_OWN = (1 << 63) - 1
+"""`ReplicaMarks.own_from` of a log that receives: no record proves anything by its header."""
 _MAGIC = 0x544C4548
 _VERSION = 1
+_REPLICA_VERSION = 2
 _HEAD = struct.Struct(">IHHqI")
+_MARKS = struct.Struct(">iqqq")
 _ENTRY = struct.Struct(">iq")
 _CRC = struct.Struct(">I")
 
@@ -58,6 +72,31 @@ class EpochFile(NamedTuple):
     history: EpochHistory
     durable_offset: int
     """Every WAL byte before it was durable when the file was written (int64)."""
+
+
+class ReplicaMarks(NamedTuple):
+    """What the epoch file says of a log that is one of several replicas; the defaults hold for every other log.
+
+    docs/design/0015-hot-tier.md, sections 2, 6 and 7.
+    """
+
+    promised_epoch: int = -1
+    """The replica takes nothing from a master of an older epoch (int32); -1: nothing was promised."""
+    own_from: int = 0
+    """WAL offset (int64) from which on this disk wrote the records as master; `NOTHING_OWN`: it receives them."""
+    cut_at: int = -1
+    """WAL offset (int64) of a truncation that may not be complete: what follows it is not part of the log; -1: none."""
+    confirm_offset: int = 0
+    """What was both confirmed and durable on this disk (int64)."""
+
+    @property
+    def is_replica(self) -> bool:
+        """Return whether the log was ever one of several; the confirm offset alone does not say so."""
+        return self._replace(confirm_offset=0) != NO_MARKS
+
+
+NO_MARKS = ReplicaMarks()
+"""The marks of a log that was never a replica among several."""
 
 
 class EpochHistory:
@@ -113,6 +152,16 @@ class EpochHistory:
         index = bisect_right(self._entries, offset, key=_start) - 1
         return self._entries[index].epoch if index >= 0 else -1
 
+    def entry_at(self, offset: int) -> EpochEntry | None:
+        """Return the entry of the byte at `offset`; None before the first entry."""
+        index = bisect_right(self._entries, offset, key=_start) - 1
+        return self._entries[index] if index >= 0 else None
+
+    def end_after(self, offset: int, max_offset: int) -> int:
+        """Return where the epoch of the byte at `offset` ends; `max_offset`, the log's end, for the last one."""
+        index = bisect_right(self._entries, offset, key=_start)
+        return self._entries[index].start_offset if index < len(self._entries) else max_offset
+
     def truncate_to(self, offset: int) -> None:
         """Drop the epochs without a byte left after the log was truncated to `offset`."""
         while self._entries and self._entries[-1].start_offset >= offset:
@@ -145,33 +194,58 @@ def _start(entry: EpochEntry) -> int:
     return entry.start_offset
 
 
-def encode_epoch_file(history: EpochHistory, durable_offset: int) -> bytes:
-    """Return the bytes of the epoch file."""
+def encode_epoch_file(history: EpochHistory, durable_offset: int, marks: ReplicaMarks = NO_MARKS) -> bytes:
+    """Return the bytes of the epoch file: version 1 while all marks have their defaults."""
     assert durable_offset >= 0
     entries = history.entries
-    parts = [_HEAD.pack(_MAGIC, _VERSION, 0, durable_offset, len(entries))]
+    if marks == NO_MARKS:
+        parts = [_HEAD.pack(_MAGIC, _VERSION, 0, durable_offset, len(entries))]
+    else:
+        assert 0 <= marks.confirm_offset <= durable_offset, (marks, durable_offset)
+        parts = [_HEAD.pack(_MAGIC, _REPLICA_VERSION, 0, durable_offset, len(entries)), _MARKS.pack(*marks)]
     parts.extend(_ENTRY.pack(*entry) for entry in entries)
     body = b"".join(parts)
     return body + _CRC.pack(crc32c(body))
 
 
 def decode_epoch_file(data: Buffer) -> EpochFile:
-    """Decode and check the epoch file. Raises `CorruptData`."""
-    size = len(data) - _CRC.size
-    if size < _HEAD.size or _CRC.unpack_from(data, size)[0] != crc32c(memoryview(data)[:size]):
-        raise CorruptData("the epoch file fails its CRC32C check")
-    magic, version, _, durable_offset, count = _HEAD.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION:
-        raise CorruptData(
-            f"the epoch file has magic {magic:#x}, version {version}; this Tidelog reads version {_VERSION}"
-        )
-    if size != _HEAD.size + count * _ENTRY.size:
-        raise CorruptData(f"the epoch file says {count} entries but has {size} bytes")
+    """Decode and check history and durable offset of the epoch file, of either version. Raises `CorruptData`."""
+    durable_offset, _, entries = _checked(data)
     history = EpochHistory()
     last = -1
-    for epoch, start_offset in _ENTRY.iter_unpack(memoryview(data)[_HEAD.size : size]):
+    for epoch, start_offset in _ENTRY.iter_unpack(entries):
         if epoch <= history.last_epoch or start_offset <= last:
             raise CorruptData(f"the epoch file's entry <{epoch}, {start_offset}> is out of order")
         history.append(epoch, start_offset)
         last = start_offset
     return EpochFile(history, durable_offset)
+
+
+def decode_marks(data: Buffer) -> ReplicaMarks:
+    """Decode and check the marks in the epoch file; a file of version 1 has the defaults. Raises `CorruptData`."""
+    durable_offset, marks, _ = _checked(data)
+    if marks.promised_epoch < -1 or marks.own_from < 0 or marks.cut_at < -1:
+        raise CorruptData(f"the epoch file's {marks} has a value out of range")
+    if not 0 <= marks.confirm_offset <= durable_offset:
+        raise CorruptData(
+            f"the epoch file's confirm offset {marks.confirm_offset} is past {durable_offset}, its durable"
+        )
+    return marks
+
+
+def _checked(data: Buffer) -> tuple[int, ReplicaMarks, memoryview]:
+    """Return durable offset, marks and the bytes of the entries, checked. Raises `CorruptData`."""
+    size = len(data) - _CRC.size
+    if size < _HEAD.size or _CRC.unpack_from(data, size)[0] != crc32c(memoryview(data)[:size]):
+        raise CorruptData("the epoch file fails its CRC32C check")
+    magic, version, _, durable_offset, count = _HEAD.unpack_from(data)
+    if magic != _MAGIC or version not in (_VERSION, _REPLICA_VERSION):
+        raise CorruptData(
+            f"the epoch file has magic {magic:#x}, version {version}; this Tidelog reads versions {_VERSION} and"
+            f" {_REPLICA_VERSION}"
+        )
+    begin = _HEAD.size + (_MARKS.size if version == _REPLICA_VERSION else 0)
+    if size != begin + count * _ENTRY.size:
+        raise CorruptData(f"the epoch file says {count} entries but has {size} bytes")
+    marks = ReplicaMarks._make(_MARKS.unpack_from(data, _HEAD.size)) if version == _REPLICA_VERSION else NO_MARKS
+    return durable_offset, marks, memoryview(data)[begin:size]

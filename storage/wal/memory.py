@@ -1,8 +1,9 @@
-"""`MemoryWal`: a WAL that keeps offsets and no bytes, for tests and for replica sets that rely on replication alone.
+"""`MemoryWal`: a WAL in memory, for tests and for replica sets that rely on replication alone.
 
 An append is durable after one iteration of the event loop, in the sense of this backend: as durable as the memory
-of this process, which does not fail. The records themselves live in the log cache. A restart recovers nothing; `reset`
-puts the empty log at the committed WAL offset.
+of this process, which does not fail. It keeps references to the records until they are trimmed, so that they can be
+sent to followers; their bytes are made when they are sent. A restart recovers nothing, neither records nor promises;
+`reset` puts the empty log at the committed WAL offset.
 
 Entry: `MemoryWal`.
 """
@@ -10,24 +11,55 @@ Entry: `MemoryWal`.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from tidelog.runtime.errors import Fenced, InvalidInput
+from tidelog.runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
+from tidelog.runtime.types import Buffer
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
-from tidelog.storage.wal.base import WalFull, WalRecord
-from tidelog.storage.wal.format import HEADER_BYTES
+from tidelog.storage.wal.base import RawRecords, WalFull, WalRecord, WalRecordType
+from tidelog.storage.wal.epochs import EpochHistory
+from tidelog.storage.wal.format import EPOCH_START, HEADER_BYTES, encode_header
+from tidelog.storage.wal.received import check_place, first_payload_bytes, parse_received
 from tidelog.storage.wal.state import WalState
+
+_DATA = int(WalRecordType.DATA)
+_EPOCH_START = int(WalRecordType.EPOCH_START)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One record, as it was appended or as it was received."""
+
+    offset: int
+    end_offset: int
+    epoch: int
+    type: int
+    record: StreamAppend
+    raw: memoryview | None = None
+
+    def encoded(self) -> memoryview:
+        """Return the bytes of the record, the same each time: their confirm offset is 0, which proves nothing."""
+        if self.raw is not None:
+            return self.raw
+        length = self.end_offset - self.offset - HEADER_BYTES
+        header = encode_header(self.type, length, self.offset, 0, self.epoch, self.record)
+        return memoryview(b"".join([header, *self.record.payload]))
 
 
 class MemoryWal(WalState):
-    """See `tidelog.storage.wal.base.Wal`. Offsets advance as in `DiskWal`, headers included."""
+    """See `tidelog.storage.wal.base.ReplicatedWal`. Offsets advance as in `DiskWal`, headers included."""
 
     def __init__(self, settings: WalSettings, *, start_offset: int = 0) -> None:
         super().__init__(start_offset)
         self._max_bytes = settings.max_bytes
         self._max_record_bytes = settings.max_record_bytes
         self._report_scheduled = False
+        self._kept: list[_Kept] = []
+        self._promised = -1
+        self._confirm = 0
 
     def stats(self) -> dict[str, int]:
         """Return metrics; bytes."""
@@ -40,27 +72,31 @@ class MemoryWal(WalState):
     async def reset(self, offset: int, kept_as: str = "") -> None:
         """Restart the log, empty, at WAL offset `offset`, before `begin_epoch`."""
         assert self._epoch < 0
-        self._start = self._end = self._durable = offset
+        self._start_over(offset)
 
     async def begin_epoch(self, epoch: int) -> None:
         """See `Wal.begin_epoch`. Raises `Fenced` for an epoch that is not newer."""
         if epoch <= self._history.last_epoch:
             raise Fenced(f"master epoch {epoch} is not newer than {self._history.last_epoch}, which the WAL has seen")
+        if epoch < self._promised:
+            raise self._fenced(epoch)
         self._history.append(epoch, self._end)
         self._epoch = epoch
-        self._advance(HEADER_BYTES)
+        self._keep(_EPOCH_START, EPOCH_START, HEADER_BYTES)
         self._report()
 
     def append(self, record: StreamAppend) -> int:
         """See `Wal.append`."""
         self._check_usable()
+        if self._epoch < 0 <= self._promised:
+            raise Fenced("this replica of the WAL is not the master's")
         assert self._epoch >= 0, "begin_epoch must precede append"
         length = sum(map(len, record.payload))
         if length > self._max_record_bytes:
             raise InvalidInput(f"a WAL record of {length} bytes is over the limit of {self._max_record_bytes}")
         if not self._has_space(length):
-            raise WalFull("the WAL is at its bound (wal.max_bytes)", hint="retry; uploads to the bucket make room")
-        self._advance(HEADER_BYTES + length)
+            raise _full()
+        self._keep(_DATA, record, HEADER_BYTES + length)
         return self._end
 
     async def writable(self, payload_bytes: int = 0) -> None:
@@ -71,13 +107,15 @@ class MemoryWal(WalState):
             self._check_usable()
 
     def note_confirmed(self, confirm_offset: int) -> None:
-        """See `Wal.note_confirmed`: this backend has no headers."""
+        """See `Wal.note_confirmed`. It is kept here only: the headers of this backend have none."""
+        self._confirm = max(self._confirm, confirm_offset)
 
     async def trim(self, offset: int) -> None:
         """See `Wal.trim`."""
         assert offset <= self._durable
         if offset > self._start:
             self._start = offset
+            del self._kept[: bisect_left(self._kept, offset, key=_offset)]
             self._history.forget_before(offset)
             self._wake()
 
@@ -87,8 +125,125 @@ class MemoryWal(WalState):
         self._closed = True
         self._wake()
 
+    # A replica among several
+
+    @property
+    def promised_epoch(self) -> int:
+        """See `ReplicatedWal.promised_epoch`."""
+        return max(self._promised, self._history.last_epoch)
+
+    @property
+    def confirm_offset(self) -> int:
+        """See `ReplicatedWal.confirm_offset`."""
+        return self._confirm
+
+    async def promise(self, epoch: int) -> None:
+        """See `ReplicatedWal.promise`; it lasts as long as the records do."""
+        self._check_usable()
+        if epoch < self.promised_epoch:
+            raise self._fenced(epoch)
+        self._promised = epoch
+        if 0 <= self._epoch < epoch:
+            self._epoch = -1
+        self._report()
+
+    async def receivable(self, records: Buffer) -> None:
+        """See `ReplicatedWal.receivable`."""
+        await self.writable(first_payload_bytes(records))
+
+    async def receive(
+        self, offset: int, epoch: int, epoch_start: int, records: Buffer, *, master_epoch: int
+    ) -> list[WalRecord]:
+        """See `ReplicatedWal.receive`."""
+        if epoch > master_epoch:
+            raise InvalidInput(f"a master of epoch {master_epoch} has sent records of epoch {epoch}")
+        self._check_asker(master_epoch)
+        begins = check_place(
+            offset, epoch, epoch_start, history=self._history, start_offset=self._start, end_offset=self._end
+        )
+        found = parse_received(records, offset, epoch)
+        if not found:
+            return []
+        if max(len(record.payload) for record in found) > self._max_record_bytes:
+            raise InvalidInput(f"a received WAL record is over the limit of {self._max_record_bytes} bytes")
+        if not self._has_space(len(found[0].payload)):
+            raise _full()
+        self._promised = master_epoch
+        if begins:
+            self._history.append(epoch, epoch_start)
+        view = memoryview(records)
+        accepted = [one for one in found if one.end_offset - self._start <= self._max_bytes]
+        for one in accepted:
+            append = StreamAppend(one.stream_id, one.stream_epoch, one.base_offset, one.count, (one.payload,))
+            raw = view[one.offset - offset : one.end_offset - offset]
+            self._kept.append(_Kept(one.offset, one.end_offset, epoch, int(one.type), append, raw))
+        self._advance(accepted[-1].end_offset - offset)
+        return accepted
+
+    async def truncate(self, offset: int, *, master_epoch: int) -> None:
+        """See `ReplicatedWal.truncate`."""
+        self._check_asker(master_epoch)
+        if not self._start <= offset <= self._end:
+            raise InvalidInput(f"the WAL, {self._start} to {self._end}, cannot be cut at {offset}")
+        if offset < min(self._confirm, self._end):
+            raise CorruptData(f"the WAL would be cut at {offset}, below its confirm offset {self._confirm}")
+        index = bisect_left(self._kept, offset, key=_offset)
+        if offset != self._end and self._kept[index].offset != offset:
+            raise CorruptData(f"the WAL cannot be cut at {offset}: it is inside a record")
+        self._promised = master_epoch
+        del self._kept[index:]
+        self._history.truncate_to(offset)
+        self._end = self._durable = offset
+        self._wake()
+
+    async def restart_at(self, offset: int, *, master_epoch: int) -> None:
+        """See `ReplicatedWal.restart_at`."""
+        self._check_asker(master_epoch)
+        self._promised = master_epoch
+        self._history = EpochHistory()
+        self._confirm = offset
+        self._start_over(offset)
+        self._wake()
+
+    async def read_raw(self, start_offset: int, max_bytes: int) -> RawRecords | None:
+        """See `ReplicatedWal.read_raw`."""
+        self._check_usable()
+        if start_offset < self._start or start_offset > self._end:
+            raise NotFound(f"WAL offset {start_offset} was trimmed or cut; the WAL is {self._start} to {self._end}")
+        entry = self._history.entry_at(start_offset)
+        stop = min(self._durable, start_offset + max(1, max_bytes), self._history.end_after(start_offset, self._end))
+        begin = bisect_left(self._kept, start_offset, key=_offset)
+        kept = self._kept[begin : bisect_left(self._kept, stop, key=_offset)]
+        if not kept:
+            return None
+        if entry is None or kept[0].offset != start_offset:
+            raise CorruptData(f"no record begins at WAL offset {start_offset}")
+        buffers = [one.encoded() for one in kept]
+        return RawRecords(start_offset, kept[-1].end_offset, entry.epoch, entry.start_offset, buffers)
+
+    def _check_asker(self, master_epoch: int) -> None:
+        self._check_usable()
+        if master_epoch < self.promised_epoch:
+            raise self._fenced(master_epoch)
+        if self._epoch >= 0:
+            raise InvalidInput(
+                f"this WAL is the master's of epoch {self._epoch}: it takes nothing from one of epoch {master_epoch}",
+                hint="promise the newer epoch first",
+            )
+
+    def _fenced(self, epoch: int) -> Fenced:
+        return Fenced(f"master epoch {epoch} is older than {self.promised_epoch}, which the WAL has promised")
+
+    def _start_over(self, offset: int) -> None:
+        self._kept.clear()
+        self._start = self._end = self._durable = offset
+
     def _has_space(self, length: int) -> bool:
         return self._end - self._start + HEADER_BYTES + length <= self._max_bytes
+
+    def _keep(self, type: int, record: StreamAppend, size: int) -> None:
+        self._kept.append(_Kept(self._end, self._end + size, self._epoch, type, record))
+        self._advance(size)
 
     def _advance(self, size: int) -> None:
         self._end += size
@@ -101,3 +256,11 @@ class MemoryWal(WalState):
         if self._durable < self._end:
             self._durable = self._end
             self._on_durable(self._durable)
+
+
+def _offset(kept: _Kept) -> int:
+    return kept.offset
+
+
+def _full() -> WalFull:
+    return WalFull("the WAL is at its bound (wal.max_bytes)", hint="retry; uploads to the bucket make room")

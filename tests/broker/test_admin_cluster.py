@@ -47,6 +47,13 @@ def test_every_version_of_describe_cluster_lists_the_brokers_alive(version: int)
     assert answer.cluster_authorized_operations == NONE_ASKED
 
 
+def test_the_controller_of_describe_cluster_is_the_broker_that_answers() -> None:
+    world = AdminWorld(brokers=(0, 1, 2))
+    assert cluster(world, 1).controller_id == 1
+    world.controller.set_alive(1, False)
+    assert cluster(world, 1).controller_id == 0
+
+
 def test_fenced_brokers_are_listed_when_asked_for() -> None:
     world = AdminWorld(brokers=(1, 2))
     world.controller.set_alive(2, False)

@@ -136,6 +136,18 @@ async def test_a_dead_broker_is_not_listed_and_its_partitions_have_no_leader() -
         assert (partition.error_code, partition.leader_id, partition.offline_replicas) == (5, -1, (2,))
 
 
+async def test_the_controller_is_the_broker_that_answers() -> None:
+    async with KafkaWorld(brokers=(0, 1, 2)) as world, world.client() as client:
+        assert (await ask(client, 12, [])).controller_id == 1, "not 0, which may have died a moment ago"
+        world.controller.set_alive(1, False)  # its session has ended, and it has not registered again
+        assert (await ask(client, 12, [])).controller_id == 0
+        world.controller.set_alive(1, True)
+        assert (await ask(client, 12, [])).controller_id == 1
+        world.controller.set_alive(1, False)
+        world.controller.set_alive(0, False)
+        assert (await ask(client, 12, [])).controller_id == 2
+
+
 async def test_an_answer_follows_the_image_although_it_is_cached() -> None:
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t")

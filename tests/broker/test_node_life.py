@@ -18,7 +18,7 @@ from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, C
 from tidelog.broker.node import BrokerNode
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from tidelog.chaos.ports import free_port
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.runtime.clock import SystemClock
@@ -132,9 +132,7 @@ async def place(directory: Path) -> AsyncIterator[Place]:
     controller = ControllerNode(
         ControllerIdentity(0, directory / "controller"),
         ControllerSections(ControllerSettings()),
-        TcpNetwork(),
-        SystemClock(),
-        random.Random(2),
+        ControllerWorld(TcpNetwork(), SystemClock(), random.Random(2)),
     )
     await controller.start()
     try:

@@ -12,7 +12,7 @@ import msgspec
 
 from tidelog.controller.client.client import ClientTiming, ControllerClient
 from tidelog.controller.image.image import Delta, Image
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import from_wire
@@ -92,12 +92,13 @@ def make_node(directory: Path, **kwargs: Any) -> ControllerNode:
         for name in ("balancer", "scale", "delete_delay_ms", "feed", "partitions_per_deletion")
         if name in kwargs
     }
+    world = {
+        name: kwargs.pop(name) for name in ("network", "delete_objects", "state_store", "consensus") if name in kwargs
+    }
     return ControllerNode(
         ControllerIdentity(0, directory, **identity),
         ControllerSections(settings, **sections),
-        kwargs.pop("network", None) or TcpNetwork(),
-        SystemClock(),
-        random.Random(),
+        ControllerWorld(world.pop("network", TcpNetwork()), SystemClock(), random.Random(), **world),
         **kwargs,
     )
 

@@ -40,8 +40,10 @@ from tidelog.controller.model.levels import (
 )
 from tidelog.controller.model.wal_notes import WalNote, note_key
 from tidelog.controller.node import ControllerNode
+from tidelog.controller.raft.consensus import MemoryConsensus
 from tidelog.controller.raft.journal import Journal
 from tidelog.runtime.errors import CorruptData, Unavailable
+from tidelog.storage.commits import CommitObjects, CommitRefused, NotPrepared
 
 LEVEL_0 = Path(__file__).parent / "level0"
 NOTE = WalNote("disk", "bucket", 1, 1, 5, False, ())
@@ -439,6 +441,82 @@ async def test_a_controller_goes_on_at_the_level_of_its_directory_until_it_is_ra
     node = await started(old_directory)
     assert node.status()["level"] == 1
     await stopped(node)
+
+
+def test_an_id_that_is_not_prepared_is_refused_at_each_level_as_its_brokers_know_it() -> None:
+    for driver, expected in ((OldDriver(), "CommitRefused"), (Driver(), "NotPrepared")):
+        epoch = driver.broker()
+        (first,) = driver.topic()
+        driver.run(c.OpenStreams(0, epoch, ((first, epoch),)))
+        commit = CommitObjects(0, epoch, 0, 10, (new_object(99, (first, 0, 1)),))
+        error = driver.apply(driver.envelope(c.Commit(commit))).error
+        assert error is not None and error.name == expected
+
+
+async def test_at_level_0_a_broker_finds_in_its_metadata_that_an_id_has_expired(old_directory: Path) -> None:
+    """Otherwise it takes itself for fenced, and ends."""
+    node = await started(old_directory)
+    client = make_client(node.address)
+    await client.start()
+    await client.register_broker(registration())
+    epoch = (await client.elect(0, 0)).master_epoch
+    start = client.committed_wal_offset(0)
+    prepared = await client.prepare_objects(1, 60_000)
+
+    def commit(object_id: int, master_epoch: int) -> CommitObjects:
+        return CommitObjects(0, master_epoch, start, start + 10, (new_object(object_id),))
+
+    with pytest.raises(NotPrepared):
+        await client.commit_objects(commit(prepared + 1, epoch))
+    with pytest.raises(CommitRefused):
+        await client.commit_objects(commit(prepared + 1, epoch - 1))
+    with pytest.raises(CommitRefused):
+        await client.commit_objects(commit(prepared, epoch - 1))
+    await client.commit_objects(commit(prepared, epoch))
+    await stopped(client, node)
+
+
+class LateConsensus(MemoryConsensus):
+    """One that is told to lead before it has applied what its log has, as a restarted member without a snapshot is."""
+
+    def __init__(self, log: list[bytes]) -> None:
+        super().__init__(term=9)
+        self._unapplied = log
+        self.proposed: list[c.Envelope] = []
+
+    async def _apply_log(self) -> None:
+        unapplied, self._unapplied = self._unapplied, []
+        for blob in unapplied:
+            await super().propose(blob, 1.0)
+
+    async def barrier(self, timeout_s: float) -> None:
+        await self._apply_log()
+        await asyncio.sleep(0)  # what was applied is delivered on the loop before the result is
+
+    async def propose(self, blob: bytes, timeout_s: float) -> bytes:
+        self.proposed.append(c.decode_envelope(blob))
+        await self._apply_log()
+        return await super().propose(blob, timeout_s)
+
+
+async def test_a_log_of_level_0_that_is_not_applied_yet_gets_no_command_of_a_higher_level(tmp_path: Path) -> None:
+    """An older member would apply it, and take its time, which this version refuses: their states would differ."""
+    consensus = LateConsensus(old_commands())
+    node = make_node(tmp_path, consensus=consensus)
+    await node.start()
+    await node.wait_active(30)
+    assert [type(each.command) for each in consensus.proposed[:1]] == [c.BecomeActive]
+    assert {each.format_version for each in consensus.proposed} == {1}
+    await node.close()
+
+
+async def test_a_new_cluster_is_founded_at_the_newest_level_by_its_first_command(tmp_path: Path) -> None:
+    consensus = LateConsensus([])
+    node = make_node(tmp_path, consensus=consensus)
+    await node.start()
+    await node.wait_active(30)
+    assert {each.level for each in consensus.proposed} == {NEWEST}
+    await node.close()
 
 
 async def test_the_level_is_not_raised_over_a_broker_that_told_nothing(old_directory: Path) -> None:

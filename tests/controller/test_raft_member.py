@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ TERM = 5
 class World:
     """Member 1 of three, whose machine is a list; the test sends what the other two would."""
 
-    def __init__(self, directory: Path, told: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, directory: Path, told: list[dict[str, Any]], monotonic: Callable[[], float] | None = None
+    ) -> None:
         self.directory = directory
+        self.monotonic = monotonic or system_surroundings().monotonic
         self.files = FillableFiles()
         self.applied: list[bytes] = []
         self.level = 1
@@ -48,7 +52,7 @@ class World:
             members=MEMBERS,
             conf=RaftSettings(directory=self.directory).pysyncobj(),
             directory=self.directory,
-            surroundings=dataclasses.replace(system_surroundings(), files=self.files),
+            surroundings=dataclasses.replace(system_surroundings(), files=self.files, monotonic=self.monotonic),
             state=AppliedState(
                 apply=lambda blob, index: self.applied.append(blob),
                 freeze=lambda: lambda: msgspec.msgpack.encode(self.applied),
@@ -233,6 +237,61 @@ def test_a_vote_and_a_candidacy_leave_after_they_are_durable(world: World) -> No
     assert not [message for message in world.told if message["type"] == "request_vote"]
     world.member.after_tick()
     assert len([message for message in world.told if message["type"] == "request_vote"]) == 2
+
+
+# Turns that come late
+
+
+class LateTurns:
+    """A member on a machine that has little time for it, and peers that answer its pre-votes."""
+
+    def __init__(self, directory: Path, told: list[dict[str, Any]]) -> None:
+        self.now_s = 100.0
+        self.told = told
+        core.inject(dataclasses.replace(system_surroundings(), monotonic=lambda: self.now_s))
+        self.world = World(directory, told, lambda: self.now_s)
+        self.world.member.trust_directory()
+
+    def turns(self, count: int, pause_s: float, *, leader: bool = False) -> bool:
+        """Take turns; return whether it has stood for election."""
+        for _ in range(count):
+            self.now_s += pause_s
+            if leader:
+                self.world.entries(1, 0, [], 1)
+            self.world.turn()
+            for message in self.told:
+                if message["type"] == "pre_vote":
+                    self.world.receive(2, "pre_vote_reply", round=message["round"], granted=not leader)
+            stands = any(message["type"] == "request_vote" for message in self.told)
+            self.told.clear()
+            if stands:
+                return True
+        return False
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.25, 0.5, 1.0])
+def test_a_member_whose_turns_are_all_late_stands_for_election_all_the_same(
+    pause_s: float, tmp_path: Path, told: list[dict[str, Any]]
+) -> None:
+    def scenario() -> None:
+        late = LateTurns(tmp_path / "controller", told)
+        assert late.turns(round(8.0 / pause_s), pause_s)
+        late.world.member.close()
+
+    contextvars.copy_context().run(scenario)
+
+
+def test_a_member_that_slept_listens_first_whenever_it_has_heard_a_leader(
+    tmp_path: Path, told: list[dict[str, Any]]
+) -> None:
+    def scenario() -> None:
+        late = LateTurns(tmp_path / "controller", told)
+        for _ in range(20):
+            assert not late.turns(1, 5.0)
+            assert not late.turns(3, 0.05, leader=True)
+        late.world.member.close()
+
+    contextvars.copy_context().run(scenario)
 
 
 # Directories that were lost

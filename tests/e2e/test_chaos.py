@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -61,6 +62,18 @@ def test_a_bucket_that_fails_and_is_slow_loses_nothing(moto_server: S3Server) ->
 
 
 @pytest.mark.slow
+@pytest.mark.servers("previous_release")
+def test_nodes_of_two_releases_keep_every_promise(previous_release: str) -> None:
+    flags = ["--rounds", "3", "--seconds", "60", "--rate", "200", "--faults", "kill", "--format", "json"]
+    done = chaos(*flags, "--old-python", previous_release)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["clean"]
+    assert found["starts"]["old"] >= 3 and found["starts"]["new"] >= 1
+    assert sum(found["starts"].values()) >= 4 + 3, "three nodes, one of them in both, and three kills"
+
+
+@pytest.mark.slow
 def test_a_log_that_is_only_in_memory_is_found_to_lose_records() -> None:
     """The harness and its checkers can fail: here a kill truly loses what was acknowledged.
 
@@ -102,6 +115,7 @@ def test_nothing_is_left_running_when_it_is_ended_in_the_middle(tmp_path: Path) 
     ("flags", "says"),
     [
         (["--faults", "earthquake"], "there is no fault earthquake"),
+        (["--old-python", "/no/such/python"], "there is no interpreter /no/such/python"),
         (["--faults", "bucket-503"], "needs an S3 server"),
         (["--access-key", "me"], "--s3-endpoint"),
     ],

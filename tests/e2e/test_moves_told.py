@@ -131,8 +131,8 @@ async def test_a_fetch_that_waits_is_not_answered_before_it_can_be_told_the_new_
     close = Held(monkeypatch, PartitionLog, "close_for_move", after=True)
 
     def listened_to(broker: int) -> bool:
-        partitions = cluster.nodes[broker].parts.partitions.manager
-        return partitions.get(TOPIC, 0).watermark_listeners > 0
+        logs = cluster.nodes[broker].parts.partitions.manager.all()
+        return any((one.topic, one.partition) == (TOPIC, 0) and one.watermark_listeners > 0 for one in logs)
 
     async def fetch(client: KafkaClient) -> Any:
         make = schema.request(1, 16).make

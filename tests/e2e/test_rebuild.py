@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
@@ -19,7 +19,7 @@ from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.process.data_dir import WrongDataDirectory
 from tidelog.process.rebuild import UNFINISHED_FILE
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import InvalidInput, Unavailable
 
 NOT_UPLOADED = ["--set", "upload.age_ms=3600000"]
 SOON = ["--set", "controller.state_after_change_ms=100", "--set", "controller.state_interval_ms=60000"]
@@ -58,12 +58,32 @@ def metadata_written(process: TidelogProcess) -> None:
     wait_until(has_it, "the metadata is in the bucket")
 
 
-@pytest.mark.parametrize("where", ["embedded", "s3"])
+def write(process: TidelogProcess, value: bytes, count: int) -> None:
+    producer = Producer({"bootstrap.servers": process.bootstrap, **QUIET})
+    for number in range(count):
+        producer.produce(TOPIC, b"%s %d" % (value, number), partition=0)
+    assert producer.flush(60) == 0
+
+
+def delete_records(process: TidelogProcess, before: int) -> None:
+    admin = AdminClient({"bootstrap.servers": process.bootstrap, **QUIET})
+    place = TopicPartition(TOPIC, 0, before)
+    assert admin.delete_records([place])[place].result(30).low_watermark == before
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "embedded",
+        pytest.param("moto", marks=pytest.mark.servers("moto")),
+        *(pytest.param(kind, marks=[pytest.mark.servers(kind), pytest.mark.slow]) for kind in ("minio", "localstack")),
+    ],
+)
 def test_all_is_there_after_every_disk_is_deleted(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     data = tmp_path / "data"
     flags: list[str] = []
-    if where == "s3":
-        server: S3Server = request.getfixturevalue("moto_server")
+    if where != "embedded":
+        server: S3Server = request.getfixturevalue(f"{where}_server")
         flags = s3_flags(server)
     with running(data, [*flags, *SOON]) as process:
         create_topic(process.bootstrap, TOPIC, PARTITIONS, **{"retention.ms": "123456789000"})
@@ -125,6 +145,82 @@ def test_what_was_uploaded_after_the_metadata_is_found_and_what_was_not_is_named
         check_all(process, before, producer_id, offset)
         losses = Cli(process.bootstrap)("wal", "losses", "--format", "json").json()
         assert any(one["topic"] == TOPIC for loss in losses for one in loss["partitions"])
+        assert process.stop() == 0, process.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [True, False], ids=["and written to", "and left"])
+def test_records_that_were_deleted_after_the_metadata_stay_deleted(more: bool, tmp_path: Path) -> None:
+    """No record that was deleted comes back, none that was uploaded is lost, and no offset is given out twice."""
+    data = tmp_path / "data"
+    flags = [*NOT_UPLOADED, *SOON, "--set", "controller.state_kept=100"]
+    with running(data, flags) as process:
+        create_topic(process.bootstrap, TOPIC, 1)
+        write(process, b"old", 50)
+        upload_everything(process.bootstrap)
+        metadata_written(process)
+        old = {path.name for path in states(data)}
+        write(process, b"new", 50)
+        upload_everything(process.bootstrap)
+        delete_records(process, 80 if more else 100)
+        if more:
+            write(process, b"last", 10)
+        upload_everything(process.bootstrap)
+        before = read_topic(process.bootstrap, TOPIC, 1)
+        assert len(before) == (30 if more else 0)
+        process.kill()
+        port = process.port
+    forget_disks(data)
+    for path in states(data):
+        if path.name not in old:
+            path.unlink()
+    rebuild(data, "--yes", "--take-over")
+    with running(data, flags, port) as process:
+        assert read_topic(process.bootstrap, TOPIC, 1) == before
+        write(process, b"after", 1)
+        (*same, added) = read_topic(process.bootstrap, TOPIC, 1)
+        assert same == before and added[1] == (110 if more else 100)
+        assert process.stop() == 0, process.tail()
+
+
+@pytest.mark.slow
+def test_a_wal_in_the_bucket_that_is_not_committed_is_refused(tmp_path: Path) -> None:
+    """Also when the newest metadata is older than what is in the WAL, and says that all is committed."""
+    data = tmp_path / "data"
+    in_bucket = ["--wal", "s3", *NOT_UPLOADED]
+    often = ["--set", "controller.state_interval_ms=300", "--set", "controller.state_kept=100"]
+    with running(data, [*in_bucket, *SOON, *often]) as process:
+        create_topic(process.bootstrap, TOPIC, PARTITIONS)
+        fill(process.bootstrap)
+        upload_everything(process.bootstrap)
+        Cli(process.bootstrap)("wal", "drain")  # returns when the controllers know that all is committed
+        metadata_written(process)
+        before = read_topic(process.bootstrap, TOPIC, PARTITIONS)
+        old = {path.name for path in states(data)}
+        producer = Producer({"bootstrap.servers": process.bootstrap, **QUIET})
+        producer.produce(TOPIC, b"only in the WAL", partition=0)
+        assert producer.flush(60) == 0
+        metadata_written(process)
+        process.kill()
+        port = process.port
+    saved = tmp_path / "saved"
+    shutil.copytree(data, saved)
+    forget_disks(data)
+    assert "does not say that everything in it is committed" in rebuild(data, "--dry-run", code=InvalidInput.exit_code)
+    for path in states(data):
+        if path.name not in old:
+            path.unlink()
+    told = rebuild(data, "--yes", "--take-over", code=InvalidInput.exit_code)
+    assert "has records beyond WAL offset" in told and "wal drain" in told
+    assert {each.name for each in data.iterdir()} == {"bucket"}, "a refusal left something"
+    with running(saved, in_bucket, port) as process:  # as the hint says
+        assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == len(before) + 1
+        Cli(process.bootstrap)("wal", "drain")
+        assert process.stop() == 0, process.tail()
+    forget_disks(saved)
+    assert rebuild(saved, "--yes")["lost"] == []
+    with running(saved, in_bucket, port) as process:
+        assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == len(before) + 1
         assert process.stop() == 0, process.tail()
 
 

@@ -22,7 +22,7 @@ from tests.fuzz.world import Stage
 from tests.support.group_world import LoopClock
 from tidelog.controller.image.replica import Replica
 from tidelog.controller.image.transfer import ImageParams
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.settings import ControllerSettings
@@ -127,10 +127,7 @@ class Rpc:
             self._node = ControllerNode(
                 ControllerIdentity(0, Path(self._place.name)),
                 ControllerSections(ControllerSettings()),
-                self._network,
-                LoopClock(),
-                random.Random(1),
-                consensus=self._consensus,
+                ControllerWorld(self._network, LoopClock(), random.Random(1), consensus=self._consensus),
             )
             await self._node.start()
             await self._node.wait_active(10)

@@ -37,7 +37,13 @@ from tidelog.storage.commits import ObjectKind
 from tidelog.storage.objects.format import BLOCK_HEADER, FOOTER, FOOTER_CRC_AT, Block, Footer, ObjectIndex
 from tidelog.storage.objects.writer import build_object
 from tidelog.storage.records import StreamAppend, StreamEntry
-from tidelog.storage.wal.epochs import EpochHistory, decode_epoch_file, encode_epoch_file
+from tidelog.storage.wal.epochs import (
+    EpochHistory,
+    ReplicaMarks,
+    decode_epoch_file,
+    decode_marks,
+    encode_epoch_file,
+)
 from tidelog.storage.wal.format import (
     HEADER_BYTES,
     crc_matches,
@@ -187,6 +193,10 @@ def _epochs() -> bytes:
     return encode_epoch_file(history, 321)
 
 
+def _replica_epochs() -> bytes:
+    return encode_epoch_file(EpochHistory([(1, 0), (4, 200)]), 321, ReplicaMarks(5, 200, -1, 300))
+
+
 def _s3_wal() -> bytes:
     body = _wal_records()
     origin = Origin(1, 2, bytes(16))
@@ -221,6 +231,7 @@ class Files:
             (self._journal(), self._read_journal, None),
             (self._snapshot(), self._read_snapshot, None),
             (encode_frame(1, b"hello") * 2, self._read_frames, None),
+            (_replica_epochs(), decode_marks, _mend_tail),
         ]  # fmt: skip
 
     def _journal(self) -> bytes:

@@ -104,3 +104,14 @@ def test_a_replica_set_that_was_removed_and_comes_back_starts_over() -> None:
     watch.confirmed.forget_wal(1)
     watch.confirmed.wal_begins(1, 2, 0)
     assert watch.findings == []
+
+
+def test_another_wal_takes_the_place_of_one_whose_records_are_all_committed_or_of_no_stream() -> None:
+    watch = Watch()
+    watch.confirmed.wal_holds(1, 1, 464)
+    watch.confirmed.stream_holds(7, 1, 20)
+    watch.confirmed.wal_starts_over(1, 400)
+    watch.confirmed.wal_begins(1, 2, 400)
+    assert watch.findings == []
+    watch.confirmed.stream_goes_on(7, 2, 19)
+    assert len(watch.findings) == 1, "a record of a living stream is missed all the same"

@@ -28,10 +28,12 @@ WORK_S = 30.0
 class FlakyBroker:
     """One partition, and the client's way to it: some requests are refused, some answers are lost."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, remembers: bool) -> None:
+    def __init__(self, loop: VirtualLoop, rng: random.Random, remembers: bool, gap: int) -> None:
         self.loop = loop
         self.rng = rng
         self.remembers = remembers
+        self.gap = gap
+        """The error of a batch behind one that was refused."""
         self.known = ProducerStates()
         self.end = 0
         self.most_on_their_way = 0
@@ -85,7 +87,7 @@ class FlakyBroker:
         try:
             original = self.known.check(header)
         except OutOfOrderSequence:
-            return Produced(OUT_OF_ORDER, -1, -1)
+            return Produced(self.gap, -1, -1)
         if original is not None:
             return Produced(0 if self.remembers else OUT_OF_ORDER, original.base_offset, 0)
         base, self.end = self.end, self.end + header.count
@@ -104,11 +106,11 @@ class OneBroker(Workload):
         return cast("Client", self.broker)
 
 
-def produce(seed: int, remembers: bool) -> tuple[Workload, FlakyBroker]:
+def produce(seed: int, *, remembers: bool = True, gap: int = NOT_LEADER) -> tuple[Workload, FlakyBroker]:
     loop = VirtualLoop()
     network = SimNetwork(loop, random.Random(seed))
     cluster: Any = SimpleNamespace(network=network, bootstrap=[("b1", 9092)])
-    broker = FlakyBroker(loop, random.Random(seed), remembers)
+    broker = FlakyBroker(loop, random.Random(seed), remembers, gap)
     workload = OneBroker(loop, cluster, random.Random(seed), broker)
     workload.topics.append(Topic("t1", 1, False, exists=True))
     producer = PipelinedProducer(workload)
@@ -125,7 +127,7 @@ def produce(seed: int, remembers: bool) -> tuple[Workload, FlakyBroker]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_sent_is_there_once_and_in_order(seed: int) -> None:
-    workload, broker = produce(seed, remembers=True)
+    workload, broker = produce(seed)
     sends = [op for op in workload.history.ops if op.kind == "send"]
     placed = [offset for op in sends if op.ok for offset in op.offsets]
     assert sum(op.ok for op in sends) > 20
@@ -136,5 +138,10 @@ def test_what_is_sent_is_there_once_and_in_order(seed: int) -> None:
 
 
 def test_a_broker_that_does_not_know_what_it_took_is_found() -> None:
-    workload, _ = produce(1, remembers=False)
+    workload, _ = produce(2, remembers=False)
+    assert {finding.rule for finding in workload.findings} == {"sequence-refused"}
+
+
+def test_a_broker_that_takes_the_batch_behind_a_refused_one_for_a_loss_is_found() -> None:
+    workload, _ = produce(1, gap=OUT_OF_ORDER)
     assert {finding.rule for finding in workload.findings} == {"sequence-refused"}

@@ -14,7 +14,7 @@ from tests.support.s3_servers import S3Server, new_bucket
 from tidelog.chaos.faulty_s3 import Fault, FaultyS3
 from tidelog.runtime.clock import SystemClock
 from tidelog.storage.bucket import accounts as module
-from tidelog.storage.bucket.accounts import OTHER_TOPIC, Account, BucketAccounts, Receipt
+from tidelog.storage.bucket.accounts import OTHER_TOPIC, Account, BucketAccounts, Receipt, TopicNames
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.local import LocalObjectStore
@@ -27,7 +27,7 @@ from tidelog.storage.settings import S3Settings
 def accounts(*topics: str) -> BucketAccounts:
     """Stream 10 is the first topic's, 20 the second's, …; others are nobody's."""
     made = BucketAccounts()
-    made.topic_of = {10 * number: topic for number, topic in enumerate(topics, 1)}.get
+    made.divide_by(TopicNames({10 * number: topic for number, topic in enumerate(topics, 1)}.get, lambda topic: True))
     return made
 
 
@@ -65,9 +65,8 @@ def test_topics_beyond_the_cap_share_an_account_until_one_that_is_gone_makes_roo
 ) -> None:
     monkeypatch.setattr(module, "MAX_TOPICS", 3)
     mine = BucketAccounts()
-    mine.topic_of = lambda stream_id: f"t{stream_id}"
     gone: set[str] = set()
-    mine.exists = lambda topic: topic not in gone
+    mine.divide_by(TopicNames(lambda stream_id: f"t{stream_id}", lambda topic: topic not in gone))
 
     def charge(stream_id: int) -> None:
         receipt = Receipt(mine, "upload")
@@ -104,7 +103,7 @@ def test_topics_never_have_more_than_their_purpose_and_nothing_goes_back(work: l
 
 async def test_views_of_a_store_of_files_count_as_s3_would(tmp_path: Path) -> None:
     store = GuardedObjectStore(LocalObjectStore(tmp_path / "bucket"), PriorityGate(4), SystemClock())
-    store.stats.accounts.topic_of = {10: "a"}.get
+    store.stats.accounts.divide_by(TopicNames({10: "a"}.get, lambda topic: True))
     upload = store.for_purpose(Purpose.UPLOAD)
     view, receipt = upload.with_receipt()
     await view.put("k/1", [b"x" * 100])

@@ -84,13 +84,14 @@ class Machine:
 class World:
     """A throttle on a machine, with readers whose reads cost what is expected of them."""
 
-    def __init__(self, *, pressed: bool = True, others: float = 0.9, share: float = SHARE) -> None:
+    def __init__(self, *, pressed: bool = True, others: float = 0.9, share: float = SHARE, writes: bool = True) -> None:
         self.clock = VirtualClock()
         self.machine = Machine(self.clock, pressed=pressed, others=others)
         self.throttle = ColdThrottle(share, self.clock, self.machine, self._wal_end)
+        self._writes = writes
 
     def _wal_end(self) -> int:
-        return int(self.clock.now_s * self.machine.others * 100 * MIB)
+        return int(self.clock.now_s * self.machine.others * 100 * MIB) if self._writes else 0
 
     async def read(self, size: int = MIB, *, is_replay: bool = True) -> None:
         """One read; time passes in which the cold lane has a core."""
@@ -131,7 +132,7 @@ class Driven(ColdShare):
     wal_end = 0
 
     def windows(
-        self, count: int, *, used: float, cold: float, run: float = 0.3, wait: float = 0.0, produced: int = 0
+        self, count: int, *, used: float, cold: float, run: float = 0.3, wait: float = 0.0, produced: int = MIB
     ) -> None:
         """So many windows in which these cores were used."""
         for _ in range(count):
@@ -222,8 +223,10 @@ def test_the_rate_doubles_when_nobody_is_there_to_protect() -> None:
 @pytest.mark.parametrize(
     ("used", "cold", "run", "wait", "produced", "bound"),
     [
-        pytest.param(1.4, 0.4, 0.3, 0.3, 0, True, id="the cores are short"),
-        pytest.param(1.4, 0.4, 0.95, 0.0, 0, True, id="the loop has no time left"),
+        pytest.param(1.4, 0.4, 0.3, 0.3, MIB, True, id="the cores are short"),
+        pytest.param(1.4, 0.4, 0.95, 0.0, MIB, True, id="the loop has no time left"),
+        pytest.param(1.4, 0.4, 0.95, 0.0, 0, False, id="nobody writes: the rest is the replay's own threads"),
+        pytest.param(1.4, 0.4, 0.3, 0.3, 100 * KIB, False, id="a replay commits its offsets"),
         pytest.param(1.4, 0.4, 0.3, 0.02, 0, False, id="there is time and there are cores"),
         pytest.param(1.4, 0.4, 0.05, 0.02, 0, False, id="a loop that rarely runs waits a little"),
         pytest.param(1.2, 1.0, 0.6, 0.4, 0, False, id="a replay alone uses the machine"),
@@ -327,6 +330,12 @@ async def test_a_replay_is_held_to_its_share_while_others_need_the_machine_and_g
         assert await world.replay(5.0) < 0.15
 
 
+async def test_a_replay_goes_at_full_speed_where_nobody_writes_whatever_the_rest_seems_to_use() -> None:
+    async with driven(World(writes=False)) as world:
+        await world.replay(5.0)
+        assert world.throttle.waits == 0
+
+
 @pytest.mark.parametrize("others", [0.0, 0.1])
 async def test_a_replay_beside_nobody_or_little_has_full_speed_on_a_machine_without_a_core_left(others: float) -> None:
     async with driven(World(others=others)) as world:
@@ -408,7 +417,7 @@ async def test_a_block_reader_waits_with_history_but_not_with_the_newest_object(
     for seed in range(3):
         await bucket.add({1: [16 * KIB] * 256}, seed=seed)
     machine = Machine(bucket.clock, pressed=True, others=0.9)
-    throttle = ColdThrottle(0.01, bucket.clock, machine)
+    throttle = ColdThrottle(0.01, bucket.clock, machine, lambda: int(bucket.clock.now_s * MIB))
     reader = bucket.reader = BlockReader(
         store=bucket.store,
         objects=bucket.objects,

@@ -12,7 +12,15 @@ from tests.support.planned_bucket import Bucket
 from tidelog.storage.commits import ObjectKind, StreamRange
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import MAX_SORTS, plan
-from tidelog.storage.compaction.sorting import MAX_INPUTS, MAX_RANGES, MIN_GAIN, groups, may_be_sorted, ranges_left
+from tidelog.storage.compaction.sorting import (
+    MAX_INPUTS,
+    MAX_RANGES,
+    MIN_GAIN,
+    MIN_GAIN_APART,
+    groups,
+    may_be_sorted,
+    ranges_left,
+)
 from tidelog.storage.settings import CompactionSettings
 
 SETTINGS = CompactionSettings(
@@ -104,6 +112,32 @@ def test_a_group_that_gains_nothing_is_not_sorted() -> None:
     assert list(groups(apart, SETTINGS)) == []
     gaps = [facts(n, [(stream_id, 10 * n, 10 * n + 5) for stream_id in range(40)]) for n in range(1, 17)]
     assert list(groups(gaps, SETTINGS)) == []
+
+
+def test_objects_that_lie_mostly_beside_each_other_wait() -> None:
+    """Sorted at once they would leave most of their ranges, scattered anew, and be sorted again and again."""
+    firsts = [100, 62, 66, 70, 74, 78, 122, 126, 130, 134, 138]
+    pairs = [facts(n, [(s, 1000 * n, 1000 * n + 5) for s in range(f, f + 40)]) for n, f in enumerate(firsts, 1)]
+    more = [
+        facts(100 + n, [(s, 1000 * n + 5, 1000 * n + 9) for s in range(f, f + 40)]) for n, f in enumerate(firsts[:5], 1)
+    ]
+    beside = [*pairs, *more]
+    assert len(beside) == MAX_INPUTS
+    assert MIN_GAIN * ranges_left(beside) < 16 * 40 < MIN_GAIN_APART * ranges_left(beside)
+    assert list(groups(beside, SETTINGS)) == []
+    assert [len(group) for group in groups(uploads(16, range(40)), SETTINGS)] == [16]
+
+
+def test_sorts_of_about_the_same_streams_are_cut_at_the_same_streams() -> None:
+    cuts: list[set[int]] = []
+    for seed in range(4):
+        bucket, rng = Bucket(SETTINGS), random.Random(seed)
+        for _ in range(16):
+            bucket.upload({stream: rng.randint(120, 200) for stream in rng.sample(range(2, 3000, 3), 400)})
+        (task,) = plan(bucket.objects(), bucket.now_ms, SETTINGS)
+        cuts.append({output.parts[0][0] for output in bucket.lay_out(task)})
+    common = set.intersection(*cuts)
+    assert len(common) >= 0.5 * max(map(len, cuts)), cuts
 
 
 def test_what_was_sorted_is_sorted_with_its_likes_only() -> None:

@@ -10,15 +10,17 @@ import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.fake_storage import DATA, META, TIME, FakeClock, FakeWorld, Process
 from tidelog.batch.batch import Record, build_batch, iter_records
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.records import StreamEntry
-from tidelog.stream.errors import OutOfOrderSequence
+from tidelog.stream.errors import EarlierBatchMissing
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.partition_log import PartitionLog
+from tidelog.stream.partition_state import CHECKPOINT, CLEAN, EPOCHS, PRODUCERS, START
 
 NOW = 1_700_000_000_000
 SMALL = LogConfig(segment_bytes=1500, checkpoint_bytes=700, index_interval_bytes=150, retention_ms=-1)
@@ -122,7 +124,7 @@ async def test_a_crash_loses_nothing_that_was_confirmed(batches: int) -> None:
     assert facts(again) == before
     await timestamps_are_found(again)
     assert again.append(batch(batches - 1)).duplicate
-    with pytest.raises(OutOfOrderSequence):
+    with pytest.raises(EarlierBatchMissing):
         again.append(batch(batches + 1))
     assert again.append(batch(batches)).base_offset == batches
 
@@ -223,6 +225,26 @@ async def test_a_clean_record_that_does_not_match_is_not_trusted() -> None:
     await log.close()
     log = await Process(world, clock).open(SMALL)
     assert log.high_watermark == 21
+
+
+@pytest.mark.parametrize("key", [CHECKPOINT, CLEAN, START, EPOCHS, PRODUCERS])
+def test_a_value_of_an_unknown_version_is_refused_by_name(key: str) -> None:
+    async def run() -> None:
+        world, clock = FakeWorld(), FakeClock(NOW)
+        log = await filled(world, clock, 60)
+        await log.delete_records(5)
+        await log.close()
+        stored = log.state.meta.get(key)
+        assert stored is not None
+        version, *values = msgspec.msgpack.decode(stored)
+        assert version == 1
+        payload = b"\x01" + msgspec.msgpack.encode([[key, msgspec.msgpack.encode([9, *values])]])
+        world.wal.append((META, StreamEntry(log.state.meta.stream.next_offset, 1, payload)))
+        world.confirmed = len(world.wal)
+        with pytest.raises(CorruptData, match=r"version[= ]9"):
+            await Process(world, clock).open(SMALL)
+
+    asyncio.run(run())
 
 
 @sync

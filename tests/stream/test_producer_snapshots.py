@@ -87,6 +87,44 @@ async def test_a_large_table_is_written_one_piece_with_an_append() -> None:
     assert log.state.producers_offset == log.state.checkpoint_offset > 0
 
 
+async def test_at_feature_level_0_a_large_table_is_one_value_which_older_versions_read() -> None:
+    script = Script()
+    script.world.feature_level = 0
+    log = await script.open()
+    script.send(log, 10 * PIDS)
+    log.state.checkpoint()
+    assert not log.state.is_writing_producers
+    assert keys(log) == [PRODUCERS]
+    stored = log.state.meta.get(CHECKPOINT)
+    assert stored is not None and msgspec.msgpack.decode(stored) == msgspec.msgpack.decode(
+        msgspec.msgpack.encode(Checkpoint(1, log.state.data.next_offset))
+    )
+    await log.close()
+    log = await script.open()
+    assert len(table(log)) == PIDS
+    script.send(log, 1)
+    script.world.feature_level = 1
+    await script.until_writing(log)
+    await script.until_written(log)
+    assert [key for key in keys(log) if not key.startswith(PIECE_PREFIX)] == []
+    before = table(log)
+    script.world.crash()
+    assert table(await script.open()) == before
+
+
+async def test_pieces_of_a_build_between_the_levels_are_read_and_replaced_at_feature_level_0() -> None:
+    script = Script()
+    log = await script.open()
+    await script.until_writing(log)
+    await script.until_written(log)
+    script.world.feature_level = 0
+    log = await script.open()
+    assert len(table(log)) == PIDS
+    script.send(log, 1)
+    log.state.checkpoint()
+    assert keys(log) == [PRODUCERS]
+
+
 @pytest.mark.parametrize("appends", range(7))
 async def test_a_crash_between_pieces_leaves_the_snapshot_before_and_its_batches(appends: int) -> None:
     script = Script()

@@ -25,7 +25,7 @@ from tidelog.broker.node import BrokerNode
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
 from tidelog.chaos.ports import free_port
 from tidelog.controller.image.image import Image
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.commands import PartitionMove
 from tidelog.controller.model.records import PartitionRecord
 from tidelog.controller.model.settings import ControllerSettings
@@ -141,9 +141,7 @@ class Cluster:
         self.controller = ControllerNode(
             ControllerIdentity(0, self._directory / "controller"),
             ControllerSections(settings),
-            TcpNetwork(),
-            SystemClock(),
-            random.Random(),
+            ControllerWorld(TcpNetwork(), SystemClock(), random.Random()),
         )
         await self.controller.start()
         await self.controller.wait_active(30)

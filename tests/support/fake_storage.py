@@ -46,6 +46,7 @@ class FakeWorld:
     """Where streams ended when a quarantine was lifted."""
     uploaded: int | None = None
     """How many records the bucket holds; None: all that are confirmed."""
+    feature_level: int = 1
 
     def crash(self, keep: int | None = None) -> None:
         """Cut the WAL to `keep` records, at least the confirmed ones (default: exactly those)."""
@@ -158,6 +159,10 @@ class FakeManager:
     def __init__(self, world: FakeWorld) -> None:
         self.world = world
         self.away = False
+
+    @property
+    def feature_level(self) -> int:
+        return self.world.feature_level
 
     async def trim_stream(
         self, replica_set_id: int, master_epoch: int, stream_id: int, epoch: int, start_offset: int

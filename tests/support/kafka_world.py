@@ -60,6 +60,10 @@ DEADLINE_S = 60.0
 class DataController(WorldController):
     """The controller's commands that storage and streams use."""
 
+    @property
+    def feature_level(self) -> int:
+        return self.state.level
+
     async def open_streams(
         self, replica_set_id: int, master_epoch: int, streams: Sequence[tuple[int, int]]
     ) -> list[OpenedStream]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, unknown
 from tidelog.cli.main import COMMANDS
 from tidelog.cli.subcommands import status as page
+from tidelog.cli.subcommands.config import config
 from tidelog.cli.subcommands.status import gather, status
 from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
 
@@ -252,3 +254,13 @@ def test_status_shows_failovers_and_the_first_moves(monkeypatch: pytest.MonkeyPa
     assert parts["failovers:"][1].split()[:7] == ["3", "s3", "recovering", "2", "uploading", "2.0", "KiB"]
     assert parts["moving:"][1].split()[:4] == ["t", "0", "1", "2"]
     assert parts["moving:"][-1] == "and 2 more: `tidelog partition list`"
+
+
+def test_config_says_when_nothing_differs_from_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TIDELOG_")]:
+        monkeypatch.delenv(name)
+    result = CliRunner().invoke(config, ["--changed"])
+    assert (result.stdout, result.stderr) == ("", "every setting has its default\n")
+    result = CliRunner().invoke(config, ["--changed", "--set", "node.id=3"])
+    assert result.stdout.split()[:2] == ["node.id", "3"]
+    assert not result.stderr

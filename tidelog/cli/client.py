@@ -200,13 +200,27 @@ class ClusterConnection:
         return str(entry.value)
 
     def broker_config(self, name: str) -> str | None:
-        """Return a configuration value of one broker. Raises `Unavailable`."""
+        """Return a configuration value of the nearest broker that has one: those of an older version know fewer.
+
+        Raises `Unavailable` if none answers.
+        """
         api = importlib.import_module("confluent_kafka.admin")
-        broker = next(iter(self.metadata().brokers))
-        resource = api.ConfigResource(api.ConfigResource.Type.BROKER, str(broker))
-        futures = self.admin.describe_configs([resource], request_timeout=ADMIN_URL_TIMEOUT_S)
-        entry = self.wait(futures[resource], f"configuration of broker {broker}").get(name)
-        return None if entry is None else entry.value
+        problem: Unavailable | None = None
+        answered = False
+        for broker in self._nearest_first():
+            resource = api.ConfigResource(api.ConfigResource.Type.BROKER, str(broker))
+            futures = self.admin.describe_configs([resource], request_timeout=ADMIN_URL_TIMEOUT_S)
+            try:
+                entry = self.wait(futures[resource], f"configuration of broker {broker}").get(name)
+            except Unavailable as error:
+                problem = error
+                continue
+            answered = True
+            if entry is not None and entry.value:
+                return str(entry.value)
+        if problem is not None and not answered:
+            raise problem
+        return None
 
     def get(self, path: str) -> Any:
         """Send a GET to the admin HTTP of the connected broker and return the parsed JSON. See `http_json`."""

@@ -37,6 +37,7 @@ from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, UP_LOCK_FILE, WrongDataDirectory, lock_file
 from tidelog.runtime.errors import ConfigError, InvalidInput, StorageFailed, Unavailable
 from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.wal.s3.inspect import inspect_bucket
 
 UNFINISHED_FILE = "rebuild-unfinished"
 OWNER_SILENCE = 2
@@ -107,7 +108,7 @@ async def prepare(
     """Read the bucket and compute the new state. Raises `NotFound`, `InvalidInput`, `CorruptData`, `Unavailable`."""
     content = await read_bucket(store, cluster_id or await only_cluster(store), progress)
     tables = content.state.tables
-    _refuse_bucket_wal(tables, content.base.cluster_id)
+    await _refuse_bucket_wal(store, content)
     ids = broker_ids(config, brokers)
     plan = make_plan(tables, content.listed, content.found)
     lost = _left_out(tables, plan)
@@ -121,21 +122,37 @@ async def prepare(
     return Prepared(_report(config, content, plan, checked, ids, lost, now_ms), checked)
 
 
-def _refuse_bucket_wal(tables: Tables, cluster_id: str) -> None:
-    """Refuse a WAL in the bucket that is not committed: it holds acknowledged records, which are not read here."""
+async def _refuse_bucket_wal(store: ObjectStore, content: BucketContent) -> None:
+    """Refuse a WAL in the bucket that is not committed: it holds acknowledged records, which are not read here.
+
+    What a broker told of its WAL may have changed since the state was written, unless that was at a clean stop. So the
+    WAL's objects are looked at, too.
+    """
+    tables, cluster_id = content.state.tables, content.base.cluster_id
     for broker in tables.brokers.values():
         record = tables.replica_sets.get(broker.id)
         if broker.wal_kind != BUCKET_WAL or record is None or not tables.index.partition_counts.get(broker.id, 0):
             continue
-        note = note_in(tables.kv.rows, broker.id)
-        if note is None or not is_committed(note, record.committed_wal_offset):
-            raise InvalidInput(
-                f"the WAL of broker {broker.id} of cluster {cluster_id} is in the bucket (wal.kind s3), and the"
-                " metadata does not say that everything in it is committed: it may hold acknowledged records, which a"
-                " rebuild does not read",
-                hint="if any controller's directory is left, start it and a broker: they recover that WAL;"
-                " `tidelog wal drain` and a clean stop make such a cluster ready for a rebuild",
-            )
+        note, committed = note_in(tables.kv.rows, broker.id), record.committed_wal_offset
+        if note is not None and is_committed(note, committed):
+            if content.base.closed or not await _has_records(store, cluster_id, broker.id, committed):
+                continue
+            why = f"the WAL has records beyond WAL offset {committed}, up to which the metadata knows it as committed"
+        else:
+            why = "the metadata does not say that everything in it is committed"
+        raise InvalidInput(
+            f"the WAL of broker {broker.id} of cluster {cluster_id} is in the bucket (wal.kind s3), and {why}:"
+            " it may hold acknowledged records, which a rebuild does not read",
+            hint="if any controller's directory is left, start it and a broker: they recover that WAL;"
+            " `tidelog wal drain` and a clean stop make such a cluster ready for a rebuild",
+        )
+
+
+async def _has_records(store: ObjectStore, cluster_id: str, broker_id: int, committed: int) -> bool:
+    """Return whether a WAL in the bucket holds records beyond an offset, or objects that cannot be read."""
+    info = await inspect_bucket(store, cluster_id, broker_id)
+    live = [one for one in info.objects if one.is_live]
+    return any(one.kind == "damaged" or (one.records and one.end_offset > committed) for one in live)
 
 
 def _name(tables: Tables, stream_id: int) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from tidelog.broker.node import BrokerNode
 from tidelog.broker.settings import AdminSettings, KafkaSettings
 from tidelog.config import Config, Loaded
 from tidelog.controller.client.client import ControllerClient
-from tidelog.controller.inputs import ControllerIdentity, ControllerSections
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.quorum import parse_members
@@ -134,11 +134,13 @@ class NodeProcess:
         controller = self._controller = ControllerNode(
             ControllerIdentity(config.node.id, directory, credentials, serves_broker=self._is_local),
             ControllerSections(config.controller, config.balancer, config.scale, config.upload.delete_delay_ms),
-            self._network,
-            self._clock,
-            self._rng,
-            delete_objects=self._delete_objects,
-            state_store=self._store.for_purpose(Purpose.METADATA) if self._store is not None else None,
+            ControllerWorld(
+                self._network,
+                self._clock,
+                self._rng,
+                delete_objects=self._delete_objects,
+                state_store=self._store.for_purpose(Purpose.METADATA) if self._store is not None else None,
+            ),
             on_failed=self._controller_failed,
         )
         await controller.start()

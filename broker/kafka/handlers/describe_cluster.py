@@ -38,7 +38,7 @@ async def describe_cluster(context: RequestContext, request: DescribeClusterRequ
         error_message=message,
         endpoint_type=endpoint,
         cluster_id=image.cluster_id,
-        controller_id=min((broker.id for broker in listed if broker.alive), default=-1),
+        controller_id=services.named_controller if code == 0 else -1,
         brokers=[
             DescribeClusterBroker(
                 broker_id=broker.id,

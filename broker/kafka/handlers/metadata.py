@@ -2,8 +2,7 @@
 
 Null topics means all, an empty list none (v0: an empty list means all). A missing topic is created if the
 request allows it (before v4 it always does) and `kafka.auto_create_topics` is on. Only live brokers are listed; the
-"controller" is the live broker with the smallest id, since every broker accepts controller requests: all brokers return
-the same response.
+"controller" is the broker that answers (`Services.named_controller`).
 
 Responses are cached as bytes until topics, brokers or leaders change (`Image.placement_version`), and each topic's part
 of them until that topic or any leader changes.
@@ -77,6 +76,7 @@ class _Question(NamedTuple):
     topics: tuple[_WantedTopics, ...] | None
     cluster_operations: bool
     topic_operations: bool
+    controller_id: int
 
 
 class _Cache:
@@ -125,14 +125,21 @@ _caches: WeakKeyDictionary[Image, _Cache] = WeakKeyDictionary()
 
 async def handle(context: RequestContext, request: MetadataRequest) -> EncodedBody:
     """Answer from the image, after creating missing topics where allowed."""
-    question = _question(context.api_version, request)
     services = context.services
+    topics = _topics_of(context.api_version, request)
     errors: dict[str, int] = {}
-    if question.topics and services.kafka.auto_create_topics and request.allow_auto_topic_creation:
-        errors = await _create_missing(services, question.topics)
+    if topics and services.kafka.auto_create_topics and request.allow_auto_topic_creation:
+        errors = await _create_missing(services, topics)
+    if topics:
+        await _wait_opened(services, topics)
     image = services.controller.image
-    if question.topics:
-        await _wait_opened(services, question.topics)
+    question = _Question(
+        context.api_version,
+        topics,
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+        services.named_controller,
+    )
     cache = _caches.setdefault(image, _Cache())
     body = cache.get(image.placement_version, question)
     if body is None or errors:
@@ -142,17 +149,11 @@ async def handle(context: RequestContext, request: MetadataRequest) -> EncodedBo
     return EncodedBody(body)
 
 
-def _question(version: int, request: MetadataRequest) -> _Question:
+def _topics_of(version: int, request: MetadataRequest) -> tuple[_WantedTopics, ...] | None:
     topics = request.topics
-    wanted = None
-    if topics is not None and (topics or version > 0):
-        wanted = tuple(_WantedTopics(topic.name, _id_bytes(topic.topic_id)) for topic in topics)
-    return _Question(
-        version,
-        wanted,
-        request.include_cluster_authorized_operations,
-        request.include_topic_authorized_operations,
-    )
+    if topics is None or (not topics and version == 0):
+        return None
+    return tuple(_WantedTopics(topic.name, _id_bytes(topic.topic_id)) for topic in topics)
 
 
 def _id_bytes(value: uuid.UUID | None) -> bytes:
@@ -285,7 +286,7 @@ def _answer(image: Image, cache: _Cache, question: _Question, errors: dict[str, 
             for broker in alive
         ],
         cluster_id=image.cluster_id or None,
-        controller_id=alive[0].id if alive else -1,
+        controller_id=question.controller_id,
         cluster_authorized_operations=_CLUSTER_OPERATIONS if question.cluster_operations else _NOT_ASKED,
     )
     return join(question.version, encode_body(MetadataRequest.API_KEY, question.version, without_topics), topics)

@@ -5,5 +5,5 @@ follows it; the truncation by recovery is durable before anything is appended af
 
 May import: `tidelog.storage.wal`, `tidelog.storage.settings`, `tidelog.runtime`.
 Entry: `tidelog.storage.wal.disk.wal.DiskWal`; without a broker `tidelog.storage.wal.disk.inspect`.
-Private: `scan`, `recovery`.
+Private: `log`, `receiving`, `scan`, `recovery`.
 """

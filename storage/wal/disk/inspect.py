@@ -19,9 +19,9 @@ from tidelog.runtime.disk import Disk
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.wal.base import WalRecord, WalRecordType
 from tidelog.storage.wal.disk.recovery import EpochCheck, is_begun, load_epochs, open_segments, proven_offset
-from tidelog.storage.wal.disk.scan import ScanState, find_evidence, scan
+from tidelog.storage.wal.disk.scan import EvidenceRule, ScanEnd, ScanState, find_evidence, scan
 from tidelog.storage.wal.disk.segments import SPARE_SUFFIX, TEMPORARY_SUFFIX, WalSegment, segment_name
-from tidelog.storage.wal.epochs import EPOCH_FILE, EpochFile, EpochHistory
+from tidelog.storage.wal.epochs import EPOCH_FILE, NO_MARKS, NOTHING_OWN, EpochFile, EpochHistory, ReplicaMarks
 from tidelog.storage.wal.format import WalHeader, record_of
 
 OnRecord = Callable[[WalRecord], None]
@@ -64,6 +64,12 @@ class WalInfo(msgspec.Struct, frozen=True, kw_only=True):
     epoch_file: Literal["ok", "missing", "corrupt"]
     noted_durable_offset: int
     """The durable offset in the epoch file when it was written."""
+    promised_epoch: int = -1
+    """Of a replica among several, as the epoch file says (`ReplicaMarks`)."""
+    own_from: int = 0
+    """WAL offset from which on this disk wrote the records as master; -1: none of them."""
+    cut_at: int = -1
+    noted_confirm_offset: int = 0
 
 
 class WalFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,12 +173,12 @@ async def _examine(disk: Disk, on_record: OnRecord | None, progress: Progress | 
         for info in files
         if info.name.endswith(TEMPORARY_SUFFIX)
     ]
-    epochs, epoch_state = await _read_epochs(disk, findings)
+    epochs, marks, epoch_state = await _read_epochs(disk, findings)
     async with AsyncExitStack() as stack:
         segments = await open_segments(disk, files, read_only=True)
         for segment in segments:
             stack.push_async_callback(segment.file.close)
-        infos = await _walk(disk, segments, epochs, findings, on_record, progress)
+        infos = await _walk(disk, _uncut(segments, marks, findings), epochs, marks, findings, on_record, progress)
     if segments and epochs is None and epoch_state == "missing":
         message = "there is no epoch file; a broker rebuilds it from the records"
         findings.append(WalFinding(kind="missing", file=EPOCH_FILE, file_offset=-1, wal_offset=-1, message=message))
@@ -186,27 +192,43 @@ async def _examine(disk: Disk, on_record: OnRecord | None, progress: Progress | 
         epochs=[(entry.epoch, entry.start_offset) for entry in epochs.history.entries] if epochs is not None else [],
         epoch_file=epoch_state,
         noted_durable_offset=epochs.durable_offset if epochs is not None else 0,
+        promised_epoch=marks.promised_epoch,
+        own_from=marks.own_from if marks.own_from != NOTHING_OWN else -1,
+        cut_at=marks.cut_at,
+        noted_confirm_offset=marks.confirm_offset,
     )
     return VerifyReport(info=info, findings=findings)
 
 
 async def _read_epochs(
     disk: Disk, findings: list[WalFinding]
-) -> tuple[EpochFile | None, Literal["ok", "missing", "corrupt"]]:
+) -> tuple[EpochFile | None, ReplicaMarks, Literal["ok", "missing", "corrupt"]]:
     try:
-        epochs = await load_epochs(disk)
+        epochs, marks = await load_epochs(disk)
     except CorruptData as error:
         findings.append(
             WalFinding(kind="epochs", file=EPOCH_FILE, file_offset=-1, wal_offset=-1, message=error.message)
         )
-        return None, "corrupt"
-    return epochs, "ok" if epochs is not None else "missing"
+        return None, NO_MARKS, "corrupt"
+    return epochs, marks, "ok" if epochs is not None else "missing"
+
+
+def _uncut(segments: list[WalSegment], marks: ReplicaMarks, findings: list[WalFinding]) -> list[WalSegment]:
+    """Return the files that are left when a truncation is completed."""
+    if marks.cut_at < 0:
+        return segments
+    kept = [segment for number, segment in enumerate(segments) if number == 0 or segment.start < marks.cut_at]
+    file, at = (kept[-1].file.name, marks.cut_at - kept[-1].start) if kept else (EPOCH_FILE, -1)
+    message = f"a truncation at {marks.cut_at} is not complete; recovery completes it"
+    findings.append(WalFinding(kind="leftover", file=file, file_offset=at, wal_offset=marks.cut_at, message=message))
+    return kept
 
 
 async def _walk(
     disk: Disk,
     segments: list[WalSegment],
     epochs: EpochFile | None,
+    marks: ReplicaMarks,
     findings: list[WalFinding],
     on_record: OnRecord | None,
     progress: Progress | None,
@@ -220,7 +242,7 @@ async def _walk(
     for index, segment in enumerate(segments):
         following = segments[index + 1] if index + 1 < len(segments) else None
         counts = _Counts(segment, check, on_record)
-        stop = following.start if following is not None else segment.limit
+        stop = following.start if following is not None else _stop(segment, marks)
         finding: WalFinding | None = None
         offset, stopped = segment.start, ""
         try:
@@ -229,7 +251,7 @@ async def _walk(
             stopped = error.message
             finding = counts.finding("corrupt", offset, error.message)
         if finding is None:
-            finding = await _judge(segment, following, offset, stopped, state, epochs, counts)
+            finding = await _judge(segment, following, ScanEnd(offset, stopped), state, epochs, marks, counts)
         found = [one for one in (finding, counts.epoch_error) if one is not None]
         if found and await _is_still_there(disk, segment):
             findings.extend(found)
@@ -240,16 +262,22 @@ async def _walk(
     return infos
 
 
+def _stop(segment: WalSegment, marks: ReplicaMarks) -> int:
+    """Return where the last file ends at the latest."""
+    return segment.limit if marks.cut_at < 0 else min(segment.limit, marks.cut_at)
+
+
 async def _judge(
     segment: WalSegment,
     following: WalSegment | None,
-    offset: int,
-    stopped: str,
+    end: ScanEnd,
     state: ScanState,
     epochs: EpochFile | None,
+    marks: ReplicaMarks,
     counts: _Counts,
 ) -> WalFinding | None:
     """Return the finding for the place where reading stopped, or None."""
+    offset, stopped = end
     if following is not None:
         if offset == following.start:
             return None
@@ -257,12 +285,12 @@ async def _judge(
         return counts.finding("corrupt", offset, why)
     if stopped and await _has_moved_on(segment, offset, state):
         return None
-    evidence = await find_evidence(segment, offset, state.last_epoch)
+    if offset == marks.cut_at:
+        return None
+    rule = EvidenceRule(marks.own_from)
+    evidence = await find_evidence(segment, offset, state.last_epoch, rule)
     if evidence.proof is not None:
-        proof = evidence.proof
-        return counts.finding(
-            "corrupt", offset, f"{stopped}; the record at {proof.wal_offset} says {proof.confirm_offset} was durable"
-        )
+        return counts.finding("corrupt", offset, f"{stopped}; {rule.words(evidence.proof)}")
     if epochs is not None and proven_offset(epochs) > offset:
         return counts.finding("corrupt", offset, f"{stopped}; the epoch file says {proven_offset(epochs)} was durable")
     if await is_begun(segment, offset):

@@ -164,6 +164,21 @@ class SegmentPool:
         self.live_bytes -= size
         self._wake.set()
 
+    async def discard(self, file: DiskFile) -> None:
+        """Remove the file of a segment whose records must not be seen again. Durable on return."""
+        await file.close()
+        await self._disk.remove(file.name)
+        self.live_bytes -= file.size
+        self._wake.set()
+
+    async def discard_spares(self) -> None:
+        """Remove the ready spares; others are prepared instead. Durable on return."""
+        while self._spares:
+            spare = self._spares.pop()
+            await spare.close()
+            await self._disk.remove(spare.name)
+        self._wake.set()
+
     async def _recycle(self, file: DiskFile) -> bool:
         if file.size != self._segment_bytes or len(self._spares) >= _MAX_RECYCLED:
             return False

@@ -1,19 +1,10 @@
-"""`DiskWal`: the WAL of one replica set in files on a local disk.
+"""`DiskWal`: the WAL of one replica set in files on a local disk, alone or as one of several replicas.
 
-All of it runs on the event loop's thread; the `Disk` interface does the blocking calls. An append packs a header, adds
-it and the caller's buffers to a list, and returns. Once per iteration of the loop the list is passed to the disk as one
-write; the disk merges everything that arrives while its last fdatasync ran (group commit) and completes the writes in
-order. A fast, idle disk writes at the end of that iteration, on the loop's thread (`tidelog.runtime.disk`).
+`tidelog.storage.wal.disk.log` writes, recovers and trims. This module adds what a replica does besides: it promises, it
+receives what a master sends, it truncates what a master does not have, and it reads what it sends itself.
 
-Invariants:
-1. start ≤ synced ≤ durable ≤ submitted ≤ end, all WAL offsets. With `flush = "sync"` durable is synced. With `async`
-   durable is what the operating system has accepted: a power loss (not a crash of the process) may lose the last
-   `flush_interval_ms` of it.
-2. A file gets its segment name only after everything before its start is synced (the disk's ordered lane), so a later
-   file proves the earlier ones complete.
-3. A header never carries more than min(confirmed, synced) as confirm offset, so recovery can rely on it as proof.
-4. Appends go only into bytes allocated before: a full disk affects the spare pool only, and becomes back-pressure.
-5. After the first failed write or sync nothing is acknowledged any more.
+Whatever changes epochs, marks or the role runs in turn, one after the other. A change is in the epoch file before
+anything follows from it (docs/design/0015-hot-tier.md, sections 2, 6 and 7).
 
 Entry: `DiskWal`.
 """
@@ -21,33 +12,21 @@ Entry: `DiskWal`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
 
-from tidelog.runtime.disk import Disk, DiskFile
-from tidelog.runtime.errors import ConfigError, CorruptData, Fenced, InvalidInput, NotFound
-from tidelog.runtime.task_errors import expected
+from tidelog.runtime.disk import Disk
+from tidelog.runtime.errors import ConfigError, CorruptData, Fenced, InvalidInput
 from tidelog.runtime.types import Buffer
-from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
-from tidelog.storage.wal.base import WalFailed, WalFull, WalRecord, WalRecordType
-from tidelog.storage.wal.disk.recovery import recover
-from tidelog.storage.wal.disk.scan import ScanState, scan
-from tidelog.storage.wal.disk.segments import AT_BOUND, SegmentPool, WalSegment, is_passing, segment_name
-from tidelog.storage.wal.epochs import EPOCH_FILE, EpochHistory, encode_epoch_file
-from tidelog.storage.wal.format import EPOCH_START, HEADER_BYTES, MAX_PAYLOAD_BYTES, WalHeader, encode_header, record_of
-from tidelog.storage.wal.state import WalState
-
-logger = logging.getLogger(__name__)
-
-_MAX_WAITING_BYTES = 128 << 20
-"""Bound on the bytes waiting for the disk (rule 12): a larger one only delays every acknowledgement."""
-_DATA = int(WalRecordType.DATA)
-_EPOCH_START = int(WalRecordType.EPOCH_START)
+from tidelog.storage.wal.base import RawRecords, WalFull, WalRecord
+from tidelog.storage.wal.disk.log import MAX_WAITING_BYTES, DiskLog, start_of, unbroken
+from tidelog.storage.wal.disk.receiving import RawRuns, ReceivedPiece, divide
+from tidelog.storage.wal.disk.scan import RECEIVE_GROUP_BYTES, ScanState, scan
+from tidelog.storage.wal.disk.segments import WalSegment, segment_name
+from tidelog.storage.wal.epochs import NOTHING_OWN, EpochHistory, ReplicaMarks
+from tidelog.storage.wal.format import HEADER_BYTES, MAX_PAYLOAD_BYTES
+from tidelog.storage.wal.received import check_place, first_payload_bytes, parse_received
 
 
 def check_settings(settings: WalSettings) -> None:
@@ -66,456 +45,215 @@ def check_settings(settings: WalSettings) -> None:
         raise ConfigError(f"wal.flush_interval_ms is {settings.flush_interval_ms}: 1 to 60,000")
 
 
-class DiskWal(WalState):
-    """See `tidelog.storage.wal.base.Wal`. The disk is the caller's: close it after the WAL."""
+class DiskWal(DiskLog):
+    """See `tidelog.storage.wal.base.ReplicatedWal`. The disk is the caller's: close it after the WAL."""
 
-    def __init__(self, disk: Disk, settings: WalSettings, *, rng: random.Random) -> None:
-        super().__init__()
+    def __init__(
+        self, disk: Disk, settings: WalSettings, *, rng: random.Random, group_bytes: int = RECEIVE_GROUP_BYTES
+    ) -> None:
+        """`group_bytes`: how much of what is received is written and not synced; the same in all lives of a log."""
         check_settings(settings)
-        self._disk = disk
-        self._settings = settings
-        self._sync_writes = settings.flush == "sync"
-        self._max_record_bytes = settings.max_record_bytes
-        self._pool = SegmentPool(
-            disk,
-            segment_bytes=settings.segment_bytes,
-            max_bytes=settings.max_bytes,
-            rng=rng,
-            on_change=self._wake,
-            on_failed=self._fail,
-        )
-        self._trim_lock = asyncio.Lock()
-        self._segments: list[WalSegment] = []
-        self._file: DiskFile | None = None
-        self._file_start = 0
-        self._limit = 0  # WAL offset after the current file's last byte
-        self._submitted = self._synced = 0
-        self._confirm = self._header_confirm = 0
-        self._pending: list[Buffer] = []
-        self._flush_scheduled = False
-        self._sync_timer: asyncio.TimerHandle | None = None
-        self._epochs_lock = asyncio.Lock()
-        self._note: asyncio.Task[None] | None = None
-        self._noted_start = 0
-        """Start of the newest file that the epoch file proves to have records."""
-        self._recovered = self._switching = False
-        self._appends = self._writes = 0
-
-    # State
-
-    def stats(self) -> dict[str, int]:
-        """Return metrics; bytes and counts."""
-        return {
-            "appends": self._appends,
-            "writes": self._writes,
-            "segments": len(self._segments),
-            "spares": self._pool.spares,
-            "disk_bytes": self._pool.live_bytes + self._pool.spare_bytes,
-            "unsynced_bytes": self._end - self._synced,
-            "record_bytes": self._end - self._start,
-        }
-
-    def note_confirmed(self, confirm_offset: int) -> None:
-        """See `Wal.note_confirmed`."""
-        if confirm_offset > self._confirm:
-            self._confirm = confirm_offset
-            self._header_confirm = min(confirm_offset, self._synced)
-
-    # Recovery and start
-
-    async def recover(self, on_record: Callable[[WalRecord], None]) -> int:
-        """See `Wal.recover` and `tidelog.storage.wal.disk.recovery`."""
-        assert not self._recovered, "recover is called only once"
-        try:
-            found = await recover(self._disk, on_record)
-            self._segments = found.segments
-            self._pool.live_bytes = sum(segment.file.size for segment in found.segments)
-            for name in found.spare_names:
-                await self._pool.adopt(name)
-        except OSError as error:
-            raise WalFailed(
-                f"the WAL cannot be recovered: {error}", hint="check the disk and its permissions"
-            ) from error
-        self._history = found.history
-        self._start = found.start_offset
-        self._end = self._submitted = self._durable = self._synced = found.end_offset
-        self._confirm = self._header_confirm = found.confirm_offset
-        if found.segments:
-            self._use(found.segments[-1])
-        self._recovered = True
-        self._pool.start()
-        return found.confirm_offset
+        super().__init__(disk, settings, rng=rng, group_bytes=group_bytes)
 
     @property
-    def synced_offset(self) -> int:
-        """See `Wal.synced_offset`."""
-        return self._synced
+    def promised_epoch(self) -> int:
+        """See `ReplicatedWal.promised_epoch`."""
+        return max(self._marks.promised_epoch, self._history.last_epoch)
 
-    async def reset(self, offset: int, kept_as: str = "") -> None:
-        """Restart the log, empty, at WAL offset `offset`, between `recover` and `begin_epoch`.
+    @property
+    def confirm_offset(self) -> int:
+        """See `ReplicatedWal.confirm_offset`."""
+        return self._confirm
 
-        For a log whose records are all in the bucket and that ends before the committed WAL offset: the disk was
-        replaced, or a power loss followed `flush = "async"` (docs/protocols.md, Epoch history); and for another log
-        than the one that is expected, whose files are kept under the suffix `kept_as`. Raises `WalFailed`.
-        """
-        assert self._recovered and self._epoch < 0 and offset >= 0
+    async def promise(self, epoch: int) -> None:
+        """See `ReplicatedWal.promise`."""
+        assert self._recovered and 0 <= epoch < 1 << 31
         self._check_usable()
-        try:
-            if kept_as and self._segments:
-                await self._disk.replace(EPOCH_FILE + kept_as, encode_epoch_file(self._history, self._synced))
-            # The epoch file first: its proof must not contradict the files left by a crash in this method.
-            await self._store_epochs(EpochHistory(), 0)
-            while self._segments:  # the newest first: the rest is a valid log at any moment
-                segment = self._segments[-1]
-                if kept_as:
-                    await segment.file.rename(segment.file.name + kept_as)
-                await segment.file.close()
-                if not kept_as:
-                    await self._disk.remove(segment.file.name)
-                self._segments.pop()
-                self._pool.live_bytes -= segment.file.size
-        except OSError as error:
-            raise self._fail(error) from error
-        self._history = EpochHistory()
-        self._file = None
-        self._start = self._end = self._limit = offset
-        self._submitted = self._durable = self._synced = offset
-        self._confirm = self._header_confirm = offset
+        await unbroken(self._promise(epoch))
 
-    async def begin_epoch(self, epoch: int) -> None:
-        """See `Wal.begin_epoch`. Appends meanwhile raise `WalFull`.
-
-        Raises `Fenced` for an epoch that is not newer, `WalFull` if the disk has no room (call again), `WalFailed`.
-        """
-        assert self._recovered and not self._switching
-        self._check_usable()
-        if epoch <= self._history.last_epoch:
-            raise Fenced(f"master epoch {epoch} is not newer than {self._history.last_epoch}, which the WAL has seen")
-        await _unbroken(self._begin_epoch(epoch))
-
-    async def _begin_epoch(self, epoch: int) -> None:
-        self._switching = True
-        try:
-            await self._all_synced()  # the epoch's start offset proves the bytes before it durable
-            while not self._has_space(HEADER_BYTES):
-                if self._pool.blocked == AT_BOUND:
-                    await self._make_small_file()
-                elif self._pool.blocked:
-                    raise self._full()
-                else:
-                    await self._changed()
-            if self._end + HEADER_BYTES > self._limit:
-                self._roll(HEADER_BYTES)
-            history = self._history.copy()
-            history.append(epoch, self._end)
-            try:
-                await self._store_epochs(history, self._synced)
-            except OSError as error:
-                if is_passing(error):
-                    message = f"the epoch file cannot be written: {error.strerror}"
-                    raise WalFull(message, hint="free disk space, then retry") from error
-                raise self._fail(error) from error
-            self._history = history
-            self._epoch = epoch
-            self._enqueue(_EPOCH_START, EPOCH_START, 0)
-        finally:
-            self._switching = False
-            self._wake()
-        await self._all_synced()
-
-    async def _make_small_file(self) -> None:
-        try:
-            await self._pool.prepare_beyond_bound(HEADER_BYTES)
-        except OSError as error:
-            if is_passing(error):
-                raise self._full() from error
-            raise self._fail(error) from error
-
-    # Appending
-
-    def append(self, record: StreamAppend) -> int:
-        """See `Wal.append`."""
-        length = 0
-        for buffer in record.payload:
-            length += len(buffer)
-        if (
-            self._failure is not None
-            or self._epoch < 0
-            or self._switching
-            or self._closed
-            or length > self._max_record_bytes
-            or self._end - self._durable > _MAX_WAITING_BYTES
-        ):
-            self._refuse(length)
-        self._appends += 1
-        return self._enqueue(_DATA, record, length)
-
-    async def writable(self, payload_bytes: int = 0) -> None:
-        """Wait until an append of `payload_bytes` would not raise `WalFull`. Raises `WalFailed`, `Closed`."""
-        while True:
+    async def _promise(self, epoch: int) -> None:
+        async with self._turn:
             self._check_usable()
-            if (
-                not self._switching
-                and self._end - self._durable <= _MAX_WAITING_BYTES
-                and self._has_space(HEADER_BYTES + payload_bytes)
-            ):
-                return
-            await self._changed()
+            if epoch < self.promised_epoch:
+                raise self._fenced(epoch)
+            if epoch > self._marks.promised_epoch:
+                await self._save_epochs(self._history, self._synced, self._marks._replace(promised_epoch=epoch))
+            if 0 <= self._epoch < epoch:
+                self._epoch = -1
+            await self._all_synced()  # so that the end, which is told with the promise, is durable
 
-    def _refuse(self, length: int) -> None:
-        """Raise the error that prevents an append."""
+    def _fenced(self, epoch: int) -> Fenced:
+        return Fenced(f"master epoch {epoch} is older than {self.promised_epoch}, which the WAL has promised")
+
+    def _check_asker(self, master_epoch: int) -> None:
+        """Check that a master of this epoch may change the log, and that this WAL is not a master's."""
         self._check_usable()
-        assert self._epoch >= 0 or self._switching, "begin_epoch must precede append"
-        if length > self._max_record_bytes:
+        if master_epoch < self.promised_epoch:
+            raise self._fenced(master_epoch)
+        if self._epoch >= 0:
             raise InvalidInput(
-                f"a WAL record of {length} bytes is over the limit of {self._max_record_bytes}",
-                hint="send smaller batches or raise wal.max_record_bytes",
+                f"this WAL is the master's of epoch {self._epoch}: it takes nothing from one of epoch {master_epoch}",
+                hint="promise the newer epoch first",
             )
-        if self._switching:
-            raise WalFull("the WAL enters a new master epoch", hint="retry")
-        raise WalFull(f"{self._end - self._durable} bytes wait for the disk", hint="retry; the disk is slow")
 
-    def _enqueue(self, type: int, record: StreamAppend, length: int) -> int:
-        offset = self._end
-        end = offset + HEADER_BYTES + length
-        if end > self._limit:
-            self._roll(HEADER_BYTES + length)
-        header = encode_header(type, length, offset, self._header_confirm, self._epoch, record)
-        pending = self._pending
-        pending.append(header)
-        pending.extend(record.payload)
-        self._end = end
+    async def receivable(self, records: Buffer) -> None:
+        """See `ReplicatedWal.receivable`."""
+        await self.writable(first_payload_bytes(records))
+
+    async def receive(
+        self, offset: int, epoch: int, epoch_start: int, records: Buffer, *, master_epoch: int
+    ) -> list[WalRecord]:
+        """See `ReplicatedWal.receive`."""
+        assert self._recovered and 0 <= master_epoch < 1 << 31
+        if epoch > master_epoch:
+            raise InvalidInput(f"a master of epoch {master_epoch} has sent records of epoch {epoch}")
+        async with self._turn:
+            self._check_asker(master_epoch)
+            begins = check_place(
+                offset, epoch, epoch_start, history=self._history, start_offset=self._start, end_offset=self._end
+            )
+            found = parse_received(records, offset, epoch)
+            if not found:
+                return []
+            self._check_room(found)
+            marks = self._marks._replace(promised_epoch=master_epoch, own_from=NOTHING_OWN, cut_at=-1)
+            if begins or marks != self._marks or self._epochs_unsure:
+                history = self._history.copy()
+                if begins:
+                    history.append(epoch, epoch_start)
+                await unbroken(self._prepare_receiving(history, marks))
+                self._check_usable()
+            accepted = self._queue_received(memoryview(records), found)
+            if not accepted:
+                raise self._full()
+            return accepted
+
+    def _check_room(self, records: list[WalRecord]) -> None:
+        largest = max(len(record.payload) for record in records)
+        if largest > self._max_record_bytes:
+            raise InvalidInput(
+                f"a received WAL record of {largest} bytes is over the limit of {self._max_record_bytes}",
+                hint="wal.max_record_bytes must be the same on all members of a replica set",
+            )
+        if self._end - self._durable > MAX_WAITING_BYTES:
+            raise WalFull(f"{self._end - self._durable} bytes wait for the disk", hint="retry; the disk is slow")
+        if not self._has_space(records[0].end_offset - records[0].offset):
+            raise self._full()
+
+    async def _prepare_receiving(self, history: EpochHistory, marks: ReplicaMarks) -> None:
+        await self._finish_cut()
+        await self._all_synced()  # the epoch's start proves the bytes before it durable; and invariant 6
+        await self._save_epochs(history, self._synced, marks)
+
+    def _queue_received(self, view: memoryview, records: list[WalRecord]) -> list[WalRecord]:
+        """Queue as many records as there is room for, and return them."""
+        begin = offset = self._end
+        accepted = 0
+        for record in records:
+            size = record.end_offset - record.offset
+            if record.end_offset > self._limit:
+                self._queue_run(view[begin - offset : record.offset - offset], begin)
+                begin = record.offset
+                if not self._roll_received(size):
+                    break
+            self._end = record.end_offset
+            accepted += 1
+        self._queue_run(view[begin - offset : self._end - offset], begin)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
-        return end
+        return records[:accepted]
 
-    def _has_space(self, size: int) -> bool:
-        return self._end + size <= self._limit or self._pool.holds(size)
+    def _queue_run(self, run: memoryview, offset: int) -> None:
+        """Queue whole records for the current file, in pieces of at most a group."""
+        if run:
+            assert self._file is not None
+            self._received.extend(divide(run, offset, self._file, offset - self._file_start, self._group_bytes))
 
-    def _full(self) -> WalFull:
-        reason = self._pool.blocked or "the next WAL file is being prepared"
-        return WalFull(reason, hint="retry; uploads to the bucket make room")
-
-    def _roll(self, size: int) -> None:
-        """Switch to a spare file. Raises `WalFull` before anything is changed."""
+    def _roll_received(self, size: int) -> bool:
+        """Switch to a spare file after what is queued; return False if there is none."""
         file = self._pool.take(size)
         if file is None:
-            raise self._full()
-        self._submit()
-        if self._file is not None and not self._sync_writes:
-            self._file.sync(partial(self._on_synced, self._end))
-        file.publish(segment_name(self._end), self._on_published)
+            return False
+        self._received.append(ReceivedPiece(self._end, file, publish=segment_name(self._end), previous=self._file))
         segment = WalSegment(self._end, file)
         self._segments.append(segment)
         self._use(segment)
+        return True
 
-    def _use(self, segment: WalSegment) -> None:
-        self._file = segment.file
-        self._file_start = segment.start
-        self._limit = segment.limit
+    async def truncate(self, offset: int, *, master_epoch: int) -> None:
+        """See `ReplicatedWal.truncate`."""
+        assert self._recovered and 0 <= master_epoch < 1 << 31
+        await unbroken(self._truncate(offset, master_epoch))
 
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        self._submit(may_block=True)  # called by the event loop, so a synchronous callback reenters no caller
+    async def _truncate(self, offset: int, master_epoch: int) -> None:
+        async with self._turn, self._trim_lock:
+            self._check_asker(master_epoch)
+            await self._all_synced()
+            await self._check_boundary(offset)
+            await self._lane_done()
+            self._check_confirmed(offset)
+            history = self._history.copy()
+            history.truncate_to(offset)
+            marks = self._marks._replace(promised_epoch=master_epoch)
+            if offset < self._end:
+                marks = marks._replace(cut_at=offset)
+            if history != self._history or marks != self._marks or self._epochs_unsure:
+                await self._save_epochs(history, offset, marks)
+                self._put_end(offset)
+            await self._finish_cut()
 
-    def _submit(self, *, may_block: bool = False) -> None:
-        """Pass pending records to the disk as one write; `may_block` only for calls directly from the event loop."""
-        if not self._pending or self._failure is not None:
+    def _check_confirmed(self, offset: int) -> None:
+        if offset < min(self._confirm, self._end):
+            raise CorruptData(
+                f"the WAL would be cut at {offset}, below {self._confirm}, up to which it is confirmed",
+                hint="this replica and its master do not hold the same log: keep both directories, and examine them",
+            )
+
+    async def _check_boundary(self, offset: int) -> None:
+        if not self._start <= offset <= self._end:
+            raise InvalidInput(f"the WAL, {self._start} to {self._end}, cannot be cut at {offset}")
+        if offset == self._end:
             return
-        assert self._file is not None
-        buffers, self._pending = self._pending, []
-        at = self._submitted - self._file_start
-        self._submitted = self._end
-        self._writes += 1
-        done = partial(self._on_written, self._end)
-        self._file.write(at, buffers, sync=self._sync_writes, done=done, may_block=may_block)
-        if not self._sync_writes and self._sync_timer is None:
-            delay_s = self._settings.flush_interval_ms / 1000
-            self._sync_timer = asyncio.get_running_loop().call_later(delay_s, self._sync_now)
-
-    def _sync_now(self) -> None:
-        if self._sync_timer is not None:
-            self._sync_timer.cancel()
-            self._sync_timer = None
-        if self._file is not None and self._failure is None:
-            self._file.sync(partial(self._on_synced, self._submitted))
-
-    # Disk callbacks
-
-    def _on_written(self, end: int, error: OSError | None) -> None:
-        if self._failure is not None:
-            return
-        if error is not None:
-            self._fail(error)
-            return
-        assert end >= self._durable
-        self._durable = end
-        if self._sync_writes:
-            self._synced = end
-            self._header_confirm = min(self._confirm, end)
-            self._note_file()
-        if self._waiters:
-            self._wake()
-        self._on_durable(end)
-
-    def _on_synced(self, end: int, error: OSError | None) -> None:
-        if self._failure is not None:
-            return
-        if error is not None:
-            self._fail(error)
-            return
-        self._synced = max(self._synced, end)
-        self._header_confirm = min(self._confirm, self._synced)
-        self._note_file()
-        if self._waiters:
-            self._wake()
-
-    def _on_published(self, error: OSError | None) -> None:
-        if error is not None:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> WalFailed:
-        message = f"the WAL's disk failed: {error}"
-        hint = "check the disk (dmesg) and restart the broker: acknowledged records are recovered"
-        return self._end_with(WalFailed(message, hint=hint), error)
-
-    def _drop_pending(self) -> None:
-        self._pending.clear()
-
-    async def _all_synced(self) -> None:
-        """Sync everything appended so far. Raises `WalFailed`."""
-        target = self._end
-        self._submit()
-        if self._synced < target and not self._sync_writes:
-            self._sync_now()
-        while self._synced < target:
-            self._check_failure()
-            await self._changed()
-
-    def _note_file(self) -> None:
-        """Have the epoch file prove that the newest file has records, once for each: its loss is noticed then."""
-        if self._synced > self._file_start > self._noted_start and self._epoch >= 0 and self._note is None:
-            self._note = asyncio.get_running_loop().create_task(self._note_synced(), name="wal.note")
-
-    async def _note_synced(self) -> None:
-        start = self._file_start
+        segment = self._segments[bisect_right(self._segments, offset, key=start_of) - 1]
         try:
-            async with self._epochs_lock:
-                await self._disk.replace(EPOCH_FILE, encode_epoch_file(self._history, self._synced))
-            self._noted_start = start
+            end = await scan(segment, segment.start, offset, ScanState(), lambda *_: None)
         except OSError as error:
-            if not is_passing(error):
-                self._fail(error)
-                return
-            logger.warning("the WAL's epoch file could not be written", extra={"error": str(error)})
-            self._noted_start = start  # again with the next file
-        except Exception as error:  # noqa: BLE001
-            expected("storage.wal", error)  # noted
-            self._noted_start = start
-        finally:
-            self._note = None
-
-    async def _store_epochs(self, history: EpochHistory, durable_offset: int) -> None:
-        async with self._epochs_lock:
-            await self._disk.replace(EPOCH_FILE, encode_epoch_file(history, durable_offset))
-
-    # Trimming, and reading back
-
-    async def trim(self, offset: int) -> None:
-        """See `Wal.trim`. Whole files before `offset` are freed or kept for reuse. Raises `WalFailed`."""
-        self._check_usable()
-        assert offset <= self._durable, f"trim to {offset}, past the durable end {self._durable}"
-        if offset <= self._start:
-            return
-        self._start = offset
-        await _unbroken(self._release_files())
-
-    async def _release_files(self) -> None:
-        async with self._trim_lock:
-            while len(self._segments) > 1 and self._segments[1].start <= self._start:
-                if self._closed:
-                    return
-                self._check_usable()
-                try:
-                    await self._pool.release(self._segments[0].file)
-                except OSError as error:
-                    raise self._fail(error) from error
-                self._segments.pop(0)
-                self._history.forget_before(self._segments[0].start)  # not before: recovery checks file and records
-
-    async def read_records(self, start_offset: int, max_bytes: int) -> list[WalRecord]:
-        """Return durable records from record boundary `start_offset` on, of one file, at least one if there is one.
-
-        Stops with the record that reaches `max_bytes`. Raises `NotFound` if `start_offset` was trimmed and
-        `CorruptData` if the bytes fail their check.
-        """
-        self._check_usable()
-        index = bisect_right(self._segments, start_offset, key=lambda segment: segment.start) - 1
-        if index < 0 or start_offset < self._start:
-            raise self._trimmed(start_offset)
-        segment = self._segments[index]
-        stop = self._segments[index + 1].start if index + 1 < len(self._segments) else self._durable
-        records: list[WalRecord] = []
-
-        def on_header(header: WalHeader, window: memoryview, position: int) -> None:
-            records.append(record_of(header, window, position))
-
-        stop = min(stop, self._durable, start_offset + max(1, max_bytes))
-        if start_offset >= stop:
-            return records
-        try:
-            end = await scan(segment, start_offset, stop, ScanState(), on_header)
-        except OSError as error:
-            if start_offset < self._start:
-                raise self._trimmed(start_offset) from error
             raise self._fail(error) from error
-        if end.reason:
-            if start_offset < self._start:
-                raise self._trimmed(start_offset)
-            raise CorruptData(f"WAL offset {end.offset}: {end.reason}", hint="examine it with `tidelog wal verify`")
-        return records
+        if end.offset != offset:
+            reason = end.reason or "it is inside a record"
+            raise CorruptData(f"the WAL cannot be cut at {offset}: {reason}", hint="see `tidelog wal verify`")
 
-    def _trimmed(self, offset: int) -> NotFound:
-        return NotFound(f"WAL offset {offset} was trimmed; the WAL starts at {self._start}")
+    async def restart_at(self, offset: int, *, master_epoch: int) -> None:
+        """See `ReplicatedWal.restart_at`."""
+        assert self._recovered and 0 <= master_epoch < 1 << 31 and offset >= 0
+        await unbroken(self._restart(offset, master_epoch))
 
-    async def close(self) -> None:
-        """See `Wal.close`. After a failure it only releases the files. Raises `WalFailed` if closing fails."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._note is not None:
-            await asyncio.wait([self._note])
-        try:
-            if self._recovered and self._failure is None:
-                await self._all_synced()
-                if self._segments:
-                    await self._store_epochs(self._history, self._synced)
-        except OSError as error:
-            if not is_passing(error):
+    async def _restart(self, offset: int, master_epoch: int) -> None:
+        async with self._turn, self._trim_lock:
+            self._check_asker(master_epoch)
+            await self._all_synced()
+            await self._lane_done()
+            try:
+                if offset < self._start:  # records in spares could come to lie in their old places
+                    await self._pool.discard_spares()
+            except OSError as error:
                 raise self._fail(error) from error
-            # Only the note of a clean close is missing; every record is durable.
-            logger.warning("the WAL's epoch file could not be written at close", extra={"error": str(error)})
-        except Exception as error:
-            if expected("storage.wal", error) is error:
-                raise
-        finally:
-            if self._sync_timer is not None:
-                self._sync_timer.cancel()
+            await self._start_over(offset, self._marks._replace(promised_epoch=master_epoch))
             self._wake()
-            async with self._trim_lock:  # wait for a file that is being released
-                await self._pool.close()
-                for segment in self._segments:
-                    await segment.file.close()
 
-
-async def _unbroken(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to completion even if the caller is cancelled, since a partial execution would be harmful."""
-    task = asyncio.get_running_loop().create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # mark as retrieved: the caller was cancelled
-        raise
+    async def read_raw(self, start_offset: int, max_bytes: int) -> RawRecords | None:
+        """See `ReplicatedWal.read_raw`."""
+        entry = self._history.entry_at(start_offset)
+        stop = min(start_offset + max(1, max_bytes), self._history.end_after(start_offset, self._end))
+        runs = RawRuns()
+        await self._read(start_offset, stop, runs.on_header)
+        if not runs.buffers:
+            return None
+        if entry is None or runs.epochs != {entry.epoch}:
+            if entry != self._history.entry_at(start_offset):
+                raise self._trimmed(start_offset)
+            raise CorruptData(
+                f"the WAL's records at {start_offset} are of epochs {runs.epochs}, its history says {entry}"
+            )
+        return RawRecords(start_offset, runs.end_offset, entry.epoch, entry.start_offset, runs.buffers)

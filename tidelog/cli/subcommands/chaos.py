@@ -48,6 +48,7 @@ SHOWN_FINDINGS = 10
 @click.option("--access-key", default="", metavar="ID", help="For --s3-endpoint.")
 @click.option("--secret-key", default="", metavar="KEY", help="For --s3-endpoint.")
 @click.option("--no-moves", is_flag=True, help="Do not move partitions.")
+@click.option("--old-python", default="", metavar="PATH", help="Some nodes run the release in this environment.")
 @click.option(
     "--history", type=click.Path(path_type=Path), metavar="FILE", help="Keep the history for `tidelog check`."
 )
@@ -65,6 +66,7 @@ def chaos(
     access_key: str,
     secret_key: str,
     no_moves: bool,
+    old_python: str,
     history: Path | None,
     style: str,
 ) -> None:
@@ -85,6 +87,7 @@ def chaos(
         endpoint=_endpoint(s3_endpoint, access_key, secret_key),
         moves=not no_moves,
         history=history,
+        old_python=old_python,
     )
     if rounds is not None:
         options.rounds = rounds
@@ -120,6 +123,12 @@ def _replayed(sizes: list[int]) -> str | None:
     if not sizes:
         return None
     return f"{len(sizes)} times, median {output.size(sorted(sizes)[len(sizes) // 2])}, most {output.size(max(sizes))}"
+
+
+def _old_starts(found: ChaosReport) -> str | None:
+    if "old" not in found.starts:
+        return None
+    return f"{found.starts['old']}, in this one {found.starts.get('new', 0)}"
 
 
 def _lag(found: ChaosReport) -> str:
@@ -158,6 +167,7 @@ def _render(found: ChaosReport) -> str:
         ("worst real-time lag", _lag(found)),
         ("replayed by killed nodes", _replayed(found.replayed_bytes)),
         ("orphans, deleted at the end", f"{found.orphans}, {found.orphans_left} left"),
+        ("nodes started in the old release", _old_starts(found)),
         ("nodes that ended by themselves", len(found.restarts)),
         ("took", f"{found.took_s:.1f} s"),
     ]

@@ -14,6 +14,7 @@ from tidelog.cli.client import ClusterConnection
 from tidelog.cli.options import admin_options, bootstrap_option, format_option
 from tidelog.cli.subcommands.cluster_backup import backup, restore
 from tidelog.cli.subcommands.cluster_rebuild import rebuild
+from tidelog.runtime.errors import NotFound
 
 Document = dict[str, Any]
 
@@ -38,7 +39,7 @@ cluster.add_command(restore)
 def status(style: str, bootstrap: str) -> None:
     """Show the feature level, and the levels that every member supports."""
     connection = ClusterConnection(bootstrap)
-    output.show(style, lambda: connection.get("/cluster"), _render_status)
+    output.show(style, lambda: _ask(connection), _render_status)
 
 
 @cluster.command()
@@ -50,8 +51,7 @@ def status(style: str, bootstrap: str) -> None:
 def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: str) -> None:
     """Raise the feature level. Older versions cannot be started again afterwards."""
     connection = ClusterConnection(bootstrap)
-    query = "" if level is None else f"?level={level}"
-    plan = connection.get(f"/cluster{query}")
+    plan = _ask(connection, "" if level is None else f"?level={level}")
     if dry_run or (level is None and plan["target"] == plan["level"]):
         output.show(style, lambda: plan, _render_plan)
         return
@@ -59,6 +59,18 @@ def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: 
         output.confirm(f"raise the feature level from {plan['level']} to {plan['target']}, which cannot be taken back")
     done = connection.post(f"/cluster/upgrade?level={plan['target']}")
     output.show(style, lambda: done, _render_done)
+
+
+def _ask(connection: ClusterConnection, query: str = "") -> Document:
+    """What is known of levels. Raises `NotFound` for a broker of before feature levels."""
+    try:
+        found: Document = connection.get(f"/cluster{query}")
+    except NotFound as error:
+        raise NotFound(
+            "this broker runs a version before feature levels; the cluster is at level 0",
+            hint="ask a broker that is upgraded (--bootstrap)",
+        ) from error
+    return found
 
 
 def _members(document: Document) -> str:

@@ -28,6 +28,8 @@ def config(config_file: Path | None, assignments: tuple[str, ...], style: str, c
     if style == "json":
         click.echo(json.dumps([one._asdict() for one in settings], indent=2))
         return
+    if not settings:
+        click.echo("every setting has its default", err=True)
     width = max((len(one.key) for one in settings), default=0)
     shown = [json.dumps(one.value, ensure_ascii=False) for one in settings]
     value_width = max((len(text) for text in shown), default=0)

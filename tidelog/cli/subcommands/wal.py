@@ -328,6 +328,7 @@ def _render_files(document: dict[str, Any]) -> str:
         ("files", f"{len(segments)}, and {document['spare_files']} spare"),
         ("epoch file", document["epoch_file"]),
         ("epochs", ", ".join(f"{epoch} from {start}" for epoch, start in document["epochs"])),
+        *_replica_pairs(document),
     ]
     headers = ["FILE", "START", "END", "RECORDS", "STREAMS", "EPOCHS", "PAYLOAD", "SIZE"]
     rows = [
@@ -344,6 +345,21 @@ def _render_files(document: dict[str, Any]) -> str:
         for one in segments
     ]
     return f"{output.pairs(about)}\n\n{output.table(headers, rows, right=headers[1:])}"
+
+
+def _replica_pairs(document: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return what is known of a log that is one of several replicas."""
+    if document["promised_epoch"] < 0:
+        return []
+    own_from = document["own_from"]
+    about: list[tuple[str, object]] = [
+        ("promised epoch", document["promised_epoch"]),
+        ("confirmed", f"{document['noted_confirm_offset']} at least"),
+        ("written here", "nothing" if own_from < 0 else f"from {own_from}"),
+    ]
+    if document["cut_at"] >= 0:
+        about.append(("truncation", f"at {document['cut_at']}, not complete"))
+    return about
 
 
 def _span(first: int, last: int) -> str | None:
