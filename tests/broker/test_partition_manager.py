@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import KafkaSettings, LogSettings
 from tidelog.controller.image.image import Image
 from tidelog.controller.model import commands as c
-from tidelog.controller.model.records import TopicRecord
+from tidelog.controller.model.records import PartitionKey, TopicRecord
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
@@ -216,17 +216,25 @@ async def test_a_commit_of_objects_changes_no_placement_and_looks_at_no_partitio
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
-    plan = PartitionReconciler.plan
+    opened: set[PartitionKey] = set()
+    plan, ended = PartitionReconciler.plan, PartitionReconciler.ended
 
     def counted(reconciler: PartitionReconciler, image: Image, now: float, now_ms: int) -> PartitionPlan:
         looks.append(image.version)
         return plan(reconciler, image, now, now_ms)
 
+    def told(reconciler: PartitionReconciler, keys: Iterable[PartitionKey]) -> None:
+        opened.update(keys)
+        looks.clear()  # the end of an opening asks for one more look
+        ended(reconciler, keys)
+
+    monkeypatch.setattr(PartitionReconciler, "plan", counted)
+    monkeypatch.setattr(PartitionReconciler, "ended", told)
     async with world() as here:
         await here.create("t", [NODE_ID] * 3)
-        await until(lambda: len(here.open()) == 3, "all are open")
+        await until(lambda: len(opened) == 3 and looks != [], "all are open, and looked at for the last time")
         version, placed = here.controller.image.version, here.controller.image.placement_version
-        monkeypatch.setattr(PartitionReconciler, "plan", counted)
+        looks.clear()
         await append_everywhere(here)
         committed = here.controller.image.version
         assert committed > version
