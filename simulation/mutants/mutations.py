@@ -45,19 +45,6 @@ _ANY_WAL_START = Edit(
 
 _LIST = [
     Mutation(
-        "gap-taken-for-a-loss",
-        "protocol",
-        "the batch behind a refused one is refused as out of order, which librdkafka takes for a loss",
-        (
-            Edit(
-                "tidelog.stream.partition_log:PartitionLog.append",
-                "if self._follows_a_refused_batch(header):",
-                "if self._follows_a_refused_batch(header) and mutated():",
-            ),
-        ),
-        ("sequence-refused",),
-    ),
-    Mutation(
         "ack-before-fsync",
         "1",
         "the WAL reports a write in the page cache as durable",

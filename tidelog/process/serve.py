@@ -17,6 +17,7 @@ from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, C
 from tidelog.broker.node import BrokerNode
 from tidelog.broker.settings import AdminSettings, KafkaSettings
 from tidelog.config import Config, Loaded
+from tidelog.controller.active.state_keeper import BucketSuperseded
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.addresses import split_address
@@ -24,7 +25,7 @@ from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.secret import read_secret
-from tidelog.process.accepted_loss import forget, read_accepted
+from tidelog.process.accepted_loss import forget, read_accepted, use_lost_bucket
 from tidelog.process.data_dir import LONE_NODE_ID, DataDirectory
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.disk import FileDisk
@@ -35,6 +36,7 @@ from tidelog.runtime.ports import check_free, choose_port
 from tidelog.runtime.tasks import unless_failed
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.proof import BucketProof, WrongBucket
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.bucket.store import ObjectStore
 from tidelog.storage.cleaning.deleter import ObjectCleaner
@@ -106,7 +108,8 @@ class NodeProcess:
             directory.assign(await self._find_id(directory.check_code, endpoints, credentials))
         config.node.id = directory.broker_id
         credentials = credentials_of(config)
-        store = self._store = open_store(config.s3, path, self._clock, self._rng)
+        proof = BucketProof(self._clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
+        store = self._store = open_store(config.s3, path, self._clock, self._rng, proof)
         if "controller" in config.node.roles:
             controller = await self._start_controller(path / "controller", credentials)
             endpoints = endpoints or [controller.address]
@@ -140,6 +143,7 @@ class NodeProcess:
                 self._rng,
                 delete_objects=self._delete_objects,
                 state_store=self._store.for_purpose(Purpose.METADATA) if self._store is not None else None,
+                bucket_proof=self._store.proof if self._store is not None else None,
             ),
             on_failed=self._controller_failed,
         )
@@ -267,13 +271,18 @@ class NodeProcess:
         )
 
     async def run_until(self, stop: asyncio.Task[bool]) -> None:
-        """Serve until `stop` has completed. Raises `StorageFailed` when the broker has failed permanently."""
+        """Serve until `stop` has completed.
+
+        Raises `StorageFailed` when the broker has failed permanently; `BucketSuperseded`, `WrongBucket`.
+        """
         failures = [self._failed] + ([self._broker.failed] if self._broker is not None else [])
         waiting: set[asyncio.Future[Any]] = {stop, *failures}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for failure in failures:
             if failure.done():
                 error = failure.exception()
+                if isinstance(error, BucketSuperseded | WrongBucket):
+                    raise error
                 raise StorageFailed(f"this process cannot continue: {error}", hint="restart it") from error
 
     def _controller_failed(self, error: Exception) -> None:
