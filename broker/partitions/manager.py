@@ -29,6 +29,7 @@ from tidelog.controller.model.errors import UnknownTopicId
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, TopicRecord
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, NotFound, NotLeader, TidelogError
+from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.storage import Storage
@@ -102,6 +103,7 @@ class PartitionManager:
         self._settled = asyncio.Event()
         self._gate = asyncio.Semaphore(OPENS_AT_ONCE)
         self._tasks = TaskSet("partitions")
+        self._limiter = LogLimiter(logger, clock)
         self._on_opened: list[Callable[[PartitionLog], None]] = []
         self._on_closed: list[Callable[[PartitionLog], None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -418,10 +420,9 @@ class PartitionManager:
         self._reconciler.failed(key, error, self._clock.monotonic())
         self._openings.end(key)
         wanted = self._reconciler.wanted.get(key)
-        logger.warning(
-            "partition does not open; retrying",
-            extra={"topic": wanted.topic.name if wanted else key[0].hex(), "partition": key[1], "error": str(error)},
-        )
+        topic = wanted.topic.name if wanted else key[0].hex()
+        fields = {"topic": topic, "partition": key[1], "error": str(error)}
+        self._limiter.line("open", logging.WARNING, "partition does not open; retrying", fields)
 
     # --- retention -----------------------------------------------------------------------------------------------
 
