@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.batch.batch import BatchHeader, ControlType, Record, build_batch, build_control_batch, parse_header
 from tidelog.stream import producer_state
 from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
@@ -183,7 +184,7 @@ def test_a_marker_with_a_newer_epoch_restarts_sequences() -> None:
     put(states, batch(0, epoch=1, txn=True), 5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.booleans()), max_size=30
