@@ -50,7 +50,7 @@ _LIST = [
         "the batch behind a refused one is refused as out of order, which librdkafka takes for a loss",
         (
             Edit(
-                "tidelog.stream.partition_log:PartitionLog.append",
+                "tidelog.stream.admission:Admission.original_of",
                 "if self._follows_a_refused_batch(header):",
                 "if self._follows_a_refused_batch(header) and mutated():",
             ),
@@ -588,11 +588,11 @@ _LIST = [
         "the checkpoint of a moving partition contains no producers",
         (
             Edit(
-                "tidelog.stream.partition_log:PartitionLog.close_for_move",
-                "if not self._write_clean():",
+                "tidelog.stream.partition_close:LastRecords.write_for_move",
+                "if not self.write_clean():",
                 "self._state.producers = type(self._state.producers)()\n"
-                "            self._state.dirty = not mutated()\n"
-                "            if not self._write_clean():",
+                "        self._state.dirty = not mutated()\n"
+                "        if not self.write_clean():",
             ),
         ),
         TWICE,

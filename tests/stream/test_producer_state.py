@@ -109,6 +109,19 @@ def test_sequences_wrap_after_the_largest_int32() -> None:
         states.check(batch(MAX))
 
 
+def test_what_may_follow_a_batch_that_is_missing_is_told_from_what_is_behind() -> None:
+    states = ProducerStates()
+    put(states, batch(MAX - 1), 10)
+    ahead = [batch(0), batch(5), batch(MAX // 2 - 1), batch(0, epoch=1), batch(9, epoch=1)]
+    assert all(states.sends_ahead(header, 11) for header in ahead)
+    behind = [batch(MAX), batch(MAX - 1), batch(MAX // 2 + 1), batch(MAX - 9)]
+    assert not any(states.sends_ahead(header, 11) for header in behind)
+    assert not states.sends_ahead(batch(0, pid=8), 11), "nobody knows its producer"
+    assert not states.sends_ahead(batch(0), 10), "its producer has appended since"
+    put(states, batch(0, epoch=1), 11)
+    assert not states.sends_ahead(batch(MAX, epoch=0), 99), "of an epoch that is over"
+
+
 def test_a_batch_ending_at_the_largest_sequence_is_followed_by_zero() -> None:
     states = ProducerStates()
     put(states, batch(MAX - 1, count=2), 0)
