@@ -38,7 +38,8 @@ from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
     from tidelog.controller.client.client import ControllerClient
-    from tidelog.stream.partition_log import ClosedLog, PartitionLog
+    from tidelog.stream.partition_close import ClosedLog
+    from tidelog.stream.partition_log import PartitionLog
 
 PRE_UPLOAD_TIMEOUT_S = 60.0
 """Limit of an upload while the partition serves; with a slower bucket the attempt starts again later."""

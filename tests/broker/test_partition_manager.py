@@ -13,6 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, batch, until
 from tidelog.broker.kafka.errors import fetch_code, produce_code
 from tidelog.broker.partitions.manager import PartitionDamaged, PartitionManager
@@ -146,7 +147,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(steps=STEPS)
 def test_what_is_open_is_what_is_placed_here_whatever_happens(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:

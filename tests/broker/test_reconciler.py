@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tests.support.kafka_world import NODE_ID, DataController
 from tidelog.broker.partitions.move_table import MovePhase, MoveTable
 from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler, streams_to_open
@@ -291,4 +292,4 @@ class Reconciling(RuleBasedStateMachine):
 
 
 TestReconciling = Reconciling.TestCase
-TestReconciling.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestReconciling.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)
