@@ -50,7 +50,7 @@ from tidelog.stream.meta_stream import MetaStream
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_close import ClosedLog, LastRecords, when_there_is_room
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
-from tidelog.stream.partition_recovery import apply_marker, recover
+from tidelog.stream.partition_recovery import apply_marker, confirmed_end, recover
 from tidelog.stream.partition_state import PartitionState
 from tidelog.stream.producer_state import BatchEntry
 from tidelog.stream.segments import retention_start, should_roll
@@ -170,11 +170,12 @@ class PartitionLog:
         self._unconfirmed: deque[tuple[int, int]] | None = None
         self._watchers: dict[object, Callable[[], None]] | None = None
         self._on_confirmed = self._confirmed
-        self._start = state.log_start
+        self._start = min(state.confirmed_log_start, state.log_start)
         self._start_wal_end = 0
         self._trimmer = Trimmer(state, storage)
         self._admission = Admission(state, config, clock)
         self.config = config
+        self._await_tail()
 
     @classmethod
     async def open(
@@ -192,8 +193,9 @@ class PartitionLog:
 
         `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the previous owner).
 
-        Records in the WAL count as confirmed, because the storage recovers the WAL before it is opened. Raises
-        `StreamQuarantined`, `CorruptData`, `Unavailable`.
+        Of what the WAL held at the start, all is confirmed in a replica set of one member. A new master of several may
+        have an unconfirmed tail: it is served once it is confirmed. Raises `StreamQuarantined`, `CorruptData`,
+        `Unavailable`.
         """
         try:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
@@ -214,7 +216,7 @@ class PartitionLog:
             )
         state.epochs.assign(led.leader_epoch, data.next_offset)
         state.epochs.truncate_start(state.log_start)
-        state.high_watermark = data.next_offset
+        state.high_watermark = confirmed_end(state)
         return cls(
             led=led,
             state=state,
@@ -222,6 +224,20 @@ class PartitionLog:
             config=config,
             clock=clock,
         )
+
+    def _await_tail(self) -> None:
+        """Show what an earlier master appended when it is confirmed."""
+        state, confirm = self._state, self._storage.confirm
+        tail = state.data.unconfirmed()
+        if tail:
+            self._unconfirmed = deque((each.wal_end, each.end_offset) for each in tail)
+            self._last_wal_end = tail[-1].wal_end
+            for each in tail:
+                confirm.add_listener(each.wal_end, self._on_confirmed)
+        if self._start < state.log_start:
+            moved = state.meta.stream.unconfirmed()
+            self._start_wal_end = moved[-1].wal_end if moved else 0
+            confirm.add_listener(self._start_wal_end, partial(self._start_confirmed, state.log_start))
 
     # --- properties ----------------------------------------------------------------------------------------------
 

@@ -168,8 +168,8 @@ MUTATIONS_IN_STORAGE = [
         (
             Edit(
                 "tidelog.storage.storage:Storage._take_recovered",
-                'self._recovered.fill(stream_log) if self._planner.held else ""',
-                'self._recovered.fill(stream_log) if self._planner.held and mutated() else ""',
+                'self._recovered.fill(stream_log, self.confirm.value) if self._planner.held else ""',
+                'self._recovered.fill(stream_log, self.confirm.value) if self._planner.held and mutated() else ""',
             ),
         ),
         (*GONE, *LOUD),

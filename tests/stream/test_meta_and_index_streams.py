@@ -27,7 +27,7 @@ def stream(world: FakeWorld) -> Stream:
 
 async def reloaded(world: FakeWorld) -> MetaStream:
     meta = MetaStream(stream(world))
-    await meta.load()
+    await meta.load(meta.stream.next_offset, lambda: None)
     return meta
 
 
