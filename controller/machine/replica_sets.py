@@ -20,7 +20,7 @@ from tidelog.controller.machine.replica_elections import (
     rows_of,
 )
 from tidelog.controller.machine.tables import Tables
-from tidelog.controller.model.errors import NotEligible
+from tidelog.controller.model.errors import ConfigurationRefused, NotEligible
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, BrokerRecord, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import (
     AddReplica,
@@ -45,7 +45,11 @@ def _record(tables: Tables, replica_set_id: int) -> ReplicaSetRecord:
 
 
 def alter_sync_state_set(tables: Tables, command: AlterSyncStateSet) -> ReplicaSetRecord:
-    """See `AlterSyncStateSet`. Raises `NotFound`, `NotEligible`, `Fenced`, `StaleBrokerEpoch`, `InvalidInput`."""
+    """See `AlterSyncStateSet`.
+
+    Raises `ConfigurationRefused` if the epochs are current; else `NotFound`, `NotEligible`, `Fenced`,
+    `StaleBrokerEpoch`, `InvalidInput`.
+    """
     found = rows_of(tables, command.replica_set_id)
     record, present = found.record, found.configuration
     current_broker(tables, command.broker_id, command.registration_epoch)
@@ -95,24 +99,28 @@ def _check_members(tables: Tables, found: ReplicaSetRows, wanted: SetConfigurati
     record, row = found
     present = found.configuration.members
     if not any(each.broker_id == record.master for each in wanted.members & present):
-        raise InvalidInput(f"the master, broker {record.master}, stays in the sync-state set, with the WAL that it has")
+        raise ConfigurationRefused(
+            f"the master, broker {record.master}, stays in the sync-state set, with the WAL that it has"
+        )
     for member in wanted.members - present:
         joined = row.replica(member.broker_id)
         if joined is None or joined.wal_id != member.wal_id:
-            raise NotEligible(f"broker {member.broker_id} has not joined replica set {record.id} with {member.wal_id}")
+            raise ConfigurationRefused(
+                f"broker {member.broker_id} has not joined replica set {record.id} with {member.wal_id}"
+            )
         if joined.is_learner:
-            raise NotEligible(f"broker {member.broker_id} is a learner of replica set {record.id}")
+            raise ConfigurationRefused(f"broker {member.broker_id} is a learner of replica set {record.id}")
         broker = tables.brokers.get(member.broker_id)
         if broker is None or not broker.alive:
-            raise NotEligible(f"broker {member.broker_id} is not alive")
+            raise ConfigurationRefused(f"broker {member.broker_id} is not alive")
 
 
 def _check_quorum(row: ReplicationRecord, wanted: SetConfiguration) -> None:
     policy, size = row.policy, len(wanted.members)
     if policy.all_ack_in_sync_state_set and wanted.quorum != size:
-        raise InvalidInput(f"with all_ack_in_sync_state_set the write quorum is {size}, not {wanted.quorum}")
+        raise ConfigurationRefused(f"with all_ack_in_sync_state_set the write quorum is {size}, not {wanted.quorum}")
     if wanted.quorum < min(policy.min_in_sync_replicas, size):
-        raise InvalidInput(
+        raise ConfigurationRefused(
             f"a write quorum of {wanted.quorum} is below min_in_sync_replicas, {policy.min_in_sync_replicas}"
         )
 

@@ -31,7 +31,8 @@ class AlterSyncStateSet(Command, frozen=True, array_like=True, tag=80):
     """Change SyncStateSet and write quorum, on the master's request. Value: the `ReplicaSetRecord`.
 
     Refused unless both epochs are current and the caller is the master under its current registration. The same request
-    again, with the epochs that it had first, succeeds and changes nothing.
+    again, with the epochs that it had first, succeeds and changes nothing. After `ConfigurationRefused`, and after no
+    other error, no copy of the request has taken effect before.
     """
 
     replica_set_id: int

@@ -20,7 +20,7 @@ import msgspec
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
-from tidelog.controller.model.errors import from_wire
+from tidelog.controller.model.errors import ConfigurationRefused, from_wire
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import Fenced, TidelogError
@@ -551,7 +551,8 @@ class World:
         except TidelogError as error:
             if isinstance(error, WalLost):
                 raise Violation(f"a WAL that lost nothing is refused: {error}") from error
-            if isinstance(request, r.AlterSyncStateSet):
+            if isinstance(error, ConfigurationRefused):
+                assert isinstance(request, r.AlterSyncStateSet)
                 self._refused(request)
             return
         after = self.state
