@@ -350,13 +350,16 @@ def broker_died(tables: Tables, broker_id: int) -> None:
 def broker_replaced(tables: Tables, broker_id: int) -> None:
     """End the terms of a broker's earlier process as master, and forget its promises.
 
-    No process goes on in an epoch that an earlier one began.
+    No process goes on in an epoch that an earlier one began. The master of a set of one is elected by `Elect`, and then
+    tells its WAL anew before others join: until then the set stays one of one.
     """
     for row in _ordered(tables):
         record = tables.replica_sets.get(row.id)
-        if record is None or not has_several(record):
-            continue
-        if record.master == broker_id:
+        assert record is not None, row.id  # removed together
+        if not has_several(record):
+            if record.members == (broker_id,):
+                tables.replication.put(row.id, ReplicationRecord(row.id, row.policy))
+        elif record.master == broker_id:
             begin(tables, ReplicaSetRows(record, row), f"broker {broker_id} was started again")
         elif row.election is not None and any(each.broker_id == broker_id for each in row.election.promises):
             others = tuple(each for each in row.election.promises if each.broker_id != broker_id)

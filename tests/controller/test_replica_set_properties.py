@@ -19,7 +19,7 @@ from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import TidelogError
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 
-BROKERS = range(4)
+BROKERS = range(3)
 ENTRY_BYTES = 10
 Entry = tuple[int, int]
 """Master epoch, and a number that no other entry has."""
@@ -73,6 +73,8 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         self.elected: set[int] = set()
         self.confirmed: list[Entry] = []
         self.requests: list[tuple[Reign, r.AlterSyncStateSet]] = []
+        self.promises: list[r.PromiseEpoch] = []
+        """On their way."""
         self.numbers = 0
         self.epochs = (0, 0)
         for each in BROKERS:
@@ -94,7 +96,10 @@ class ReplicaSetMachine(RuleBasedStateMachine):
 
     @rule(broker=st.sampled_from(BROKERS))
     def remove(self, broker: int) -> None:
-        if self.try_to(r.RemoveReplica(0, broker)):
+        """Two stay: a set of one has another path."""
+        if len(self.controllers.machine.tables.replica_sets.rows[0].members) > 2 and self.try_to(
+            r.RemoveReplica(0, broker)
+        ):
             assert broker not in {each.broker_id for each in self.controllers.state().configuration.members}
 
     @rule()
@@ -186,7 +191,25 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         last = wal.entries[-1][0] if wal.entries else -1
         confirm = wal.confirmed * ENTRY_BYTES
         registration = self.controllers.registrations[broker]
-        self.try_to(r.PromiseEpoch(0, state.epoch, broker, registration, wal.wal_id, last, wal.end, confirm))
+        self.promises.append(r.PromiseEpoch(0, state.epoch, broker, registration, wal.wal_id, last, wal.end, confirm))
+
+    @precondition(lambda self: self.promises)
+    @rule(data=st.data(), twice=st.sampled_from([False, False, True]))
+    def deliver_promise(self, data: st.DataObject, twice: bool) -> None:
+        at = data.draw(st.integers(0, len(self.promises) - 1))
+        promise, before = self.promises[at], self.controllers.state()
+        accepted = self.try_to(promise)
+        assert not accepted or promise.master_epoch == before.epoch
+        if not twice:
+            del self.promises[at]
+
+    @rule()
+    def everybody_promises(self) -> None:
+        """What mostly happens."""
+        for each in BROKERS:
+            self.promise(each)
+        while self.promises and self.try_to(self.promises.pop()):
+            pass
 
     # --- masters -------------------------------------------------------------------------------------------------
 

@@ -192,6 +192,22 @@ def test_the_master_tells_its_wal_before_others_join_outside_the_sync_state_set(
     assert driver.state.version == version, "a repetition changes nothing"
 
 
+def test_a_master_of_one_tells_its_wal_anew_after_each_start() -> None:
+    """Else another broker could join between its registration and its election, which would be refused then."""
+    driver = Driver()
+    for each in range(2):
+        driver.broker(each)
+    driver.run(r.SetReplicaSetPolicy(0, TWO_OF_THREE))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))
+    driver.run(c.RegisterBroker(0, "check", "b", "host", 9092, "", ""), int)
+    with pytest.raises(NotEligible, match="has not told its WAL"):
+        driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    assert driver.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == 2
+    driver.run(r.AddReplica(0, 0, 2, "wal-0"))
+    driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    assert driver.image.replication[0].policy == TWO_OF_THREE
+
+
 def test_a_set_of_one_keeps_its_path() -> None:
     trio = Trio()
     before = trio.image.replica_sets[1]
