@@ -24,8 +24,10 @@ from tidelog.controller.model.errors import (
 )
 from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.controller.model.records import ReplicaSetRecord
-from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
-from tidelog.controller.model.wal_notes import WalLost, losses_in
+from tidelog.controller.model.replication import ElectionRecord, PolicyRecord, ReplicationRecord
+from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
+from tidelog.controller.rebuild.adopt import Adoption, adopt
+from tidelog.controller.rebuild.plan import RebuildPlan
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 
@@ -566,6 +568,18 @@ def test_an_election_that_loses_nothing_is_never_unclean() -> None:
     trio.promise(1)
     trio.promise(2)
     trio.unchanged(r.ElectUnclean(0, trio.record.master_epoch, 1), NotEligible, "loses nothing")
+
+
+def test_a_rebuilt_cluster_has_sets_of_one_keeps_their_policies_and_records_what_was_in_their_wals() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)
+    trio.run(c.NoteWal(0, WalNote("disk", "bucket", trio.record.master_epoch, 1, 0, False)))
+    trio.begin()
+    rebuilt = adopt(trio.state, RebuildPlan({}, {}, (), ()), Adoption((0, 1, 2), 2, 0, 5_000))
+    record = rebuilt.tables.replica_sets.rows[0]
+    assert (record.members, record.learners, record.sync_state_set) == ((0,), (), (0,))
+    assert rebuilt.tables.replication.rows == {0: ReplicationRecord(0, TWO_OF_THREE)}
+    assert [each.replica_set for each in losses_in(rebuilt.tables.kv.rows)] == [0], "a note of before proves nothing"
 
 
 # --- the active controller ---

@@ -765,6 +765,11 @@ MUTATIONS = {
         "Step.KEEP if not mutated() else Step.TRUNCATE",
     ),
     "a batch crosses an epoch": ("sending:FollowerLink.batch", "min(epoch_end, wanted)", "wanted + int(mutated())"),
+    "a request for an older configuration is taken": (
+        "tidelog.controller.machine.replica_sets:alter_sync_state_set",
+        "if command.sync_state_set_epoch != present.number:",
+        "if command.sync_state_set_epoch != present.number and mutated():",
+    ),
     "the set shrinks to the living although a quorum confirms": (
         "election:settled",
         "if all_ack and quorum == len(members):",
@@ -776,7 +781,8 @@ MUTATIONS = {
 def finding_of_mutation(name: str, seeds: int = 600) -> str:
     """Switch a protection off in this process for good; return the first finding, or an empty string."""
     where, line, instead = MUTATIONS[name]
-    apply(Mutation(name, "8", name, (Edit(_ROOM + where, line, instead),), ()))
+    place = where if where.startswith("tidelog.") else _ROOM + where
+    apply(Mutation(name, "8", name, (Edit(place, line, instead),), ()))
     return next(
         (found for seed in range(seeds) for policy in POLICIES.values() if (found := _finding(seed, policy))), ""
     )

@@ -50,7 +50,8 @@ def test_a_set_of_one_is_shown_and_has_no_other_candidate(tmp_path: Path) -> Non
             "replica-set",
             "set-policy",
             own,
-            *("--total-replicas", 3, "--in-sync-replicas", 2, "--enable-auto-in-sync-replicas", "--max-behind-s", "2.5"),
+            *("--total-replicas", 3, "--in-sync-replicas", 2, "--enable-auto-in-sync-replicas"),
+            *("--max-behind-s", "2.5"),
         )
         assert "max behind s" in told.text
         cli("replica-set", "set-policy", own, "--max-gap-bytes", 1 << 20)
