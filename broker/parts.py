@@ -23,6 +23,7 @@ from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
 from tidelog.broker.admin.quorum import QuorumView
+from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
 from tidelog.broker.admin.storage_status import memory_section
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts, build_data_parts
@@ -145,6 +146,7 @@ def _admin(
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *LevelRoutes(base.controller).routes(),
+        *ReplicaSetRoutes(base.controller).routes(),
         *_placement_routes(base, partitions, quorum),
     ]
     return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)

@@ -4,6 +4,7 @@
     ───────────   ──────────────────────────────────────────────────────   ───────────────────────────────────────────
     `liveness`    a broker's session began or ended                        SetBrokerAlive
     `successors`  a broker is dead and its WAL is in the bucket            ElectSuccessor
+    `masters`     a replica set of several members has no live master      BeginElection
     `members`     the quorum's members are not those in the metadata       SetControllers
     `expiry`      prepared object ids have expired                         ExpireObjects: they are deleted as orphans
     `garbage`     there is more garbage than one command sweeps            Barrier
@@ -14,9 +15,9 @@
 docs/design/0007-failover.md describes failover, docs/design/0006-partition-moves.md moves. Objects that no
 reader can find any more (`removable`) are first deleted from the bucket, then removed from the metadata (rule 6).
 
-Invariant: commands are derived from the image each time, without state of their own but the ages of moves, so a failed
-command or a crash loses nothing: the next round finds the same work. A duty is an iterator that reads the image again
-after each command, and so sees the effect of the previous one.
+Invariant: commands are derived from the image each time, without state of their own but the ages of moves and
+elections, so a failed command or a crash loses nothing: the next round finds the same work. A duty is an iterator that
+reads the image again after each command, and so sees the effect of the previous one.
 
 Entry: `Duties.all`, `removable`.
 """
@@ -28,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from tidelog.controller.active.drain_plan import plan_drains
+from tidelog.controller.active.masters import MasterWatch
 from tidelog.controller.active.move_ages import MoveAges
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.image.image import Image
@@ -68,6 +70,7 @@ class Duties:
         self._controllers = controllers
         self._reelect_timeout_ms = reelect_timeout_ms
         self._move_ages = MoveAges()
+        self._master_watch = MasterWatch()
 
     @property
     def all(self) -> tuple[Duty, ...]:
@@ -75,6 +78,7 @@ class Duties:
         return (
             self.liveness,
             self.successors,
+            self.masters,
             self.members,
             self.expiry,
             self.garbage,
@@ -98,6 +102,10 @@ class Duties:
             if broker is not None:
                 logger.info("successor of a dead broker elected", extra={"replica_set": lost.replica_set, "by": broker})
                 yield ElectSuccessor(lost.replica_set, broker, lost.master_epoch)
+
+    def masters(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
+        """Begin elections of replica sets with several members."""
+        yield from self._master_watch.due(self._image(), now)
 
     def members(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Publish the quorum's members."""

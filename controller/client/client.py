@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidelog.controller.client.heartbeat import Heartbeat
+from tidelog.controller.client.replica_sets import ReplicaSetClient
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.follower import Callback, Follower, ImageFollower, LocalFollower
 from tidelog.controller.image.image import Delta, Image
@@ -129,6 +130,8 @@ class ControllerClient:
         self._open_sequences: set[int] = set()
         self._answered = asyncio.Event()
         self.health = OperationHealth("controller command")
+        self.replica_sets = ReplicaSetClient(self._command)
+        """Requests about replica sets of several members."""
 
     @property
     def image(self) -> Image:

@@ -33,7 +33,9 @@ from tidelog.controller.model.records import (
     StreamRecord,
     TopicRecord,
 )
+from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord
 from tidelog.storage.commits import ObjectSlice, unpack_ranges
+from tidelog.storage.replication.configuration import SetConfiguration
 
 PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs"})
 """The tables of `Image.placement_version`."""
@@ -82,6 +84,8 @@ class Image:
         """Version of the last change of each topic or of one of its partitions."""
         self.brokers: dict[int, BrokerRecord] = {}
         self.replica_sets: dict[int, ReplicaSetRecord] = {}
+        self.replication: dict[int, ReplicationRecord] = {}
+        """Rows of replica sets that have, or shall have, several members."""
         self.topics: dict[bytes, TopicRecord] = {}
         self.streams: dict[int, StreamRecord] = {}
         self.objects: dict[int, ObjectRecord] = {}
@@ -239,6 +243,21 @@ class Image:
         record = self.replica_sets.get(replica_set_id)
         master = self.brokers.get(record.master) if record is not None else None
         return master if master is not None and master.alive else None
+
+    def configuration(self, replica_set_id: int) -> SetConfiguration | None:
+        """Return the SyncStateSet and write quorum of a replica set; None if its members' WALs are not known.
+
+        They are not for a set of one member whose master has not told its WAL.
+        """
+        record, row = self.replica_sets.get(replica_set_id), self.replication.get(replica_set_id)
+        if record is None or row is None or not row.in_sync:
+            return None
+        return row.configuration(record.sync_state_set_epoch)
+
+    def election(self, replica_set_id: int) -> ElectionRecord | None:
+        """Return the election under way for the present master epoch of a replica set of several members."""
+        row = self.replication.get(replica_set_id)
+        return row.election if row is not None else None
 
     def moving(self) -> list[PartitionRecord]:
         """Return the partitions that have a target, in order."""

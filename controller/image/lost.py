@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
+from tidelog.controller.model.replication import has_several
 
 
 class TakeoverState(Enum):
@@ -23,6 +24,8 @@ class TakeoverState(Enum):
     """It needs a successor."""
     RECOVERING = "recovering"
     """A live successor recovers it."""
+    ELECTING = "electing"
+    """It has several members, and one of them is elected."""
     WAITING = "waiting"
     """Only its broker can continue: the WAL is not in the bucket, or the broker is coming back."""
 
@@ -57,6 +60,8 @@ class LostReplicaSet(NamedTuple):
         what = f"broker {self.broker} is dead: its {self.partitions} partitions"
         if self.state is TakeoverState.RECOVERING:
             return f"{what} are recovered from the bucket by broker {self.successor}"
+        if self.state is TakeoverState.ELECTING:
+            return f"{what} wait for the election of another member of its replica set"
         if self.state is TakeoverState.DUE:
             return f"{what} wait for a broker that recovers them from the bucket"
         if self.wal_kind == BUCKET_WAL:
@@ -90,6 +95,8 @@ def lost_replica_sets(image: Image) -> list[LostReplicaSet]:
 
 
 def _state(image: Image, record: ReplicaSetRecord, broker: int, kind: str) -> TakeoverState:
+    if has_several(record):
+        return TakeoverState.ELECTING
     if record.successor != NO_BROKER and _is_alive(image, record.successor):
         return TakeoverState.RECOVERING
     if kind != BUCKET_WAL or _is_alive(image, broker):

@@ -1,8 +1,9 @@
 """Commands about the cluster, brokers, replica sets, configs, keys and producer ids.
 
 Invariant: epochs (registration, master, SyncStateSet) never decrease; each new one is the previous one plus one. This
-is the sans-I/O part of registration and election (docs/protocols.md) for one-member replica sets. A master is elected
-only from the SyncStateSet.
+is the sans-I/O part of registration, and of election (docs/protocols.md) for replica sets of one member; those of
+several elect by promises (`tidelog.controller.machine.replica_elections`). A master is elected only from the
+SyncStateSet.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.controller.machine.levels import check_broker_level, note_broker_levels
+from tidelog.controller.machine.replica_elections import broker_died, broker_replaced
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import check_wal_change
 from tidelog.controller.model.addresses import MAX_PORT, is_address
@@ -41,6 +43,7 @@ from tidelog.controller.model.errors import (
     StaleBrokerEpoch,
 )
 from tidelog.controller.model.records import NO_BROKER, BrokerRecord, ClusterRecord, DrainMode, ReplicaSetRecord
+from tidelog.controller.model.replication import has_several
 from tidelog.runtime.errors import InvalidInput, NotFound
 
 MAX_BROKER_ID = 0x7FFF_FFFF
@@ -146,6 +149,8 @@ def register_broker(tables: Tables, command: RegisterBroker) -> int:
         tables.replica_sets.put(record.id, fresh)
     if tables.level >= 1:
         note_broker_levels(tables, command, epoch)
+    if old is not None and epoch != old.registration_epoch:
+        broker_replaced(tables, record.id)
     return epoch
 
 
@@ -213,6 +218,8 @@ def set_broker_alive(tables: Tables, command: SetBrokerAlive) -> None:
     record = tables.brokers.get(command.broker_id)
     if record is not None and record.registration_epoch == command.registration_epoch:
         tables.brokers.put(record.id, msgspec.structs.replace(record, alive=command.alive))
+        if not command.alive:
+            broker_died(tables, record.id)
 
 
 def elect(tables: Tables, command: Elect) -> ReplicaSetRecord:
@@ -227,6 +234,11 @@ def elect(tables: Tables, command: Elect) -> ReplicaSetRecord:
         raise NotEligible(
             f"broker {command.broker_id} is not in the sync-state set {list(record.sync_state_set)} "
             f"of replica set {record.id}"
+        )
+    if has_several(record):
+        raise NotEligible(
+            f"replica set {record.id} has several members: their promises elect",
+            hint=f"`tidelog replica-set elect {record.id}` begins an election",
         )
     elected = msgspec.structs.replace(
         record,

@@ -17,7 +17,8 @@ from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import DrainBroker, RemoveBroker
 from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, StaleBrokerEpoch
 from tidelog.controller.model.levels import level_key
-from tidelog.controller.model.records import BrokerRecord, DrainMode
+from tidelog.controller.model.records import BrokerRecord, DrainMode, ReplicaSetRecord
+from tidelog.controller.model.replication import has_several
 from tidelog.controller.model.wal_notes import note_key
 from tidelog.runtime.errors import InvalidInput, NotFound
 
@@ -71,6 +72,7 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
         )
     replica_set = tables.replica_sets.get(record.id)
     assert replica_set is not None, record.id  # created by the registration
+    _check_in_no_replica_set(tables, record.id, replica_set)
     kept = Kept(
         record.registration_epoch,
         replica_set.master_epoch,
@@ -79,11 +81,23 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
     )
     keep(tables, record.id, kept)
     tables.replica_sets.delete(record.id)
+    tables.replication.delete(record.id)
     tables.brokers.delete(record.id)
     tables.configs.delete(("broker", str(record.id)))
     tables.kv.delete(note_key(record.id))
     if tables.level >= 1:
         tables.kv.delete(level_key(record.id))
+
+
+def _check_in_no_replica_set(tables: Tables, broker_id: int, own: ReplicaSetRecord) -> None:
+    others = sorted(
+        row.id for row in tables.replication.values() if row.id != broker_id and row.replica(broker_id) is not None
+    )
+    if has_several(own) or others:
+        raise BrokerNotDrained(
+            f"broker {broker_id} has replicas of replica sets {[*others, *([own.id] if has_several(own) else [])]}",
+            hint="its replicas leave these sets first",
+        )
 
 
 def _target(tables: Tables, key: tuple[bytes, int]) -> int:

@@ -13,7 +13,7 @@ destroyed only when unreferenced), 7 (compaction conserves records), and idempot
 (`tidelog.controller.machine.dedupe`).
 
 The handlers are in `tidelog.controller.machine`: modules `nodes`, `topics`, `streams`, `objects`, `compaction`,
-`moves`, `scaling`, `takeover` and `wal_notes`.
+`moves`, `scaling`, `takeover`, `wal_notes`, `replica_sets` and `replica_elections`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ from tidelog.controller.machine import (
     objects as state_objects,
 )
 from tidelog.controller.machine import (
+    replica_elections,
+    replica_sets,
+    wal_notes,
+)
+from tidelog.controller.machine import (
     scaling as state_scaling,
 )
 from tidelog.controller.machine import (
@@ -51,14 +56,12 @@ from tidelog.controller.machine import (
 from tidelog.controller.machine import (
     topics as state_topics,
 )
-from tidelog.controller.machine import (
-    wal_notes,
-)
 from tidelog.controller.machine.dedupe import DedupeTable
-from tidelog.controller.machine.tables import KEY_TYPES, RECORD_TYPES, Changes, RowChange, Tables
+from tidelog.controller.machine.tables import KEY_TYPES, RECORD_TYPES, TABLES_OF_LEVEL_2, Changes, RowChange, Tables
 from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import CommandFailed, ErrorInfo, NotController, to_wire
-from tidelog.controller.model.levels import NewerLevel, UnsupportedLevel, require_known
+from tidelog.controller.model.levels import REPLICATION_LEVEL, NewerLevel, UnsupportedLevel, require_known
 from tidelog.controller.model.records import ClusterRecord, ObjectRecord, StreamRecord
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.msgpack import DECODE_ERRORS
@@ -66,7 +69,7 @@ from tidelog.storage.commits import CommitGap
 
 logger = logging.getLogger(__name__)
 
-DUMP_OF_LEVEL = {0: 1, 1: 2}
+DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3}
 """Version of the state's bytes at each feature level. Builds between the two wrote version 1 with a cluster time."""
 ROWS_AT_ONCE = 2_000
 """Rows that are encoded in one call of a few milliseconds."""
@@ -142,6 +145,13 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.Abandon: takeover_commands.abandon,
     c.NoteWal: wal_notes.note_wal,
     c.AcceptWalLoss: wal_notes.accept_wal_loss,
+    r.AlterSyncStateSet: replica_sets.alter_sync_state_set,
+    r.BeginElection: replica_elections.begin_election,
+    r.PromiseEpoch: replica_elections.promise_epoch,
+    r.SetReplicaSetPolicy: replica_sets.set_policy,
+    r.AddReplica: replica_sets.add_replica,
+    r.RemoveReplica: replica_sets.remove_replica,
+    r.ElectUnclean: replica_elections.elect_unclean,
 }
 
 
@@ -310,7 +320,8 @@ class ControllerState:
         """
         tables, level = self.tables, self.level
         head = [DUMP_OF_LEVEL[level], self.version, self.applied_index, tables.now_ms]
-        rows = [(table.name, dict(table.rows)) for table in tables.public()]
+        absent = TABLES_OF_LEVEL_2 if level < REPLICATION_LEVEL else frozenset()
+        rows = [(table.name, dict(table.rows)) for table in tables.public() if table.name not in absent]
         tail: list[Any] = [sorted(tables.counters.rows.items()), self._dedupe.dump()]
         if level >= 1:
             tail.append(tables.time_ms)

@@ -30,6 +30,7 @@ from tidelog.controller.model.records import (
     StreamRecord,
     TopicRecord,
 )
+from tidelog.controller.model.replication import ReplicationRecord
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -56,6 +57,7 @@ KEY_TYPES: dict[str, Any] = {
     "cluster": str,
     "brokers": int,
     "replica_sets": int,
+    "replication": int,
     "topics": bytes,
     "partitions": tuple[bytes, int],
     "streams": int,
@@ -65,10 +67,14 @@ KEY_TYPES: dict[str, Any] = {
 }
 """The public tables: those that images and deltas carry, in the order in which an image is loaded."""
 
+TABLES_OF_LEVEL_2 = frozenset({"replication"})
+"""Tables that a state below feature level 2 has no row of, and does not name."""
+
 RECORD_TYPES: dict[str, Any] = {
     "cluster": ClusterRecord,
     "brokers": BrokerRecord,
     "replica_sets": ReplicaSetRecord,
+    "replication": ReplicationRecord,
     "topics": TopicRecord,
     "partitions": PartitionRecord,
     "streams": StreamRecord,
@@ -128,6 +134,7 @@ class Tables:
         self.cluster: Table[str, ClusterRecord] = Table("cluster", touched)
         self.brokers: Table[int, BrokerRecord] = Table("brokers", touched)
         self.replica_sets: Table[int, ReplicaSetRecord] = Table("replica_sets", touched)
+        self.replication: Table[int, ReplicationRecord] = Table("replication", touched)
         self.topics: Table[bytes, TopicRecord] = Table("topics", touched)
         self.partitions: Table[tuple[bytes, int], PartitionRecord] = Table("partitions", touched)
         self.streams: Table[int, StreamRecord] = Table("streams", touched)

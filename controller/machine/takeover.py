@@ -27,12 +27,14 @@ from tidelog.controller.model.records import (
     ReplicaSetRecord,
     StreamState,
 )
+from tidelog.controller.model.replication import has_several
 from tidelog.runtime.errors import Fenced, InvalidInput
 
 
 def elect_successor(tables: Tables, command: ElectSuccessor) -> ReplicaSetRecord:
     """See `Takeover`. Raises `NotFound`, `Fenced`, `NotEligible`."""
     record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    _require_one_member(record)
     owner = tables.brokers.get(record.master if record.master != NO_BROKER else record.id)
     if owner is None or owner.wal_kind != BUCKET_WAL:
         kind = owner.wal_kind if owner is not None else ""
@@ -82,6 +84,7 @@ def abandon(tables: Tables, command: Abandon) -> tuple[int, int]:
     """See `Abandon`. Raises `NotFound`, `Fenced`, `NotEligible`, `InvalidInput`, `InvalidReplicationFactor`."""
     _check_count(command.partitions)
     record = require_master_epoch(tables, command.replica_set_id, command.master_epoch)
+    _require_one_member(record)
     owner = tables.brokers.get(record.master if record.master != NO_BROKER else record.id)
     if owner is not None and owner.alive:
         raise NotEligible(f"broker {owner.id} is alive: its WAL is not lost", hint="drain it instead")
@@ -106,6 +109,14 @@ def abandon(tables: Tables, command: Abandon) -> tuple[int, int]:
     )
     tables.replica_sets.put(record.id, fenced)
     return tables.index.partition_counts.get(record.id, 0) - len(mine), fenced.master_epoch
+
+
+def _require_one_member(record: ReplicaSetRecord) -> None:
+    if has_several(record):
+        raise NotEligible(
+            f"replica set {record.id} has several members: another one goes on with its WAL",
+            hint=f"`tidelog replica-set describe {record.id}` shows what its election waits for",
+        )
 
 
 def _check_count(partitions: tuple[tuple[bytes, int], ...]) -> None:

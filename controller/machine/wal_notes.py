@@ -61,7 +61,7 @@ def accept_wal_loss(tables: Tables, command: AcceptWalLoss) -> None:
             f" {record.id}.{note.master_epoch}",
             hint=f"`tidelog wal accept-loss {record.id}.{note.master_epoch}` accepts it",
         )
-    record_loss(tables, record, _owned(tables, record.id), "an operator accepted the loss of its WAL")
+    record_loss(tables, record, owned_partitions(tables, record.id), "an operator accepted the loss of its WAL")
     settled = msgspec.structs.replace(
         note,
         master_epoch=record.master_epoch,
@@ -89,26 +89,36 @@ def record_loss(tables: Tables, record: ReplicaSetRecord, partitions: list[Parti
         record.committed_wal_offset,
         note.end_offset if note is not None else -1,
         note is None or note.may_grow,
-        tuple(_ranges(tables, partitions[:MAX_LOST_PARTITIONS], dict(note.ends) if note is not None else {})),
+        loss_ranges(tables, partitions, dict(note.ends) if note is not None else {}),
     )
+    keep_loss(tables, loss)
+
+
+def keep_loss(tables: Tables, loss: WalLoss) -> None:
+    """Keep the row of a loss; the oldest is forgotten if there are too many."""
     for key in loss_keys(tables.kv.rows)[: -(MAX_WAL_LOSSES - 1)]:
         tables.kv.delete(key)
     tables.kv.put(loss_key(loss), msgspec.msgpack.encode(loss))
 
 
-def _ranges(tables: Tables, partitions: list[PartitionRecord], ends: dict[int, int]) -> list[StakeRange]:
+def loss_ranges(tables: Tables, partitions: list[PartitionRecord], ends: dict[int, int]) -> tuple[StakeRange, ...]:
+    """Return the offsets of partitions that are in no committed object, of the first `MAX_LOST_PARTITIONS`.
+
+    `ends` has the next offsets that are known to have been acknowledged, by data stream.
+    """
     found = []
-    for partition in partitions:
+    for partition in partitions[:MAX_LOST_PARTITIONS]:
         stream = tables.streams.get(partition.first_stream + DATA_STREAM)
         topic = tables.topics.get(partition.topic_id)
         assert stream is not None and topic is not None, partition
         known = ends.get(stream.id, -1)
         end = known if known > stream.end_offset else -1
         found.append(StakeRange(topic.name, partition.index, stream.end_offset, end))
-    return found
+    return tuple(found)
 
 
-def _owned(tables: Tables, replica_set_id: int) -> list[PartitionRecord]:
+def owned_partitions(tables: Tables, replica_set_id: int) -> list[PartitionRecord]:
+    """Return the partitions of a replica set, in order."""
     mine = [each for each in tables.partitions.values() if each.replica_set == replica_set_id]
     return sorted(mine, key=lambda each: (each.topic_id, each.index))
 

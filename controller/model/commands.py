@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidelog.controller.model.command import Command
 from tidelog.controller.model.errors import ErrorInfo
 from tidelog.controller.model.levels import (
     BEFORE_LEVELS,
@@ -22,6 +23,16 @@ from tidelog.controller.model.levels import (
     require_known,
 )
 from tidelog.controller.model.records import NO_REPLICA_SET
+from tidelog.controller.model.replica_set_commands import (
+    AddReplica,
+    AlterSyncStateSet,
+    BeginElection,
+    ElectUnclean,
+    PromiseEpoch,
+    RemoveReplica,
+    ReplicaSetCommand,
+    SetReplicaSetPolicy,
+)
 from tidelog.controller.model.wal_notes import WalNote
 from tidelog.storage.commits import CommitObjects as CommitRequest
 from tidelog.storage.commits import CompactObjects as CompactRequest
@@ -48,10 +59,6 @@ MAX_TEXT_CHARS = 1_024
 MAX_MOVES_PER_COMMAND = 1_024
 PRODUCER_ID_BLOCK = 1_000
 """Ids in one block, as in Kafka."""
-
-
-class Command(msgspec.Struct, frozen=True, array_like=True):
-    """The base of all commands."""
 
 
 class BecomeActive(Command, frozen=True, array_like=True, tag=1):
@@ -469,6 +476,7 @@ AnyCommand = (
     | AcceptWalLoss
     | SetLevel
     | SetControllers
+    | ReplicaSetCommand
 )
 
 INTERNAL: frozenset[type] = frozenset(
@@ -476,7 +484,11 @@ INTERNAL: frozenset[type] = frozenset(
 )
 """Commands that only the active controller proposes; refused from a client."""
 
-FIRST_LEVEL: dict[type, int] = {NoteWal: 1, DeletePartitions: 1, AcceptWalLoss: 1}
+FIRST_LEVEL: dict[type, int] = {
+    **dict.fromkeys((NoteWal, DeletePartitions, AcceptWalLoss), 1),
+    **dict.fromkeys((AlterSyncStateSet, BeginElection, PromiseEpoch, SetReplicaSetPolicy), 2),
+    **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean), 2),
+}
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 
 

@@ -100,6 +100,14 @@ class NotEligible(Fenced):
     kafka_code = 83
 
 
+class ConfigurationRefused(InvalidInput):
+    """A SyncStateSet or write quorum that a master asked for is not allowed. Its epochs are current.
+
+    So no earlier copy of the request has taken effect. Every other refusal leaves that open: a master may forget what
+    it asked for after this one only.
+    """
+
+
 class BrokerNotDrained(InvalidInput):
     """The broker is alive and in use, or owns partitions: it cannot be removed."""
 

@@ -33,6 +33,7 @@ from tidelog.controller.model.records import (
     ReplicaSetRecord,
     StreamState,
 )
+from tidelog.controller.model.replication import ReplicationRecord, has_several
 from tidelog.controller.model.wal_notes import DATA_STREAM, note_key
 from tidelog.controller.rebuild.plan import RebuildPlan, StreamPiece
 from tidelog.storage.commits import pack_ranges, unpack_ranges
@@ -148,7 +149,9 @@ def _record_losses(tables: Tables) -> None:
         if partition.topic_id in tables.topics:
             owned[partition.replica_set].append(partition)
     for record in list(tables.replica_sets.values()):
-        if tables.kv.get(note_key(record.id)) is None:
+        if has_several(record):
+            tables.kv.delete(note_key(record.id))  # it may be of the time when the set had one member
+        elif tables.kv.get(note_key(record.id)) is None:
             continue
         mine = sorted(owned[record.id], key=lambda one: (one.topic_id, one.index))
         record_loss(tables, record, mine, LOST)
@@ -164,6 +167,10 @@ def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
         else:
             tables.brokers.delete(broker.id)
             tables.configs.delete(("broker", str(broker.id)))
+    for row in list(tables.replication.values()):
+        tables.replication.delete(row.id)
+        if row.id in adoption.brokers:  # replicas join anew
+            tables.replication.put(row.id, ReplicationRecord(row.id, row.policy))
     for record in list(tables.replica_sets.values()):
         if record.id in adoption.brokers:
             tables.replica_sets.put(record.id, _without_master(record))

@@ -46,8 +46,6 @@ class ReplicationPolicy:
     """How long a producer waits for followers."""
     max_behind_s: float = 15.0
     """A member that has not caught up for so long leaves the SyncStateSet (`ha_max_time_slave_not_catchup`)."""
-    unclean_election: bool = False
-    """Whether a member outside the SyncStateSet may be elected when none inside can be: that loses records."""
 
     def check(self) -> ReplicationPolicy:
         """Return it. Raises `InvalidInput` for values that contradict each other."""

@@ -31,6 +31,7 @@ from tidelog.controller.model.errors import (
     from_wire,
     to_wire,
 )
+from tidelog.controller.model.levels import NEWEST
 from tidelog.controller.model.records import ObjectState
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
@@ -279,7 +280,7 @@ async def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_r
 @pytest.mark.usefixtures("quick_rounds")
 async def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path) -> None:
     node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
-    await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", "", newest_level=1))  # and no heartbeats
+    await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", "", newest_level=NEWEST))  # and no heartbeats
     await until(lambda: 5 in client.image.brokers and not client.image.brokers[5].alive)
     await client.close()
     await node.close()

@@ -242,7 +242,7 @@ def test_a_command_that_is_on_its_way_when_the_level_is_raised_counts_by_its_own
 @pytest.mark.parametrize("version", [0, NEWEST + 2, 1_000])
 def test_an_envelope_of_an_unknown_version_is_refused_by_name(version: int) -> None:
     data = c.encode(c.Envelope(version, 1, 5, "", 0, 0, c.PutKv("k", b"v")))
-    with pytest.raises(NewerLevel, match=r"PutKv is of feature level .*supports levels 0 to 1"):
+    with pytest.raises(NewerLevel, match=rf"PutKv is of feature level .*supports levels {SUPPORTED}"):
         c.decode_envelope(data)
 
 
@@ -267,19 +267,21 @@ async def test_a_member_ends_when_the_cluster_is_raised_to_a_level_that_it_does_
 
     able = c.PutKv(level_key(0), told_range(1, LevelRange(0, NEWEST + 1)))
     machine.apply(c.encode(c.Envelope(2, 1, 5, "", 0, 0, able)), 4)
-    with pytest.raises(NewerLevel, match=r"entry 5 of the Raft log: the cluster, raised .* is of feature level 2"):
+    with pytest.raises(
+        NewerLevel, match=rf"entry 5 of the Raft log: the cluster, raised .* is of feature level {NEWEST + 1}"
+    ):
         machine.apply(raised, 5)
-    assert machine.state.level == NEWEST
+    assert machine.state.level == 1
 
 
 async def test_a_snapshot_of_an_unknown_version_or_level_is_refused_and_changes_nothing() -> None:
     machine, driver = await replica(), Driver()
     body = msgspec.msgpack.decode(driver.state.dump())
-    with pytest.raises(NewerLevel, match="the snapshot has version 9; this process reads 1, 2"):
+    with pytest.raises(NewerLevel, match="the snapshot has version 9; this process reads 1, 2, 3"):
         machine.load(msgspec.msgpack.encode([9, "whatever"]))
     row = dict(body[4])["cluster"][0][1]
     row[-1] = NEWEST + 1
-    with pytest.raises(NewerLevel, match="the snapshot is of feature level 2"):
+    with pytest.raises(NewerLevel, match=f"the snapshot is of feature level {NEWEST + 1}"):
         machine.load(msgspec.msgpack.encode(body))
     with pytest.raises(CorruptData):
         machine.load(b"\xc0")
@@ -306,10 +308,10 @@ def test_a_build_between_the_levels_left_a_journal_and_a_snapshot_of_level_1() -
 
 def test_a_broker_must_support_the_level() -> None:
     driver = Driver()
-    with pytest.raises(UnsupportedLevel, match="the cluster is at feature level 1; broker 0 supports 0"):
+    with pytest.raises(UnsupportedLevel, match=f"the cluster is at feature level {NEWEST}; broker 0 supports 0"):
         driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=0))
-    with pytest.raises(UnsupportedLevel, match="broker 0 supports 2 to 5"):
-        driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=2, newest_level=5))
+    with pytest.raises(UnsupportedLevel, match=f"broker 0 supports {NEWEST + 1} to 5"):
+        driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=NEWEST + 1, newest_level=5))
     driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=5))
     assert range_in(driver.image.kv[level_key(0)], 1) == LevelRange(0, 5)
     driver.run(c.SetBrokerAlive(0, 1, False))
@@ -418,15 +420,15 @@ async def test_a_controller_goes_on_at_the_level_of_its_directory_until_it_is_ra
     with pytest.raises(UnsupportedLevel, match="NoteWal needs feature level 1"):
         await client.note_wal(0, NOTE)
     status = await client.status()
-    assert (status["level"], status["levels"]) == (0, [0, 1])
+    assert (status["level"], status["levels"]) == (0, [0, NEWEST])
     assert {each.format_version for each in envelopes(old_directory)} == {1}
     assert {each.elapsed_ms for each in envelopes(old_directory)} == {-1}
 
     plan = await client.upgrade(dry_run=True)
-    assert (plan["level"], plan["target"], plan["raised"], plan["unable"]) == (0, 1, False, [])
+    assert (plan["level"], plan["target"], plan["raised"], plan["unable"]) == (0, NEWEST, False, [])
     assert [(each["kind"], each["id"], each["newest"]) for each in plan["members"]] == [
-        ("controller", 0, 1),
-        ("broker", 0, 1),
+        ("controller", 0, NEWEST),
+        ("broker", 0, NEWEST),
     ]
     assert node.status()["level"] == 0, "a dry run changes nothing"
     assert (await client.upgrade(dry_run=False))["raised"]
@@ -434,12 +436,12 @@ async def test_a_controller_goes_on_at_the_level_of_its_directory_until_it_is_ra
     assert (await client.upgrade(dry_run=False))["raised"] is False, "a repeat finds that it is done"
     with pytest.raises(UnsupportedLevel, match="not lowered"):
         await client.upgrade(0, dry_run=False)
-    with pytest.raises(UnsupportedLevel, match="level 2 is not supported by controller 0"):
-        await client.upgrade(2, dry_run=False)
+    with pytest.raises(UnsupportedLevel, match=f"level {NEWEST + 1} is not supported by controller 0"):
+        await client.upgrade(NEWEST + 1, dry_run=False)
     await stopped(client, node)
 
     node = await started(old_directory)
-    assert node.status()["level"] == 1
+    assert node.status()["level"] == NEWEST
     await stopped(node)
 
 
@@ -560,7 +562,7 @@ async def test_a_directory_of_a_newer_level_is_refused_at_start(tmp_path: Path) 
     finally:
         await node.close()
     assert isinstance(failures[0], NewerLevel), failures
-    assert "the command Barrier is of feature level 2" in str(failures[0])
+    assert f"the command Barrier is of feature level {NEWEST + 1}" in str(failures[0])
 
 
 def test_not_controller_is_no_matter_of_levels() -> None:

@@ -23,6 +23,7 @@ from tests.support.cluster_process import ServeCluster, eventually, tidelog_json
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.load import Load
 from tidelog.batch.batch import Record, build_batch
+from tidelog.controller.model.levels import NEWEST
 from tidelog.stream.producer_state import ROWS_PER_PIECE
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers("previous_release")]
@@ -234,10 +235,10 @@ def test_the_level_is_raised_when_all_are_new_and_an_older_process_is_refused_by
             assert "controller 3 (levels 0), broker 3 (levels 0)" in refused.err
             load.more()
             cluster.restart(3)
-            assert cluster.levels()["target"] == 1
-            assert "raised the feature level to 1" in cli("cluster", "upgrade", "--yes").text
+            assert cluster.levels()["target"] == NEWEST
+            assert f"raised the feature level to {NEWEST}" in cli("cluster", "upgrade", "--yes").text
             load.more()
-            assert cluster.levels()["level"] == 1
+            assert cluster.levels()["level"] == NEWEST
             node = cluster.nodes[3]
             assert cluster.run_in(3, old=True) == 7  # damaged, or of a newer version
             assert any("written by a newer version: upgrade this controller" in line for line in node.output)
@@ -267,7 +268,7 @@ def test_a_broker_of_the_older_release_is_refused_by_name_at_a_raised_level(
         assert node.process is not None
         assert node.process.wait(ENDS_S) == 1
         said = "\n".join(node.output)
-        assert "the cluster is at feature level 1; broker 102 supports 0" in said, said
+        assert f"the cluster is at feature level {NEWEST}; broker 102 supports 0" in said, said
         node.choose_python = lambda: NEW
         node.start()
         node.wait_ready()

@@ -1,7 +1,8 @@
 """Replicas of one WAL that run the real protocol (`tidelog.storage.replication`) in a world of messages, crashes and
 lost disks, with an oracle beside them: what was confirmed once is on every later master.
 
-Disks, links and the controller are models; every decision is the product's. Entry: `World`.
+Disks and links are models; every decision is the product's. The controllers are their state machine, without Raft:
+commands are applied in the order in which they arrive. Entry: `World`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ import random
 import struct
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from tidelog.runtime.errors import Fenced
+import msgspec
+
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model.errors import ConfigurationRefused, from_wire
+from tidelog.controller.model.replication import PolicyRecord
+from tidelog.controller.model.wal_notes import WalLost
+from tidelog.runtime.errors import Fenced, TidelogError
 from tidelog.simulation.mutants.mutant import Edit, Mutation, apply
+from tidelog.storage.commits import CommitObjects
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
-from tidelog.storage.replication.election import Promise, elected, settled
 from tidelog.storage.replication.following import Diverged, LocalWal, Step, WalFollower
 from tidelog.storage.replication.frames import Ack, BadFrame, FollowerHello, Records, Welcome
 from tidelog.storage.replication.master import Master
@@ -91,17 +100,95 @@ class Disk:
         assert not self.history.entries or self.history.entries[-1].start_offset <= self.end
 
 
-@dataclass
+@dataclass(frozen=True)
 class State:
-    """The controller's replicated state, as brokers see it."""
+    """The replica set in the controllers' state, as brokers see it in their images."""
 
     version: int
     configuration: SetConfiguration
-    epoch: int = 0
-    master: WalReplica | None = None
-    electing: bool = False
-    promises: dict[WalReplica, Promise] = field(default_factory=dict)
-    committed: int = 0
+    epoch: int
+    master: WalReplica | None
+    electing: bool
+    committed: int
+
+
+class Controllers:
+    """The controllers' state machine, with one replica set whose members are all brokers of the world."""
+
+    SET = 0
+
+    def __init__(self, disks: dict[int, Disk], policy: ReplicationPolicy) -> None:
+        self.machine = ControllerState()
+        self.registrations: dict[int, int] = {}
+        self._incarnations = itertools.count(1)
+        self._index = 0
+        self.run(c.BecomeActive(0, 1, "cluster", 0))
+        for broker_id in disks:
+            self.register(broker_id)
+        self.run(c.Elect(self.SET, self.SET))
+        fields = msgspec.structs.fields(PolicyRecord)
+        self.run(r.SetReplicaSetPolicy(self.SET, PolicyRecord(*(getattr(policy, each.name) for each in fields))))
+        for broker_id, disk in disks.items():
+            self.join(broker_id, disk.wal_id)
+        record = self.machine.tables.replica_sets.rows[self.SET]
+        members = tuple(r.ReportedMember(each, disk.wal_id) for each, disk in disks.items())
+        self.run(
+            r.AlterSyncStateSet(
+                self.SET,
+                self.SET,
+                self.registrations[self.SET],
+                record.master_epoch,
+                record.sync_state_set_epoch,
+                members,
+                policy.quorum(len(disks), len(disks)),
+            )
+        )
+        for broker_id in disks:
+            self.set_dead(broker_id)
+        self.run(r.BeginElection(self.SET, record.master_epoch, "the world begins"))
+
+    def run(self, command: c.AnyCommand) -> None:
+        """Apply a command. Raises its refusal, and `Violation` if it met a defect."""
+        self._index += 1
+        envelope = c.Envelope(c.FORMAT_VERSION, 1, self._index, "", 0, 0, command, self._index)
+        result = c.decode_result(self.machine.apply(c.decode_envelope(c.encode(envelope)), self._index).result)
+        if self.machine.failed is not None:
+            raise Violation(f"the state machine failed: {self.machine.failed}")
+        if result.error is not None:
+            raise from_wire(result.error)
+
+    def register(self, broker_id: int) -> None:
+        """A new process of a broker begins."""
+        name = f"process-{next(self._incarnations)}"
+        self.run(c.RegisterBroker(broker_id, f"check-{broker_id}", name, "host", 9092, "", "", "disk"))
+        self.registrations[broker_id] = self.machine.tables.brokers.rows[broker_id].registration_epoch
+
+    def join(self, broker_id: int, wal_id: str) -> None:
+        """A broker tells the WAL that it has."""
+        self.run(r.AddReplica(self.SET, broker_id, self.registrations[broker_id], wal_id))
+
+    def set_dead(self, broker_id: int) -> None:
+        """A broker's session has ended."""
+        self.run(c.SetBrokerAlive(broker_id, self.registrations[broker_id], False))
+
+    def commit(self, epoch: int, end: int) -> None:
+        """A master's upload is committed, unless it is fenced."""
+        committed = self.machine.tables.replica_sets.rows[self.SET].committed_wal_offset
+        self.run(c.Commit(CommitObjects(self.SET, epoch, min(committed, end), end, ())))
+
+    def state(self) -> State:
+        """Return the replica set as it is now."""
+        tables = self.machine.tables
+        record, row = tables.replica_sets.rows[self.SET], tables.replication.rows[self.SET]
+        master = next((each.replica for each in row.in_sync if each.broker_id == record.master), None)
+        return State(
+            self.machine.version,
+            row.configuration(record.sync_state_set_epoch).check(),
+            record.master_epoch,
+            master,
+            row.election is not None,
+            record.committed_wal_offset,
+        )
 
 
 @dataclass
@@ -127,6 +214,9 @@ class Process:
         self.epoch = -1
         self.following: WalFollower | None = None
         self.link: Link | None = None
+        self.registration = world.controllers.registrations[broker_id]
+        self.told_epoch = -1
+        """The newest epoch whose promise this process has sent."""
 
     @property
     def replica(self) -> WalReplica:
@@ -142,12 +232,11 @@ class Process:
         """Take over what the controller says."""
         self.state = state
         if state.electing:
-            if state.epoch > self.disk.promised:
+            if state.epoch >= self.disk.promised and state.epoch > self.told_epoch:
                 self.step_down()
-                self.disk.promised = state.epoch
+                self.told_epoch = self.disk.promised = state.epoch
                 self.sync()
-                position = Promise(self.replica, self.disk.history.last_epoch, self.disk.durable)
-                self.world.requests.append(("promise", state.epoch, position))
+                self.world.requests.append(self._promise(state.epoch))
         elif state.master == self.replica:
             if self.master is None and state.epoch > self.disk.history.last_epoch:
                 self._begin(state)
@@ -156,6 +245,36 @@ class Process:
         elif self.master is not None and self.epoch < state.epoch:
             self.step_down()
         self.disk.trim(min(state.committed, self.disk.confirm))
+
+    def _promise(self, epoch: int) -> r.PromiseEpoch:
+        disk = self.disk
+        return r.PromiseEpoch(
+            Controllers.SET,
+            epoch,
+            self.broker_id,
+            self.registration,
+            disk.wal_id,
+            disk.history.last_epoch,
+            disk.durable,
+            disk.confirm,
+        )
+
+    def request(self, wanted: SetConfiguration) -> r.AlterSyncStateSet:
+        """Return the command with which the master asks for a configuration."""
+        assert self.master is not None
+        ends = {one.replica: one.end_offset for one in self.master.followers()}
+        ends[self.replica] = self.disk.durable
+        members = tuple(r.ReportedMember(*each, ends.get(each, -1)) for each in sorted(wanted.members))
+        return r.AlterSyncStateSet(
+            Controllers.SET,
+            self.broker_id,
+            self.registration,
+            self.epoch,
+            wanted.number,
+            members,
+            wanted.quorum,
+            self.master.confirm_offset,
+        )
 
     def _begin(self, state: State) -> None:
         disk, world = self.disk, self.world
@@ -315,15 +434,14 @@ class World:
         self._ids = itertools.count(1)
         self._wals = itertools.count(1)
         self.disks = {each: Disk(f"wal-{next(self._wals)}") for each in range(brokers)}
-        members = frozenset(WalReplica(each, disk.wal_id) for each, disk in self.disks.items())
-        quorum = policy.quorum(brokers, brokers)
-        self.state = State(1, SetConfiguration(1, members, quorum))
+        self.controllers = Controllers(self.disks, policy)
         self.processes: dict[int, Process] = {}
         self.links: list[Link] = []
-        self.requests: list[tuple[object, ...]] = []
+        self.requests: list[r.PromiseEpoch | r.AlterSyncStateSet] = []
         self.link_settings = LinkSettings(batch_bytes=3 * RECORD_BYTES, window_bytes=10 * RECORD_BYTES)
         self.confirmed: dict[int, int] = {}
         """Record id by WAL offset: what was confirmed by anybody, once."""
+        self.is_patient = True
         self.elections = self.confirmations = self.changes = 0
         self._speed = {each: self.rng.choice((0.1, 0.5, 1.0, 1.0)) for each in self.disks}
         self._cut_rate = self.rng.choice((0.0, 0.01, 0.05))
@@ -348,6 +466,11 @@ class World:
         ]
         for broker_id in self.disks:
             self.start(broker_id)
+
+    @property
+    def state(self) -> State:
+        """Return what the controllers' state is now."""
+        return self.controllers.state()
 
     def new_id(self) -> int:
         """Return a new record id."""
@@ -378,11 +501,12 @@ class World:
     # --- events --------------------------------------------------------------------------------------------------
 
     def start(self, broker_id: int) -> None:
-        """Start a broker's process; it acknowledges nothing before it knows the current epoch."""
-        self.processes[broker_id] = one = Process(self, broker_id, self.disks[broker_id])
-        if self.state.master is not None and self.state.master.broker_id == broker_id:
-            self.begin_election()  # its registration ends the term of the process before it
-        one.learn(replace(self.state))
+        """Start a broker's process: it registers, which ends its terms as master, and joins with its WAL."""
+        self.controllers.register(broker_id)
+        disk = self.disks[broker_id]
+        self.controllers.join(broker_id, disk.wal_id)
+        self.processes[broker_id] = one = Process(self, broker_id, disk)
+        one.learn(self.state)
 
     def kill(self, broker_id: int, *, power: bool, disk: bool) -> None:
         """End a process; lose what is not durable with the power, or the disk."""
@@ -390,7 +514,11 @@ class World:
         one.step_down()
         if disk:
             # A configuration that counts on this disk must not come into force now: that were two faults.
-            self.requests = [each for each in self.requests if each[0] != "alter" or each[2] != one.replica]
+            self.requests = [
+                each
+                for each in self.requests
+                if not isinstance(each, r.AlterSyncStateSet) or each.broker_id != broker_id
+            ]
             self.disks[broker_id] = Disk(f"wal-{next(self._wals)}")
         elif power:
             one.disk.lose_power(self.rng)
@@ -407,36 +535,57 @@ class World:
             master.detached(link.follower.replica)
 
     def begin_election(self) -> None:
-        """The active controller ends the master's epoch."""
-        state = self.state
-        self.state = replace(
-            state, version=state.version + 1, epoch=state.epoch + 1, master=None, electing=True, promises={}
-        )
+        """The active controller ends the master's epoch, unless an election is under way."""
+        self.controllers.run(r.BeginElection(Controllers.SET, self.state.epoch, "chance", is_patient=self.is_patient))
 
-    def _handle(self, request: tuple[object, ...]) -> None:
-        state = self.state
-        if request[0] == "promise":
-            _, epoch, promise = request
-            assert isinstance(promise, Promise)
-            if epoch != state.epoch or not state.electing:
-                return
-            promises = {**state.promises, promise.replica: promise}
-            winner = elected(promises.values(), state.configuration)
-            self.state = replace(state, version=state.version + 1, promises=promises)
-            if winner is not None:
-                self.elections += 1
-                all_ack = self.policy.all_ack_in_sync_state_set
-                after = settled(state.configuration, master=winner.replica, alive=list(self.processes), all_ack=all_ack)
-                self.state = replace(self.state, master=winner.replica, electing=False, configuration=after)
-        else:
-            _, epoch, master, wanted = request
-            assert isinstance(wanted, SetConfiguration)
-            if (epoch, master) != (state.epoch, state.master) or state.electing:
-                return
-            if wanted.number == state.configuration.number:
-                self.changes += 1
-                changed = wanted._replace(number=wanted.number + 1)
-                self.state = replace(state, version=state.version + 1, configuration=changed)
+    def find_dead(self) -> None:
+        """The active controller notices whose sessions have ended."""
+        for broker_id in self.disks:
+            if broker_id not in self.processes:
+                self.controllers.set_dead(broker_id)
+
+    def _handle(self, request: r.PromiseEpoch | r.AlterSyncStateSet) -> None:
+        before = self.state
+        try:
+            self.controllers.run(request)
+        except TidelogError as error:
+            if isinstance(error, WalLost):
+                raise Violation(f"a WAL that lost nothing is refused: {error}") from error
+            if isinstance(error, ConfigurationRefused):
+                assert isinstance(request, r.AlterSyncStateSet)
+                self._refused(request)
+            return
+        after = self.state
+        if before.electing and not after.electing:
+            self.elections += 1
+        if after.configuration.number > before.configuration.number and isinstance(request, r.AlterSyncStateSet):
+            self.changes += 1
+
+    def _refused(self, request: r.AlterSyncStateSet) -> None:
+        """The master learns of the refusal, once no copy of the request can take effect any more."""
+        one = self.processes.get(request.broker_id)
+        if (
+            one is None
+            or one.master is None
+            or (one.epoch, one.registration)
+            != (
+                request.master_epoch,
+                request.registration_epoch,
+            )
+        ):
+            return
+        pending = one.master.pending
+        if pending is None or pending.number != request.sync_state_set_epoch or self._has_copy(request):
+            return
+        if {*pending.members} == {WalReplica(each.broker_id, each.wal_id) for each in request.members}:
+            one.master.refused()
+            self.note_confirmed(one)
+
+    def _has_copy(self, request: r.AlterSyncStateSet) -> bool:
+        """Return whether another request of this master is on its way."""
+        return any(
+            isinstance(each, r.AlterSyncStateSet) and each.broker_id == request.broker_id for each in self.requests
+        )
 
     # --- chance --------------------------------------------------------------------------------------------------
 
@@ -451,8 +600,10 @@ class World:
         action(self)
 
     def elect(self) -> None:
-        master = self.state.master
-        if master is None or self._is_dead(master) or self.rng.random() < 0.1:
+        state = self.state
+        self.find_dead()
+        if (state.master is not None and self._is_dead(state.master)) or self.rng.random() < 0.1:
+            self.is_patient = self.rng.random() < 0.7
             self.begin_election()
 
     def answer(self) -> None:
@@ -462,7 +613,7 @@ class World:
     def learn(self) -> None:
         one = self._any()
         if one is not None and (one.state is None or one.state.version < self.state.version):
-            one.learn(replace(self.state))
+            one.learn(self.state)
 
     def append(self) -> None:
         masters = [one for one in self.processes.values() if one.master is not None]
@@ -503,13 +654,12 @@ class World:
             wanted = one.master.change(self.now)
             self.note_confirmed(one)
             if wanted is not None:
-                self.requests.append(("alter", one.epoch, one.replica, wanted))
+                self.requests.append(one.request(wanted))
 
     def _commit(self, one: Process) -> None:
         """A master's upload is committed, unless it is fenced."""
         if one.master is not None and (self.state.epoch, self.state.master) == (one.epoch, one.replica):
-            committed = max(self.state.committed, one.master.confirm_offset)
-            self.state = replace(self.state, version=self.state.version + 1, committed=committed)
+            self.controllers.commit(one.epoch, one.master.confirm_offset)
 
     def network(self) -> None:
         if not self.links:
@@ -562,14 +712,14 @@ class World:
             for broker_id in self.disks:
                 if broker_id not in self.processes:
                     self.start(broker_id)
-            master = self.state.master
-            if not self.state.electing and (master is None or self._is_dead(master)):
+            state = self.state
+            if not state.electing and (state.master is None or self._is_dead(state.master)):
                 self.begin_election()
             if self.requests:
                 self._handle(self.requests.pop(0))
             for one in list(self.processes.values()):
                 if one.state is None or one.state.version < self.state.version:
-                    one.learn(replace(self.state))
+                    one.learn(self.state)
                 one.connect()
                 one.sync()
                 self._tick(one)
@@ -615,6 +765,11 @@ MUTATIONS = {
         "Step.KEEP if not mutated() else Step.TRUNCATE",
     ),
     "a batch crosses an epoch": ("sending:FollowerLink.batch", "min(epoch_end, wanted)", "wanted + int(mutated())"),
+    "a request for an older configuration is taken": (
+        "tidelog.controller.machine.replica_sets:alter_sync_state_set",
+        "if command.sync_state_set_epoch != present.number:",
+        "if command.sync_state_set_epoch != present.number and mutated():",
+    ),
     "the set shrinks to the living although a quorum confirms": (
         "election:settled",
         "if all_ack and quorum == len(members):",
@@ -626,7 +781,8 @@ MUTATIONS = {
 def finding_of_mutation(name: str, seeds: int = 600) -> str:
     """Switch a protection off in this process for good; return the first finding, or an empty string."""
     where, line, instead = MUTATIONS[name]
-    apply(Mutation(name, "8", name, (Edit(_ROOM + where, line, instead),), ()))
+    place = where if where.startswith("tidelog.") else _ROOM + where
+    apply(Mutation(name, "8", name, (Edit(place, line, instead),), ()))
     return next(
         (found for seed in range(seeds) for policy in POLICIES.values() if (found := _finding(seed, policy))), ""
     )

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.cli import Cli, until
 from tests.support.tidelog_process import running
+from tidelog.controller.model.levels import NEWEST
 
 pytestmark = pytest.mark.processes
 
@@ -69,7 +70,7 @@ def test_a_new_cluster_is_at_the_newest_level(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         cli = Cli(process.bootstrap)
         found = cli("cluster", "status", "--format", "json").json()
-        assert (found["level"], found["newest"]) == (1, 1)
-        assert all((each["oldest"], each["newest"]) == (0, 1) for each in found["members"])
-        refused = cli("cluster", "upgrade", "--level", 2, "--yes", code=2)
-        assert "feature level 2 is not supported by controller" in refused.err
+        assert (found["level"], found["newest"]) == (NEWEST, NEWEST)
+        assert all((each["oldest"], each["newest"]) == (0, NEWEST) for each in found["members"])
+        refused = cli("cluster", "upgrade", "--level", NEWEST + 1, "--yes", code=2)
+        assert f"feature level {NEWEST + 1} is not supported by controller" in refused.err

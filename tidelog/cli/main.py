@@ -33,6 +33,10 @@ COMMANDS = {
     ),
     "cost": ("tidelog.cli.subcommands.cost:cost", "Show what the bucket costs, by purpose and topic."),
     "broker": ("tidelog.cli.subcommands.broker:broker", "List, add, drain and remove brokers."),
+    "replica-set": (
+        "tidelog.cli.subcommands.replica_set:replica_set_",
+        "Show replica sets, elect masters, set replication policies.",
+    ),
     "balancer": ("tidelog.cli.subcommands.balancer:balancer", "Show how evenly brokers are loaded, and even it out."),
     "controller": ("tidelog.cli.subcommands.controller:controller", "Show and change the quorum of controllers."),
     "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show and raise the feature level; rebuild from a bucket."),

@@ -1,0 +1,232 @@
+"""Commands about the members of replica sets: SyncStateSet, policy, replicas (docs/design/0015-hot-tier.md, section 1).
+
+Invariants: SyncStateSet and write quorum change together, by the master of the present epoch only, and their epoch
+grows by one each time; the master stays in; a member of the SyncStateSet is a broker *and* the WAL with which it
+joined. A replica that leaves the set has left the SyncStateSet before.
+
+Elections are in `tidelog.controller.machine.replica_elections`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidelog.controller.machine.replica_elections import (
+    MAX_OFFSET,
+    ReplicaSetRows,
+    advance,
+    check_wal_id,
+    current_broker,
+    rows_of,
+)
+from tidelog.controller.machine.tables import Tables
+from tidelog.controller.model.errors import ConfigurationRefused, NotEligible
+from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, BrokerRecord, ReplicaSetRecord
+from tidelog.controller.model.replica_set_commands import (
+    AddReplica,
+    AlterSyncStateSet,
+    RemoveReplica,
+    SetReplicaSetPolicy,
+)
+from tidelog.controller.model.replication import InSyncRecord, ReplicaRecord, ReplicationRecord, has_several
+from tidelog.runtime.errors import Fenced, InvalidInput, NotFound
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
+from tidelog.storage.replication.policy import MAX_REPLICAS
+
+
+def _record(tables: Tables, replica_set_id: int) -> ReplicaSetRecord:
+    record = tables.replica_sets.get(replica_set_id)
+    if record is None:
+        raise NotFound(f"there is no replica set {replica_set_id}", hint="`tidelog replica-set list` shows them")
+    return record
+
+
+# --- the SyncStateSet ------------------------------------------------------------------------------------------------
+
+
+def alter_sync_state_set(tables: Tables, command: AlterSyncStateSet) -> ReplicaSetRecord:
+    """See `AlterSyncStateSet`.
+
+    Raises `ConfigurationRefused` if the epochs are current; else `NotFound`, `NotEligible`, `Fenced`,
+    `StaleBrokerEpoch`, `InvalidInput`.
+    """
+    found = rows_of(tables, command.replica_set_id)
+    record, present = found.record, found.configuration
+    current_broker(tables, command.broker_id, command.registration_epoch)
+    if (record.master, record.master_epoch) != (command.broker_id, command.master_epoch):
+        raise Fenced(
+            f"broker {command.broker_id} is not the master of replica set {record.id} in epoch {command.master_epoch}:"
+            f" broker {record.master} is, in epoch {record.master_epoch}"
+        )
+    wanted = _wanted(command)
+    if wanted.same_terms(present) and command.sync_state_set_epoch == present.number - 1:
+        return record
+    if command.sync_state_set_epoch != present.number:
+        raise Fenced(
+            f"sync-state set epoch {command.sync_state_set_epoch} of replica set {record.id} is over: {present.number}"
+        )
+    _check_members(tables, found, wanted)
+    _check_quorum(found.row, wanted)
+    changed = msgspec.structs.replace(
+        found.row, quorum=wanted.quorum, in_sync=tuple(_reported(found.row, command, each) for each in wanted.members)
+    )
+    changed = msgspec.structs.replace(changed, in_sync=tuple(sorted(changed.in_sync, key=lambda each: each.broker_id)))
+    tables.replication.put(record.id, changed)
+    if wanted.same_terms(present):
+        return record
+    altered = msgspec.structs.replace(
+        record,
+        sync_state_set=tuple(each.broker_id for each in changed.in_sync),
+        sync_state_set_epoch=record.sync_state_set_epoch + 1,
+    )
+    tables.replica_sets.put(record.id, altered)
+    return altered
+
+
+def _wanted(command: AlterSyncStateSet) -> SetConfiguration:
+    members = command.members
+    if not 0 < len(members) <= MAX_REPLICAS or len({each.broker_id for each in members}) < len(members):
+        raise InvalidInput(f"a sync-state set has 1 to {MAX_REPLICAS} members, each broker once")
+    if not 1 <= command.quorum <= len(members):
+        raise InvalidInput(f"a write quorum of {command.quorum} among {len(members)} members is not possible")
+    if any(each.end_offset > MAX_OFFSET for each in members) or command.confirm_offset > MAX_OFFSET:
+        raise InvalidInput("a WAL offset has 63 bits")
+    replicas = frozenset(WalReplica(each.broker_id, each.wal_id) for each in members)
+    return SetConfiguration(command.sync_state_set_epoch, replicas, command.quorum)
+
+
+def _check_members(tables: Tables, found: ReplicaSetRows, wanted: SetConfiguration) -> None:
+    record, row = found
+    present = found.configuration.members
+    if not any(each.broker_id == record.master for each in wanted.members & present):
+        raise ConfigurationRefused(
+            f"the master, broker {record.master}, stays in the sync-state set, with the WAL that it has"
+        )
+    for member in wanted.members - present:
+        joined = row.replica(member.broker_id)
+        if joined is None or joined.wal_id != member.wal_id:
+            raise ConfigurationRefused(
+                f"broker {member.broker_id} has not joined replica set {record.id} with {member.wal_id}"
+            )
+        if joined.is_learner:
+            raise ConfigurationRefused(f"broker {member.broker_id} is a learner of replica set {record.id}")
+        broker = tables.brokers.get(member.broker_id)
+        if broker is None or not broker.alive:
+            raise ConfigurationRefused(f"broker {member.broker_id} is not alive")
+
+
+def _check_quorum(row: ReplicationRecord, wanted: SetConfiguration) -> None:
+    policy, size = row.policy, len(wanted.members)
+    if policy.all_ack_in_sync_state_set and wanted.quorum != size:
+        raise ConfigurationRefused(f"with all_ack_in_sync_state_set the write quorum is {size}, not {wanted.quorum}")
+    if wanted.quorum < min(policy.min_in_sync_replicas, size):
+        raise ConfigurationRefused(
+            f"a write quorum of {wanted.quorum} is below min_in_sync_replicas, {policy.min_in_sync_replicas}"
+        )
+
+
+def _reported(row: ReplicationRecord, command: AlterSyncStateSet, member: WalReplica) -> InSyncRecord:
+    """Return what is known of a member after the master's report, which takes nothing back."""
+    known = next((each for each in row.in_sync if each.replica == member), InSyncRecord(*member))
+    end = next(each.end_offset for each in command.members if each.broker_id == member.broker_id)
+    return InSyncRecord(
+        member.broker_id,
+        member.wal_id,
+        max(known.end_offset, end),
+        max(known.confirm_offset, min(end, command.confirm_offset)),
+    )
+
+
+# --- policy and replicas ---------------------------------------------------------------------------------------------
+
+
+def set_policy(tables: Tables, command: SetReplicaSetPolicy) -> None:
+    """See `SetReplicaSetPolicy`. Raises `NotFound`, `InvalidInput`."""
+    record = _record(tables, command.replica_set_id)
+    command.policy.checked()
+    row = tables.replication.get(record.id) or ReplicationRecord(record.id)
+    tables.replication.put(record.id, msgspec.structs.replace(row, policy=command.policy))
+
+
+def add_replica(tables: Tables, command: AddReplica) -> None:
+    """See `AddReplica`. Raises `NotFound`, `NotEligible`, `StaleBrokerEpoch`, `InvalidInput`."""
+    record = _record(tables, command.replica_set_id)
+    broker = current_broker(tables, command.broker_id, command.registration_epoch)
+    check_wal_id(command.wal_id)
+    if not -(1 << 31) <= command.priority < 1 << 31:
+        raise InvalidInput(f"a priority has 32 bits, unlike {command.priority}")
+    row = tables.replication.get(record.id) or ReplicationRecord(record.id)
+    _check_may_join(record, row, broker, command)
+    joined = ReplicaRecord(command.broker_id, command.wal_id, command.is_learner, command.priority)
+    others = tuple(each for each in row.replicas if each.broker_id != broker.id)
+    replicas = tuple(sorted((*others, joined), key=lambda each: each.broker_id))
+    if len(replicas) > MAX_REPLICAS:
+        raise InvalidInput(f"replica set {record.id} has {len(others)} replicas, and may have {MAX_REPLICAS}")
+    changed = msgspec.structs.replace(row, replicas=replicas)
+    if record.members == (broker.id,) and not record.learners:
+        known = next((each for each in row.in_sync if each.wal_id == joined.wal_id), None)
+        only = known or InSyncRecord(broker.id, joined.wal_id)
+        changed = msgspec.structs.replace(changed, quorum=1, in_sync=(only,))
+    tables.replication.put(record.id, changed)
+    grown = _with_replicas(record, replicas)
+    tables.replica_sets.put(record.id, grown)
+    if changed.election is not None:
+        advance(tables, ReplicaSetRows(grown, changed))
+
+
+def _check_may_join(
+    record: ReplicaSetRecord, row: ReplicationRecord, broker: BrokerRecord, command: AddReplica
+) -> None:
+    if not broker.alive:
+        raise NotEligible(f"broker {broker.id} is not alive")
+    if broker.wal_kind == BUCKET_WAL:
+        raise NotEligible(
+            f"the WAL of broker {broker.id} is in the bucket, which keeps its copies", hint="wal.kind = disk replicates"
+        )
+    twin = next((each for each in row.replicas if each.wal_id == command.wal_id and each.broker_id != broker.id), None)
+    if twin is not None:
+        raise InvalidInput(
+            f"broker {broker.id} has the WAL of broker {twin.broker_id}: its directory is a copy",
+            hint="delete the copy, and let the broker begin with an empty WAL",
+        )
+    if record.successor != NO_BROKER:
+        raise NotEligible(f"replica set {record.id} is being taken over by broker {record.successor}")
+    member = next((each for each in row.in_sync if each.broker_id == broker.id), None)
+    if command.is_learner and broker.id in record.sync_state_set:
+        raise NotEligible(f"broker {broker.id} is in the sync-state set of replica set {record.id}: it is no learner")
+    if has_several(record):
+        if broker.id == record.master and (member is None or member.wal_id != command.wal_id):
+            raise NotEligible(f"broker {broker.id} is the master of replica set {record.id} with another WAL")
+    elif broker.id in record.members:
+        if broker.id != record.master:
+            raise NotEligible(f"broker {broker.id} is not the master of replica set {record.id}", hint="elect it first")
+    elif not row.in_sync:
+        raise NotEligible(
+            f"the master of replica set {record.id} has not told its WAL", hint="it joins its own set first"
+        )
+
+
+def _with_replicas(record: ReplicaSetRecord, replicas: tuple[ReplicaRecord, ...]) -> ReplicaSetRecord:
+    return msgspec.structs.replace(
+        record,
+        members=tuple(each.broker_id for each in replicas if not each.is_learner),
+        learners=tuple(each.broker_id for each in replicas if each.is_learner),
+    )
+
+
+def remove_replica(tables: Tables, command: RemoveReplica) -> None:
+    """See `RemoveReplica`. Raises `NotFound`, `NotEligible`."""
+    record, row = _record(tables, command.replica_set_id), tables.replication.get(command.replica_set_id)
+    if row is None or row.replica(command.broker_id) is None:
+        return
+    if command.broker_id in record.sync_state_set:
+        raise NotEligible(
+            f"broker {command.broker_id} is in the sync-state set of replica set {record.id}",
+            hint="its master asks for one without it when it no longer follows, and the policy allows a smaller one:"
+            " stop the broker, and elect another master if it is the master",
+        )
+    if row.election is not None:
+        raise NotEligible(f"an election of replica set {record.id} is under way", hint="try again when it is over")
+    replicas = tuple(each for each in row.replicas if each.broker_id != command.broker_id)
+    tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas))
+    tables.replica_sets.put(record.id, _with_replicas(record, replicas))

@@ -1,0 +1,132 @@
+"""Rows of table `replication`: a replica set whose WAL several brokers keep (docs/design/0015-hot-tier.md).
+
+`ReplicaSetRecord` has the brokers' ids, the master and the epochs, which everybody needs. This row has what only the
+members and an election need: which WAL each broker has, the write quorum, the policy, and an election under way with
+its promises. It is a row of its own, so that commits do not carry it, and it exists from feature level 2 on, for
+replica sets that an operator or a master gave one.
+
+Invariant of both rows: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`,
+once the row names any.
+
+Entry: `ReplicationRecord`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
+from tidelog.storage.replication.policy import ReplicationPolicy
+
+
+class PolicyRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A `tidelog.storage.replication.policy.ReplicationPolicy`, as it is stored and sent; its fields, in its order."""
+
+    total_replicas: int = 1
+    in_sync_replicas: int = 1
+    min_in_sync_replicas: int = 1
+    enable_auto_in_sync_replicas: bool = False
+    all_ack_in_sync_state_set: bool = False
+    max_gap_bytes: int = 256 << 10
+    slave_timeout_s: float = 3.0
+    max_behind_s: float = 15.0
+
+    def checked(self) -> ReplicationPolicy:
+        """Return the policy. Raises `InvalidInput` for values that contradict each other."""
+        return ReplicationPolicy(**msgspec.structs.asdict(self)).check()
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One replica of the set: a broker, and the WAL with which it joined last."""
+
+    broker_id: int
+    wal_id: str
+    is_learner: bool = False
+    priority: int = 0
+    """Among candidates that are equally far the larger one is elected."""
+
+
+class InSyncRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One member of the SyncStateSet, and what is known of its WAL.
+
+    A disk that is known to end later than it says in a promise was lost, swapped or rolled back.
+    """
+
+    broker_id: int
+    wal_id: str
+    """The WAL with which it entered the SyncStateSet. The broker may have another one by now."""
+    end_offset: int = -1
+    """WAL offset that it has told, or a master of it, since the present mastership began; -1: not known."""
+    confirm_offset: int = -1
+    """WAL offset up to which it has bytes that are confirmed: these are never truncated; -1: not known."""
+
+    @property
+    def replica(self) -> WalReplica:
+        """Return the copy of the WAL."""
+        return WalReplica(self.broker_id, self.wal_id)
+
+    @property
+    def known_end(self) -> int:
+        """Return the WAL offset before which its WAL does not end, unless it lost something."""
+        return max(self.end_offset, self.confirm_offset)
+
+
+class PromiseRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A replica's durable promise for the epoch of the election under way."""
+
+    broker_id: int
+    registration_epoch: int
+    """It counts only while this is the current one."""
+    wal_id: str
+    last_epoch: int
+    end_offset: int
+    confirm_offset: int
+
+    @property
+    def replica(self) -> WalReplica:
+        """Return the copy of the WAL."""
+        return WalReplica(self.broker_id, self.wal_id)
+
+
+class ElectionRecord(msgspec.Struct, frozen=True, array_like=True):
+    """An election under way, for the replica set's present master epoch."""
+
+    reason: str
+    began_ms: int
+    """Wall clock, for operators."""
+    designated: int = NO_BROKER
+    """The broker that an operator wants elected, or -1."""
+    last_master: int = NO_BROKER
+    """Or -1."""
+    is_patient: bool = True
+    """Whether the promises of the last master and of the designated broker are awaited while these are alive."""
+    promises: tuple[PromiseRecord, ...] = ()
+    """By broker id."""
+
+
+class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Table `replication`, key: id of the replica set."""
+
+    id: int
+    policy: PolicyRecord = PolicyRecord()
+    quorum: int = 1
+    """The write quorum."""
+    replicas: tuple[ReplicaRecord, ...] = ()
+    """By broker id. Empty: the policy was set, and the master has not told its WAL."""
+    in_sync: tuple[InSyncRecord, ...] = ()
+    """The SyncStateSet, by broker id."""
+    election: ElectionRecord | None = None
+
+    def replica(self, broker_id: int) -> ReplicaRecord | None:
+        """Return a broker's replica."""
+        return next((each for each in self.replicas if each.broker_id == broker_id), None)
+
+    def configuration(self, number: int) -> SetConfiguration:
+        """Return the SyncStateSet and its quorum; `number` is the SyncStateSet epoch."""
+        return SetConfiguration(number, frozenset(each.replica for each in self.in_sync), self.quorum)
+
+
+def has_several(record: ReplicaSetRecord) -> bool:
+    """Return whether a replica set has more than one replica: masters are then elected by promises."""
+    return len(record.members) + len(record.learners) > 1

@@ -1,0 +1,641 @@
+"""Replica sets of several members: each refusal, repetition and election (docs/design/0015-hot-tier.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.controller.controller_helpers import TOPIC, Driver
+from tidelog.controller.active.duties import Duties
+from tidelog.controller.active.masters import PATIENCE_S
+from tidelog.controller.active.sessions import BrokerSessions
+from tidelog.controller.image.lost import TakeoverState, lost_replica_sets
+from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model.errors import (
+    BrokerNotDrained,
+    ConfigurationRefused,
+    NotEligible,
+    StaleBrokerEpoch,
+    from_wire,
+)
+from tidelog.controller.model.levels import UnsupportedLevel
+from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.controller.model.replication import ElectionRecord, PolicyRecord, ReplicationRecord
+from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
+from tidelog.controller.rebuild.adopt import Adoption, adopt
+from tidelog.controller.rebuild.plan import RebuildPlan
+from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
+
+TWO_OF_THREE = PolicyRecord(3, 2, 1)
+ALL_ACK = PolicyRecord(3, 3, 1, all_ack_in_sync_state_set=True)
+
+
+class Trio(Driver):
+    """Brokers 0, 1 and 2, which keep replica set 0; 0 is its master, and all are in the SyncStateSet."""
+
+    def __init__(self, policy: PolicyRecord = TWO_OF_THREE, quorum: int = 2) -> None:
+        super().__init__()
+        for each in range(3):
+            self.broker(each)
+        self.run(r.SetReplicaSetPolicy(0, policy))
+        for each in range(3):
+            self.join(each)
+        self.alter((0, 1, 2), quorum)
+
+    @property
+    def record(self) -> ReplicaSetRecord:
+        return self.image.replica_sets[0]
+
+    def registration(self, broker: int) -> int:
+        return self.image.brokers[broker].registration_epoch
+
+    def join(self, broker: int, wal: str = "", **more: Any) -> None:
+        self.run(r.AddReplica(0, broker, self.registration(broker), wal or f"wal-{broker}", **more))
+
+    def alteration(self, members: tuple[int, ...], quorum: int, **more: Any) -> r.AlterSyncStateSet:
+        told = tuple(r.ReportedMember(each, f"wal-{each}", more.get("end", -1)) for each in members)
+        master = more.get("master", 0)
+        return r.AlterSyncStateSet(
+            0,
+            master,
+            more.get("registration", self.registration(master)),
+            more.get("epoch", self.record.master_epoch),
+            more.get("number", self.record.sync_state_set_epoch),
+            told,
+            quorum,
+            more.get("confirm", -1),
+        )
+
+    def alter(self, members: tuple[int, ...], quorum: int, **more: Any) -> ReplicaSetRecord:
+        found: ReplicaSetRecord = self.run(self.alteration(members, quorum, **more), ReplicaSetRecord)
+        return found
+
+    def begin(self, **more: Any) -> ReplicaSetRecord:
+        found: ReplicaSetRecord = self.run(
+            r.BeginElection(0, self.record.master_epoch, "test", **more), ReplicaSetRecord
+        )
+        return found
+
+    def promise(self, broker: int, end: int = 100, last: int = 1, **more: Any) -> ReplicaSetRecord:
+        command = r.PromiseEpoch(
+            0,
+            more.get("epoch", self.record.master_epoch),
+            broker,
+            more.get("registration", self.registration(broker)),
+            more.get("wal", f"wal-{broker}"),
+            last,
+            end,
+            more.get("confirm", 0),
+        )
+        found: ReplicaSetRecord = self.run(command, ReplicaSetRecord)
+        return found
+
+    def die(self, *brokers: int) -> None:
+        for each in brokers:
+            self.run(c.SetBrokerAlive(each, self.registration(each), False))
+
+    def restart(self, broker: int) -> None:
+        self.run(c.RegisterBroker(broker, "check", f"again-{self.index}", "host", 9092, "", ""), int)
+
+    def election(self) -> ElectionRecord:
+        found = self.image.election(0)
+        assert found is not None
+        return found
+
+    def unchanged(self, command: c.AnyCommand, error: type[TidelogError], match: str = ".") -> None:
+        """A command is refused and changes nothing."""
+        before = self.state.version
+        with pytest.raises(error, match=match):
+            self.run(command)
+        assert self.state.version == before
+
+
+def wals(*brokers: int) -> frozenset[WalReplica]:
+    return frozenset(WalReplica(each, f"wal-{each}") for each in brokers)
+
+
+# --- levels ---
+
+
+COMMANDS: list[c.AnyCommand] = [
+    r.AlterSyncStateSet(0, 0, 1, 1, 1, (r.ReportedMember(0, "w"),), 1),
+    r.BeginElection(0, 1, "why"),
+    r.PromiseEpoch(0, 1, 0, 1, "w", 0, 0, 0),
+    r.SetReplicaSetPolicy(0, PolicyRecord()),
+    r.AddReplica(0, 0, 1, "w"),
+    r.RemoveReplica(0, 0),
+    r.ElectUnclean(0, 1, 0),
+]
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: type(each).__name__)
+def test_below_level_2_no_command_of_replica_sets_is_written_or_applied(command: c.AnyCommand, level: int) -> None:
+    with pytest.raises(UnsupportedLevel, match="needs feature level 2; the cluster is at level"):
+        c.encode_envelope(c.Envelope(0, 1, 5, "", 0, 0, command, 1), level)
+    state = ControllerState()
+    elapsed_ms = 1 if level else -1
+    state.apply(c.Envelope(level + 1, 1, 5, "", 0, 0, c.BecomeActive(0, 1, "id", 5), elapsed_ms), 1)
+    for version in (level + 1, 3):
+        applied = state.apply(c.Envelope(version, 1, 5, "", 0, 0, command, elapsed_ms), state.applied_index + 1)
+        refusal = c.decode_result(applied.result).error
+        assert refusal is not None and refusal.name == "UnsupportedLevel"
+        assert not applied.mutations
+
+
+@pytest.mark.parametrize(("level", "version"), [(0, 1), (1, 2), (2, 3)])
+def test_a_state_below_level_2_does_not_name_the_table(level: int, version: int) -> None:
+    state = ControllerState()
+    envelope = c.Envelope(level + 1, 1, 5, "", 0, 0, c.BecomeActive(0, 1, "id", 5), 1 if level else -1)
+    state.apply(envelope, 1)
+    body = msgspec.msgpack.decode(state.dump())
+    assert (state.level, body[0]) == (level, version)
+    assert ("replication" in dict(body[4])) == (level == 2)
+
+
+def test_the_rows_are_in_the_snapshot_and_in_both_images() -> None:
+    trio = Trio()
+    trio.begin()
+    trio.promise(1)
+    again = ControllerState()
+    again.load(trio.state.dump())
+    assert again.tables.replication.rows == trio.state.tables.replication.rows == trio.image.replication
+    assert trio.local_image.replication == trio.image.replication
+    assert again.dump() == trio.state.dump()
+    assert [each.broker_id for each in trio.election().promises] == [1]
+    assert trio.image.configuration(0) == SetConfiguration(trio.record.sync_state_set_epoch, wals(0, 1, 2), 2)
+    assert trio.image.configuration(1) is None and trio.image.election(1) is None
+
+
+# --- joining and leaving ---
+
+
+def test_the_master_tells_its_wal_before_others_join_outside_the_sync_state_set() -> None:
+    driver = Driver()
+    for each in range(2):
+        driver.broker(each)
+    with pytest.raises(NotEligible, match="has not told its WAL"):
+        driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    with pytest.raises(StaleBrokerEpoch):
+        driver.run(r.AddReplica(0, 0, 7, "wal-0"))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))
+    with pytest.raises(InvalidInput, match="its directory is a copy"):
+        driver.run(r.AddReplica(0, 1, 1, "wal-0"))
+    driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    record = driver.image.replica_sets[0]
+    assert (record.members, record.sync_state_set, record.master) == ((0, 1), (0,), 0)
+    version = driver.state.version
+    driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    assert driver.state.version == version, "a repetition changes nothing"
+
+
+def test_a_master_of_one_tells_its_wal_anew_after_each_start() -> None:
+    """Else another broker could join between its registration and its election, which would be refused then."""
+    driver = Driver()
+    for each in range(2):
+        driver.broker(each)
+    driver.run(r.SetReplicaSetPolicy(0, TWO_OF_THREE))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))
+    driver.run(c.RegisterBroker(0, "check", "b", "host", 9092, "", ""), int)
+    with pytest.raises(NotEligible, match="has not told its WAL"):
+        driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    assert driver.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == 2
+    driver.run(r.AddReplica(0, 0, 2, "wal-0"))
+    driver.run(r.AddReplica(0, 1, 1, "wal-1"))
+    assert driver.image.replication[0].policy == TWO_OF_THREE
+
+
+def test_a_set_of_one_keeps_its_path() -> None:
+    trio = Trio()
+    before = trio.image.replica_sets[1]
+    assert trio.run(c.Elect(1, 1), ReplicaSetRecord).master_epoch == before.master_epoch + 1
+    trio.unchanged(r.BeginElection(1, 2, "test"), NotEligible, "has one member")
+    trio.unchanged(r.BeginElection(9, 2, "test"), NotFound, "no replica set 9")
+    trio.unchanged(r.SetReplicaSetPolicy(9, TWO_OF_THREE), NotFound)
+    trio.unchanged(r.SetReplicaSetPolicy(0, PolicyRecord(3, 4, 1)), InvalidInput, "in_sync_replicas 4")
+
+
+def test_the_paths_of_sets_of_one_are_closed_to_those_of_several() -> None:
+    trio = Trio()
+    trio.unchanged(c.Elect(0, 1), NotEligible, "several members")
+    trio.die(0)
+    epoch = trio.record.master_epoch
+    trio.unchanged(c.ElectSuccessor(0, 1, epoch), NotEligible, "several members")
+    trio.unchanged(c.Abandon(0, epoch, ()), NotEligible, "several members")
+    trio.unchanged(c.RemoveBroker(0), BrokerNotDrained, r"replica sets \[0\]")
+    trio.die(2)
+    trio.unchanged(c.RemoveBroker(2), BrokerNotDrained, r"replica sets \[0\]")
+
+
+def test_a_member_leaves_the_sync_state_set_before_it_leaves_the_set() -> None:
+    trio = Trio()
+    trio.unchanged(r.RemoveReplica(0, 2), NotEligible, "in the sync-state set")
+    trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    assert {*trio.record.members} == {0, 1}
+    trio.run(r.RemoveReplica(0, 2))
+    trio.alter((0,), 1)
+    trio.run(r.RemoveReplica(0, 1))
+    assert {*trio.record.members} == {0}
+    epoch = trio.record.master_epoch
+    assert trio.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == epoch + 1, "one member: the path of such sets"
+
+
+def test_a_learner_receives_and_is_never_in_the_sync_state_set() -> None:
+    trio = Trio()
+    trio.alter((0, 1), 2)
+    trio.join(2, is_learner=True)
+    assert (trio.record.members, trio.record.learners) == ((0, 1), (2,))
+    trio.unchanged(trio.alteration((0, 1, 2), 2), ConfigurationRefused, "learner")
+    trio.unchanged(r.AddReplica(0, 1, trio.registration(1), "wal-1", True), NotEligible, "is no learner")
+    trio.begin()
+    with pytest.raises(NotEligible, match="not one of replica set 0"):
+        trio.promise(2)
+
+
+def test_a_broker_with_its_wal_in_the_bucket_joins_nothing() -> None:
+    trio = Trio()
+    trio.run(c.RegisterBroker(3, "check", "a", "host", 9092, "", "", "s3"), int)
+    trio.unchanged(r.AddReplica(0, 3, 1, "wal-3"), NotEligible, "in the bucket")
+
+
+# --- the SyncStateSet ---
+
+
+def test_members_and_quorum_change_together_and_the_same_request_again_is_success() -> None:
+    trio = Trio()
+    request = trio.alteration((0, 1), 1)
+    first = trio.run(request, ReplicaSetRecord)
+    assert first.sync_state_set == (0, 1)
+    version = trio.state.version
+    assert trio.run(request, ReplicaSetRecord) == first
+    assert trio.state.version == version
+    trio.alter((0, 1, 2), 2)
+    trio.unchanged(request, Fenced, "is over")
+    assert trio.image.configuration(0) == SetConfiguration(first.sync_state_set_epoch + 1, wals(0, 1, 2), 2)
+
+
+def test_a_request_for_what_is_in_force_only_reports() -> None:
+    trio = Trio()
+    number = trio.record.sync_state_set_epoch
+    trio.alter((0, 1, 2), 2, end=500, confirm=400)
+    assert trio.record.sync_state_set_epoch == number
+    assert {(each.end_offset, each.confirm_offset) for each in trio.image.replication[0].in_sync} == {(500, 400)}
+    trio.alter((0, 1, 2), 2, end=300, confirm=200)
+    assert {each.known_end for each in trio.image.replication[0].in_sync} == {500}, "a report takes nothing back"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"registration": 99}, StaleBrokerEpoch),
+        ({"epoch": 7}, Fenced),
+        ({"number": 1}, Fenced),
+        ({"number": 99}, Fenced),
+        ({"master": 1}, Fenced),
+    ],
+)
+def test_only_the_present_master_may_ask_with_the_present_epochs(
+    changes: dict[str, int], error: type[TidelogError]
+) -> None:
+    trio = Trio()
+    trio.unchanged(trio.alteration((0, 1), 2, **changes), error)
+
+
+@pytest.mark.parametrize(
+    ("members", "quorum", "error", "match"),
+    [
+        ((), 1, InvalidInput, "1 to 9 members"),
+        ((0, 0), 1, InvalidInput, "each broker once"),
+        ((0, 1), 3, InvalidInput, "quorum of 3"),
+        ((0, 1), 0, InvalidInput, "quorum of 0"),
+        ((1, 2), 2, InvalidInput, "stays in"),
+        ((0, 1, 3), 2, ConfigurationRefused, "has not joined"),
+    ],
+)
+def test_what_a_sync_state_set_may_be(
+    members: tuple[int, ...], quorum: int, error: type[TidelogError], match: str
+) -> None:
+    trio = Trio()
+    trio.unchanged(trio.alteration(members, quorum), error, match)
+
+
+def test_who_enters_is_alive_and_has_joined_with_that_wal() -> None:
+    trio = Trio()
+    trio.alter((0, 1), 2)
+    trio.die(2)
+    trio.unchanged(trio.alteration((0, 1, 2), 2), ConfigurationRefused, "not alive")
+    trio.restart(2)
+    trio.join(2, "another disk")
+    trio.unchanged(trio.alteration((0, 1, 2), 2), ConfigurationRefused, "has not joined")
+    trio.die(1)
+    trio.alter((0, 1), 1)
+    assert trio.record.sync_state_set == (0, 1), "a dead member may stay"
+
+
+def test_the_policy_bounds_the_quorum() -> None:
+    trio = Trio(PolicyRecord(3, 3, 2), 3)
+    trio.unchanged(trio.alteration((0, 1, 2), 1), ConfigurationRefused, "below min_in_sync_replicas")
+    trio.alter((0,), 1)  # a smaller set than that has a smaller quorum
+    every = Trio(ALL_ACK, 3)
+    every.unchanged(every.alteration((0, 1, 2), 2), ConfigurationRefused, "the write quorum is 3")
+
+
+# --- elections ---
+
+
+def test_an_election_ends_the_epoch_and_the_promises_elect_in_one_command() -> None:
+    trio = Trio()
+    before = trio.record
+    trio.die(0)
+    begun = trio.begin()
+    assert (begun.master, begun.master_epoch) == (-1, before.master_epoch + 1)
+    assert trio.image.master_of(0) is None
+    assert trio.promise(1, end=100).master == -1
+    after = trio.promise(2, end=200)
+    assert (after.master, after.master_epoch) == (2, before.master_epoch + 1)
+    assert after.sync_state_set == (0, 1, 2), "who is behind is not known"
+    assert after.sync_state_set_epoch == before.sync_state_set_epoch + 1
+    assert trio.image.election(0) is None
+    version = trio.state.version
+    assert trio.promise(1).master == 2, "a late promise is harmless"
+    assert trio.state.version == version
+
+
+def test_a_second_begin_with_the_same_epoch_begins_no_other() -> None:
+    trio = Trio()
+    command = r.BeginElection(0, trio.record.master_epoch, "test")
+    begun = trio.run(command, ReplicaSetRecord)
+    trio.promise(1)
+    version = trio.state.version
+    assert trio.run(command, ReplicaSetRecord) == begun
+    assert trio.state.version == version and len(trio.election().promises) == 1
+    trio.begin()
+    assert not trio.election().promises, "a newer epoch needs new promises"
+    trio.promise(0)
+    trio.promise(1)
+    trio.unchanged(command, Fenced, "is over")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "master"),
+    [
+        ((1, 100), (2, 50), 2),
+        ((2, 50), (2, 1 << 40), 2),
+        ((2, 100), (2, 100), 1),
+    ],
+    ids=["the newest epoch", "then the largest end", "then the smaller id"],
+)
+def test_who_is_elected(first: tuple[int, int], second: tuple[int, int], master: int) -> None:
+    trio = Trio()
+    trio.die(0)
+    for _ in range(2):
+        trio.begin()
+    trio.promise(1, last=first[0], end=first[1])
+    assert trio.promise(2, last=second[0], end=second[1]).master == master
+
+
+def test_priority_decides_among_equals_and_a_designated_one_before_it() -> None:
+    trio = Trio()
+    trio.die(0)
+    trio.join(2, priority=5)
+    trio.begin()
+    trio.promise(1)
+    assert trio.promise(2).master == 2
+    trio.begin(designated=1)
+    trio.promise(2)
+    assert trio.promise(1).master == 1
+    trio.begin(designated=1)
+    trio.promise(2, end=200)
+    assert trio.promise(1, end=150).master == 2, "only among equals"
+    trio.unchanged(r.BeginElection(0, trio.record.master_epoch, "", 0), NotEligible, "broker 0 is not alive")
+    trio.unchanged(r.BeginElection(0, trio.record.master_epoch, "", 9), NotEligible, "broker 9 is not alive")
+
+
+def test_a_living_master_is_waited_for_until_it_dies() -> None:
+    trio = Trio()
+    trio.begin()
+    trio.promise(1)
+    assert trio.promise(2).master == -1
+    trio.die(0)
+    assert trio.record.master == 1, "the command that told of its death elected"
+    trio.begin()
+    trio.promise(2)
+    assert trio.promise(1).master in (1, 2)
+
+
+def test_an_impatient_election_waits_for_nobody_who_is_not_needed() -> None:
+    trio = Trio()
+    trio.begin()
+    trio.promise(1)
+    trio.promise(2)
+    trio.begin(is_patient=False)
+    trio.promise(1)
+    assert trio.promise(2).master == 1
+
+
+def test_a_master_with_another_disk_is_not_waited_for() -> None:
+    trio = Trio()
+    trio.restart(0)
+    trio.promise(1)
+    assert trio.promise(2).master == -1
+    trio.join(0, "another disk")
+    assert trio.record.master == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"registration": 9}, StaleBrokerEpoch, "not current"),
+        ({"epoch": 1}, Fenced, "not for the present"),
+        ({"epoch": 99}, Fenced, "not for the present"),
+        ({"wal": "another disk"}, NotEligible, "not one of replica set 0"),
+        ({"wal": ""}, InvalidInput, "1 to 64 characters"),
+        ({"end": -1}, InvalidInput, "ends at -1"),
+        ({"end": 100, "confirm": 101}, InvalidInput, "not confirmed up to"),
+        ({"last": 99}, InvalidInput, "not older than"),
+    ],
+)
+def test_a_promise_that_does_not_count(changes: dict[str, Any], error: type[TidelogError], match: str) -> None:
+    trio = Trio()
+    trio.die(0)
+    trio.begin()
+    version = trio.state.version
+    with pytest.raises(error, match=match):
+        trio.promise(1, **changes)
+    assert trio.state.version == version
+
+
+def test_a_disk_that_was_rolled_back_is_a_missing_promise() -> None:
+    trio = Trio()
+    trio.alter((0, 1, 2), 2, end=500, confirm=500)
+    trio.die(0)
+    trio.begin()
+    with pytest.raises(WalLost, match="ends at 499; it had offsets up to 500"):
+        trio.promise(1, end=499)
+    trio.promise(1, end=600)
+    trio.begin()
+    with pytest.raises(WalLost, match="up to 600"):
+        trio.promise(1, end=599)
+    trio.promise(1, end=600)
+    assert trio.promise(2, end=500).master == 1
+    trio.die(1)
+    trio.restart(0)
+    trio.begin()
+    trio.promise(2, end=500)  # truncated to the confirmed bytes, perhaps: that is no loss
+    with pytest.raises(WalLost):
+        trio.promise(0, end=499)
+
+
+def test_a_quorum_of_promises_that_lacks_confirmed_bytes_elects_nobody() -> None:
+    """More disks are gone than may be: the best of what is left ends before what another knows to be confirmed."""
+    trio = Trio()
+    trio.die(0)
+    for _ in range(2):
+        trio.begin()
+    trio.promise(1, last=1, end=900, confirm=900)
+    assert trio.promise(2, last=2, end=50).master == -1
+    assert trio.promise(1, last=1, end=900, confirm=900).master == -1
+    trio.restart(0)
+    assert trio.promise(0, last=2, end=950, confirm=900).master == 0
+    trio.begin()
+    trio.commit(trio.record.master_epoch, (0, 900))
+    trio.die(0)
+    trio.promise(1, last=1, end=900, confirm=900)
+    assert trio.promise(2, last=2, end=50).master == 2, "what is in the bucket needs no replica"
+
+
+def test_all_ack_goes_on_with_the_living() -> None:
+    trio = Trio(ALL_ACK, 3)
+    trio.die(0)
+    trio.begin()
+    after = trio.promise(2)
+    assert (after.master, after.sync_state_set) == (2, (1, 2))
+    assert trio.image.configuration(0) == SetConfiguration(after.sync_state_set_epoch, wals(1, 2), 2)
+
+
+def test_a_new_registration_ends_a_masters_term_and_voids_its_promise() -> None:
+    trio = Trio()
+    epoch = trio.record.master_epoch
+    again = c.RegisterBroker(0, "check", "a", "host", 9092, "", "")
+    trio.run(again, int)
+    assert trio.record.master == 0, "the same process once more"
+    trio.restart(0)
+    assert (trio.record.master, trio.record.master_epoch) == (-1, epoch + 1)
+    trio.promise(0)
+    trio.restart(0)
+    assert trio.record.master_epoch == epoch + 1 and not trio.election().promises
+    trio.promise(1)
+    assert trio.promise(2).master == -1, "the last master lives"
+    assert trio.promise(0).master == 0
+
+
+# --- losses ---
+
+
+def test_an_operator_may_go_on_with_less_and_the_loss_is_recorded() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)  # one of them on each broker
+    owned = len(trio.image.owned(0))
+    trio.alter((0, 1, 2), 2, end=500, confirm=450)
+    trio.unchanged(r.ElectUnclean(0, trio.record.master_epoch, 1), NotEligible, "no election")
+    trio.die(0, 2)
+    trio.begin()
+    epoch = trio.record.master_epoch
+    trio.unchanged(r.ElectUnclean(0, epoch, 1), NotEligible, "has not promised")
+    trio.restart(1)
+    trio.join(1, "another disk")
+    trio.promise(1, wal="another disk", end=20, last=0)
+    assert trio.record.master == -1
+    trio.unchanged(r.ElectUnclean(0, epoch - 1, 1), Fenced)
+    after = trio.run(r.ElectUnclean(0, epoch, 1), ReplicaSetRecord)
+    assert (after.master, after.sync_state_set) == (1, (1,))
+    assert trio.image.configuration(0) == SetConfiguration(
+        after.sync_state_set_epoch, frozenset({WalReplica(1, "another disk")}), 1
+    )
+    (loss,) = losses_in(trio.image.kv)
+    assert (loss.replica_set, loss.end_offset, loss.may_be_more, len(loss.partitions)) == (0, 500, True, owned)
+
+
+def test_an_election_that_loses_nothing_is_never_unclean() -> None:
+    trio = Trio()
+    trio.begin()
+    trio.promise(1)
+    trio.promise(2)
+    trio.unchanged(r.ElectUnclean(0, trio.record.master_epoch, 1), NotEligible, "loses nothing")
+
+
+def test_a_rebuilt_cluster_has_sets_of_one_keeps_their_policies_and_records_what_was_in_their_wals() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)
+    trio.run(c.NoteWal(0, WalNote("disk", "bucket", trio.record.master_epoch, 1, 0, False)))
+    trio.begin()
+    rebuilt = adopt(trio.state, RebuildPlan({}, {}, (), ()), Adoption((0, 1, 2), 2, 0, 5_000))
+    record = rebuilt.tables.replica_sets.rows[0]
+    assert (record.members, record.learners, record.sync_state_set) == ((0,), (), (0,))
+    assert rebuilt.tables.replication.rows == {0: ReplicationRecord(0, TWO_OF_THREE)}
+    assert [each.replica_set for each in losses_in(rebuilt.tables.kv.rows)] == [0], "a note of before proves nothing"
+
+
+# --- the active controller ---
+
+
+class Watched(Trio):
+    def __init__(self) -> None:
+        super().__init__()
+        self.duties = Duties(lambda: self.image, BrokerSessions(10.0), dict, 2_000)
+
+    def due(self, now: float) -> list[c.AnyCommand]:
+        found = list(self.duties.masters(now, 0))
+        for each in found:
+            self.run(each)
+        return found
+
+
+def test_the_active_controller_begins_an_election_when_a_master_is_dead_and_once() -> None:
+    one = Watched()
+    assert one.due(0.0) == []
+    epoch = one.record.master_epoch
+    one.die(0)
+    assert one.due(1.0) == [r.BeginElection(0, epoch, "broker 0 is dead")]
+    assert one.due(2.0) == []
+    one.promise(1)
+    one.promise(2)
+    assert one.due(3.0) == []
+    one.die(1)
+    assert len(one.due(4.0)) == 1, "the new master died"
+
+
+def test_an_election_that_waits_for_a_silent_broker_begins_anew() -> None:
+    one = Watched()
+    one.begin()
+    one.promise(1)
+    one.promise(2)
+    assert one.due(0.0) == one.due(PATIENCE_S - 0.1) == []
+    (again,) = one.due(PATIENCE_S)
+    assert isinstance(again, r.BeginElection) and not again.is_patient
+    assert one.due(3 * PATIENCE_S) == [], "it is patient no more"
+    one.promise(1)
+    one.promise(2)
+    assert one.record.master == 1
+
+
+def test_a_dead_master_of_several_members_is_not_taken_over() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)
+    trio.die(0)
+    (lost,) = lost_replica_sets(trio.image)
+    assert lost.state is TakeoverState.ELECTING and "election" in lost.sentence()
+    trio.begin()
+    assert TOPIC in trio.image.topics and lost_replica_sets(trio.image)
+
+
+def test_an_error_says_the_same_on_the_wire() -> None:
+    trio = Trio()
+    refused = trio.apply(trio.envelope(trio.alteration((0, 1, 3), 2))).error
+    assert refused is not None and isinstance(from_wire(refused), ConfigurationRefused)

@@ -1,0 +1,113 @@
+"""`tidelog replica-set` against a real process, and a replica set of several members that only the controller knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.controller.controller_helpers import make_client
+from tests.support.cli import Cli
+from tests.support.tidelog_process import running
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.commands import RegisterBroker
+from tidelog.controller.model.replica_set_commands import PromiseEpoch
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.controller.rpc.secret import read_secret
+
+pytestmark = pytest.mark.processes
+
+OTHER = 7
+"""A broker that only registers."""
+
+
+def test_a_set_of_one_is_shown_and_has_no_other_candidate(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as process:
+        cli = Cli(process.bootstrap)
+        cli("topic", "create", "t", "-p", 3)
+        [row] = cli("replica-set", "list", "--format", "json").json()
+        own = row["id"]
+        assert (row["state"], row["master"], row["members"], row["quorum"], row["partitions"]) == (
+            "led",
+            own,
+            [own],
+            1,
+            3,
+        )
+        assert cli("replica-set", "list").rows()[0][:3] == [str(own), "led", str(own)]
+        refused = cli("replica-set", "elect", own, code=2)
+        assert "has one member" in refused.err and "several members" in refused.err
+        assert "there is no replica set 99" in cli("replica-set", "describe", 99, code=3).err
+        assert "needs --broker" in cli("replica-set", "elect", own, "--accept-loss", code=2).err
+
+        assert "nothing is to be changed" in cli("replica-set", "set-policy", own, code=2).err
+        contradicting = cli("replica-set", "set-policy", own, "--in-sync-replicas", 2, code=2)
+        assert "total_replicas 1" in contradicting.err
+        told = cli(
+            "replica-set",
+            "set-policy",
+            own,
+            *("--total-replicas", 3, "--in-sync-replicas", 2, "--enable-auto-in-sync-replicas"),
+            *("--max-behind-s", "2.5"),
+        )
+        assert "max behind s" in told.text
+        cli("replica-set", "set-policy", own, "--max-gap-bytes", 1 << 20)
+        policy = cli("replica-set", "describe", own, "--format", "json").json()["policy"]
+        assert (policy["total_replicas"], policy["in_sync_replicas"], policy["max_behind_s"]) == (3, 2, 2.5)
+        assert (policy["enable_auto_in_sync_replicas"], policy["max_gap_bytes"]) == (True, 1 << 20)
+        assert "in sync replicas" in cli("replica-set", "describe", own).text
+
+
+def test_an_election_is_begun_shown_and_ended(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with running(data_dir) as process:
+        asyncio.run(with_client(data_dir, lambda client: elections(client, Cli(process.bootstrap))))
+
+
+async def with_client(data_dir: Path, use: Callable[[ControllerClient], Awaitable[None]]) -> None:
+    address = (data_dir / "controller" / "address").read_text().strip()
+    client = make_client(
+        split_address(address), heartbeat_interval_s=0.1, budget_s=60, credentials=credentials(data_dir)
+    )
+    await client.start()
+    try:
+        await use(client)
+    finally:
+        await client.close()
+
+
+def credentials(data_dir: Path) -> Credentials | None:
+    files = sorted(data_dir.glob("**/*secret*"))
+    return Credentials(read_secret(files[0]), -1) if files else None
+
+
+async def elections(client: ControllerClient, cli: Cli) -> None:
+    [own] = client.image.brokers
+    registration = await client.register_broker(RegisterBroker(OTHER, "check", "a", "h", 9092, "", ""))
+    await client.elect(OTHER, OTHER)
+    sets, registrations = client.replica_sets, {own: client.image.brokers[own].registration_epoch, OTHER: registration}
+    for each in (OTHER, own):
+        await sets.add_replica(OTHER, each, registrations[each], f"wal-{each}")
+
+    async def run(*args: str | int, code: int = 0) -> str:
+        done = await asyncio.to_thread(cli, "replica-set", *args, code=code)
+        return done.text if code == 0 else done.err
+
+    async def promise(broker: int) -> None:
+        epoch = client.image.replica_sets[OTHER].master_epoch
+        await sets.promise(PromiseEpoch(OTHER, epoch, broker, registrations[broker], f"wal-{broker}", 1, 50, 10))
+
+    assert "has begun" in await run("elect", OTHER, "--no-wait")
+    shown = await run("describe", OTHER)
+    assert ["because", "an", "operator"] in [line.split() for line in shown.splitlines()]
+    assert ["no", "promise", "of", str(OTHER)] in [line.split() for line in shown.splitlines()]
+    assert "no master after 1 s" in await run("elect", OTHER, "--timeout", 1, code=5)
+    assert "has not promised" in await run("elect", OTHER, "--broker", OTHER, "--accept-loss", code=1)
+    await promise(own)
+    assert "electing" in await run("list")
+    lossy = await run("elect", OTHER, "--broker", own, "--accept-loss")
+    assert f"broker {own} is the master of replica set {OTHER}" in lossy
+    assert "an operator elected" in (await asyncio.to_thread(cli, "wal", "losses", "--format", "json")).text

@@ -1,0 +1,212 @@
+"""`tidelog replica-set`: the replica sets, that is the WALs of a cluster and the brokers that keep them.
+
+The controllers elect: `elect` begins an election and shows how it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from tidelog.cli import output
+from tidelog.cli.client import ClusterConnection
+from tidelog.cli.options import admin_options, format_option, watch_option
+from tidelog.runtime.errors import InvalidInput, Unavailable
+
+POLL_S = 0.2
+Document = dict[str, Any]
+_set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0))
+
+
+@click.group("replica-set")
+def replica_set_() -> None:
+    """Show replica sets, elect their masters and set their replication policies."""
+
+
+@replica_set_.command("list")
+@format_option
+@watch_option
+@admin_options
+def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
+    """Show each replica set with its master, members and write quorum."""
+    cluster = ClusterConnection(bootstrap)
+    output.show(style, lambda: cluster.get("/replica-sets")["replica_sets"], _render_list, watch_s=watch_s)
+
+
+def _render_list(rows: list[Document]) -> str:
+    headers = ["ID", "STATE", "MASTER", "EPOCH", "MEMBERS", "LEARNERS", "IN-SYNC", "QUORUM", "PARTITIONS"]
+    cells = [
+        [
+            row["id"],
+            row["state"],
+            row["master"],
+            row["master_epoch"],
+            _ids(row["members"]),
+            _ids(row["learners"]),
+            _ids(row["in_sync"]),
+            row["quorum"],
+            row["partitions"],
+        ]
+        for row in rows
+    ]
+    return output.table(headers, cells, right=["ID", "MASTER", "EPOCH", "QUORUM", "PARTITIONS"])
+
+
+def _ids(brokers: list[int]) -> str | None:
+    return ",".join(map(str, brokers)) or None
+
+
+@replica_set_.command()
+@_set_id
+@format_option
+@watch_option
+@admin_options
+def describe(replica_set: int, style: str, watch_s: float | None, bootstrap: str) -> None:
+    """Show a replica set's replicas, its policy, and the election under way."""
+    cluster = ClusterConnection(bootstrap)
+    output.show(style, lambda: _described(cluster, replica_set), _render, watch_s=watch_s)
+
+
+def _described(cluster: ClusterConnection, replica_set: int) -> Document:
+    found: Document = cluster.get(f"/replica-sets/describe?id={replica_set}")
+    return found
+
+
+def _render(document: Document) -> str:
+    about = [
+        ("replica set", document["id"]),
+        ("state", document["state"]),
+        ("master", document["master"]),
+        ("master epoch", document["master_epoch"]),
+        ("sync-state set", f"{_ids(document['in_sync'])} (epoch {document['sync_state_set_epoch']})"),
+        ("write quorum", document["quorum"]),
+        ("committed to", document["committed_offset"]),
+        ("partitions", document["partitions"]),
+        *((name.replace("_", " "), value) for name, value in document["policy"].items()),
+    ]
+    headers = ["BROKER", "ROLE", "ALIVE", "IN-SYNC", "PRIORITY", "KNOWN-END", "WAL"]
+    cells = [
+        [row["broker"], row["role"], row["alive"], row["in_sync"], row["priority"], row["known_end"], row["wal"]]
+        for row in document["replicas"]
+    ]
+    parts = [output.pairs(about), output.table(headers, cells, right=["BROKER", "PRIORITY", "KNOWN-END"])]
+    if document["election"] is not None:
+        parts.append(_render_election(document["election"]))
+    return "\n\n".join(parts)
+
+
+def _render_election(election: Document) -> str:
+    about = [
+        ("election since", output.moment(election["began_ms"])),
+        ("because", election["reason"]),
+        ("designated", election["designated"]),
+        ("promises needed", election["needed"]),
+        ("no promise of", _ids(election["silent"])),
+    ]
+    headers = ["PROMISED", "LAST-EPOCH", "END", "CONFIRMED", "COUNTS"]
+    cells = [
+        [row["broker"], row["last_epoch"], row["end_offset"], row["confirm_offset"], row["counts"]]
+        for row in election["promises"]
+    ]
+    return f"{output.pairs(about)}\n\n{output.table(headers, cells, right=headers[:4])}"
+
+
+@replica_set_.command()
+@_set_id
+@click.option("--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it is as far as the best.")
+@click.option(
+    "--accept-loss", is_flag=True, help="Elect --broker now, although it may lack confirmed records. They are lost."
+)
+@click.option("--no-wait", is_flag=True, help="Return when the election has begun.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Seconds to wait."
+)
+@format_option
+@admin_options
+def elect(
+    replica_set: int,
+    broker: int | None,
+    accept_loss: bool,
+    no_wait: bool,
+    timeout_s: float,
+    style: str,
+    bootstrap: str,
+) -> None:
+    """End the master's epoch, and let the promises of the members elect a master.
+
+    With --accept-loss: for an election that does not end, because too many members have lost their disks.
+    """
+    if accept_loss and broker is None:
+        raise InvalidInput("--accept-loss needs --broker: the replica to go on with")
+    cluster = ClusterConnection(bootstrap)
+    query: dict[str, Any] = {"id": replica_set}
+    if broker is not None:
+        query["broker"] = broker
+    if accept_loss:
+        query["accept_loss"] = "true"
+    epoch = cluster.post(f"/replica-sets/elect?{urlencode(query)}")["master_epoch"]
+    document = _described(cluster, replica_set) if no_wait else _wait_elected(cluster, replica_set, epoch, timeout_s)
+    if style == "json":
+        output.emit(json.dumps(document, indent=2))
+    elif document["master"] is None:
+        output.emit(f"election for epoch {epoch} of replica set {replica_set} has begun")
+    else:
+        master, epoch = document["master"], document["master_epoch"]
+        output.emit(f"broker {master} is the master of replica set {replica_set} in epoch {epoch}")
+
+
+def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, timeout_s: float) -> Document:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        document = _described(cluster, replica_set)
+        if document["master_epoch"] >= epoch and document["master"] is not None:
+            return document
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"replica set {replica_set} has no master after {timeout_s:g} s",
+                hint=f"`tidelog replica-set describe {replica_set}` shows whose promise is missing; it goes on",
+            )
+        time.sleep(POLL_S)
+
+
+@replica_set_.command("set-policy")
+@_set_id
+@click.option("--total-replicas", type=click.IntRange(min=1), metavar="N", help="Members wanted.")
+@click.option(
+    "--in-sync-replicas", type=click.IntRange(min=1), metavar="N", help="Members that must hold a record to confirm it."
+)
+@click.option("--min-in-sync-replicas", type=click.IntRange(min=1), metavar="N", help="The least when it degrades.")
+@click.option(
+    "--enable-auto-in-sync-replicas/--disable-auto-in-sync-replicas",
+    default=None,
+    help="Whether the write quorum follows the number of members in sync.",
+)
+@click.option(
+    "--all-ack-in-sync-state-set/--no-all-ack-in-sync-state-set",
+    default=None,
+    help="Whether every member of the sync-state set must hold a record.",
+)
+@click.option("--max-gap-bytes", type=click.IntRange(min=1), metavar="BYTES", help="Less behind is in sync.")
+@click.option("--slave-timeout-s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="A producer's wait.")
+@click.option(
+    "--max-behind-s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Behind so long, a member leaves."
+)
+@format_option
+@admin_options
+def set_policy(replica_set: int, style: str, bootstrap: str, **fields: Any) -> None:
+    """Change a replica set's replication policy. Fields that are not named stay."""
+    changes = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+    if not changes:
+        raise InvalidInput("nothing is to be changed", hint="`tidelog replica-set set-policy --help` shows the options")
+    cluster = ClusterConnection(bootstrap)
+    found = cluster.post(f"/replica-sets/policy?{urlencode({'id': replica_set, **changes})}")
+    told = output.pairs([(name.replace("_", " "), value) for name, value in found["policy"].items()])
+    output.emit(json.dumps(found, indent=2) if style == "json" else told)
