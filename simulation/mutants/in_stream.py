@@ -10,19 +10,6 @@ from tidelog.simulation.mutants.mutant import Edit, Mutation
 
 MUTATIONS_IN_STREAM = [
     Mutation(
-        "gap-taken-for-a-loss",
-        "protocol",
-        "the batch behind a refused one is refused as out of order, which librdkafka takes for a loss",
-        (
-            Edit(
-                "tidelog.stream.admission:Admission.original_of",
-                "if self._follows_a_refused_batch(header):",
-                "if self._follows_a_refused_batch(header) and mutated():",
-            ),
-        ),
-        ("sequence-refused",),
-    ),
-    Mutation(
         "duplicate-acked-early",
         "1",
         "a duplicate batch is acknowledged before its first copy is durable",

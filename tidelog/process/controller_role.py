@@ -39,6 +39,7 @@ class ControllerRole:
                 outside.rng,
                 delete_objects=self._delete_objects,
                 state_store=base.store.for_purpose(Purpose.METADATA),
+                bucket_proof=base.store.proof,
             ),
             on_failed=self._fail,
         )

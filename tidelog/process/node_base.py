@@ -22,12 +22,14 @@ from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.rpc.connection import Endpoint
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.secret import read_secret
+from tidelog.process.accepted_loss import use_lost_bucket
 from tidelog.process.data_dir import LONE_NODE_ID, DataDirectory
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import ConfigError
 from tidelog.runtime.network import Network
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.proof import BucketProof
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,9 @@ async def learn(config: Config, outside: Outside, closing: AsyncExitStack) -> No
     if directory.broker_id < 0:
         directory.assign(await _find_id(config, outside, directory.check_code, endpoints, credentials))
     config.node.id = directory.broker_id
-    store = open_store(config.s3, path, outside.clock, outside.rng)
+    clock = outside.clock
+    proof = BucketProof(clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
+    store = open_store(config.s3, path, clock, outside.rng, proof)
     closing.push_async_callback(store.close)
     return NodeBase(config, outside, directory, credentials_of(config), endpoints, store)
 

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from tidelog.config import Config
+from tidelog.controller.active.state_keeper import BucketSuperseded
 from tidelog.process.broker_role import BrokerRole, controllers_beside, remote_controllers
 from tidelog.process.controller_role import ControllerRole
 from tidelog.process.listener import fit_connections, reserve_port, warn_of_admin_address
@@ -25,6 +26,7 @@ from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, StorageFailed
 from tidelog.runtime.network import TcpNetwork
 from tidelog.runtime.tasks import unless_failed
+from tidelog.storage.bucket.proof import WrongBucket
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +85,18 @@ class NodeProcess:
         await role.start()
 
     async def run_until(self, stop: asyncio.Task[bool]) -> None:
-        """Serve until `stop` has completed. Raises `StorageFailed` when a role has failed permanently."""
+        """Serve until `stop` has completed.
+
+        Raises `StorageFailed` when a role has failed permanently; `BucketSuperseded`, `WrongBucket`.
+        """
         failures = [role.failed for role in self._roles]
         waiting: set[asyncio.Future[Any]] = {stop, *failures}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for failure in failures:
             if failure.done():
                 error = failure.exception()
+                if isinstance(error, BucketSuperseded | WrongBucket):
+                    raise error
                 raise StorageFailed(f"this process cannot continue: {error}", hint="restart it") from error
 
     async def drain(self) -> None:
