@@ -421,7 +421,7 @@ async def test_a_destroyed_object_is_deleted_when_every_broker_has_newer_metadat
 
 
 async def test_a_broker_without_a_controller_knows_that_its_metadata_is_old(tmp_path: Path) -> None:
-    node, client = await world(tmp_path, budget_s=0.3, settings=ControllerSettings(read_grace_ms=300))
+    node, client = await world(tmp_path, budget_s=0.3, settings=ControllerSettings(read_grace_ms=1_000))
     client.check_current()  # a tool that is no broker has no limit
     await client.catch_up()
     await register(client)

@@ -85,8 +85,9 @@ async def learn(config: Config, outside: Outside, closing: AsyncExitStack) -> No
     if directory.broker_id < 0:
         directory.assign(await _find_id(config, outside, directory.check_code, endpoints, credentials))
     config.node.id = directory.broker_id
-    proof = BucketProof(outside.clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
-    store = open_store(config.s3, path, outside.clock, outside.rng, proof)
+    clock = outside.clock
+    proof = BucketProof(clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
+    store = open_store(config.s3, path, clock, outside.rng, proof)
     closing.push_async_callback(store.close)
     return NodeBase(config, outside, directory, credentials_of(config), endpoints, store)
 
