@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.support.replica_world import POLICIES, Controllers, Disk
+from tests.support.replica_controllers import Controllers
+from tests.support.replica_world import POLICIES
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.wal_notes import WalLost
@@ -66,7 +67,7 @@ class ReplicaSetMachine(RuleBasedStateMachine):
     def begin(self, policy: str) -> None:
         self.policy = POLICIES[policy]
         self.wals = {each: Wal(f"wal-{each}") for each in BROKERS}
-        self.controllers = Controllers({each: Disk(wal.wal_id) for each, wal in self.wals.items()}, self.policy)
+        self.controllers = Controllers({each: wal.wal_id for each, wal in self.wals.items()}, self.policy)
         self.alive: set[int] = set()
         self.joined = {WalReplica(each, wal.wal_id) for each, wal in self.wals.items()}
         self.reigns: dict[int, Reign] = {}

@@ -10,7 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.support.replica_world import MUTATIONS, POLICIES, World, finding_of_mutation
+from tests.support.replica_mutations import MUTATIONS
+from tests.support.replica_world import POLICIES, World, finding_of_mutation
 
 SEEDS = 30
 

@@ -15,17 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
-from tidelog.controller.machine.state import ControllerState
-from tidelog.controller.model import commands as c
+from tests.support.replica_controllers import Controllers, State, Violation
+from tests.support.replica_mutations import MUTATIONS
 from tidelog.controller.model import replica_set_commands as r
-from tidelog.controller.model.errors import ConfigurationRefused, from_wire
-from tidelog.controller.model.replication import PolicyRecord
+from tidelog.controller.model.errors import ConfigurationRefused
 from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import Fenced, TidelogError
 from tidelog.simulation.mutants.mutant import Edit, Mutation, apply
-from tidelog.storage.commits import CommitObjects
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.following import Diverged, LocalWal, Step, WalFollower
 from tidelog.storage.replication.frames import Ack, BadFrame, FollowerHello, Records, Welcome
@@ -37,10 +33,6 @@ from tidelog.storage.wal.epochs import EpochHistory
 RECORD_BYTES = 8
 """Every record is its id, and nothing else."""
 _ID = struct.Struct(">q")
-
-
-class Violation(AssertionError):
-    """The oracle's finding."""
 
 
 class Disk:
@@ -98,97 +90,6 @@ class Disk:
         del self.ids[rng.randint(self.synced, len(self.ids)) :]
         self.synced = len(self.ids)
         assert not self.history.entries or self.history.entries[-1].start_offset <= self.end
-
-
-@dataclass(frozen=True)
-class State:
-    """The replica set in the controllers' state, as brokers see it in their images."""
-
-    version: int
-    configuration: SetConfiguration
-    epoch: int
-    master: WalReplica | None
-    electing: bool
-    committed: int
-
-
-class Controllers:
-    """The controllers' state machine, with one replica set whose members are all brokers of the world."""
-
-    SET = 0
-
-    def __init__(self, disks: dict[int, Disk], policy: ReplicationPolicy) -> None:
-        self.machine = ControllerState()
-        self.registrations: dict[int, int] = {}
-        self._incarnations = itertools.count(1)
-        self._index = 0
-        self.run(c.BecomeActive(0, 1, "cluster", 0))
-        for broker_id in disks:
-            self.register(broker_id)
-        self.run(c.Elect(self.SET, self.SET))
-        fields = msgspec.structs.fields(PolicyRecord)
-        self.run(r.SetReplicaSetPolicy(self.SET, PolicyRecord(*(getattr(policy, each.name) for each in fields))))
-        for broker_id, disk in disks.items():
-            self.join(broker_id, disk.wal_id)
-        record = self.machine.tables.replica_sets.rows[self.SET]
-        members = tuple(r.ReportedMember(each, disk.wal_id) for each, disk in disks.items())
-        self.run(
-            r.AlterSyncStateSet(
-                self.SET,
-                self.SET,
-                self.registrations[self.SET],
-                record.master_epoch,
-                record.sync_state_set_epoch,
-                members,
-                policy.quorum(len(disks), len(disks)),
-            )
-        )
-        for broker_id in disks:
-            self.set_dead(broker_id)
-        self.run(r.BeginElection(self.SET, record.master_epoch, "the world begins"))
-
-    def run(self, command: c.AnyCommand) -> None:
-        """Apply a command. Raises its refusal, and `Violation` if it met a defect."""
-        self._index += 1
-        envelope = c.Envelope(c.FORMAT_VERSION, 1, self._index, "", 0, 0, command, self._index)
-        result = c.decode_result(self.machine.apply(c.decode_envelope(c.encode(envelope)), self._index).result)
-        if self.machine.failed is not None:
-            raise Violation(f"the state machine failed: {self.machine.failed}")
-        if result.error is not None:
-            raise from_wire(result.error)
-
-    def register(self, broker_id: int) -> None:
-        """A new process of a broker begins."""
-        name = f"process-{next(self._incarnations)}"
-        self.run(c.RegisterBroker(broker_id, f"check-{broker_id}", name, "host", 9092, "", "", "disk"))
-        self.registrations[broker_id] = self.machine.tables.brokers.rows[broker_id].registration_epoch
-
-    def join(self, broker_id: int, wal_id: str) -> None:
-        """A broker tells the WAL that it has."""
-        self.run(r.AddReplica(self.SET, broker_id, self.registrations[broker_id], wal_id))
-
-    def set_dead(self, broker_id: int) -> None:
-        """A broker's session has ended."""
-        self.run(c.SetBrokerAlive(broker_id, self.registrations[broker_id], False))
-
-    def commit(self, epoch: int, end: int) -> None:
-        """A master's upload is committed, unless it is fenced."""
-        committed = self.machine.tables.replica_sets.rows[self.SET].committed_wal_offset
-        self.run(c.Commit(CommitObjects(self.SET, epoch, min(committed, end), end, ())))
-
-    def state(self) -> State:
-        """Return the replica set as it is now."""
-        tables = self.machine.tables
-        record, row = tables.replica_sets.rows[self.SET], tables.replication.rows[self.SET]
-        master = next((each.replica for each in row.in_sync if each.broker_id == record.master), None)
-        return State(
-            self.machine.version,
-            row.configuration(record.sync_state_set_epoch).check(),
-            record.master_epoch,
-            master,
-            row.election is not None,
-            record.committed_wal_offset,
-        )
 
 
 @dataclass
@@ -434,7 +335,7 @@ class World:
         self._ids = itertools.count(1)
         self._wals = itertools.count(1)
         self.disks = {each: Disk(f"wal-{next(self._wals)}") for each in range(brokers)}
-        self.controllers = Controllers(self.disks, policy)
+        self.controllers = Controllers({each: disk.wal_id for each, disk in self.disks.items()}, policy)
         self.processes: dict[int, Process] = {}
         self.links: list[Link] = []
         self.requests: list[r.PromiseEpoch | r.AlterSyncStateSet] = []
@@ -742,47 +643,11 @@ POLICIES = {
     "three of three": ReplicationPolicy(3, 3, 1),
     "one of three": ReplicationPolicy(3, 1, 1),
 }
-_ROOM = "tidelog.storage.replication."
-MUTATIONS = {
-    "only the present configuration counts": (
-        "master:Master._advance",
-        "in_force = (self.configuration, self.pending, self.prepared)",
-        "in_force = (self.configuration, None if not mutated() else self.pending, None)",
-    ),
-    "one promise fewer": (
-        "configuration:SetConfiguration.promises_needed",
-        "len(self.members) - self.quorum + 1",
-        "max(1, len(self.members) - self.quorum + int(mutated()))",
-    ),
-    "another disk counts as the one before": (
-        "election:elected",
-        "if each.replica in configuration.members}",
-        "if each.replica.broker_id in members and not mutated()}",
-    ),
-    "a dirty end stays": (
-        "following:WalFollower._match",
-        "Step.KEEP if cut == mine.end_offset else Step.TRUNCATE",
-        "Step.KEEP if not mutated() else Step.TRUNCATE",
-    ),
-    "a batch crosses an epoch": ("sending:FollowerLink.batch", "min(epoch_end, wanted)", "wanted + int(mutated())"),
-    "a request for an older configuration is taken": (
-        "tidelog.controller.machine.replica_sets:alter_sync_state_set",
-        "if command.sync_state_set_epoch != present.number:",
-        "if command.sync_state_set_epoch != present.number and mutated():",
-    ),
-    "the set shrinks to the living although a quorum confirms": (
-        "election:settled",
-        "if all_ack and quorum == len(members):",
-        "if not mutated():",
-    ),
-}
 
 
 def finding_of_mutation(name: str, seeds: int = 600) -> str:
     """Switch a protection off in this process for good; return the first finding, or an empty string."""
-    where, line, instead = MUTATIONS[name]
-    place = where if where.startswith("tidelog.") else _ROOM + where
-    apply(Mutation(name, "8", name, (Edit(place, line, instead),), ()))
+    apply(Mutation(name, "8", name, (Edit(*MUTATIONS[name]),), ()))
     return next(
         (found for seed in range(seeds) for policy in POLICIES.values() if (found := _finding(seed, policy))), ""
     )

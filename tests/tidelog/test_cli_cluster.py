@@ -38,32 +38,35 @@ def test_an_upgraded_cluster_works_at_its_old_level_until_it_is_raised(tmp_path:
         cli("produce", "new", stdin=b"at level 0\n")
         assert cli("cluster", "--help").text
         found = cli("cluster", "status", "--format", "json").json()
-        assert (found["level"], found["target"], found["newest"]) == (0, 0, 1)
+        assert (found["level"], found["target"], found["newest"]) == (0, 0, NEWEST)
         ranges = {(each["kind"], each["id"]): (each["oldest"], each["newest"]) for each in found["members"]}
         [mine] = [each for kind, each in ranges if kind == "broker" and each != 0]
-        assert ranges == {("controller", mine): (0, 1), ("broker", 0): (0, 0), ("broker", mine): (0, 1)}
+        newest = (0, NEWEST)
+        assert ranges == {("controller", mine): newest, ("broker", 0): (0, 0), ("broker", mine): newest}
 
         assert "broker 0 (levels 0)" in cli("cluster", "upgrade", "--level", 1, "--dry-run").text
         assert "broker 0 (levels 0)" in cli("cluster", "upgrade", "--level", 1, "--yes", code=2).err
         assert "nothing to do" in cli("cluster", "upgrade", "--yes").text
         cli("broker", "remove", 0, "--accept-loss")
 
-        assert cli("cluster", "upgrade", "--dry-run").text.endswith("would raise the feature level from 0 to 1\n")
+        assert cli("cluster", "upgrade", "--dry-run").text.endswith(
+            f"would raise the feature level from 0 to {NEWEST}\n"
+        )
         assert "add --yes" in cli("cluster", "upgrade", code=2).err
-        assert cli("cluster", "upgrade", "--yes").text == "raised the feature level to 1\n"
+        assert cli("cluster", "upgrade", "--yes").text == f"raised the feature level to {NEWEST}\n"
         assert "nothing to do" in cli("cluster", "upgrade", "--yes").text
         assert "not lowered to 0" in cli("cluster", "upgrade", "--level", 0, "--yes", code=2).err
-        cli("produce", "new", stdin=b"at level 1\n")
+        cli("produce", "new", stdin=b"at the newest level\n")
         # Of topic `old`, whose object is in the bucket of the older version, it says that it cannot be read.
         status = cli("status", "--format", "json", code=None).json()
-        assert status["level"] == 1
+        assert status["level"] == NEWEST
         assert not [each for each in status["problems"] if "level" in each], status["problems"]
     accepted.write_text(OBJECTS_OF_LEVEL_0)  # of its own, it may have uploaded nothing yet
     with running(data_dir) as process:
         cli = Cli(process.bootstrap)
-        assert "level    1" in cli("cluster").text
+        assert f"level    {NEWEST}" in cli("cluster").text
         read = cli("consume", "new", "--partition", 0, "--from-beginning", "--exit").text
-        assert read == "at level 0\nat level 1\n"
+        assert read == "at level 0\nat the newest level\n"
 
 
 def test_a_new_cluster_is_at_the_newest_level(tmp_path: Path) -> None:
