@@ -75,7 +75,7 @@ class ServedFollower:
     def send(
         self, batch: NextBatch, end_offset: int, buffers: Sequence[Buffer], now: float, committed_offset: int
     ) -> None:
-        """Send records of one epoch, from `batch.offset` to `end_offset`."""
+        """Send records of one epoch, from the start of `batch` to `end_offset`."""
         confirm = self._source.core.confirm_offset
         head = Records(self.link.master_epoch, batch.offset, batch.epoch, batch.epoch_start, confirm, committed_offset)
         self.connection.send_records(head, buffers, end_offset - batch.offset)

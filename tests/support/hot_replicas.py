@@ -10,7 +10,7 @@ import contextlib
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,7 @@ from tidelog.runtime.network import TcpNetwork
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
+from tidelog.storage.replication.election import Promise, elected
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.replication.sending import LinkSettings
 from tidelog.storage.settings import WalSettings
@@ -161,10 +162,12 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.flows.set()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):  # also those that were accepted just now
+            await asyncio.sleep(0.001)
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass
@@ -258,14 +261,23 @@ class HotSet:
         """Start all, elect `master`, and let the others follow."""
         for broker_id in self.wal_ids:
             await self.start(broker_id)
-        return await self.elect(master)
+        broker = await self.elect(master)
+        proven = [each for each in self.wal_ids if each not in self.secrets | dict.fromkeys(self.learners)]
+        await until(lambda: len(self.authority.configuration.members) == len(proven), 20.0)
+        await until(lambda: broker.master.configuration == self.authority.configuration, 20.0)
+        return broker
 
-    async def elect(self, broker_id: int) -> Broker:
-        """Fence with the promises of all that live, and let `broker_id` lead the next epoch."""
+    async def elect(self, designated: int) -> Broker:
+        """Fence with the promises of all that live; `designated` leads the next epoch, or who is further."""
         self.authority.epoch += 1
-        for broker in self.brokers.values():
-            await broker.replica.promise(self.authority.epoch)
-        broker = self.brokers[broker_id]
+        promises = []
+        for each in self.brokers.values():
+            position = await each.replica.promise(self.authority.epoch)
+            replica = WalReplica(each.broker_id, self.wal_ids[each.broker_id])
+            promises.append(Promise(replica, position.last_epoch, position.end_offset))
+        winner = elected(promises, self.authority.configuration, designated=designated)
+        assert winner is not None, (promises, self.authority.configuration)
+        broker = self.brokers[winner.replica.broker_id]
         self.authority.configuration = self.authority.configuration._replace(
             number=self.authority.configuration.number + 1
         )
@@ -273,16 +285,18 @@ class HotSet:
         await self.let_follow()
         return broker
 
+    def leader(self) -> Broker:
+        """The master of the present epoch."""
+        epoch = self.authority.epoch
+        (leader,) = [each for each in self.brokers.values() if each.replica.master and each.master.epoch == epoch]
+        return leader
+
     def target(self, master: Broker) -> MasterTarget:
         return MasterTarget(self.authority.epoch, master.broker_id, "127.0.0.1", master.proxy_port)
 
     async def let_follow(self) -> None:
         """Tell everybody who does not lead the present epoch whom to follow."""
-        (master,) = [
-            each
-            for each in self.brokers.values()
-            if each.replica.master is not None and each.replica.master.epoch == self.authority.epoch
-        ]
+        master = self.leader()
         for broker in self.brokers.values():
             if broker is not master:
                 await broker.replica.follow(self.target(master))
@@ -302,6 +316,8 @@ class HotSet:
             self.wal_ids[broker_id] += "-again"
 
     async def close(self) -> None:
+        for broker in self.brokers.values():
+            await broker.replica.close()
         for broker_id in list(self.brokers):
             await self.kill(broker_id)
 
@@ -322,12 +338,26 @@ class HotSet:
     async def confirmed(self, broker: Broker, offset: int | None = None) -> None:
         """Wait until everything that a master has appended is confirmed."""
         wanted = broker.wal.end_offset if offset is None else offset
-        await until(lambda: broker.master.confirm_offset >= wanted, 20.0)
+        try:
+            await until(lambda: broker.master.confirm_offset >= wanted, 20.0)
+        except TimeoutError:
+            raise AssertionError(f"{wanted} is not confirmed: {self.state()}") from None
+
+    def state(self) -> str:
+        """What each broker says of itself."""
+        lines = []
+        for each in self.brokers.values():
+            wal, follower, master = each.wal, each.replica.follower, each.replica.master
+            lines.append(f"{each.broker_id}: [{wal.start_offset}, {wal.durable_offset}, {wal.end_offset})")
+            lines.append(f" confirmed {wal.confirm_offset} promised {wal.promised_epoch}")
+            lines.append(f" follows {follower.target} {follower.is_following} {follower.problem}" if follower else "")
+            lines.append(f" leads {master.status()}\n" if master else "\n")
+        return "".join(lines)
 
     async def same(self, *broker_ids: int) -> None:
         """Wait until these brokers' WALs end where the master's does, and compare bytes and epochs."""
         ids = broker_ids or tuple(self.brokers)
-        (master,) = [each for each in self.brokers.values() if each.replica.master is not None]
+        master = self.leader()
         others = [self.brokers[each] for each in ids if self.brokers[each] is not master]
         await until(lambda: all(each.wal.durable_offset == master.wal.end_offset for each in others), 20.0)
         for each in others:
@@ -344,8 +374,3 @@ async def contents(wal: ReplicatedWal, start: int) -> bytes:
         parts += [bytes(buffer) for buffer in raw.buffers]
         start = raw.end_offset
     return b"".join(parts)
-
-
-def slower(limits: ReplicationLimits = LIMITS, **link: float) -> ReplicationLimits:
-    """The limits with other values of the link."""
-    return replace(limits, link=replace(limits.link, **link))
