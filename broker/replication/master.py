@@ -165,7 +165,9 @@ class ReplicaMaster:
 
     def told(self, configuration: SetConfiguration) -> None:
         """Note the controllers' configuration of this epoch, as the metadata has it."""
-        if self._ended is None:
+        if self._core.replica not in configuration.members:
+            self._depose(-1, f"it is not in the configuration {configuration}")
+        elif self._ended is None:
             self._core.told(configuration)
             self._confirm_more()
 
@@ -319,6 +321,9 @@ class ReplicaMaster:
             began, appended = clock.monotonic(), self._appended
             try:
                 await self._read_for(one)
+            except Exception as error:  # noqa: BLE001  # noted; it is this connection's own
+                ERRORS.note("replica-master", error, ended=False)
+                one.connection.end(error)
             finally:
                 self._behind.pop(one, None)
                 one.is_reading = False

@@ -32,7 +32,7 @@ from tidelog.broker.replication.inputs import (
 )
 from tidelog.broker.replication.master import MasterSetup, ReplicaMaster
 from tidelog.broker.replication.warm import WarmTail
-from tidelog.runtime.errors import Closed, CorruptData, Fenced
+from tidelog.runtime.errors import Closed, CorruptData, Fenced, InvalidInput
 from tidelog.storage.replication.configuration import SetConfiguration
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.wal.base import ReplicatedWal, WalFailed
@@ -131,15 +131,18 @@ class HotReplica:
 
         The records that are not in the bucket are in `tail.records` then. Called again for the same epoch it returns
         the same master. Raises `Fenced` if a larger epoch was promised or begun, `WalFull` (call again), `WalFailed`,
-        `CorruptData` if the WAL ends before what it knows to be confirmed: the election was wrong.
+        `InvalidInput` if it is no member of the configuration, `CorruptData` if the WAL ends before what it knows to be
+        confirmed: the election was wrong.
         """
         async with self._turn:
             self._check_open()
             if self.master is not None and self.master.epoch == epoch:
                 return self.master
-            wal = self.wal
+            wal, parts = self.wal, self._parts
             if epoch < wal.promised_epoch:
                 raise Fenced(f"epoch {epoch} is older than {wal.promised_epoch}, which the WAL has promised")
+            if parts.identity.replica not in configuration.members:
+                raise InvalidInput(f"{parts.identity.replica} is to lead, and is not among {configuration.members}")
             await self._end_role()
             await wal.promise(epoch)
             if wal.confirm_offset > wal.end_offset:
@@ -148,8 +151,8 @@ class HotReplica:
                     hint="it must not lead: keep the directories of all members of the replica set",
                 )
             await self.tail.complete(wal)
-            await wal.begin_epoch(epoch)
-            parts = self._parts
+            if wal.master_epoch != epoch:  # it is, if an earlier call was cancelled
+                await wal.begin_epoch(epoch)
             setup = MasterSetup(parts.identity, parts.policy, parts.authority, parts.world, parts.events, parts.limits)
             self.master = ReplicaMaster(wal, setup, configuration, self.tail.committed_offset)
             self.master.start()

@@ -15,6 +15,7 @@ import pytest
 from msgspec import structs
 
 from tests.storage.wal_harness import until
+from tests.support.held import Held
 from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication.connection import connect_wal
@@ -27,11 +28,12 @@ from tidelog.broker.replication.inputs import (
 )
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import Fenced, Unavailable
+from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
 from tidelog.runtime.network import TcpNetwork
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, FollowerHello, Frame, Goodbye, GoodbyeCode, Records, Welcome
 from tidelog.storage.wal.base import WalFailed
+from tidelog.storage.wal.disk.wal import DiskWal
 
 LOOPS = BOTH_LOOPS
 
@@ -552,3 +554,28 @@ async def test_a_learner_receives_and_is_never_counted(hot: HotSet) -> None:
     await until(lambda: hot.brokers[3].wal.durable_offset == end)
     with pytest.raises(NotConfirmedInTime):
         await master.master.confirmed(end)
+
+
+async def test_a_promotion_that_was_cancelled_goes_on_when_it_is_asked_for_again(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await hot.start(1)
+    for method, after in (("promise", False), ("promise", True), ("begin_epoch", False), ("begin_epoch", True)):
+        hot.authority.epoch += 1
+        with monkeypatch.context() as patch:
+            held = Held(patch, DiskWal, method, after=after)
+            task = asyncio.create_task(one.replica.lead(hot.authority.epoch, hot.authority.configuration))
+            await until(held.reached.is_set)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() and one.replica.master is None
+        master = await one.replica.lead(hot.authority.epoch, hot.authority.configuration)
+        assert await one.replica.lead(hot.authority.epoch, hot.authority.configuration) is master
+        assert one.wal.master_epoch == hot.authority.epoch
+    with pytest.raises(Fenced):
+        await one.replica.lead(1, hot.authority.configuration)
+    stranger = SetConfiguration(1, frozenset([WalReplica(2, "wal-2")]), 1)
+    with pytest.raises(InvalidInput):
+        await one.replica.lead(99, stranger)
+    one.master.told(stranger._replace(number=99))
+    assert one.deposed == [-1]
