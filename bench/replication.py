@@ -55,6 +55,7 @@ from tidelog.storage.wal.disk.wal import DiskWal
 
 SECRET = b"the secret of a benchmark"
 TRIM_BYTES = 64 * MIB
+TURN_S = 0.5
 ACK_BYTES = 28
 QUORUMS = {1: 1, 2: 2, 3: 2}
 """Write quorum by the number of replicas."""
@@ -193,8 +194,28 @@ class Figures:
         self.loaded: list[float] = []
 
 
-async def measure(path: Path, replicas: int, options: argparse.Namespace, figures: Figures) -> None:
-    """Measure one number of replicas once: one append at a time, then many."""
+class Limits:
+    """The bare disk and the bare socket, and how long each write and round trip took."""
+
+    def __init__(self, disk: RawDisk, bare: BareSocket, size: int) -> None:
+        self._disk, self._bare = disk, bare
+        self._data = os.urandom(size)
+        self.syncs: list[float] = []
+        self.trips: list[float] = []
+
+    def run(self, seconds: float) -> None:
+        """Measure both for so long, each for half of it. The loop waits."""
+        for found, once in ((self.syncs, self._sync), (self.trips, self._bare.round_trip)):
+            until = time.perf_counter() + seconds / 2
+            while time.perf_counter() < until:
+                found.append(once())
+
+    def _sync(self) -> float:
+        return self._disk.write(self._data)
+
+
+async def measure(path: Path, replicas: int, options: argparse.Namespace, figures: Figures, limits: Limits) -> None:
+    """Measure one number of replicas once: one append at a time, in turns with the limits, then many."""
     door, producer = ReplicationDoor(), Producer(options.size)
     replica, wal, world = await open_replica(path, 1, replicas, door, producer.confirmed)
 
@@ -221,7 +242,9 @@ async def measure(path: Path, replicas: int, options: argparse.Namespace, figure
                 await asyncio.sleep(0.01)
         await producer.run(replica, options.in_flight, 1.0)  # files and caches are made
         producer.took.clear()
-        await producer.run(replica, 1, options.seconds / 2)
+        for _ in range(max(1, round(options.seconds / TURN_S))):
+            limits.run(TURN_S / 2)
+            await producer.run(replica, 1, TURN_S)
         figures.alone += producer.took
         producer.took.clear()
         profile = cProfile.Profile() if options.profile and replicas == 3 else None
@@ -251,7 +274,9 @@ def bare_socket(size: int) -> Iterator[BareSocket]:
             bare.close()
 
 
-def report(figures: dict[int, Figures], syncs: list[float], trips: list[float], options: argparse.Namespace) -> None:
+def report(figures: dict[int, Figures], limits_of: Limits, options: argparse.Namespace) -> None:
+    syncs, trips = limits_of.syncs, limits_of.trips
+
     def ms(values: list[float], part: float) -> float:
         return percentile(values, part) * 1e3
 
@@ -287,22 +312,16 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="of the master's loop with three replicas")
     options = parser.parse_args()
     figures = {replicas: Figures() for replicas in QUORUMS}
-    syncs: list[float] = []
-    trips: list[float] = []
     with directory(options.dir) as path, bare_socket(options.size) as bare:
         disk = RawDisk(path, 256 * MIB)
-        data = os.urandom(options.size)
+        limits = Limits(disk, bare, options.size)
         for run in range(options.runs):
             for replicas, found in figures.items():
-                for limits, once in ((syncs, lambda: disk.write(data)), (trips, bare.round_trip)):
-                    until = time.perf_counter() + options.seconds / 6
-                    while time.perf_counter() < until:
-                        limits.append(once())
                 with directory(options.dir) as place:
-                    uvloop.run(measure(place, replicas, options, found))
+                    uvloop.run(measure(place, replicas, options, found, limits))
                 print(f"run {run + 1}, {replicas} replicas: {found.rates[-1]:,.0f} /s", flush=True)
         disk.close()
-    report(figures, syncs, trips, options)
+    report(figures, limits, options)
 
 
 if __name__ == "__main__":

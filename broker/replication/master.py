@@ -147,6 +147,7 @@ class ReplicaMaster:
             "sync_state_epoch": core.configuration.number,
             "quorum": core.configuration.quorum,
             "in_sync": sorted(member.broker_id for member in core.in_sync(now)),
+            "changing": core.pending is not None,
             "degraded": core.is_degraded,
             "refusal": core.refusal(now),
             "followers": [
@@ -369,6 +370,7 @@ class ReplicaMaster:
 
     async def _alter_forever(self) -> None:
         backoff = Backoff(self._limits.retry_base_s, self._limits.retry_cap_s, self._setup.world.rng)
+        await self._clock.sleep(self._limits.tick_s)  # a new master's followers connect first, and nobody leaves
         while self._ended is None:
             await self._review.wait()
             self._review.clear()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import random
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -453,6 +454,33 @@ async def test_a_master_whose_disk_fails_confirms_nothing_more(hot: HotSet, monk
     new = await hot.elect(2)
     await hot.confirmed(new)
     assert new.wal.end_offset > end
+
+
+async def test_followers_have_the_bytes_while_their_master_syncs_and_nothing_is_confirmed_before_it_has(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    await hot.same()
+    before = master.wal.durable_offset
+    go_on = threading.Event()
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if "wal-1" in os.readlink(f"/proc/self/fd/{fd}"):
+            go_on.wait(60)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    try:
+        end = await hot.write(master, 1)
+        await until(lambda: all(hot.brokers[each].wal.durable_offset == end for each in (2, 3)))
+        await until(lambda: all(one["end_offset"] == end for one in master.master.status()["followers"]))
+        assert master.wal.durable_offset == before == master.master.confirm_offset
+    finally:
+        go_on.set()
+    await hot.confirmed(master, end)
 
 
 async def test_two_replicas_that_contradict_each_other_stop_with_an_alarm(hot: HotSet) -> None:

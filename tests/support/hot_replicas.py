@@ -263,8 +263,13 @@ class HotSet:
             await self.start(broker_id)
         broker = await self.elect(master)
         proven = [each for each in self.wal_ids if each not in self.secrets | dict.fromkeys(self.learners)]
-        await until(lambda: len(self.authority.configuration.members) == len(proven), 20.0)
-        await until(lambda: broker.master.configuration == self.authority.configuration, 20.0)
+
+        def is_settled() -> bool:
+            status = broker.master.status()
+            is_told = broker.master.configuration == self.authority.configuration
+            return status["in_sync"] == status["sync_state_set"] == proven and not status["changing"] and is_told
+
+        await until(is_settled, 20.0)
         return broker
 
     async def elect(self, designated: int) -> Broker:
