@@ -268,7 +268,8 @@ class ReplicaFollower:
             if following.fits(frame, self._wal.end_offset):
                 await self._receive(following, frame)
             self._wal.note_confirmed(following.confirmed(self._wal.durable_offset))
-            self._trimmable.set()
+            if self._tail.committed_offset > self._wal.start_offset:
+                self._trimmable.set()
         elif isinstance(frame, Welcome):
             await self._match(following, connection, frame)
         elif isinstance(frame, Goodbye):

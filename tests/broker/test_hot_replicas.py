@@ -263,6 +263,7 @@ async def test_a_proven_connection_that_names_no_set_or_another_broker_is_droppe
     await hot.confirmed(master)
 
 
+@pytest.mark.processes  # real time-outs
 async def test_a_follower_that_reads_nothing_is_sent_a_window_and_dropped_when_it_is_silent(hot: HotSet) -> None:
     master = await hot.start_all()
     world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
@@ -286,12 +287,11 @@ async def test_a_follower_that_reads_nothing_is_sent_a_window_and_dropped_when_i
     assert records[0].offset == 0
 
 
+@pytest.mark.processes  # real time-outs
 async def test_a_hung_follower_stalls_no_producer_where_the_quorum_is_smaller(hot: HotSet) -> None:
     master = await hot.start_all()
     await hot.write(master, 20)
     await hot.confirmed(master)
-    third = hot.brokers[3].proxy
-    _ = third
     stalled = Proxy()
     stalled.to = master.listener.address
     port = await stalled.start()
@@ -312,6 +312,7 @@ async def test_a_hung_follower_stalls_no_producer_where_the_quorum_is_smaller(ho
     await stalled.close()
 
 
+@pytest.mark.processes  # real time-outs
 async def test_a_record_without_its_quorum_is_told_to_the_producer_and_confirmed_later(hot: HotSet) -> None:
     master = await hot.start_all()
     await hot.write(master, 5)
@@ -384,6 +385,7 @@ async def test_a_refused_configuration_counts_no_more_and_is_not_asked_for_in_a_
     assert len(master.master.configuration.members) == 3
 
 
+@pytest.mark.processes  # real time-outs
 async def test_a_full_follower_waits_and_goes_on_when_there_is_room(hot: HotSet) -> None:
     master = await hot.start(1)
     hot.settings = structs.replace(hot.settings, max_bytes=4 * hot.settings.segment_bytes)
@@ -541,6 +543,7 @@ async def test_a_follower_without_memory_for_its_tail_reads_its_wal_when_it_is_e
     assert len(new.replica.tail.records) == 200
 
 
+@pytest.mark.processes  # real time-outs
 async def test_whatever_is_cancelled_or_cut_at_whatever_moment_the_replicas_become_equal(hot: HotSet) -> None:
     rng = random.Random(5)
     await hot.start_all()
@@ -570,6 +573,7 @@ async def test_whatever_is_cancelled_or_cut_at_whatever_moment_the_replicas_beco
     assert not any(each.diverged or each.wal_failed for each in hot.brokers.values())
 
 
+@pytest.mark.processes  # real time-outs
 async def test_a_learner_receives_and_is_never_counted(hot: HotSet) -> None:
     hot.learners.add(3)
     hot.authority.configuration = SetConfiguration(1, frozenset([WalReplica(1, "wal-1"), WalReplica(2, "wal-2")]), 2)
