@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit rest test lint bench reliability controller-kills failover chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit coverage rest test lint bench reliability controller-kills failover chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -28,10 +28,14 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 up: $(RUN_STAMP)
 	exec $(BIN)/tidelog up $(ARGS)
 
-# The tests that need no server process, no child process and no real time, with the coverage of the product, which may
-# not fall below its floor (pyproject.toml).
+# The tests that need no server process and no child process, in less than two minutes on two cores: property tests with
+# a quarter of their examples (tests/support/examples.py), and no coverage. Three workers, because many tests wait.
 unit: install
-	$(BIN)/pytest -n 2 -m "$(UNIT)" --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "$(UNIT)" --hypothesis-profile=unit --no-cov $(ARGS)
+
+# The same tests with all examples, and the coverage of the product, which may not fall below its floor (pyproject.toml).
+coverage: install
+	$(BIN)/pytest -n 3 --dist worksteal -m "$(UNIT)" --cov --cov-report=term:skip-covered $(ARGS)
 
 # The whole test suite. It installs the S3 servers it needs (moto, LocalStack, MinIO) into a user cache and starts them.
 # What this machine cannot provide fails it.

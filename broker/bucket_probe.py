@@ -1,10 +1,11 @@
-"""Probes the bucket: whether it answers, and what its server supports, before and while a broker serves.
+"""Probes the bucket: whether it is the cluster's, whether it answers, and what its server supports.
 
 A bucket that nobody uses is not known to work. So whoever asks for the status has a request of each kind sent first,
 unless each kind had an outcome just now.
 
-The start with a new data directory waits for the bucket (its address may be wrong); with an existing one it does not.
-With the WAL in the bucket nothing can be served without it.
+The start with a new data directory waits for the bucket (its address may be wrong); with an existing one it does so for
+`FIRST_WAIT_S` only. With the WAL in the bucket nothing can be served without it. A bucket without the cluster's objects
+ends the broker, whenever that is found out: until then nothing is written to it (`tidelog.storage.bucket.proof`).
 
 Entry: `BucketProbe.meet`.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
@@ -22,16 +23,18 @@ from tidelog.runtime.errors import ConfigError, TidelogError, Unavailable
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.proof import WrongBucket
 from tidelog.storage.bucket.store import StoreCapabilities
 
 logger = logging.getLogger(__name__)
 
+FIRST_WAIT_S = 2.0
 CHECK_AFTER_S = 3.0
 CHECK_WAIT_S = 1.5
 
 
 class BucketProbe:
-    """The probe; see the module. `on_defect` is called with an error that is not the bucket's."""
+    """The probe; see the module. `on_defect` is called with an error that ends the broker."""
 
     def __init__(
         self,
@@ -43,18 +46,20 @@ class BucketProbe:
         self._store = store
         self._clock = clock
         self._rng = rng
+        self._on_defect = on_defect
         self._tasks = TaskSet("bucket-probe", on_defect)
         self._found: tuple[str, ...] = ()
         self._checking: asyncio.Task[None] | None = None
 
-    async def meet(self, *, first_start: bool, must_fence: bool) -> None:
+    async def meet(self, prove: Callable[[], Awaitable[None]], *, first_start: bool, must_fence: bool) -> None:
         """Probe the bucket: wait until it answers if this start needs it, else continue in the background.
 
-        Raises `ConfigError` if the WAL lives there (`must_fence`) and the bucket cannot fence writers; on a first start
-        also `StoreAccessDenied` and other errors that waiting does not cure.
+        `prove` is called first, until it returns. Raises its `WrongBucket`, and `ConfigError` if the WAL lives there
+        (`must_fence`) and the bucket cannot fence writers; on a first start also `StoreAccessDenied` and other errors
+        that waiting does not cure.
         """
         if must_fence:
-            found = await self._probe(Unavailable, first_start=first_start)
+            found = await self._probe(prove, Unavailable, first_start=first_start)
             if not found.conditional_create:
                 raise ConfigError(
                     f"wal.kind is s3, but {self._store.url} cannot keep two brokers from writing the same WAL: "
@@ -62,21 +67,35 @@ class BucketProbe:
                     hint="use a server with conditional creates (AWS S3, MinIO, LocalStack), or --wal disk",
                 )
         elif first_start:
-            await self._probe(Unavailable, first_start=True)
+            await self._probe(prove, Unavailable, first_start=True)
         else:
-            self._tasks.spawn(self._probe(TidelogError), "probe")
+            probing = self._tasks.spawn(self._find_wrong(prove), "probe")
+            if (await asyncio.wait([probing], timeout=FIRST_WAIT_S))[0] and (wrong := probing.result()) is not None:
+                raise wrong
 
-    async def _probe(self, retried: type[TidelogError], *, first_start: bool = False) -> StoreCapabilities:
-        """Probe until it succeeds; errors of the types `retried` are logged and retried.
+    async def _find_wrong(self, prove: Callable[[], Awaitable[None]]) -> WrongBucket | None:
+        """Probe in the background until it succeeds; end the broker if the bucket is not the cluster's."""
+        try:
+            await self._probe(prove, TidelogError)
+        except WrongBucket as error:
+            self._on_defect(error)
+            return error
+        return None
+
+    async def _probe(
+        self, prove: Callable[[], Awaitable[None]], retried: type[TidelogError], *, first_start: bool = False
+    ) -> StoreCapabilities:
+        """Probe until it succeeds; errors of the types `retried` are logged and retried, but not `WrongBucket`.
 
         On a first start denied access is raised: the credentials have never been right.
         """
         backoff = Backoff(0.5, 10.0, self._rng)
         while True:
             try:
+                await prove()  # first: the probe would create a bucket that does not exist
                 found = await self._store.probe()
             except retried as error:
-                if first_start and isinstance(error, StoreAccessDenied):
+                if isinstance(error, WrongBucket) or (first_start and isinstance(error, StoreAccessDenied)):
                     raise
                 delay_s = backoff.next_delay_s()
                 self._found = (f"the bucket {self._store.url} does not answer: {error.message}",)

@@ -23,6 +23,7 @@ from tidelog.broker.running import RunningBroker
 from tidelog.broker.telemetry.health import HealthMonitor
 from tidelog.broker.telemetry.registry import PartRegistry
 from tidelog.controller.client.client import ClientTiming, ControllerClient
+from tidelog.controller.image.objects import newest_objects
 from tidelog.runtime.task_errors import expected
 
 
@@ -79,9 +80,19 @@ class BrokerNode:
         base = self._base
         await self.controller.start()
         base.identity.bind(self.controller.image.cluster_id)
-        await base.probe.meet(first_start=base.identity.first_start, must_fence=base.wal.is_in_bucket)
+        await base.probe.meet(
+            self._prove_bucket, first_start=base.identity.first_start, must_fence=base.wal.is_in_bucket
+        )
         running = self._running = RunningBroker(base, build_parts(base))
         await running.start()
+
+    async def _prove_bucket(self) -> None:
+        """Find the cluster's objects in the bucket. Raises `WrongBucket`, and the errors of the bucket."""
+        store, controller = self._base.world.store, self.controller
+        if store.proof is not None:
+            await store.proof.prove(
+                store, controller.image.cluster_id, lambda count: newest_objects(controller.image, count)
+            )
 
     @property
     def failed(self) -> asyncio.Future[None]:

@@ -16,9 +16,9 @@ from tidelog.broker.partitions.hints import HintBox
 from tidelog.broker.partitions.manager import PartitionManager
 from tidelog.broker.partitions.moves import HintExchange
 from tidelog.broker.partitions.peers import HintSender, PeerListener
+from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.partitions.takeover import TakeoverRunner
 from tidelog.broker.telemetry import figures
-from tidelog.storage.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class PartitionParts:
     hints: HintBox
     peers: PeerListener
     hint_sender: HintSender
+    storages: MasterStorages
     manager: PartitionManager
     takeovers: TakeoverRunner
     groups: GroupCoordinator
@@ -42,14 +43,15 @@ class PartitionParts:
         return [f"{opening} of {counts['led']} partitions are not open"] if opening > 0 else []
 
 
-def build_partition_parts(base: BrokerBase, storage: Storage) -> PartitionParts:
-    """Create the components that serve the partitions stored in `storage`."""
+def build_partition_parts(base: BrokerBase) -> PartitionParts:
+    """Create the components that serve the partitions of the storages that will be added."""
     world, controller, credentials = base.world, base.controller, base.controllers.credentials
     membership = BrokerMembership(base.identity, controller, world.clock, base.failure)
     hints = HintBox(world.clock.monotonic)
     base.registry.add_figures("hints", lambda: hints.counts, figures.hint_families)
     hint_sender = HintSender(hints, controller, world.network, world.clock, credentials)
-    manager = _manager(base, storage, hints, hint_sender)
+    storages = MasterStorages()
+    manager = _manager(base, storages, hints, hint_sender)
     takeovers = _takeovers(base)
     groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
     base.registry.add_figures("groups", groups.stats, figures.group_families)
@@ -58,17 +60,18 @@ def build_partition_parts(base: BrokerBase, storage: Storage) -> PartitionParts:
         hints=hints,
         peers=PeerListener(hints, world.network, world.clock, credentials, membership.hint_reply),
         hint_sender=hint_sender,
+        storages=storages,
         manager=manager,
         takeovers=takeovers,
         groups=groups,
     )
 
 
-def _manager(base: BrokerBase, storage: Storage, hints: HintBox, hint_sender: HintSender) -> PartitionManager:
+def _manager(base: BrokerBase, storages: MasterStorages, hints: HintBox, hint_sender: HintSender) -> PartitionManager:
     manager = PartitionManager(
         node_id=base.broker_id,
         controller=base.controller,
-        storage=storage,
+        storages=storages,
         clock=base.world.clock,
         kafka=base.settings.kafka,
         defaults=base.settings.log,

@@ -80,7 +80,7 @@ def build_parts(base: BrokerBase) -> BrokerParts:
     registry.add_problems("tasks", ERRORS.problems)
     registry.add_figures("task errors", ERRORS.counts, figures.task_error_families)
     data = build_data_parts(base)
-    partitions = build_partition_parts(base, data.storage)
+    partitions = build_partition_parts(base)
     return BrokerParts(data, partitions, _servers(base, data, partitions))
 
 

@@ -39,7 +39,7 @@ class RunningBroker:
         data, led, servers = self.parts.data, self.parts.partitions, self.parts.servers
         self._base.health.start()
         master_epoch = await self._become_master(await servers.admin.start())
-        self._base.controller.report_not_uploaded(lambda: data.storage.not_uploaded_bytes)
+        self._base.controller.report_not_uploaded(lambda: led.storages.not_uploaded_bytes)
         led.takeovers.start(master_epoch)
         await led.manager.start()
         await self._wait_settled()
@@ -65,6 +65,7 @@ class RunningBroker:
         await self.parts.data.keeper.meet(master_epoch)
         await storage.start(master_epoch)
         await self.parts.data.keeper.begin(master_epoch)
+        led.storages.add(storage)
         return master_epoch
 
     async def _wait_settled(self) -> None:

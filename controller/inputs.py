@@ -17,6 +17,7 @@ from tidelog.controller.raft.consensus import Consensus
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.network import Network
+from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.store import ObjectStore
 
 
@@ -59,5 +60,7 @@ class ControllerWorld:
     """Deletes destroyed objects from the bucket. None: they stay there and in the metadata."""
     state_store: ObjectStore | None = None
     """The bucket that the metadata is written to. None: it is not."""
+    bucket_proof: BucketProof | None = None
+    """What shows that this bucket is the cluster's. None: it is taken for it."""
     consensus: Consensus | None = None
     """The replicated log. None: Raft in the controller's directory."""

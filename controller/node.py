@@ -64,7 +64,6 @@ from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from tidelog.runtime.tasks import TaskSet
-from tidelog.storage.bucket.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class ControllerNode:
         )
         self._quorum_changes = self._make_quorum_changes(role, peers)
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
-        self._keeper = self._make_keeper(role, world.state_store)
+        self._keeper = self._make_keeper(role, world)
         self._active_term: int | None = None
         self._active = asyncio.Event()
         self._activation: asyncio.Task[None] | None = None
@@ -164,22 +163,23 @@ class ControllerNode:
             self._settings.command_timeout_ms / 1000,
         )
 
-    def _make_keeper(self, role: ActiveRole, store: ObjectStore | None) -> StateKeeper | None:
-        if store is None:
+    def _make_keeper(self, role: ActiveRole, world: ControllerWorld) -> StateKeeper | None:
+        if world.state_store is None:
             return None
 
-        def superseded(error: Exception) -> None:
-            logger.critical("another cluster owns the bucket", exc_info=error)
+        def refused(error: Exception) -> None:
+            logger.critical("the bucket is not this cluster's", extra={"error": str(error)})
             self._consensus_failed(error)
 
         return StateKeeper(
             role,
-            store,
+            world.state_store,
             self._settings,
             self._clock,
             take=self._ask_copy,
             term=self._require_active,
-            on_superseded=superseded,
+            on_refused=refused,
+            proof=world.bucket_proof,
         )
 
     def _ask_copy(self) -> asyncio.Future[StateCopy]:

@@ -1,8 +1,9 @@
-"""Rate limit for log lines that unauthenticated peers can cause.
+"""Rate limit for log lines that peers can cause, or of which one cause has thousands.
 
-Any peer that can open a connection can cause log lines; a scanner must not fill the disk with them. `LogLimiter` passes
-`burst` lines of a kind in each `period_s` and counts the rest; the next line that passes reports how many were
-suppressed. Metrics count every case. Kinds are named in code, never by a client, so their number is bounded.
+Any peer that can open a connection can cause log lines; a scanner must not fill the disk with them, and neither must
+the partitions of a broker whose bucket does not answer. `LogLimiter` passes `burst` lines of a kind in each `period_s`
+and counts the rest; the next line that passes reports how many were suppressed. Metrics count every case. Kinds are
+named in code, never by a client, so their number is bounded.
 
 Entry: `LogLimiter`.
 """

@@ -1,7 +1,7 @@
-"""Waiting for one future with a time-out, for less than `asyncio.timeout` costs.
+"""Waiting for one future with a time-out, where every request and every simulated one does.
 
-`asyncio.timeout` cancels whatever its block waits for, and counts cancellations to tell its own from others'. For one
-future that is completed by somebody else a timer that gives it a `TimeoutError` does the same, at a third of the price.
+`asyncio.timeout` cancels the task that waits, and counts cancellations to tell its own from others'. For one future
+that is completed by somebody else a timer that gives it a `TimeoutError` is enough: nothing is cancelled or counted.
 
 Entry: `within`.
 """

@@ -31,7 +31,7 @@ from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.types import Offload
 from tidelog.storage.ack_gate import AckGate
 from tidelog.storage.cache.footprint import footprint, own
-from tidelog.storage.cache.log_cache import CacheEntry, Fate, LogCache, StreamLog
+from tidelog.storage.cache.log_cache import CacheEntry, Fate, LogCache, StreamLog, UnconfirmedRecord
 from tidelog.storage.cache.recovered import RecoveredRecords
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.inputs import NO_LISTENERS, UNKNOWN_STREAMS, LocalStreams, ReplicaSetData, StorageEvents
@@ -248,7 +248,7 @@ class Storage:
 
     def _take_recovered(self, stream_log: StreamLog) -> str:
         """Move the recovered records of a stream to its log; return why it must be quarantined, or an empty string."""
-        problem = self._recovered.fill(stream_log) if self._planner.held else ""
+        problem = self._recovered.fill(stream_log, self.confirm.value) if self._planner.held else ""
         noted = self._objects.quarantined(stream_log.stream_id)
         stream_log.is_noted = bool(noted)
         return noted or problem
@@ -308,6 +308,17 @@ class Storage:
         """Return the newest records of a stream in memory that fit into `max_bytes`, in order; maybe unconfirmed."""
         stream_log = self._logs.get(stream_id)
         return stream_log.tail(max_bytes) if stream_log is not None and stream_log.is_open else []
+
+    def unconfirmed(self, stream_id: int) -> list[UnconfirmedRecord]:
+        """Return the records at the end of an open stream that the WAL held at the start and that are not confirmed.
+
+        Only a master of several replicas has some: until a quorum has its epoch's start, which confirms them all.
+        """
+        stream_log = self._logs[stream_id]
+        if stream_log.unconfirmed:
+            value = self.confirm.value
+            stream_log.unconfirmed = tuple(each for each in stream_log.unconfirmed if each.wal_end > value)
+        return list(stream_log.unconfirmed)
 
     def warm(self, stream_id: int, records: Sequence[StreamEntry]) -> bool:
         """Put committed records of a stream that was just opened into memory, which saves reading them.

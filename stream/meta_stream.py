@@ -12,7 +12,7 @@ Entry: `MetaStream.load`, then `get`, `put`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from sys import intern
 
 import msgspec
@@ -46,14 +46,23 @@ class MetaStream:
         """Return the underlying stream."""
         return self._stream
 
-    async def load(self) -> None:
-        """Read the stream from its start. Raises `CorruptData`, `Unavailable`."""
+    async def load(self, stop_at: int, stopped: Callable[[], None]) -> None:
+        """Read the stream from its start. Raises `CorruptData`, `Unavailable`.
+
+        Calls `stopped` once, when everything before the offset `stop_at` has been applied and nothing else.
+        """
         stream = self._stream
         at = stream.start_offset
+        is_before = True
         while at < stream.next_offset:
             for record in await stream.read(at, stream.next_offset, _READ_BYTES):
+                if is_before and record.base_offset >= stop_at:
+                    is_before = False
+                    stopped()
                 self._apply(_decode(record.payload))
                 at = record.base_offset + record.count
+        if is_before:
+            stopped()
 
     def _apply(self, entries: list[_Entry]) -> None:
         for key, value in entries:

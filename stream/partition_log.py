@@ -28,35 +28,31 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.batch.batch import (
     BatchHeader,
-    Compression,
-    InvalidRecord,
-    InvalidTimestamp,
     check_batch,
     control_epoch,
     iter_records,
     parse_header,
-    repack,
     set_log_append_time,
 )
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Closed, Overloaded
 from tidelog.runtime.types import Buffer
 from tidelog.storage.records import OffsetTrimmed, StreamEntry
+from tidelog.stream.admission import Admission
 from tidelog.stream.errors import (
-    EarlierBatchMissing,
     FencedLeaderEpoch,
     OffsetOutOfRange,
-    OutOfOrderSequence,
     UnknownLeaderEpoch,
 )
 from tidelog.stream.log_config import LogConfig as LogConfig
 from tidelog.stream.managers import StreamManager
 from tidelog.stream.meta_stream import MetaStream
 from tidelog.stream.opened import OpenedStream
+from tidelog.stream.partition_close import ClosedLog, LastRecords, when_there_is_room
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
-from tidelog.stream.partition_recovery import apply_marker, recover
+from tidelog.stream.partition_recovery import apply_marker, confirmed_end, recover
 from tidelog.stream.partition_state import PartitionState
-from tidelog.stream.producer_state import MAX_SEQUENCE, BatchEntry
+from tidelog.stream.producer_state import BatchEntry
 from tidelog.stream.segments import retention_start, should_roll
 from tidelog.stream.stream import Stream
 from tidelog.stream.time_index import TimeIndex
@@ -70,27 +66,8 @@ logger = logging.getLogger(__name__)
 
 _OFFSET = Struct(">q")
 _EPOCH = Struct(">i")
-_CODECS = {
-    "uncompressed": Compression.NONE,
-    "gzip": Compression.GZIP,
-    "snappy": Compression.SNAPPY,
-    "lz4": Compression.LZ4,
-    "zstd": Compression.ZSTD,
-}
-_MAX_RECORD_ERRORS = 100
-"""Bound of the records without a key that a response names."""
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
-
-META_TAIL_BYTES = 1 << 20
-"""A partition with larger metadata (thousands of segments or producers) is opened from the bucket."""
-DATA_TAIL_BYTES = 256 << 10
-"""The newest batches, which consumers at the end of the log request first."""
-EARLIER_BATCH_S = 10.0
-"""How long after its opening, or after it refused a batch for want of room, a log takes a gap in a producer's sequences
-for a batch that was refused before it."""
-_CLOSE_WAIT_S = 10.0
-"""How long a close waits for space in the WAL. Without a clean record the next open scans; nothing is lost."""
 
 
 class AppendResult(NamedTuple):
@@ -129,18 +106,6 @@ class ProducerInfo(NamedTuple):
     """-1: no open transaction."""
 
 
-class ClosedLog(NamedTuple):
-    """End offsets of a log that was closed for a move, and the records that its next owner reads first."""
-
-    end_offsets: tuple[int, int, int, int]
-    """End offsets of the meta, data, time and txn streams."""
-    meta_start: int
-    """The next owner need not read the meta stream below this offset."""
-    tails: dict[int, list[StreamEntry]]
-    """By stream id: the meta stream from `meta_start` on, the newest batches of the data stream. Confirmed. Empty if
-    not all of it is in memory, or if it exceeds `META_TAIL_BYTES`."""
-
-
 @dataclass(frozen=True, slots=True)
 class LedPartition:
     """Which partition a log is of, and the leader epoch under which it is led."""
@@ -155,16 +120,13 @@ class PartitionLog:
     """One partition, led by this process under one leader epoch."""
 
     __slots__ = (
+        "_admission",
         "_clock",
         "_closed",
-        "_codec",
-        "_compacts",
         "_config",
         "_last_wal_end",
         "_log_append_time",
         "_on_confirmed",
-        "_refused_at",
-        "_refused_end",
         "_start",
         "_start_wal_end",
         "_state",
@@ -204,17 +166,16 @@ class PartitionLog:
         self._storage = storage
         self._clock = clock
         self._closed = False
-        self._refused_at = clock.monotonic()
-        """When a batch may have been refused that its producer sends again: before the opening, or for want of room."""
-        self._refused_end = state.data.next_offset
         self._last_wal_end = 0
         self._unconfirmed: deque[tuple[int, int]] | None = None
         self._watchers: dict[object, Callable[[], None]] | None = None
         self._on_confirmed = self._confirmed
-        self._start = state.log_start
+        self._start = min(state.confirmed_log_start, state.log_start)
         self._start_wal_end = 0
         self._trimmer = Trimmer(state, storage)
+        self._admission = Admission(state, config, clock)
         self.config = config
+        self._await_tail()
 
     @classmethod
     async def open(
@@ -232,8 +193,9 @@ class PartitionLog:
 
         `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the previous owner).
 
-        Records in the WAL count as confirmed, because the storage recovers the WAL before it is opened. Raises
-        `StreamQuarantined`, `CorruptData`, `Unavailable`.
+        Of what the WAL held at the start, all is confirmed in a replica set of one member. A new master of several may
+        have an unconfirmed tail: it is served once it is confirmed. Raises `StreamQuarantined`, `CorruptData`,
+        `Unavailable`.
         """
         try:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
@@ -254,7 +216,7 @@ class PartitionLog:
             )
         state.epochs.assign(led.leader_epoch, data.next_offset)
         state.epochs.truncate_start(state.log_start)
-        state.high_watermark = data.next_offset
+        state.high_watermark = confirmed_end(state)
         return cls(
             led=led,
             state=state,
@@ -262,6 +224,20 @@ class PartitionLog:
             config=config,
             clock=clock,
         )
+
+    def _await_tail(self) -> None:
+        """Show what an earlier master appended when it is confirmed."""
+        state, confirm = self._state, self._storage.confirm
+        tail = state.data.unconfirmed()
+        if tail:
+            self._unconfirmed = deque((each.wal_end, each.end_offset) for each in tail)
+            self._last_wal_end = tail[-1].wal_end
+            for each in tail:
+                confirm.add_listener(each.wal_end, self._on_confirmed)
+        if self._start < state.log_start:
+            moved = state.meta.stream.unconfirmed()
+            self._start_wal_end = moved[-1].wal_end if moved else 0
+            confirm.add_listener(self._start_wal_end, partial(self._start_confirmed, state.log_start))
 
     # --- properties ----------------------------------------------------------------------------------------------
 
@@ -274,8 +250,7 @@ class PartitionLog:
     def config(self, config: LogConfig) -> None:
         self._config = config
         self._log_append_time = config.timestamp_type == "LogAppendTime"
-        self._compacts = config.compacts
-        self._codec = _CODECS.get(config.compression_type)
+        self._admission.configure(config)
 
     @property
     def log_start_offset(self) -> int:
@@ -373,58 +348,25 @@ class PartitionLog:
 
         `records` is modified in place and kept: the caller must never change it again. A read-only view is copied.
         `acks_leader_epoch` refuses the write unless it is this log's epoch. Raises `InvalidRecord`, `CorruptRecord`,
-        `RecordTooLarge`, `UnsupportedCompression`, `InvalidTimestamp`, `OutOfOrderSequence`, `InvalidProducerEpoch`,
-        `EarlierBatchMissing`,
-        `InvalidTxnState`, `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `Closed`, and the storage's `WalFull`,
-        `Overloaded` (retriable, nothing was written) and `WalFailed`.
+        `RecordTooLarge`, `UnsupportedCompression`, `InvalidTimestamp`, `OutOfOrderSequence`, `EarlierBatchMissing`,
+        `InvalidProducerEpoch`, `InvalidTxnState`, `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `Closed`, and the
+        storage's `WalFull`, `Overloaded` (retriable, nothing was written) and `WalFailed`.
         """
         self._require_open()
         if acks_leader_epoch is not None and acks_leader_epoch != self.leader_epoch:
             self._refuse_epoch(acks_leader_epoch)
-        config = self._config
-        header = check_batch(records, limit_bytes=config.max_message_bytes)
+        header = check_batch(records, limit_bytes=self._config.max_message_bytes)
         if header.producer_id >= 0:
-            try:
-                original = self._state.producers.check(header)
-            except OutOfOrderSequence as error:
-                if self._follows_a_refused_batch(header):
-                    raise EarlierBatchMissing(f"the batch before it is missing: {error.message}") from error
-                raise
+            original = self._admission.original_of(header)
             if original is not None:
                 return self._duplicate(original)
         now_ms = self._clock.time_ms()
-        if not self._log_append_time:
-            _check_timestamps(header, now_ms, config)
-        if self._compacts:
-            _require_keys(records, header)
-        if self._codec is not None and header.compression != self._codec:
-            records = memoryview(repack(records, self._codec))
-            header = parse_header(records)
-        elif records.readonly:
-            records = memoryview(bytearray(records))
+        records, header = self._admission.prepare(records, header, now_ms)
         try:
             return self._append(records, header, now_ms, None if self._log_append_time else header.crc)
         except Overloaded:
-            self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
+            self._admission.note_refused()
             raise
-
-    def _follows_a_refused_batch(self, header: BatchHeader) -> bool:
-        """Return whether a batch out of order was sent before its producer learned that one before it was refused.
-
-        A producer sends up to five batches without waiting. While a partition moves, or opens, or the WAL is full, the
-        first may be refused and the next arrive a moment later, when it is open, or there is room. Kafka answers
-        OUT_OF_ORDER_SEQUENCE_NUMBER then. librdkafka takes that for a loss and begins a new producer epoch, under which
-        it sends again whatever it has no answer for, on other partitions, too: records were doubled by that.
-        """
-        state = self._state.producers.get(header.producer_id)
-        if state is None or self._clock.monotonic() - self._refused_at > EARLIER_BATCH_S:
-            return False
-        if state.batches and state.batches[-1].last_offset >= self._refused_end:
-            return False  # it has written here since
-        if header.producer_epoch > state.epoch:
-            return True
-        ahead = (header.base_sequence - state.last_sequence - 1) & MAX_SEQUENCE
-        return header.producer_epoch == state.epoch and 0 < ahead <= MAX_SEQUENCE // 2
 
     def append_internal(self, batch: Buffer) -> AppendResult:
         """Append one batch of the broker's own (group and transaction records, markers), built by `build_batch`.
@@ -669,7 +611,8 @@ class PartitionLog:
         and the next open scans.
         """
         if not self._closed:
-            await self._close(self._write_clean)
+            last = LastRecords(self._state)
+            await self._close(last, last.write_clean)
 
     async def close_for_move(self) -> ClosedLog:
         """As `close`, but write the whole meta stream again as its last record: all that another broker has to read.
@@ -677,65 +620,21 @@ class PartitionLog:
         Everything up to the confirm offset must be uploaded before the streams are handed over.
         """
         assert not self._closed
-        meta, data = self._state.meta, self._state.data
-        meta_start = meta.stream.start_offset
-        tails: dict[int, list[StreamEntry]] = {}
-        keys: list[str] | None = None
+        last = LastRecords(self._state)
+        await self._close(last, last.write_for_move)
+        return last.closed_log()
 
-        def write() -> bool:
-            nonlocal meta_start, keys
-            if not self._write_clean():
-                return False
-            if keys is None:
-                meta_start, keys = meta.stream.next_offset, meta.keys()
-            self._last_wal_end = max(self._last_wal_end, meta.rewrite(keys))
-            if keys:
-                return False
-            tails[meta.stream.stream_id] = _from(meta_start, meta.stream.tail(META_TAIL_BYTES))
-            tails[data.stream_id] = data.tail(DATA_TAIL_BYTES)
-            return True
-
-        await self._close(write)
-        meta_end, data_end, time_end, txn_end = (stream.next_offset for stream in self._streams())
-        return ClosedLog((meta_end, data_end, time_end, txn_end), meta_start, tails)
-
-    def _write_clean(self) -> bool:
-        """Do one bounded step towards the checkpoint with the clean flag. Returns whether it is written."""
-        state = self._state
-        if not state.dirty:
-            return True
-        if state.write_producers_to(state.data.next_offset):
-            return False
-        self._last_wal_end = state.checkpoint(clean=True)
-        return True
-
-    async def _close(self, write: Callable[[], bool]) -> None:
+    async def _close(self, last: LastRecords, write: Callable[[], bool]) -> None:
         self._closed = True
         self._state.abandon_snapshot()
         self._notify()
         try:
-            await self._when_there_is_room(write)
+            await when_there_is_room(self._storage, write, f"{self.topic}-{self.partition}")
         finally:
             try:  # the next opener assumes that all records of the streams are confirmed
-                await self._storage.confirm.wait(self._last_wal_end)
+                await self._storage.confirm.wait(max(self._last_wal_end, last.wal_end))
             finally:
                 await self._close_streams()
-
-    async def _when_there_is_room(self, write: Callable[[], bool]) -> None:
-        """Call `write` until it returns True; the loop is free between the calls."""
-        refused: Overloaded | None = None
-        try:
-            async with asyncio.timeout(_CLOSE_WAIT_S):
-                while True:
-                    try:
-                        if write():
-                            return
-                    except Overloaded as error:
-                        refused = error
-                        await self._storage.writable()
-                    await asyncio.sleep(0)
-        except TimeoutError:
-            raise refused or Overloaded(f"{self.topic}-{self.partition} took {_CLOSE_WAIT_S:.0f} s to close") from None
 
     async def drop(self) -> None:
         """Stop serving because the topic was deleted. Records that are not uploaded may be discarded."""
@@ -754,37 +653,6 @@ class PartitionLog:
     async def _close_streams(self) -> None:
         for stream in self._streams():
             await stream.close()
-
-
-def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> None:
-    """Check that the header's CreateTime timestamps are within the topic's bounds."""
-    if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
-        raise InvalidTimestamp(
-            f"timestamp {header.max_timestamp} is over {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",
-            hint="check the producer's clock, or message.timestamp.after.max.ms",
-        )
-    if header.base_timestamp >= 0 and now_ms - header.base_timestamp > config.message_timestamp_before_max_ms:
-        raise InvalidTimestamp(
-            f"timestamp {header.base_timestamp} is over {config.message_timestamp_before_max_ms} ms before {now_ms}",
-            hint="check the producer's clock, or message.timestamp.before.max.ms",
-        )
-
-
-def _require_keys(batch: memoryview, header: BatchHeader) -> None:
-    """Check that every record for a compacted topic has a key."""
-    bad = [index for index, record in enumerate(iter_records(batch, header=header)) if record.key is None]
-    if bad:
-        why = "Compacted topic cannot accept message without key"
-        raise InvalidRecord(
-            "one or more records have been rejected: a compacted topic needs keys",
-            record_errors=[(index, why) for index in bad[:_MAX_RECORD_ERRORS]],
-        )
-
-
-def _from(offset: int, records: list[StreamEntry]) -> list[StreamEntry]:
-    """Return the records from `offset` on, or none if one of them is missing."""
-    kept = [record for record in records if record.base_offset >= offset]
-    return kept if kept and kept[0].base_offset == offset else []
 
 
 def _end(found: list[StreamEntry]) -> int:

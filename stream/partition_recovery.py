@@ -10,8 +10,11 @@ checkpoint may cover records that are gone. Then the segments up to the data's e
 the end is read again, and all state is written again. Producers without a batch since that segment's start are removed,
 and the time index restarts: lookups in older segments read from their start.
 
+Records that an earlier master appended and that are not confirmed yet count like others, except that the high watermark
+and the log start that consumers see are those without them.
+
 Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
-checkpoint become the time of recovery. Entry: `recover`.
+checkpoint become the time of recovery. Entry: `recover`, `confirmed_end`.
 """
 
 from __future__ import annotations
@@ -58,9 +61,14 @@ _T = TypeVar("_T")
 
 async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     """Fill `state` from its streams. Returns the number of scanned batches. Raises `CorruptData`, `Unavailable`."""
-    await state.meta.load()
+    meta, confirmed_start = state.meta.stream, list[bytes | None]()
+    tail = meta.unconfirmed()
+    await state.meta.load(
+        tail[0].base_offset if tail else meta.next_offset, lambda: confirmed_start.append(state.meta.get(START))
+    )
     state.rows_per_piece = config.producers_per_piece
     try:
+        state.confirmed_log_start = _log_start(state, confirmed_start[0])
         _load(state, now_ms)
         await _load_producers(state)
         if _needs_fitting(state):
@@ -87,12 +95,17 @@ def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:
     return None if data is None else msgspec.msgpack.decode(data, type=kind)
 
 
+def _log_start(state: PartitionState, value: bytes | None) -> int:
+    if value is None:
+        return state.data.start_offset
+    start = msgspec.msgpack.decode(value, type=Start)
+    require_version(start.version, VERSION, "the log start")
+    return max(state.data.start_offset, start.log_start_offset)
+
+
 def _load(state: PartitionState, now_ms: int) -> None:
     """Load the last checkpoint."""
-    start = _value(state, START, Start)
-    if start is not None:
-        require_version(start.version, VERSION, "the log start")
-    state.log_start = max(state.data.start_offset, start.log_start_offset if start else 0)
+    state.log_start = _log_start(state, state.meta.get(START))
     checkpoint = _value(state, CHECKPOINT, Checkpoint)
     is_ahead = checkpoint is not None and checkpoint.data_offset > state.data.next_offset
     if checkpoint is not None and is_ahead and not state.data.is_released:
@@ -211,8 +224,14 @@ async def _scan(state: PartitionState, config: LogConfig, now_ms: int) -> int:
             at = record.base_offset + record.count
             scanned += 1
     await state.time.forget_flushed()
-    state.producers.confirmed(end)
+    state.producers.confirmed(confirmed_end(state))
     return scanned
+
+
+def confirmed_end(state: PartitionState) -> int:
+    """Return the offset after the last confirmed record of a partition that is being opened."""
+    tail = state.data.unconfirmed()
+    return tail[0].base_offset if tail else state.data.next_offset
 
 
 def _replay(state: PartitionState, record: StreamEntry, config: LogConfig, now_ms: int, last_aborted: int) -> None:

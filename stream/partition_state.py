@@ -111,6 +111,7 @@ class PartitionState:
         "_writing",
         "bytes_since_checkpoint",
         "checkpoint_offset",
+        "confirmed_log_start",
         "data",
         "dirty",
         "epochs",
@@ -146,6 +147,8 @@ class PartitionState:
         self.segments: list[Segment] = []
         """Sorted, never empty after recovery; the last is the active one."""
         self.log_start = data.start_offset
+        self.confirmed_log_start = data.start_offset
+        """At opening: the log start without the records of the meta stream that are not confirmed."""
         self.high_watermark = 0
         self.dirty = False
         """Whether there were appends since the last clean close."""

@@ -40,7 +40,7 @@ ROWS_PER_PIECE = 1024
 """Rows of one piece of a snapshot: at most 280 KiB, about a millisecond of encoding."""
 MAX_ROW_BYTES = 280
 """The largest encoding of one producer: 30 integers of at most 9 bytes, and the headers of 7 arrays."""
-MAX_SEQUENCE = 0x7FFFFFFF
+_MAX_SEQUENCE = 0x7FFFFFFF
 """Sequences are int32 ≥ 0; 0 follows this one."""
 _NONE = -1
 _VERSION = 1
@@ -188,14 +188,14 @@ class ProducerStates:
             return None
         epoch, first = header.producer_epoch, header.base_sequence
         if epoch == state.epoch:
-            last = (first + header.last_offset_delta) & MAX_SEQUENCE
+            last = (first + header.last_offset_delta) & _MAX_SEQUENCE
             for entry in state.batches:
                 if entry[0] == first and entry[1] == last:
                     return entry
             previous = state.batches[-1][1] if state.batches else _NONE
-            if first != ((previous + 1) & MAX_SEQUENCE):
+            if first != ((previous + 1) & _MAX_SEQUENCE):
                 raise OutOfOrderSequence(
-                    f"producer {header.producer_id} sent sequence {first}, expected {previous + 1 & MAX_SEQUENCE}"
+                    f"producer {header.producer_id} sent sequence {first}, expected {previous + 1 & _MAX_SEQUENCE}"
                 )
         elif epoch < state.epoch:
             raise InvalidProducerEpoch(
@@ -208,6 +208,20 @@ class ProducerStates:
         if state.txn_start_offset >= 0 and not header.is_transactional:
             raise InvalidTxnState(f"producer {header.producer_id} writes outside its open transaction")
         return None
+
+    def sends_ahead(self, header: BatchHeader, since_offset: int) -> bool:
+        """Whether a batch out of order may follow others that its producer has sent and that are not in the log.
+
+        So it begins after its producer's last sequence, or under a newer epoch, and its producer is known and has
+        appended nothing at `since_offset` or after it.
+        """
+        state = self._states.get(header.producer_id)
+        if state is None or (state.batches and state.batches[-1].last_offset >= since_offset):
+            return False
+        if header.producer_epoch > state.epoch:
+            return True
+        ahead = (header.base_sequence - state.last_sequence - 1) & _MAX_SEQUENCE
+        return header.producer_epoch == state.epoch and 0 < ahead <= _MAX_SEQUENCE // 2
 
     def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
         """Check a transaction marker before its append. Raises `InvalidProducerEpoch`, `FencedCoordinator`."""
@@ -237,7 +251,7 @@ class ProducerStates:
         batches = state.batches
         if len(batches) == KEPT_BATCHES:
             del batches[0]
-        batches.append(BatchEntry(first, (first + delta) & MAX_SEQUENCE, base_offset, base_offset + delta, timestamp))
+        batches.append(BatchEntry(first, (first + delta) & _MAX_SEQUENCE, base_offset, base_offset + delta, timestamp))
         if header.is_transactional and state.txn_start_offset < 0:
             state.txn_start_offset = base_offset
             self._ongoing[producer_id] = base_offset

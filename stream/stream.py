@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.runtime.errors import CorruptData
 from tidelog.runtime.types import Buffer
+from tidelog.storage.cache.log_cache import UnconfirmedRecord
 from tidelog.storage.records import StreamAppend, StreamEntry
 from tidelog.stream.managers import StreamManager
 from tidelog.stream.opened import OpenedStream
@@ -86,6 +87,10 @@ class Stream:
     def tail(self, max_bytes: int) -> list[StreamEntry]:
         """Return the newest records in memory that fit into `max_bytes`, in order; they may be unconfirmed."""
         return self._storage.tail(self.stream_id, max_bytes)
+
+    def unconfirmed(self) -> list[UnconfirmedRecord]:
+        """Return the records at its end that the WAL held when it was opened and that are not confirmed, in order."""
+        return self._storage.unconfirmed(self.stream_id)
 
     async def trim(self, start_offset: int) -> None:
         """Delete the records before `start_offset` (≤ next offset). Raises `Fenced`, `Unavailable`."""

@@ -54,7 +54,8 @@ class Trimmer:
         first."""
         self._rewrite: _Rewrite | None = None
         if state.log_start > state.data.start_offset:
-            self.start_moved(storage.confirm.value)
+            tail = state.meta.stream.unconfirmed()
+            self.start_moved(tail[-1].wal_end if tail else storage.confirm.value)
 
     def start_moved(self, wal_end: int) -> None:
         """Record a move of the log start by a record that ends at `wal_end`."""

@@ -13,6 +13,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
+from tests.support.examples import UNIT, WHOLE
 from tests.support.loops import ASYNCIO_LOOP, LoopFactories
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
 
@@ -31,8 +33,10 @@ hypothesis.settings.register_profile(
     "tidelog",
     hypothesis.settings(),
     deadline=None,
+    max_examples=WHOLE,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
+hypothesis.settings.register_profile("unit", hypothesis.settings.get_profile("tidelog"), max_examples=UNIT)
 hypothesis.settings.load_profile("tidelog")
 
 T = TypeVar("T")
@@ -145,7 +149,13 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Install what the collected tests need before the first starts: no test's time-out has to allow for it."""
+    """Install what the collected tests need before the first starts: no test's time-out has to allow for it.
+
+    The collected tests, half a GB with what they import, stay to the end: they are set aside, so that no collection of
+    garbage goes through them. A test that asks for a full one would wait a second for each.
+    """
+    gc.collect()
+    gc.freeze()
     if session.config.option.collectonly:
         return
     needed: set[str] = set()

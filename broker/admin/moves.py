@@ -79,7 +79,7 @@ class MoveRoutes:
             stall_ms = COMMANDS_MS + self._mean_ms("put") + self._mean_ms("get_ranges", "get")
             basis = "the bucket's latencies so far"
         return {
-            "upload_bytes": self._partitions.storage.not_uploaded_bytes,
+            "upload_bytes": self._partitions.storages.not_uploaded_bytes,
             "stall_ms": round(stall_ms, 1),
             "basis": basis,
         }

@@ -24,6 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 from tidelog.runtime.errors import Closed, TidelogError
 from tidelog.runtime.tasks import TaskSet
 
+Kind = TypeVar("Kind")
 Item = TypeVar("Item")
 Answers = Sequence[TidelogError | None]
 
@@ -85,28 +86,28 @@ class Rounds:
             served.set_result(None)
 
 
-class _Asked(NamedTuple, Generic[Item]):
-    kind: int
+class _Asked(NamedTuple, Generic[Kind, Item]):
+    kind: Kind
     item: Item
     answer: asyncio.Future[TidelogError | None]
 
 
-class Commands(Generic[Item]):
+class Commands(Generic[Kind, Item]):
     """Combines requests for single partitions into commands for many."""
 
-    def __init__(self, send: Callable[[int, list[Item]], Awaitable[Answers]], tasks: TaskSet, name: str) -> None:
-        """`send(kind, items)` sends items of one kind (a master epoch); it returns one answer per item, in order."""
+    def __init__(self, send: Callable[[Kind, list[Item]], Awaitable[Answers]], tasks: TaskSet, name: str) -> None:
+        """`send(kind, items)` sends items of one kind (a master's term); it returns one answer per item, in order."""
         self._send = send
         self._tasks = tasks
         self._name = name
-        self._queue: deque[_Asked[Item]] = deque()
+        self._queue: deque[_Asked[Kind, Item]] = deque()
         self._senders = 0
         self._gathers = False
         """Whether a sender has started that will take the queue in the next iteration of the loop."""
         self.count = 0
         """Commands sent so far."""
 
-    async def ask(self, kind: int, item: Item) -> TidelogError | None:
+    async def ask(self, kind: Kind, item: Item) -> TidelogError | None:
         """Return the error that refused the item, or None. Raises the error of the whole command."""
         answer: asyncio.Future[TidelogError | None] = asyncio.get_running_loop().create_future()
         self._queue.append(_Asked(kind, item, answer))
@@ -133,16 +134,16 @@ class Commands(Generic[Item]):
         finally:
             self._senders -= 1
 
-    def _take(self) -> list[_Asked[Item]]:
+    def _take(self) -> list[_Asked[Kind, Item]]:
         """Take the oldest item and the items of its kind that follow it."""
-        batch: list[_Asked[Item]] = []
+        batch: list[_Asked[Kind, Item]] = []
         while self._queue and len(batch) < ITEMS_A_COMMAND and (not batch or self._queue[0].kind == batch[0].kind):
             asked = self._queue.popleft()
             if not asked.answer.done():  # else the move was cancelled before its item was sent
                 batch.append(asked)
         return batch
 
-    async def _serve(self, batch: list[_Asked[Item]]) -> None:
+    async def _serve(self, batch: list[_Asked[Kind, Item]]) -> None:
         self.count += 1
         try:
             answers = await self._send(batch[0].kind, [asked.item for asked in batch])

@@ -21,6 +21,7 @@ from tidelog.broker.partitions.move_table import Move
 from tidelog.broker.partitions.moves import NO_HINTS, HintExchange, PartitionMoves
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
 from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPartition, streams_to_open
+from tidelog.broker.partitions.storages import Mastership, MasterStorages
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import KafkaSettings, LogSettings
 from tidelog.controller.client.client import ControllerClient
@@ -29,9 +30,9 @@ from tidelog.controller.model.errors import UnknownTopicId
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, TopicRecord
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, NotFound, NotLeader, TidelogError
+from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
-from tidelog.storage.storage import Storage
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_log import LedPartition, PartitionLog
@@ -64,7 +65,7 @@ class PartitionManager:
         *,
         node_id: int,
         controller: ControllerClient,
-        storage: Storage,
+        storages: MasterStorages,
         clock: Clock,
         kafka: KafkaSettings,
         defaults: LogSettings,
@@ -72,7 +73,7 @@ class PartitionManager:
         hints: HintExchange = NO_HINTS,
     ) -> None:
         self._hints = hints.taken
-        self.storage = storage
+        self.storages = storages
         self._node_id = node_id
         self._controller = controller
         self._clock = clock
@@ -82,9 +83,8 @@ class PartitionManager:
         self._by_name: dict[tuple[str, int], PartitionLog] = {}
         self._configs: dict[bytes, LogConfig] = {}
         self.moves = PartitionMoves(
-            node_id=node_id,
             controller=controller,
-            storage=storage,
+            storages=storages,
             clock=clock,
             rng=rng,
             settings=defaults,
@@ -102,6 +102,7 @@ class PartitionManager:
         self._settled = asyncio.Event()
         self._gate = asyncio.Semaphore(OPENS_AT_ONCE)
         self._tasks = TaskSet("partitions")
+        self._limiter = LogLimiter(logger, clock)
         self._on_opened: list[Callable[[PartitionLog], None]] = []
         self._on_closed: list[Callable[[PartitionLog], None]] = []
         self._unsubscribe: Callable[[], None] | None = None
@@ -202,6 +203,11 @@ class PartitionManager:
         self._unsubscribe = self._controller.subscribe(self._image_changed)
         self._tasks.keep(self._reconcile_forever, "reconcile")
         self._tasks.keep(self._keep_retention, "retention")
+        self.storages.on_changed(self._storages_changed)
+        self._changed.set()
+
+    def _storages_changed(self) -> None:
+        self._reconciler.all_changed()
         self._changed.set()
 
     async def wait_settled(self) -> None:
@@ -261,7 +267,7 @@ class PartitionManager:
 
     def _refresh(self) -> None:
         """Apply the changes of the image since the last call."""
-        found = self._reconciler.refresh(self._controller.image, self._clock.monotonic())
+        found = self._reconciler.refresh(self._controller.image, self._clock.monotonic(), self.storages.terms())
         for topic_id in found.topics:
             self._configs.pop(topic_id, None)
         for key in found.deleted:
@@ -298,7 +304,7 @@ class PartitionManager:
         """Start tasks for all differences that are due; return the seconds to the next retry."""
         plan = self._reconciler.plan(self._controller.image, self._clock.monotonic(), self._clock.time_ms())
         for move, wanted in plan.moves:
-            self._tasks.spawn(self._move(move, self._logs[move.key], wanted.master_epoch), "move")
+            self._tasks.spawn(self._move(move, self._logs[move.key], wanted.term), "move")
         for key, deleted in plan.closes:
             one = self._withdraw(key)
             self._tasks.spawn(self._finish(key, one, dropped=deleted), "close")
@@ -308,7 +314,7 @@ class PartitionManager:
             self._tasks.spawn(self._open_batch(batch), "open")
         return plan.wait_s
 
-    async def _move(self, move: Move, one: PartitionLog, master_epoch: int) -> None:
+    async def _move(self, move: Move, one: PartitionLog, term: Mastership) -> None:
         key = move.key
 
         def withdraw() -> None:
@@ -317,7 +323,7 @@ class PartitionManager:
             self._reconciler.withdrawn(key)
 
         try:
-            await self.moves.run(move, one, master_epoch, withdraw)
+            await self.moves.run(move, one, term, withdraw)
         finally:
             if self._leaving.pop(key, None) is not None:
                 one.tell_listeners()
@@ -381,7 +387,7 @@ class PartitionManager:
                 one = await PartitionLog.open(
                     led=LedPartition(wanted.topic.name, wanted.topic.id, wanted.partition.index, wanted.leader_epoch),
                     streams=streams,
-                    storage=self.storage,
+                    storage=self.storages.get(wanted.partition.replica_set),
                     manager=self._controller,
                     config=self._config(wanted.topic),
                     clock=self._clock,
@@ -418,10 +424,9 @@ class PartitionManager:
         self._reconciler.failed(key, error, self._clock.monotonic())
         self._openings.end(key)
         wanted = self._reconciler.wanted.get(key)
-        logger.warning(
-            "partition does not open; retrying",
-            extra={"topic": wanted.topic.name if wanted else key[0].hex(), "partition": key[1], "error": str(error)},
-        )
+        topic = wanted.topic.name if wanted else key[0].hex()
+        fields = {"topic": topic, "partition": key[1], "error": str(error)}
+        self._limiter.line("open", logging.WARNING, "partition does not open; retrying", fields)
 
     # --- retention -----------------------------------------------------------------------------------------------
 

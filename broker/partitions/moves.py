@@ -27,6 +27,7 @@ import msgspec
 from tidelog.broker.partitions.coalesce import Answers, Commands, Rounds
 from tidelog.broker.partitions.hints import HintBox, HintParams, Told, encode_hint
 from tidelog.broker.partitions.move_table import Move, MovePhase, MoveTable
+from tidelog.broker.partitions.storages import Mastership, MasterStorages
 from tidelog.broker.settings import LogSettings
 from tidelog.controller.model.commands import ClosedPartition
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey
@@ -37,8 +38,8 @@ from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
     from tidelog.controller.client.client import ControllerClient
-    from tidelog.storage.storage import Storage
-    from tidelog.stream.partition_log import ClosedLog, PartitionLog
+    from tidelog.stream.partition_close import ClosedLog
+    from tidelog.stream.partition_log import PartitionLog
 
 PRE_UPLOAD_TIMEOUT_S = 60.0
 """Limit of an upload while the partition serves; with a slower bucket the attempt starts again later."""
@@ -61,7 +62,8 @@ class _Attempt:
 
     move: Move
     log: PartitionLog
-    master_epoch: int
+    term: Mastership
+    """The master's, under which it is open here."""
     withdraw: Callable[[], None]
     told: Told | None = None
     ends: ClosedPartition | None = None
@@ -86,9 +88,8 @@ class PartitionMoves:
     def __init__(
         self,
         *,
-        node_id: int,
         controller: ControllerClient,
-        storage: Storage,
+        storages: MasterStorages,
         clock: Clock,
         rng: random.Random,
         settings: LogSettings,
@@ -97,14 +98,14 @@ class PartitionMoves:
         """`send_hint(replica set, hint)` sends a hint to a target, if possible; it neither waits nor raises. It returns
         an object that receives the target's reply."""
         self._send_hint = send_hint
-        self._node_id = node_id
         self._controller = controller
-        self._storage = storage
+        self._storages = storages
         self._clock = clock
         self._tasks = TaskSet("moves")
         self._uploads = Rounds(self._upload, self._tasks, "upload")
-        self._hand_overs: Commands[ClosedPartition] = Commands(self._send_hand_overs, self._tasks, "hand-over")
-        self._reclaims: Commands[PartitionKey] = Commands(self._send_reclaims, self._tasks, "reclaim")
+        self._hand_overs: Commands[Mastership, ClosedPartition]
+        self._hand_overs = Commands(self._send_hand_overs, self._tasks, "hand-over")
+        self._reclaims: Commands[Mastership, PartitionKey] = Commands(self._send_reclaims, self._tasks, "reclaim")
         self._may_close = asyncio.Semaphore(settings.moves_at_once)
         self.table = MoveTable(settings.moves_at_once, settings.move_drain_timeout_ms / 1000, rng)
         """The state of each move."""
@@ -118,40 +119,41 @@ class PartitionMoves:
         """Stop the shared tasks; every `run` has been cancelled before."""
         await self._tasks.close()
 
-    async def run(self, move: Move, one: PartitionLog, master_epoch: int, withdraw: Callable[[], None]) -> None:
+    async def run(self, move: Move, one: PartitionLog, term: Mastership, withdraw: Callable[[], None]) -> None:
         """Try to move the partition of the open log `one`, an attempt begun in the table; `withdraw` takes the log out
         of service.
 
         Returns when the partition is handed over, or when it may be opened here again. Never raises `TidelogError`.
         """
-        attempt = _Attempt(move, one, master_epoch, withdraw)
+        attempt = _Attempt(move, one, term, withdraw)
         try:
             while move.is_running and not move.is_ready:
                 await self._step(attempt)
             if move.is_ready:
                 async with self._may_close:
-                    self._slot_is_free(move)
+                    self._slot_is_free(attempt)
                     while move.is_running:
                         await self._step(attempt)
         finally:
             self.table.left()
 
-    def _slot_is_free(self, move: Move) -> None:
+    def _slot_is_free(self, attempt: _Attempt) -> None:
+        move = attempt.move
         record = self._controller.image.partition(*move.key)
         target_lives = record is not None and self._controller.image.master_of(record.target) is not None
         now, now_ms = self._clock.monotonic(), self._clock.time_ms()
-        self.table.may_close(move, record, self._rest_bytes(), now, now_ms, target_lives=target_lives)
+        self.table.may_close(move, record, self._rest_bytes(attempt), now, now_ms, target_lives=target_lives)
 
     async def _step(self, attempt: _Attempt) -> None:
         """Do the I/O of the phase, and report the outcome to the table."""
         move = attempt.move
         try:
             if move.phase is MovePhase.UPLOADING:
-                await self._upload_while_it_serves(move)
+                await self._upload_while_it_serves(attempt)
             elif move.phase is MovePhase.CLOSING:
                 await self._close(attempt)
             elif move.phase is MovePhase.DRAINING:
-                await self._drain(move)
+                await self._drain(attempt)
             elif move.phase is MovePhase.HANDING_OVER:
                 await self._hand_over(attempt)
             else:
@@ -162,17 +164,19 @@ class PartitionMoves:
 
     # --- the phases ----------------------------------------------------------------------------------------------
 
-    async def _upload_while_it_serves(self, move: Move) -> None:
+    async def _upload_while_it_serves(self, attempt: _Attempt) -> None:
+        move = attempt.move
         await self._within(PRE_UPLOAD_TIMEOUT_S, self._uploads.join(), "the upload before the close")
-        self.table.uploaded(move, self._rest_bytes())
+        self.table.uploaded(move, self._rest_bytes(attempt))
         if move.is_ready and move.was_late:  # it already has its slot
-            self._slot_is_free(move)
+            self._slot_is_free(attempt)
 
     async def _upload(self) -> None:
-        await asyncio.gather(self._storage.upload_now(), self._storage.reserve_upload())
+        works = [(storage.upload_now(), storage.reserve_upload()) for storage in self._storages.all()]
+        await asyncio.gather(*(work for both in works for work in both))
 
-    def _rest_bytes(self) -> int:
-        return self._storage.not_uploaded_bytes
+    def _rest_bytes(self, attempt: _Attempt) -> int:
+        return self._storages.not_uploaded_of(attempt.term.replica_set)
 
     async def _close(self, attempt: _Attempt) -> None:
         move, one = attempt.move, attempt.log
@@ -181,7 +185,7 @@ class PartitionMoves:
         closed = await one.close_for_move()
         attempt.told = self._hint(move.key, one.leader_epoch, closed)
         attempt.ends = ClosedPartition(*move.key, one.leader_epoch, closed.end_offsets, closed.meta_start)
-        self.table.closed(move, self._rest_bytes(), self._clock.monotonic())
+        self.table.closed(move, self._rest_bytes(attempt), self._clock.monotonic())
 
     def _hint(self, key: PartitionKey, leader_epoch: int, closed: ClosedLog) -> Told:
         """Send the target a hint with the data that it will need. Everything in it is confirmed."""
@@ -191,10 +195,11 @@ class PartitionMoves:
         hint = encode_hint(key, leader_epoch, record.first_stream, closed.end_offsets, closed.tails)
         return self._send_hint(record.target, hint)
 
-    async def _drain(self, move: Move) -> None:
+    async def _drain(self, attempt: _Attempt) -> None:
         """Upload the rest: the hand-over is sent right after the commit and applied after it. If it was refused because
         the commit was late, wait for the commit."""
-        work = self._storage.upload_now() if move.is_committed else self._storage.send_now()
+        move, storage = attempt.move, self._storages.get(attempt.term.replica_set)
+        work = storage.upload_now() if move.is_committed else storage.send_now()
         await self._within(max(0.0, move.drain_until - self._clock.monotonic()), work, "the upload after the close")
         self.table.drained(move, self._clock.monotonic())
 
@@ -206,7 +211,7 @@ class PartitionMoves:
             ends = msgspec.structs.replace(
                 ends, ready_replica_set=ready.replica_set, ready_master_epoch=ready.master_epoch
             )
-        refused = await self._hand_overs.ask(attempt.master_epoch, ends)
+        refused = await self._hand_overs.ask(attempt.term, ends)
         if refused is not None:
             raise refused
         self.table.handed_over(attempt.move, self._clock.monotonic(), self._clock.time_ms())
@@ -218,7 +223,7 @@ class PartitionMoves:
         """
         if attempt.move.delay_s > 0:
             await self._clock.sleep(attempt.move.delay_s)
-        refused = await self._reclaims.ask(attempt.master_epoch, attempt.move.key)
+        refused = await self._reclaims.ask(attempt.term, attempt.move.key)
         self.table.reclaimed(attempt.move, refused, self._clock.monotonic(), self._clock.time_ms())
 
     # --- private -------------------------------------------------------------------------------------------------
@@ -232,8 +237,8 @@ class PartitionMoves:
                 f"{what} did not end within {seconds:.1f} s", hint="see bucket in `tidelog status`"
             ) from None
 
-    async def _send_hand_overs(self, master_epoch: int, closed: list[ClosedPartition]) -> Answers:
-        return await self._controller.hand_over(self._node_id, master_epoch, closed)
+    async def _send_hand_overs(self, term: Mastership, closed: list[ClosedPartition]) -> Answers:
+        return await self._controller.hand_over(term.replica_set, term.master_epoch, closed)
 
-    async def _send_reclaims(self, master_epoch: int, keys: list[PartitionKey]) -> Answers:
-        return await self._controller.reclaim_partitions(self._node_id, master_epoch, keys)
+    async def _send_reclaims(self, term: Mastership, keys: list[PartitionKey]) -> Answers:
+        return await self._controller.reclaim_partitions(term.replica_set, term.master_epoch, keys)

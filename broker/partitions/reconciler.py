@@ -1,9 +1,9 @@
 """Compares wanted with open partitions: what to open, close and move, and when. No I/O.
 
-Theory of operation. The image places partitions on replica sets; those of the sets that this broker is master of are
-*wanted* here, each under a leader epoch. `refresh` applies the changes of the image, `plan` returns the
-work that removes the differences. `tidelog.broker.partitions.manager` executes it, a task per piece of work,
-and reports the outcomes. A partition is in one of these states:
+Theory of operation. The image places partitions on replica sets; those of the sets that this broker is master of, and
+serves (`tidelog.broker.partitions.storages`), are *wanted* here, each under a leader epoch. `refresh` applies the
+changes of the image, `plan` returns the work that removes the differences. `tidelog.broker.partitions.manager` executes
+it, a task per piece of work, and reports the outcomes. A partition is in one of these states:
 
     state     event                                             next
     ───────   ───────────────────────────────────────────────   ────────────────────────────────────────────────────────
@@ -29,11 +29,12 @@ Times are monotonic seconds. Entry: `PartitionReconciler`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from tidelog.broker.partitions.move_table import Move, MoveTable
+from tidelog.broker.partitions.storages import Mastership
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, PartitionRecord, StreamState, TopicRecord
 from tidelog.runtime.backoff import Backoff
@@ -66,6 +67,11 @@ class WantedPartition:
     master_epoch: int
     since: float
     """When this leader epoch was first seen here."""
+
+    @property
+    def term(self) -> Mastership:
+        """Return the master's term under which it is opened."""
+        return Mastership(self.partition.replica_set, self.master_epoch)
 
 
 @dataclass(slots=True)
@@ -179,8 +185,11 @@ class PartitionReconciler:
         """Compare everything at the next `refresh`."""
         self._all_changed = True
 
-    def refresh(self, image: Image, now: float) -> Refreshed:
-        """Apply the changes of the image since the last call."""
+    def refresh(self, image: Image, now: float, terms: Mapping[int, int]) -> Refreshed:
+        """Apply the changes of the image since the last call.
+
+        `terms`: master epochs in which storages serve here, by replica set; after a change of it call `all_changed`.
+        """
         topics, self._changed_topics = self._changed_topics, set()
         partitions, self._changed_partitions = self._changed_partitions, set()
         if self._all_changed:
@@ -190,7 +199,9 @@ class PartitionReconciler:
         if not topics and not partitions:
             return found
         mine = {
-            record.id: record.master_epoch for record in image.replica_sets.values() if record.master == self._node_id
+            record.id: record.master_epoch
+            for record in image.replica_sets.values()
+            if record.master == self._node_id and terms.get(record.id) == record.master_epoch
         }
         for topic_id in found.topics:
             self._refresh_topic(image, topic_id, mine, now, found)
@@ -357,6 +368,6 @@ def streams_to_open(batch: Iterable[WantedPartition]) -> dict[tuple[int, int], l
     """Return the streams to open with their epochs, by replica set and master epoch."""
     asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for wanted in batch:
-        streams = asked.setdefault((wanted.partition.replica_set, wanted.master_epoch), [])
+        streams = asked.setdefault(wanted.term, [])
         streams.extend((stream_id, wanted.leader_epoch) for stream_id in stream_ids(wanted))
     return asked

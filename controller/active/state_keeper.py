@@ -2,8 +2,9 @@
 
 A state is due soon after a change of what clients see (topics, partitions, configurations, brokers), and at an interval
 after any other change. Before it is put, a committed `Barrier` proves that no other controller is active, and the claim
-of the next generation must not exist (`tidelog.controller.model.bucket_state`). Of the older states only those are
-deleted that are behind the newest `state_kept`, and only after the newest one is in the bucket.
+of the next generation must not exist (`tidelog.controller.model.bucket_state`). Before the first one the bucket must be
+proven to be the cluster's (`tidelog.storage.bucket.proof`); otherwise the controller ends. Of the older states only
+those are deleted that are behind the newest `state_kept`, and only after the newest one is in the bucket.
 
 Entry: `StateKeeper.run`; `check_owner` before anything is deleted from the bucket; `write_last` at a clean stop.
 """
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.image.objects import newest_objects
 from tidelog.controller.image.replica import StateCopy
 from tidelog.controller.model.bucket_state import (
     BucketState,
@@ -34,7 +36,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
-from tidelog.runtime.types import Offload
+from tidelog.storage.bucket.proof import BucketProof, WrongBucket
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -78,8 +80,8 @@ class StateKeeper:
         *,
         take: TakeState,
         term: Callable[[], int],
-        on_superseded: Callable[[Exception], None],
-        offload: Offload = asyncio.to_thread,
+        on_refused: Callable[[Exception], None],
+        proof: BucketProof | None = None,
     ) -> None:
         self._role = role
         self._store = store
@@ -87,8 +89,8 @@ class StateKeeper:
         self._clock = clock
         self._take = take
         self._term = term
-        self._on_superseded = on_superseded
-        self._offload = offload
+        self._on_refused = on_refused
+        self._proof = proof
         self._limiter = LogLimiter(logger, clock, burst=1, period_s=60.0)
         self._lock = asyncio.Lock()
         self._term_written = -1
@@ -150,9 +152,13 @@ class StateKeeper:
             self._limiter.line("write", logging.WARNING, "the metadata could not be written to the bucket", fields)
 
     async def write(self, *, closed: bool = False) -> Written:
-        """Write the present state. Raises `TidelogError`, and `BucketSuperseded` after having reported it."""
+        """Write the present state.
+
+        Raises `TidelogError`, and `BucketSuperseded` and `WrongBucket` after having reported it.
+        """
         async with self._lock:
             term = self._term()
+            await self._prove()
             taken = self._take()
             try:
                 if not closed:  # the others may have stopped; a deposed one's state sorts before its successor's
@@ -164,7 +170,7 @@ class StateKeeper:
             image = self._role.image()
             generation, now_ms = generation_of(image.kv), self._clock.time_ms()
             head = (image.cluster_id, generation, copy.log_index, copy.version, term, now_ms, closed)
-            data = await self._offload(lambda: encode_state(BucketState(*head, copy.encode())))
+            data = await asyncio.to_thread(lambda: encode_state(BucketState(*head, copy.encode())))
             await self._put_owner()
             await self._store.put(state_key(image.cluster_id, generation, copy.log_index), [data])
             self.written = Written(copy.log_index, copy.version, now_ms, len(data))
@@ -172,6 +178,16 @@ class StateKeeper:
             self.problem, self._failed_at = "", None
             await self._delete_old(image.cluster_id, StateName(generation, copy.log_index))
             return self.written
+
+    async def _prove(self) -> None:
+        if self._proof is None or self._proof.is_proven:
+            return
+        image = self._role.image
+        try:
+            await self._proof.prove(self._store, image().cluster_id, lambda count: newest_objects(image(), count))
+        except WrongBucket as error:
+            self._on_refused(error)
+            raise
 
     async def write_last(self) -> None:
         """Write the state of a clean stop, if this controller is active. Never raises; takes `LAST_WRITE_S` at most."""
@@ -199,7 +215,7 @@ class StateKeeper:
             f" was rebuilt from it; this controller is of generation {generation}",
             hint="stop this cluster for good; its data directories may be deleted",
         )
-        self._on_superseded(error)
+        self._on_refused(error)
         raise error
 
     async def look_first(self) -> None:

@@ -40,6 +40,7 @@ from tidelog.simulation.world.watch import PARTITIONS_PER_DELETION, Watch
 from tidelog.simulation.world.watched_wal import watched
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.cleaning.deleter import ObjectCleaner
 from tidelog.storage.cleaning.orphan_cleaner import OrphanCleaner
@@ -211,7 +212,7 @@ class _Process:
         self._network = cluster.network.host(node.host)
         store = cluster.bucket.store(node.host, node.clock, rng)
         gate = PriorityGate(BUCKET_CONNECTIONS)
-        self._store = GuardedObjectStore(store, gate, node.clock)
+        self._store = GuardedObjectStore(store, gate, node.clock, proof=BucketProof(node.clock))
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._controller: ControllerNode | None = None
         self._broker: BrokerNode | None = None
@@ -298,6 +299,7 @@ class _Process:
                 self._rng,
                 delete_objects=self._delete_objects,
                 state_store=self._store.for_purpose(Purpose.METADATA) if shape.writes_state else None,
+                bucket_proof=self._store.proof,
                 consensus=consensus,
             ),
             on_failed=self._controller_failed,

@@ -2,7 +2,8 @@
 
 Each request waits at the gate (`tidelog.storage.bucket.gate`), is counted on the account of its purpose
 (`tidelog.storage.bucket.accounts`), and its outcome is recorded in the health (`tidelog.storage.bucket.health`). The
-views that `for_purpose` and `with_receipt` return share the backend, the gate and the health.
+views that `for_purpose` and `with_receipt` return share the backend, the gate, the health, and the proof that the
+bucket is the cluster's (`tidelog.storage.bucket.proof`), for which everything that changes the bucket waits.
 
 Entry: `GuardedObjectStore`, created by `tidelog.storage.bucket.open.open_store`.
 """
@@ -21,6 +22,7 @@ from tidelog.storage.bucket.accounts import Receipt
 from tidelog.storage.bucket.common import body_size, check_store
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.health import BucketHealth
+from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.bucket.stats import StoreStats
 from tidelog.storage.bucket.store import Backend, ObjectInfo, StoreCapabilities, UnfinishedUpload, View
@@ -43,12 +45,16 @@ class GuardedObjectStore:
         *,
         purpose: Purpose = Purpose.OTHER,
         health: BucketHealth | None = None,
+        proof: BucketProof | None = None,
     ) -> None:
+        """Without `proof` the bucket is taken for the right one: the caller has no metadata to compare it with."""
         self._backend = backend
         self._clock = clock
         self._purpose = purpose
         self.gate = gate
         self.health = health or BucketHealth(backend.url, clock)
+        """Shared by all views."""
+        self.proof = proof
         """Shared by all views."""
 
     def for_purpose(self, purpose: Purpose) -> GuardedObjectStore:
@@ -62,7 +68,9 @@ class GuardedObjectStore:
         return self._view(self._backend.with_account(receipt), self._purpose), receipt
 
     def _view(self, backend: Backend, purpose: Purpose) -> GuardedObjectStore:
-        return GuardedObjectStore(backend, self.gate, self._clock, purpose=purpose, health=self.health)
+        return GuardedObjectStore(
+            backend, self.gate, self._clock, purpose=purpose, health=self.health, proof=self.proof
+        )
 
     @property
     def url(self) -> str:
@@ -88,8 +96,13 @@ class GuardedObjectStore:
         finally:
             self.gate.leave(self._purpose)
 
+    async def _writable(self) -> None:
+        if self.proof is not None and not self.proof.is_proven:
+            await self.proof.wait()
+
     async def put(self, key: str, body: Sequence[Buffer], *, if_absent: bool = False) -> ObjectInfo:
         """See `ObjectStore.put`. A multipart upload enters the gate once."""
+        await self._writable()
         return await self._ask(
             self.health.note("put", body_size(body)), self._backend.put, key, body, if_absent=if_absent
         )
@@ -125,6 +138,7 @@ class GuardedObjectStore:
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See `ObjectStore.delete`."""
+        await self._writable()
         await self._ask(self.health.note("delete"), self._backend.delete, keys)
 
     async def unfinished(self, prefix: str) -> builtins.list[UnfinishedUpload]:
@@ -133,6 +147,7 @@ class GuardedObjectStore:
 
     async def abort(self, upload: UnfinishedUpload) -> None:
         """See `ObjectStore.abort`."""
+        await self._writable()
         await self._ask(nullcontext(), self._backend.abort, upload)
 
     async def probe(self) -> StoreCapabilities:

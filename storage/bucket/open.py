@@ -14,6 +14,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.local import MAX_THREADS, LocalObjectStore
+from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.secret_files import with_secret_files
 from tidelog.storage.bucket.store import Backend
 from tidelog.storage.settings import S3Settings
@@ -22,14 +23,17 @@ EMBEDDED_BUCKET: Final = "bucket"
 """The directory of the embedded store under the data directory."""
 
 
-def open_store(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> GuardedObjectStore:
+def open_store(
+    s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random, proof: BucketProof | None = None
+) -> GuardedObjectStore:
     """Return the store that `s3` names; without endpoint and bucket the embedded one, `<data_dir>/bucket`.
 
     Its gate has as many slots as the store has connections (or threads); call `for_purpose` for a view.
+    With `proof` nothing is written before the bucket is proven to be the cluster's.
     Sends nothing: `probe()` does, and finds or creates the bucket. Raises `ConfigError`.
     """
     slots = MAX_THREADS if s3.is_embedded else s3.max_concurrency
-    return GuardedObjectStore(open_backend(s3, data_dir, clock, rng), PriorityGate(slots), clock)
+    return GuardedObjectStore(open_backend(s3, data_dir, clock, rng), PriorityGate(slots), clock, proof=proof)
 
 
 def open_backend(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> Backend:

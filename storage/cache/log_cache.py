@@ -28,6 +28,16 @@ _NO_RECORDS: list[StreamEntry] = []
 """Shared by all streams without a record in memory, and never modified: most streams are idle."""
 
 
+class UnconfirmedRecord(NamedTuple):
+    """A record at the end of a stream that an earlier master appended and nobody is known to have confirmed."""
+
+    base_offset: int
+    end_offset: int
+    """Offset after its last one, in the stream."""
+    wal_end: int
+    """WAL offset (int64 bytes) after it: it is confirmed when the confirm offset reaches that."""
+
+
 class Fate(Enum):
     """What happens to a stream's records that are not uploaded yet."""
 
@@ -56,6 +66,7 @@ class StreamLog:
         "reason",
         "start_offset",
         "stream_id",
+        "unconfirmed",
     )
 
     def __init__(self, stream_id: int, end_offset: int) -> None:
@@ -76,6 +87,8 @@ class StreamLog:
         """The reason of the quarantine."""
         self.is_noted = False
         """The controller has recorded the quarantine, so if it reports none later, the quarantine was released."""
+        self.unconfirmed: Sequence[UnconfirmedRecord] = ()
+        """Recovered records that were not confirmed when the stream was opened, in order. They may be by now."""
         self._bases: list[int] = _NO_BASES
         self._records: list[StreamEntry] = _NO_RECORDS
         self._head = 0

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 
 from tidelog.storage.cache.footprint import footprint, own
-from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog
+from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog, UnconfirmedRecord
 from tidelog.storage.records import StreamEntry
 from tidelog.storage.wal.base import WalRecord
 
@@ -80,9 +80,10 @@ class RecoveredRecords:
             del self._by_stream[held.stream_id]
         self._cache.forget((footprint(held.record.payload),))
 
-    def fill(self, stream_log: StreamLog) -> str:
+    def fill(self, stream_log: StreamLog, confirm_offset: int) -> str:
         """Move a stream's records to its log while it is opened; the log ends at its committed end and has its epochs.
 
+        Those that end after the WAL offset `confirm_offset` are noted as unconfirmed.
         Returns a description of a gap or an overlap, or an empty string. On an error its records stay, to be set aside.
         """
         found = self._by_stream.pop(stream_log.stream_id, deque())
@@ -92,6 +93,11 @@ class RecoveredRecords:
             logger.info("ignoring records of an earlier ownership", extra=fields)
         for held in current:
             held.log = stream_log
+        stream_log.unconfirmed = [
+            UnconfirmedRecord(held.record.base_offset, held.record.base_offset + held.record.count, held.wal_end)
+            for held in current
+            if held.wal_end > confirm_offset
+        ]
         for held in current:
             if held.record.base_offset != stream_log.end_offset:
                 return (

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.cpu_time import SystemCpu
 from tidelog.runtime.errors import CorruptData, TidelogError
+from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.types import Offload
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
@@ -97,6 +98,7 @@ class BlockReader:
         )
         self._ahead = ReadAhead(cache_bytes // 2, clock.monotonic)
         self._turns = ColdTurns()
+        self._limiter = LogLimiter(logger, clock)
         self._tasks = TaskSet("storage.read")
 
     @property
@@ -152,7 +154,8 @@ class BlockReader:
             try:
                 return await self._read(stream_id, start_offset, end_offset, max_bytes)
             except ObjectNotFound as error:
-                logger.warning("object is gone, looking it up again", extra={"stream": stream_id, "error": error})
+                fields = {"stream": stream_id, "error": str(error)}
+                self._limiter.line("gone", logging.WARNING, "object is gone, looking it up again", fields)
                 missing = error
             except CorruptData:
                 self.damage.refused += 1

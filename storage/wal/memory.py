@@ -23,7 +23,7 @@ from tidelog.storage.wal.base import RawRecords, Submitted, WalFull, WalRecord, 
 from tidelog.storage.wal.epochs import EpochHistory
 from tidelog.storage.wal.format import EPOCH_START, HEADER_BYTES, encode_header
 from tidelog.storage.wal.received import check_place, first_payload_bytes, parse_received
-from tidelog.storage.wal.state import WalState
+from tidelog.storage.wal.state import ReplicaState
 
 _DATA = int(WalRecordType.DATA)
 _EPOCH_START = int(WalRecordType.EPOCH_START)
@@ -49,7 +49,7 @@ class _Kept:
         return memoryview(b"".join([header, *self.record.payload]))
 
 
-class MemoryWal(WalState):
+class MemoryWal(ReplicaState):
     """See `tidelog.storage.wal.base.ReplicatedWal`. Offsets advance as in `DiskWal`, headers included."""
 
     def __init__(self, settings: WalSettings, *, start_offset: int = 0) -> None:
@@ -59,7 +59,6 @@ class MemoryWal(WalState):
         self._report_scheduled = False
         self._kept: list[_Kept] = []
         self._promised = -1
-        self._confirm = 0
 
     def stats(self) -> dict[str, int]:
         """Return metrics; bytes."""
@@ -76,10 +75,7 @@ class MemoryWal(WalState):
 
     async def begin_epoch(self, epoch: int) -> None:
         """See `Wal.begin_epoch`. Raises `Fenced` for an epoch that is not newer."""
-        if epoch <= self._history.last_epoch:
-            raise Fenced(f"master epoch {epoch} is not newer than {self._history.last_epoch}, which the WAL has seen")
-        if epoch < self._promised:
-            raise self._fenced(epoch)
+        self._check_new(epoch)
         self._history.append(epoch, self._end)
         self._epoch = epoch
         self._keep(_EPOCH_START, EPOCH_START, HEADER_BYTES)
@@ -132,16 +128,9 @@ class MemoryWal(WalState):
         """See `ReplicatedWal.promised_epoch`."""
         return max(self._promised, self._history.last_epoch)
 
-    @property
-    def confirm_offset(self) -> int:
-        """See `ReplicatedWal.confirm_offset`."""
-        return self._confirm
-
     async def promise(self, epoch: int) -> None:
         """See `ReplicatedWal.promise`; it lasts as long as the records do."""
-        self._check_usable()
-        if epoch < self.promised_epoch:
-            raise self._fenced(epoch)
+        self._check_promise(epoch)
         self._promised = epoch
         if 0 <= self._epoch < epoch:
             self._epoch = -1
@@ -225,19 +214,6 @@ class MemoryWal(WalState):
         """See `ReplicatedWal.read_records`."""
         raw = await self.read_raw(start_offset, max_bytes)
         return [] if raw is None else parse_received(b"".join(raw.buffers), raw.offset, raw.epoch)
-
-    def _check_asker(self, master_epoch: int) -> None:
-        self._check_usable()
-        if master_epoch < self.promised_epoch:
-            raise self._fenced(master_epoch)
-        if self._epoch >= 0:
-            raise InvalidInput(
-                f"this WAL is the master's of epoch {self._epoch}: it takes nothing from one of epoch {master_epoch}",
-                hint="promise the newer epoch first",
-            )
-
-    def _fenced(self, epoch: int) -> Fenced:
-        return Fenced(f"master epoch {epoch} is older than {self.promised_epoch}, which the WAL has promised")
 
     def _start_over(self, offset: int) -> None:
         self._kept.clear()

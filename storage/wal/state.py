@@ -1,4 +1,5 @@
 """`WalState`: the common state of all WAL backends: offsets, epochs, waiting tasks, and the failure that ends the WAL.
+`ReplicaState`: that of the backends that may be one of several replicas, which follow one master at a time.
 
 Invariants: start ≤ durable ≤ end, all WAL offsets (bytes, int64); the first failure is kept, is reported once, and
 every later call raises it.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tidelog.runtime.errors import Closed
+from tidelog.runtime.errors import Closed, Fenced, InvalidInput
 from tidelog.storage.wal.base import Submitted, WalFailed
 from tidelog.storage.wal.epochs import EpochHistory
 
@@ -22,6 +23,7 @@ class WalState:
 
     def __init__(self, start_offset: int = 0) -> None:
         self._start = self._end = self._durable = start_offset
+        self._confirm = 0
         self._epoch = -1
         self._history = EpochHistory()
         self._closed = False
@@ -106,3 +108,42 @@ class WalState:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+class ReplicaState(WalState):
+    """The common part of `tidelog.storage.wal.base.ReplicatedWal`."""
+
+    @property
+    def promised_epoch(self) -> int:
+        """See `ReplicatedWal.promised_epoch`."""
+        raise NotImplementedError
+
+    @property
+    def confirm_offset(self) -> int:
+        """See `ReplicatedWal.confirm_offset`."""
+        return self._confirm
+
+    def _check_promise(self, epoch: int) -> None:
+        """Check that no newer master was promised. Raises `Fenced`, and what ended the WAL."""
+        self._check_usable()
+        if epoch < self.promised_epoch:
+            raise Fenced(f"master epoch {epoch} is older than {self.promised_epoch}, which the WAL has promised")
+
+    def _check_new(self, epoch: int) -> None:
+        """Check that a master's epoch may begin. Raises `Fenced`, and what ended the WAL."""
+        self._check_usable()
+        if epoch <= self._history.last_epoch:
+            raise Fenced(f"master epoch {epoch} is not newer than {self._history.last_epoch}, which the WAL has seen")
+        self._check_promise(epoch)
+
+    def _check_asker(self, master_epoch: int) -> None:
+        """Check that a master of this epoch may change the log, and that this WAL is not a master's.
+
+        Raises `Fenced`, `InvalidInput`, and what ended the WAL.
+        """
+        self._check_promise(master_epoch)
+        if self._epoch >= 0:
+            raise InvalidInput(
+                f"this WAL is the master's of epoch {self._epoch}: it takes nothing from one of epoch {master_epoch}",
+                hint="promise the newer epoch first",
+            )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.storage.test_object_format import decode
 from tests.storage.wal_harness import durable, make_wal, recovered
+from tests.support.examples import examples
 from tidelog.batch.batch import Record, build_batch, check_crc, parse_header
 from tidelog.batch.checksum import BATCH_CRC_AT, COMBINE_FROM_BYTES, batch_crc_onward, combine
 from tidelog.runtime.disk import FileDisk
@@ -46,14 +47,14 @@ def test_long_parts_combine(length: int) -> None:
 
 
 @given(uint32, uint32, uint32, lengths, lengths)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_it_does_not_matter_which_parts_are_combined_first(a: int, b: int, c: int, m: int, n: int) -> None:
     if m + n < 1 << 32:
         assert combine(combine(a, b, m), c, n) == combine(a, combine(b, c, n), m + n)
 
 
 @given(uint32, st.integers(1, 2 * COMBINE_FROM_BYTES))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_sound_batch_gives_the_checksum_of_its_bytes(before: int, value_bytes: int) -> None:
     batch = build_batch([Record(0, 0, None, bytes(value_bytes))])
     want = crc32c(batch, before)
@@ -67,7 +68,7 @@ def test_the_records_of_the_wal_are_the_same_bytes_as_before() -> None:
 
 
 @given(st.integers(BATCH_CRC_AT * 8, len(BATCH) * 8 - 1))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_bit_that_flips_between_check_and_write_is_found_in_the_wal(bit: int) -> None:
     batch = flipped(BATCH, bit)
     raw = encode_header(1, len(batch), 0, 0, 3, StreamAppend(9, 2, 77, 1, (batch,), CRC)) + batch
@@ -75,7 +76,7 @@ def test_a_bit_that_flips_between_check_and_write_is_found_in_the_wal(bit: int) 
 
 
 @given(st.integers(BATCH_CRC_AT * 8, len(BATCH) * 8 - 1))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_bit_that_flips_in_the_cache_is_found_in_the_object(bit: int) -> None:
     small = StreamEntry(5, 2, b"not a batch")
     sound, bad = CheckedBatch(7, 1, BATCH), CheckedBatch(7, 1, bytes(flipped(BATCH, bit)))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.batch.batch import (
     HEADER_BYTES,
     Compression,
@@ -66,7 +67,7 @@ def test_varints_round_trip_over_all_of_int64(value: int) -> None:
     assert len(out) <= 10
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(records, st.sampled_from(CODECS), st.integers(0, 1 << 60))
 def test_a_built_batch_reads_back_the_same(batch_records: list[Record], codec: Compression, base: int) -> None:
     batch = build_batch(batch_records, base_offset=base, leader_epoch=3, compression=codec)
@@ -79,7 +80,7 @@ def test_a_built_batch_reads_back_the_same(batch_records: list[Record], codec: C
     assert [record._replace(offset=0) for record in read] == batch_records
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.binary(max_size=5000), st.sampled_from(CODECS))
 def test_every_codec_round_trips_bytes(data: bytes, codec: Compression) -> None:
     assert bytes(decompress(memoryview(compress(data, codec)), codec, len(data))) == data
@@ -103,7 +104,7 @@ def test_cut_compressed_data_are_corrupt(codec: Compression) -> None:
             decompress(memoryview(packed)[:end], codec, LIMIT)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data(), st.sampled_from(CODECS))
 def test_damaged_records_raise_typed_errors_only(data: st.DataObject, codec: Compression) -> None:
     batch = bytearray(build_batch([one(b"x" * 50), one(b"y" * 50)], compression=codec))
@@ -147,7 +148,7 @@ def test_a_batch_over_the_limit_is_too_large() -> None:
     assert caught.value.kafka_code == 10
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_any_flipped_bit_from_byte_21_fails_the_crc(data: st.DataObject) -> None:
     batch = bytearray(build_batch([one()]))

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from tests.support.admin_world import CLUSTER_ID, NODE_ID, AdminWorld
+from tidelog.broker.admin import http
 from tidelog.broker.admin.http import DEFAULT_PORTS, AdminHttp, AdminSources
 from tidelog.broker.kafka.services import no_quorum
 from tidelog.broker.settings import AdminSettings
@@ -437,7 +438,8 @@ async def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_open() -> None:
         assert other.server.url == ""
 
 
-async def test_closing_ends_what_is_in_flight() -> None:
+async def test_closing_ends_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SHUTDOWN_S", 0.1)
     place = Place()
     url = await place.server.start()
     begun = asyncio.Event()

@@ -166,7 +166,8 @@ def test_the_answer_waits_until_the_partitions_led_here_are_open() -> None:
     assert [log.partition for log in world.partitions.all()] == [0, 1]
 
 
-def test_partitions_that_do_not_open_in_time_do_not_fail_the_creation() -> None:
+def test_partitions_that_do_not_open_in_time_do_not_fail_the_creation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MIN_BUDGET_MS", 20)
     world = AdminWorld(lag=1_000_000)
     result = create(world, creatable(7, "t"), timeout=1)["t"]
     assert int(result.error_code) == 0
@@ -178,7 +179,8 @@ def test_partitions_of_other_brokers_are_not_waited_for() -> None:
     assert int(result.error_code) == 0
 
 
-async def test_a_controller_that_does_not_answer_is_told_as_a_time_out() -> None:
+async def test_a_controller_that_does_not_answer_is_told_as_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MIN_BUDGET_MS", 20)
     world = AdminWorld()
     world.controller.gate = asyncio.Event()
     answer = await world.acall(topics.APIS, CREATE, 7, topics=[creatable(7, "t")], timeout=1, validate_only=False)

@@ -36,6 +36,10 @@ class Store(MemoryObjectStore):
         return await super().get_ranges(key, ranges)
 
 
+async def proven() -> None:
+    """It is the cluster's bucket."""
+
+
 def probe(store: Store) -> BucketProbe:
     return BucketProbe(cast("Any", store), InstantClock(), random.Random(1), lambda error: pytest.fail(str(error)))
 
@@ -48,11 +52,11 @@ def probe(store: Store) -> BucketProbe:
 )
 async def test_one_short_or_absent_answer_is_asked_for_again(error: Exception, must_fence: bool) -> None:
     store = Store(error, error)
-    await probe(store).meet(first_start=True, must_fence=must_fence)
+    await probe(store).meet(proven, first_start=True, must_fence=must_fence)
     assert not store.errors
 
 
 @pytest.mark.parametrize("error", [StoreAccessDenied("denied"), ConfigError("no such region")])
 async def test_what_waiting_cannot_mend_still_ends_a_first_start(error: Exception) -> None:
     with pytest.raises(type(error)):
-        await probe(Store(error)).meet(first_start=True, must_fence=True)
+        await probe(Store(error)).meet(proven, first_start=True, must_fence=True)

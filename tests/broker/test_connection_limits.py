@@ -15,6 +15,7 @@ from tests.support import schema
 from tests.support.kafka_client import KafkaClient, encode_request, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tests.support.loops import BOTH_LOOPS
+from tidelog.broker.kafka import connection
 from tidelog.broker.kafka.connection import REQUEST_OVERHEAD_BYTES, Connection
 from tidelog.broker.kafka.limits import FIRST_STEP_BYTES
 from tidelog.broker.kafka.wire.primitives import MAX_ELEMENTS
@@ -103,7 +104,8 @@ async def test_a_scanner_does_not_fill_the_log(caplog: pytest.LogCaptureFixture)
         pytest.param(struct.pack(">i", 50 * MIB) + b"x" * 40_000, id="a large request"),
     ],
 )
-async def test_a_request_that_does_not_come_is_not_waited_for(start: bytes) -> None:
+async def test_a_request_that_does_not_come_is_not_waited_for(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MIN_RECEIVE_BYTES_S", 1 << 20)  # how long what came may take
     settings = KafkaSettings(port=0, receive_timeout_ms=100)
     async with KafkaWorld(kafka=settings) as world:
         async with world.client() as client:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.broker.test_handlers_fetch import append, appended, fetch, fetch_request, part, values
 from tests.support import schema
+from tests.support.examples import examples
 from tests.support.kafka_client import KafkaClient
 from tests.support.kafka_world import KafkaWorld, until
 from tidelog.broker.kafka.errors import FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
@@ -148,7 +149,7 @@ async def do(world: KafkaWorld, reader: Reader, step: tuple[str, int, Any], numb
         await world.open(world.controller.image.topics[world.controller.image.topic_ids["t"]], index)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=STEPS)
 def test_a_reader_in_a_session_knows_what_one_without_knows(steps: list[tuple[str, int, Any]]) -> None:
     async def work() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.group_world import VIRTUAL_LOOP, Consumer, FakeLog, World
+from tests.support.group_world import Consumer, FakeLog, World
+from tests.support.loops import VIRTUAL_LOOP
 from tidelog.batch.batch import Record, build_batch
 from tidelog.broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
 from tidelog.broker.groups.members import MemberIdentity

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.group_calls import APIS, call, part, versions
-from tests.support.group_world import VIRTUAL_LOOP, World
+from tests.support.group_world import World
+from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.groups.errors import GroupError as E
 from tidelog.broker.groups.members import MemberIdentity
 

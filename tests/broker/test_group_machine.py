@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.support.examples import examples
 from tests.support.group_driver import Driver
 from tidelog.broker.groups.errors import GroupError as E
 from tidelog.broker.groups.messages import JoinResult
@@ -251,5 +252,5 @@ class Groups(RuleBasedStateMachine):
         assert self.d.group.next_deadline_ms() is None
 
 
-Groups.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+Groups.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=50, deadline=None)
 test_groups = Groups.TestCase

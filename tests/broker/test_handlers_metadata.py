@@ -20,6 +20,12 @@ METADATA = 3
 VERSIONS = range(14)
 
 
+@pytest.fixture
+def opens_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits little for the partitions that it created: nothing opens them."""
+    monkeypatch.setattr(metadata, "OPENING_WAIT_S", 0.05)
+
+
 async def ask(
     client: KafkaClient, version: int, topics: list[Any] | None, *, create: bool = False, **fields: Any
 ) -> Any:
@@ -76,6 +82,7 @@ async def test_an_empty_list_asks_for_no_topic(version: int) -> None:
         assert response.topics == () and len(response.brokers) == 1
 
 
+@pytest.mark.usefixtures("opens_late")
 async def test_a_topic_is_created_only_if_the_request_and_the_broker_allow_it() -> None:
     async with KafkaWorld() as world, world.client() as client:
         (refused,) = (await ask(client, 12, ["new"])).topics
@@ -97,6 +104,7 @@ async def test_an_illegal_name_is_told_and_not_created(name: str) -> None:
         assert found.error_code == 17 and not world.controller.image.topics
 
 
+@pytest.mark.usefixtures("opens_late")
 async def test_the_offsets_topic_is_internal_compacted_and_has_its_own_size() -> None:
     async with KafkaWorld() as world, world.client() as client:
         (found,) = (await ask(client, 12, ["__consumer_offsets"], create=True)).topics

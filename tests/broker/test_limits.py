@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.broker.kafka.limits import EAGER_BYTES, FIRST_STEP_BYTES, STALL_S, ByteBudget, Seats, UnreadOutput
 from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
 from tidelog.runtime.clock import SystemClock
@@ -71,7 +72,7 @@ steps = st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["send", "send", 
                            st.integers(1, MIB)), max_size=80)  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(20_000, 3 * MIB), min_size=1, max_size=12), steps)
 def test_memory_stays_bounded_and_every_frame_comes_in(sizes: list[int], script: list[tuple[int, str, int]]) -> None:
     limit = 2 * MIB

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tidelog.broker.partitions.move_table import MAX_UPLOADS, SMALL_REST_BYTES, Move, MovePhase, MoveTable
 from tidelog.controller.model.errors import NoReassignmentInProgress, NotHandedOver
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord
@@ -300,4 +301,4 @@ class OneOwner(RuleBasedStateMachine):
 
 
 TestOneOwner = OneOwner.TestCase
-TestOneOwner.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestOneOwner.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.group_calls import call, part, versions
-from tests.support.group_world import VIRTUAL_LOOP, Consumer, World
+from tests.support.group_world import Consumer, World
+from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.groups.errors import GroupError as E
 
 LOOPS = VIRTUAL_LOOP

@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, batch, until
 from tidelog.broker.kafka.errors import fetch_code, produce_code
 from tidelog.broker.partitions.manager import PartitionDamaged, PartitionManager
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler
+from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import KafkaSettings, LogSettings
 from tidelog.controller.image.image import Image
@@ -64,25 +67,32 @@ class World:
         controller.register(NODE_ID)
         controller.register(OTHER)
         objects: Any = controller
-        self.storage = Storage(
-            ReplicaSetData(CLUSTER_ID, NODE_ID, MemoryWal(WalSettings()), MemoryObjectStore(), objects),
-            StorageSettings(UploadSettings(age_ms=3_600_000)),
-            SystemClock(),
-            rng,
-        )
+        self._store = MemoryObjectStore()
+        self.storage = self.make_storage(NODE_ID)
+        self.storages = MasterStorages()
         self.partitions = PartitionManager(
             node_id=NODE_ID,
             controller=objects,
-            storage=self.storage,
+            storages=self.storages,
             clock=SystemClock(),
             kafka=KafkaSettings(),
             defaults=LogSettings(),
             rng=rng,
         )
 
+    def make_storage(self, replica_set: int) -> Storage:
+        objects: Any = self.controller
+        return Storage(
+            ReplicaSetData(CLUSTER_ID, replica_set, MemoryWal(WalSettings()), self._store, objects),
+            StorageSettings(UploadSettings(age_ms=3_600_000)),
+            SystemClock(),
+            random.Random(replica_set),
+        )
+
     async def start(self) -> None:
         await self.storage.recover()
         await self.storage.start(self.controller.image.replica_sets[NODE_ID].master_epoch)
+        self.storages.add(self.storage)
         await self.partitions.start()
 
     async def close(self) -> None:
@@ -137,7 +147,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(steps=STEPS)
 def test_what_is_open_is_what_is_placed_here_whatever_happens(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
@@ -204,6 +214,12 @@ async def test_a_start_is_not_held_up_by_a_partition_that_leaves() -> None:
     finally:
         held.set()
         await made.close()
+
+
+def placed_on(here: World, topic: TopicRecord, index: int) -> int:
+    partition = here.controller.image.partition(topic.id, index)
+    assert partition is not None
+    return partition.replica_set
 
 
 async def append_everywhere(here: World) -> None:
@@ -311,3 +327,44 @@ def opening_of(here: World, topic: str) -> Opening:
         here.partitions.get(topic, 0)
     assert refused.value.opening is not None
     return refused.value.opening
+
+
+async def test_each_partition_is_stored_in_the_storage_of_its_replica_set() -> None:
+    """A broker that is elected in another replica set serves that one, too, until its storage is removed."""
+
+    async with world() as here:
+        topic = await here.create("t", [NODE_ID, OTHER])
+        await until(lambda: len(here.open()) == 1, "that of its own set is open")
+        tables = here.controller.state.tables
+        row = tables.replica_sets.get(OTHER)
+        assert row is not None
+        tables.replica_sets.put(
+            OTHER, msgspec.structs.replace(row, members=(OTHER, NODE_ID), sync_state_set=(OTHER, NODE_ID))
+        )
+        elected = here.controller.apply(c.Elect(OTHER, NODE_ID))
+        assert elected is not None
+        other = here.make_storage(OTHER)
+        await other.recover()
+        await other.start(here.controller.image.replica_sets[OTHER].master_epoch)
+        try:
+            with pytest.raises(LeaderNotAvailable):
+                here.partitions.get("t", 1)
+            here.storages.add(other)
+            await until(lambda: len(here.open()) == 2, "both are open")
+            ends = here.storage.data_end, other.data_end
+            appended = here.partitions.get("t", 1).append_internal(batch(b"x"))
+            assert here.storage.data_end == ends[0]
+            assert other.data_end == appended.wal_end > ends[1]
+
+            here.controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 1, NODE_ID),)))
+            await until(lambda: placed_on(here, topic, 1) == NODE_ID, "it has moved to the other set")
+            await until(here.is_settled, "and is open again")
+            here.partitions.get("t", 1).append_internal(batch(b"y"))
+            assert here.storage.data_end > ends[0]
+
+            await here.create("u", [OTHER])
+            await until(lambda: len(here.open()) == 3, "a new one of that set is open")
+            here.storages.remove(OTHER)
+            await until(lambda: len(here.open()) == 2, "it is closed")
+        finally:
+            await other.close(upload=False)

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tests.support.kafka_world import NODE_ID, DataController
 from tidelog.broker.partitions.move_table import MovePhase, MoveTable
 from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler, streams_to_open
@@ -34,6 +35,8 @@ class World:
         self.reconciler = PartitionReconciler(NODE_ID, self.moves, random.Random(1), lambda key, _: key in self.hints)
         self.controller.subscribe(self.heard)
         self.now = 0.0
+        self.behind = 0
+        """How many epochs the storage here is behind the metadata."""
         self.opened: dict[PartitionKey, int] = {}
         """What a shell has open, with leader epochs."""
         for broker in (NODE_ID, OTHER):
@@ -48,8 +51,13 @@ class World:
     def move(self, target: int, *keys: PartitionKey) -> None:
         self.controller.apply(c.MovePartitions(tuple(c.PartitionMove(*key, target) for key in keys)))
 
+    def terms(self) -> dict[int, int]:
+        """The master epochs in which storages serve here."""
+        sets = self.image.replica_sets.values()
+        return {each.id: each.master_epoch - self.behind for each in sets if each.master == NODE_ID}
+
     def plan(self) -> PartitionPlan:
-        self.reconciler.refresh(self.image, self.now)
+        self.reconciler.refresh(self.image, self.now, self.terms())
         plan = self.reconciler.plan(self.image, self.now, 0)
         for key, _ in plan.closes:
             del self.opened[key]
@@ -91,6 +99,22 @@ def test_streams_are_asked_for_by_replica_set_and_master_epoch() -> None:
     assert streams_to_open(batch.values()) == {(NODE_ID, wanted.master_epoch): streams}
 
 
+def test_a_partition_is_opened_only_in_the_epoch_in_which_its_storage_serves() -> None:
+    world = World()
+    world.behind = 1
+    world.create(NODE_ID)
+    assert world.plan().opens == [], "the storage has not begun the new epoch"
+    world.behind = 0
+    world.reconciler.all_changed()
+    assert [list(batch) for batch in world.plan().opens] == [[FIRST]]
+    world.open(FIRST)
+    world.behind = 1  # deposed and elected again
+    world.controller.apply(c.Elect(NODE_ID, NODE_ID))
+    assert world.plan().closes == [(FIRST, False)]
+    world.reconciler.ended([FIRST])
+    assert world.plan().opens == []
+
+
 def test_what_does_not_open_is_tried_again_after_a_back_off_and_shown() -> None:
     world = World()
     world.create(NODE_ID)
@@ -121,7 +145,7 @@ def test_a_deleted_partition_is_dropped_and_one_that_is_led_anew_is_closed_and_o
     assert [list(batch) for batch in world.plan().opens] == [[FIRST]]
     world.open(FIRST)
     world.controller.apply(c.DeleteTopic(TOPIC))
-    found = world.reconciler.refresh(world.image, world.now)
+    found = world.reconciler.refresh(world.image, world.now, world.terms())
     assert found.deleted == [FIRST]
     assert world.plan().closes == [(FIRST, True)]
     world.reconciler.ended([FIRST])
@@ -132,7 +156,7 @@ def test_a_changed_configuration_keeps_open_what_is_open() -> None:
     world = World()
     world.all_open(NODE_ID)
     world.controller.apply(c.AlterTopicConfigs(TOPIC, {"retention.ms": "1"}))
-    found = world.reconciler.refresh(world.image, world.now)
+    found = world.reconciler.refresh(world.image, world.now, world.terms())
     assert (found.topics, [key for key, _ in found.kept]) == ([TOPIC], [FIRST])
     assert world.plan() == PartitionPlan()
 
@@ -162,7 +186,7 @@ def test_what_has_a_target_is_moved_when_it_is_open_and_decided_anew_when_that_h
 def test_streams_that_a_hand_over_opened_are_not_asked_for_if_there_is_a_hint() -> None:
     world = World()
     world.create(NODE_ID)
-    world.reconciler.refresh(world.image, 0.0)
+    world.reconciler.refresh(world.image, 0.0, world.terms())
     wanted = world.reconciler.wanted[FIRST]
     ((place, streams),) = streams_to_open([wanted]).items()
     world.controller.apply(c.OpenStreams(*place, tuple(streams)))
@@ -268,4 +292,4 @@ class Reconciling(RuleBasedStateMachine):
 
 
 TestReconciling = Reconciling.TestCase
-TestReconciling.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestReconciling.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)

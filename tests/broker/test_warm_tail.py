@@ -114,7 +114,7 @@ class FollowedWal:
         whole = wanted == list(range(wanted[0], wanted[0] + len(wanted))) if wanted else True
         assert len(records) == len(wanted)
         if whole and wanted:
-            assert records.fill(log) == ""
+            assert records.fill(log, self.wal.end_offset) == ""
             assert log.end_offset == wanted[-1] + 1
 
 

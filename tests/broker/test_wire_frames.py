@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.broker.kafka.errors import MalformedRequest
 from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, SMALL_FRAME_BYTES, FrameReader, Grant
 
@@ -41,7 +42,7 @@ def stepwise(_capacity: int, filled: int, size: int) -> int:
 
 
 @pytest.mark.parametrize("grant", [whole, stepwise])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(lengths=st.lists(sizes, min_size=1, max_size=5), chunks=st.lists(st.integers(1, 300_000), max_size=30))
 def test_any_chunking_gives_the_same_frames(grant: Grant, lengths: list[int], chunks: list[int]) -> None:
     sent = [bytes([index]) * length for index, length in enumerate(lengths)]

@@ -16,6 +16,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from tests.support import schema
+from tests.support.examples import examples
 from tests.support.kafka_client import encode_request
 from tests.support.kio_strategies import entities
 from tidelog.broker.kafka.errors import MalformedRequest
@@ -55,7 +56,7 @@ def _uuid(value: bytes) -> uuid.UUID | None:
 # --- Produce -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from([load_request_schema(0, v) for v in PRODUCE_VERSIONS]).flatmap(entities))
 def test_a_produce_request_is_read_as_kio_wrote_it(entity: Any) -> None:
     frame = bytearray(encode_request(entity, 5)[4:])
@@ -108,7 +109,7 @@ def _broken(body: bytearray, last: int, data: st.DataObject) -> bytearray:
     return body[: data.draw(st.integers(0, len(body)))] if data.draw(st.booleans()) else body
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.sampled_from([9, 12, 13]), text, int16, st.binary(max_size=300), st.data())
 def test_a_request_for_one_partition_reads_the_same_both_ways(
     version: int, name: str, index: int, records: bytes, data: st.DataObject
@@ -203,7 +204,7 @@ def _kio_produce_response(version: int, response: produce.ProduceResponse) -> An
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(PRODUCE_VERSIONS), produce_responses)
 def test_a_produce_response_is_byte_identical_to_kio(version: int, response: produce.ProduceResponse) -> None:
     expected = _encode(_kio_produce_response(version, response))
@@ -215,7 +216,7 @@ def test_a_produce_response_is_byte_identical_to_kio(version: int, response: pro
 # --- Fetch ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from([load_request_schema(1, v) for v in FETCH_VERSIONS]).flatmap(entities))
 def test_a_fetch_request_is_read_as_kio_wrote_it(entity: Any) -> None:
     version = entity.__version__
@@ -237,7 +238,7 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(entity: Any) -> None:
     assert [topic.partitions for topic in request.forgotten_topics] == [list(topic.partitions) for topic in forgotten]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.sampled_from([12, 13, 14, 15, 17]), text, text, int32, int64, st.data())
 def test_a_fetch_of_one_partition_reads_the_same_both_ways(
     version: int, name: str, rack: str, index: int, offset: int, data: st.DataObject
@@ -340,7 +341,7 @@ def _kio_fetch_response(version: int, response: fetch.FetchResponse) -> Any:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(FETCH_VERSIONS), fetch_responses)
 def test_a_fetch_response_is_byte_identical_to_kio(version: int, response: fetch.FetchResponse) -> None:
     expected = _encode(_kio_fetch_response(version, response))
@@ -349,7 +350,7 @@ def test_a_fetch_response_is_byte_identical_to_kio(version: int, response: fetch
     assert b"".join(message_codec(1, version).encode(77, response)) == struct.pack(">i", len(body)) + body
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(range(12, fetch.MAX_VERSION + 1)), text, topic_ids, fetch_partitions, int32)
 def test_a_fetch_response_of_one_partition_is_the_same_both_ways(
     version: int, name: str, topic_id: bytes, partition: fetch.PartitionData, session_id: int
@@ -389,7 +390,7 @@ HOT_REQUESTS = [load_request_schema(0, v) for v in PRODUCE_VERSIONS] + [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_garbage_raises_malformed_request_and_nothing_else(data: st.DataObject) -> None:
     entity = data.draw(st.sampled_from(HOT_REQUESTS).flatmap(entities))
@@ -401,7 +402,7 @@ def test_garbage_raises_malformed_request_and_nothing_else(data: st.DataObject) 
         message_codec(entity.__api_key__, entity.__version__).decode(frame)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.sampled_from([load_request_schema(0, 12), load_request_schema(1, 17)]).flatmap(entities), st.data())
 def test_a_truncated_request_is_never_taken_for_a_whole_one(entity: Any, data: st.DataObject) -> None:
     frame = bytearray(encode_request(entity, 1)[4:])

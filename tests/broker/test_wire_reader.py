@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema
 from kio.schema.index import api_key_map, schema_name_map
 
+from tests.support.examples import examples
 from tests.support.kafka_client import encode_request
 from tests.support.kio_strategies import entities
 from tests.support.schema import as_message, body
@@ -45,13 +46,13 @@ def reader_of(entity: Any) -> Callable[[Buffer, int], Any]:
     return request_reader(layout, layout)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(LAYOUTS).flatmap(entities))
 def test_every_request_that_kio_writes_is_read_back_equal(entity: Any) -> None:
     assert reader_of(entity)(b"junk" + body(entity), 4) == entity
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(SERVED).flatmap(entities), st.text(max_size=10) | st.none())
 def test_a_whole_frame_gives_its_header_client_id_and_request(entity: Any, client_id: str | None) -> None:
     frame = bytearray(encode_request(entity, -7, client_id)[4:])
@@ -64,7 +65,7 @@ def test_a_whole_frame_gives_its_header_client_id_and_request(entity: Any, clien
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_garbage_raises_malformed_request_and_nothing_else(data: st.DataObject) -> None:
     entity = data.draw(st.sampled_from(LAYOUTS).flatmap(entities))

@@ -8,6 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.controller.active.balance_picture import Picture, Piece, Target
 from tidelog.controller.active.balance_plan import BalanceMeasure, CountMeasure, Plan, Racks, make_plan
 from tidelog.controller.model.load import Rates
@@ -82,7 +83,7 @@ def not_worse(new: list[float], old: list[float]) -> bool:
     return True
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SEEDS)
 def test_no_move_costs_its_own_goal_or_an_earlier_one_anything_and_every_plan_makes_it_better(seed: int) -> None:
     picture = picture_by(seed)
@@ -99,7 +100,7 @@ def test_no_move_costs_its_own_goal_or_an_earlier_one_anything_and_every_plan_ma
     assert plan.findings
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SEEDS, st.integers(1, 8))
 def test_a_plan_keeps_to_its_limits(seed: int, limit: int) -> None:
     picture = picture_by(seed)
@@ -116,7 +117,7 @@ def test_a_plan_keeps_to_its_limits(seed: int, limit: int) -> None:
         assert name(move.key) in move.why
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SEEDS)
 def test_planning_again_and_again_comes_to_rest(seed: int) -> None:
     picture = picture_by(seed, movable=True)
@@ -128,7 +129,7 @@ def test_planning_again_and_again_comes_to_rest(seed: int) -> None:
     raise AssertionError("it never rests")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(SEEDS)
 def test_the_same_picture_gives_the_same_plan(seed: int) -> None:
     picture = picture_by(seed, movable=True)

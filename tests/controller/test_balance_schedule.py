@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.controller.controller_helpers import TOPIC, Driver
+from tests.support.examples import examples
 from tidelog.controller.active.balance_picture import takers
 from tidelog.controller.active.balance_schedule import LOOK_S, MODE_KEY, BalanceSchedule
 from tidelog.controller.image.image import Delta
@@ -104,4 +105,4 @@ class Schedule(RuleBasedStateMachine):
 
 
 TestSchedule = Schedule.TestCase
-TestSchedule.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestSchedule.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)

@@ -106,6 +106,7 @@ def written_version(node: ControllerNode) -> int:
     return -1 if state is None or state["version"] is None else int(state["version"])
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_the_active_controller_writes_what_it_has_and_keeps_a_few(tmp_path: Path) -> None:
     store = MemoryObjectStore(SystemClock())
     node = await started(tmp_path, store)
@@ -123,6 +124,7 @@ async def test_the_active_controller_writes_what_it_has_and_keeps_a_few(tmp_path
     assert len(await states(store, node.image.cluster_id)) == 2
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_a_restarted_controller_says_at_once_that_it_is_not_closed(tmp_path: Path) -> None:
     store = MemoryObjectStore(SystemClock())
     node = await started(tmp_path, store)
@@ -134,6 +136,7 @@ async def test_a_restarted_controller_says_at_once_that_it_is_not_closed(tmp_pat
     await node.close()
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_a_superseded_controller_writes_and_deletes_nothing_more_and_ends(tmp_path: Path) -> None:
     store = MemoryObjectStore(SystemClock())
     failed: list[Exception] = []

@@ -276,6 +276,7 @@ async def test_a_closed_connection_makes_a_broker_dead_at_once_and_a_heartbeat_r
     await node.close()
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_a_silent_broker_is_dead_after_the_session_timeout(tmp_path: Path) -> None:
     node, client = await world(tmp_path, settings=ControllerSettings(session_timeout_ms=300))
     await send(node, c.RegisterBroker(5, "c", "a", "h", 1, "", "", newest_level=1))  # and no heartbeats
@@ -370,6 +371,7 @@ async def test_the_active_controller_tells_which_object_ids_it_does_not_know(tmp
     await node.close()
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_the_lifecycle_expires_deletes_and_then_forgets(tmp_path: Path) -> None:
     deleted: list[int] = []
     fails = [True]
@@ -387,7 +389,9 @@ async def test_the_lifecycle_expires_deletes_and_then_forgets(tmp_path: Path) ->
     await node.close()
 
 
-async def test_a_destroyed_object_is_deleted_when_every_broker_has_newer_metadata(tmp_path: Path) -> None:
+async def test_a_destroyed_object_is_deleted_when_every_broker_has_newer_metadata(
+    tmp_path: Path, quick_rounds: float
+) -> None:
     deleted: dict[int, int] = {}
 
     async def delete(object_ids: Any) -> None:
@@ -401,7 +405,7 @@ async def test_a_destroyed_object_is_deleted_when_every_broker_has_newer_metadat
     await client.prepare_objects(3, 50)
     await until(lambda: {one.state for one in client.image.objects.values()} == {ObjectState.DESTROYED})
     destroyed_at = {one.id: one.destroyed_at for one in client.image.objects.values()}
-    rounds_s = SystemClock().monotonic() + 2.5
+    rounds_s = SystemClock().monotonic() + 8 * quick_rounds
     await until(lambda: SystemClock().monotonic() > rounds_s)
     assert not deleted, "broker 7 may still read by the metadata that it told"
     await reader.close()
@@ -416,7 +420,7 @@ async def test_a_destroyed_object_is_deleted_when_every_broker_has_newer_metadat
 
 
 async def test_a_broker_without_a_controller_knows_that_its_metadata_is_old(tmp_path: Path) -> None:
-    node, client = await world(tmp_path, budget_s=0.3, settings=ControllerSettings(read_grace_ms=1_000))
+    node, client = await world(tmp_path, budget_s=0.3, settings=ControllerSettings(read_grace_ms=300))
     client.check_current()  # a tool that is no broker has no limit
     await client.catch_up()
     await register(client)
@@ -437,6 +441,7 @@ async def test_a_broker_without_a_controller_knows_that_its_metadata_is_old(tmp_
     await client.close()
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_a_bucket_that_does_not_answer_delays_no_look_at_who_lives(tmp_path: Path) -> None:
     asked = asyncio.Event()
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.controller.controller_helpers import DELAY_MS, TOPIC, Driver, new_object
+from tests.support.examples import examples
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.records import ObjectState
@@ -221,7 +222,7 @@ OFFSETS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=5)
 
 
 @given(OFFSETS, OFFSETS, st.integers(0, 18))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_check_agrees_with_sets_of_offsets(
     held: list[tuple[int, int]], made: list[tuple[int, int]], start_offset: int
 ) -> None:

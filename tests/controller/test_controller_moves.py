@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
+from tests.support.examples import examples
 from tidelog.controller.active.duties import Duties
 from tidelog.controller.active.lifecycle import Lifecycle
 from tidelog.controller.active.readers import Readers
@@ -633,4 +634,4 @@ class MoveMachine(RuleBasedStateMachine):
 
 
 TestMoveMachine = MoveMachine.TestCase
-TestMoveMachine.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)
+TestMoveMachine.settings = settings(max_examples=examples(150), stateful_step_count=80, deadline=None)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.controller.controller_helpers import DELAY_MS, Driver
+from tests.support.examples import examples
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.index import MetadataIndex
 from tidelog.controller.machine.slices import unpack
@@ -350,4 +351,4 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 TestControllerMachine = ControllerMachine.TestCase
-TestControllerMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestControllerMachine.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.controller.controller_helpers import TOPIC, Driver
+from tests.support.examples import examples
 from tidelog.controller.active.drain_plan import is_drained, plan_drain_of, plan_drains
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
@@ -301,4 +302,4 @@ class Scaling(RuleBasedStateMachine):
 
 
 TestScaling = Scaling.TestCase
-TestScaling.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestScaling.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.controller.controller_helpers import TOPIC, Driver, new_object
+from tests.support.examples import examples
 from tidelog.controller.active.duties import Duties
 from tidelog.controller.active.lifecycle import Lifecycle, Refuses
 from tidelog.controller.active.readers import Readers
@@ -753,4 +754,4 @@ class FailoverMachine(RuleBasedStateMachine):
 
 
 TestFailover = FailoverMachine.TestCase
-TestFailover.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
+TestFailover.settings = settings(max_examples=examples(100), stateful_step_count=80, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.controller.raft.journal import Journal, JournalStalled
 from tidelog.controller.raft.member import align
 from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
@@ -47,7 +48,7 @@ OPERATIONS = st.lists(
 
 
 @given(operations=OPERATIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_was_synced_is_read_back(
     operations: list[tuple[str, object]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

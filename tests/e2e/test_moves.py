@@ -30,7 +30,8 @@ from tidelog.controller.model.records import NO_REPLICA_SET
 from tidelog.runtime.errors import TidelogError
 from tidelog.storage.storage import Storage
 from tidelog.stream.opened import OpenedStream
-from tidelog.stream.partition_log import ClosedLog, PartitionLog
+from tidelog.stream.partition_close import ClosedLog
+from tidelog.stream.partition_log import PartitionLog
 
 PARTITIONS = 3
 TOPIC = "moved"

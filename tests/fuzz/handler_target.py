@@ -16,9 +16,9 @@ from tests.fuzz import samples
 from tests.fuzz.base import Mutate, flip
 from tests.fuzz.transport import FuzzNetwork, FuzzTransport
 from tests.fuzz.world import Stage
-from tests.support.group_world import LoopClock
 from tests.support.kafka_client import decode_response
 from tests.support.kafka_world import KafkaWorld, batch
+from tests.support.loops import LoopClock
 from tidelog.broker.kafka.apis import all_apis
 from tidelog.broker.kafka.connection import Connection
 from tidelog.broker.settings import KafkaSettings

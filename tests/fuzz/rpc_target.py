@@ -19,7 +19,7 @@ from tests.fuzz import samples
 from tests.fuzz.base import Mutate, flip
 from tests.fuzz.transport import FuzzNetwork, FuzzTransport
 from tests.fuzz.world import Stage
-from tests.support.group_world import LoopClock
+from tests.support.loops import LoopClock
 from tidelog.controller.image.replica import Replica
 from tidelog.controller.image.transfer import ImageParams
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any
 
-from tests.support.group_world import VirtualLoop
+from tests.support.loops import VirtualLoop
 
 
 class DefectLogged(AssertionError):

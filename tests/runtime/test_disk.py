@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.runtime import disk as disk_module
 from tidelog.runtime.disk import FileDisk, FileDiskFile
 from tidelog.runtime.types import Buffer
@@ -309,7 +310,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(operations=OPERATIONS)
 def test_whichever_thread_commits_the_order_of_submission_is_kept(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, bool, bool]]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.runtime.errors import CorruptData
 from tidelog.runtime.wire import HEADER_BYTES, FrameDecoder, FrameTooLarge, encode_frame
 
@@ -13,7 +14,7 @@ FRAMES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=200)), max_s
 
 
 @given(frames=FRAMES, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_frames_survive_any_cut_of_the_byte_stream(frames: list[tuple[int, bytes]], sizes: list[int]) -> None:
     stream = b"".join(encode_frame(kind, payload) for kind, payload in frames)
     decoder = FrameDecoder()
@@ -29,7 +30,7 @@ def test_frames_survive_any_cut_of_the_byte_stream(frames: list[tuple[int, bytes
 
 
 @given(payload=st.binary(max_size=64), bit=st.integers(0, 8 * (HEADER_BYTES + 64) - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_flipped_bit_never_yields_a_wrong_frame(payload: bytes, bit: int) -> None:
     damaged = bytearray(encode_frame(7, payload))
     damaged[bit // 8 % len(damaged)] ^= 1 << bit % 8

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.reference_log import MUTATIONS, Mutation, generate
+from tests.support.examples import examples
 from tidelog.simulation.checkers import RULES, check
 
 FOUND_BY = {
@@ -25,7 +26,7 @@ FOUND_BY = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 400))
 def test_correct_histories_are_clean(seed: int, steps: int) -> None:
     findings = check(generate(Random(seed), steps))
@@ -33,7 +34,7 @@ def test_correct_histories_are_clean(seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda each: each.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32), st.integers(100, 400))
 def test_mutated_histories_are_not(mutate: Mutation, seed: int, steps: int) -> None:
     history = generate(Random(seed), steps)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fake_objects import FakeObjects
 from tests.support.storage_world import CLUSTER, FastClock, FaultyStore, inline
 from tidelog.runtime.errors import Closed, CorruptData, Unavailable
@@ -74,7 +75,7 @@ class Bucket:
         return [record._replace(payload=bytes(record.payload)) for record in got]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.dictionaries(st.integers(1, 3), st.lists(st.integers(0, 300), min_size=1, max_size=8), min_size=1)),
     st.integers(1, 400),

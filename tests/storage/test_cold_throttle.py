@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.test_block_reader import KIB, Bucket
+from tests.support.examples import examples
 from tests.support.storage_world import CLUSTER, FastClock, inline
 from tidelog.runtime.cpu_time import ByteCost, CpuTimes, SystemCpu
 from tidelog.storage.reads.reader import BlockReader
@@ -271,7 +272,7 @@ def test_what_is_owed_and_what_is_saved_up_are_bounded() -> None:
     assert share.delay_s == pytest.approx(0.1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.floats(0.01, 1),
     st.lists(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.planned_bucket import Bucket
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.commits import ObjectKind, StreamRange
@@ -36,7 +37,7 @@ UPLOAD = st.dictionaries(STREAMS, st.integers(100, 20_000), min_size=1)
         max_size=60,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_happens_every_offset_is_kept_and_compaction_comes_to_an_end(
     steps: list[tuple[str, Any, Any]],
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.planned_bucket import Bucket
 from tidelog.storage.commits import ObjectKind, StreamRange
 from tidelog.storage.compaction.facts import ObjectFacts
@@ -195,7 +196,7 @@ def test_a_stream_that_leaves_gets_objects_of_at_most_the_target_size() -> None:
     assert all(stream_id != 1 for one in outputs if one.kind == ObjectKind.STREAM_SET for stream_id, _ in one.parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 12))
 def test_groups_are_disjoint_bounded_and_worth_it(seed: int, streams: int) -> None:
     rng = random.Random(seed)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.runtime.errors import CorruptData, Fenced
 from tidelog.storage.wal.epochs import EpochHistory, decode_epoch_file, encode_epoch_file
 
@@ -77,7 +78,7 @@ def test_common_point_needs_equal_epoch_and_equal_start() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_common_point_is_where_the_logs_really_part(data: st.DataObject) -> None:
     """Two logs share a past, then each lives on with epochs of its own: the cut is exactly the shared bytes."""
 
@@ -104,13 +105,13 @@ def test_common_point_is_where_the_logs_really_part(data: st.DataObject) -> None
 
 
 @given(histories(), st.integers(0, (1 << 63) - 1))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_file_is_read_back(history: EpochHistory, durable_offset: int) -> None:
     assert decode_epoch_file(encode_epoch_file(history, durable_offset)) == (history, durable_offset)
 
 
 @given(histories(), st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_damage_to_the_file_is_found(history: EpochHistory, data: st.DataObject) -> None:
     raw = bytearray(encode_epoch_file(history, 5))
     with pytest.raises(CorruptData):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.test_epoch_history import histories
+from tests.support.examples import examples
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.wal.epochs import (
     NO_MARKS,
@@ -37,7 +38,7 @@ def files(draw: st.DrawFn) -> tuple[EpochHistory, int, ReplicaMarks]:
 
 
 @given(files())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_marks_are_read_back(file: tuple[EpochHistory, int, ReplicaMarks]) -> None:
     history, durable, marks = file
     data = encode_epoch_file(history, durable, marks)
@@ -46,7 +47,7 @@ def test_the_marks_are_read_back(file: tuple[EpochHistory, int, ReplicaMarks]) -
 
 
 @given(histories(), st.integers(0, INT64))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_file_without_marks_is_of_version_1_and_has_the_defaults(history: EpochHistory, durable: int) -> None:
     data = encode_epoch_file(history, durable)
     assert data == encode_epoch_file(history, durable, ReplicaMarks())
@@ -55,7 +56,7 @@ def test_a_file_without_marks_is_of_version_1_and_has_the_defaults(history: Epoc
 
 
 @given(files(), st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_any_damage_is_found(file: tuple[EpochHistory, int, ReplicaMarks], data: st.DataObject) -> None:
     raw = bytearray(encode_epoch_file(*file))
     cut = raw[: data.draw(st.integers(0, len(raw) - 1))]

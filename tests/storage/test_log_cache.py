@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.support.examples import examples
 from tidelog.storage.cache.footprint import RECORD_BYTES, footprint
 from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog
 from tidelog.storage.records import StreamEntry
@@ -84,7 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert gone == sorted(gone, reverse=True)
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 test_the_cache_behaves_as_its_model = CacheMachine.TestCase
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.runtime.errors import CorruptData, InvalidInput, TidelogError
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import ObjectKind, StreamRange
@@ -64,7 +65,7 @@ def stream_parts(draw: st.DrawFn) -> list[tuple[int, list[StreamEntry]]]:
     return parts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(stream_parts(), st.integers(1, 2000))
 def test_what_goes_in_comes_out(parts: list[tuple[int, list[StreamEntry]]], block_bytes: int) -> None:
     built = build(parts, block_bytes=block_bytes)
@@ -76,7 +77,7 @@ def test_what_goes_in_comes_out(parts: list[tuple[int, list[StreamEntry]]], bloc
     assert verify_bytes(data, "k") == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(stream_parts(), st.data())
 def test_every_flipped_bit_is_found(parts: list[tuple[int, list[StreamEntry]]], data: st.DataObject) -> None:
     body = bytearray(b"".join(build(parts).body))
@@ -97,7 +98,7 @@ def test_every_single_bit_of_a_small_object_is_found() -> None:
         assert verify_bytes(bytes(bad), "k"), f"bit {bit} went unseen"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(stream_parts(), st.data())
 def test_every_cut_and_every_garbage_is_corrupt_data(
     parts: list[tuple[int, list[StreamEntry]]], data: st.DataObject

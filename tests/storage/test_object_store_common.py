@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Unavailable
 from tidelog.storage.bucket.common import (
@@ -30,7 +31,7 @@ from tidelog.storage.settings import S3Settings
 RANGES = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200)).map(lambda r: (r[0], r[0] + r[1])), max_size=12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(RANGES, st.integers(0, 50), st.integers(1, 300))
 def test_merged_ranges_serve_every_range_and_read_little_in_vain(
     ranges: list[tuple[int, int]], gap: int, limit: int
@@ -60,7 +61,7 @@ def test_the_bounds_of_merging_are_exact() -> None:
     assert len(merge_ranges([(0, half), (half, MAX_MERGED_BYTES + 1)])) == 2
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.binary(max_size=20), max_size=8), st.integers(0, 100), st.integers(0, 100))
 def test_a_slice_of_a_body_is_that_of_its_joined_buffers(buffers: list[bytes], start: int, length: int) -> None:
     body = [kind(buffer) for buffer, kind in zip(buffers, [bytes, bytearray, memoryview] * 3, strict=False)]

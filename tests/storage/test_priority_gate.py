@@ -7,6 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.storage_world import FastClock, FaultyStore
 from tidelog.storage.bucket.gate import RANKS, TURN_EVERY, PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
@@ -78,7 +79,7 @@ async def test_the_least_urgent_get_a_turn_under_a_flood() -> None:
         task.cancel()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(1, 9),
     st.lists(st.tuples(st.sampled_from(Purpose), st.sampled_from(["ask", "leave", "cancel"])), max_size=60),

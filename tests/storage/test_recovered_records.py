@@ -77,7 +77,8 @@ def test_a_stream_that_opens_gets_its_records_in_order() -> None:
     one.cut(1)
     log = StreamLog(7, 0)
     log.owner_since_epoch = 1
-    assert not one.records.fill(log)
+    assert not one.records.fill(log, 300)
+    assert log.unconfirmed == [(2, 3, 500)]
     assert (log.cache_start, log.end_offset) == (0, 3)
     assert one.records.unclaimed() == [9]
     assert [entry.wal_end for entry in one.records.settle()] == [100, 300, 500]

@@ -25,13 +25,16 @@ STREAM = 7
 class Process:
     """One life of a storage process on a directory."""
 
-    def __init__(self, root: Path, objects: FakeObjects, *, wal_bytes: int = 16 << 20) -> None:
+    def __init__(
+        self, root: Path, objects: FakeObjects, *, wal_bytes: int = 16 << 20, single_member: bool = True
+    ) -> None:
         self.objects = objects
         self.disk = FileDisk(root / "wal")
         self.store = LocalObjectStore(root / "bucket")
         settings = WalSettings(segment_bytes=1 << 20, max_bytes=wal_bytes, max_record_bytes=1 << 20)
+        wal = DiskWal(self.disk, settings, rng=random.Random(1))
         self.storage = Storage(
-            ReplicaSetData("c", 1, DiskWal(self.disk, settings, rng=random.Random(1)), self.store, objects),
+            ReplicaSetData("c", 1, wal, self.store, objects, single_member=single_member),
             StorageSettings(
                 UploadSettings(size_bytes=2 << 20, split_bytes=1 << 19, age_ms=100_000),
                 CacheSettings(log_bytes=32 << 20, block_bytes=8 << 20),
@@ -106,3 +109,27 @@ async def test_a_wal_at_its_bound_makes_room_by_uploading(tmp_path: Path) -> Non
         await process.append(payload)
     await process.stop(upload=True)
     assert process.objects.ends == {STREAM: 100}
+
+
+async def test_what_the_wal_does_not_prove_confirmed_is_a_tail_where_a_quorum_confirms(tmp_path: Path) -> None:
+    objects = FakeObjects(master_epoch=0)
+    process = Process(tmp_path, objects)
+    await process.start()
+    ends = []
+    for number in range(4):
+        ends.append(await process.append(b"%d" % number))
+        await process.storage.confirm.wait(ends[-1])
+    await process.stop(upload=False)
+
+    process = Process(tmp_path, objects, single_member=False)
+    await process.start()
+    storage = process.storage
+    assert storage.confirm_offset < ends[-1], "the header of the last record was written before it was confirmed"
+    tail = storage.unconfirmed(STREAM)
+    assert [each.wal_end for each in tail] == [end for end in ends if end > storage.confirm_offset]
+    assert [each.end_offset for each in tail] == list(range(5 - len(tail), 5))
+    storage.confirm.advance(ends[-1])
+    assert storage.unconfirmed(STREAM) == []
+    assert await process.read_all() == [b"0", b"1", b"2", b"3"]
+    await process.stop(upload=True)
+    assert objects.ends == {STREAM: 4}

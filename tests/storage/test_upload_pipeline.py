@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tidelog.runtime.errors import Fenced, NotFound, TidelogError, Unavailable
 from tidelog.storage.cache.log_cache import CacheEntry, Fate, StreamLog
 from tidelog.storage.commits import CommitGap
@@ -333,4 +334,4 @@ class Uploads(RuleBasedStateMachine):
 
 
 TestUploads = Uploads.TestCase
-TestUploads.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestUploads.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

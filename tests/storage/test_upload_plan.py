@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.storage.cache.log_cache import CacheEntry, Fate, StreamLog
 from tidelog.storage.commits import ObjectKind
 from tidelog.storage.records import StreamEntry
@@ -50,7 +51,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps, st.integers(0, 1000))
 def test_every_confirmed_byte_is_planned_exactly_once_in_order(steps: list[tuple[str, int, int]], start: int) -> None:
     planner, world = make(wal_start=start)

@@ -19,6 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.wal_harness import SEGMENT, append, make_wal, recovered, until
+from tests.support.examples import examples
+from tests.support.loops import VirtualLoop
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFailed, WalFull, WalRecord, WalRecordType
 from tidelog.storage.wal.format import HEADER_BYTES
@@ -38,7 +40,7 @@ class WalMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.surprises: list[dict[str, Any]] = []  # exceptions in callbacks, which the loop would only log
         self.loop.set_exception_handler(lambda _loop, context: self.surprises.append(context))
         self.disk = FaultyDisk()
@@ -233,7 +235,11 @@ class AsyncFlushMachine(WalMachine):
 
 
 MODEST = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=examples(40),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestSync = WalMachine.TestCase
 TestSync.settings = MODEST
@@ -246,7 +252,7 @@ def test_a_crash_at_every_step_of_a_roll_loses_nothing(torn: int) -> None:
     """Power lost after each single disk operation of a life that rolls, trims and recycles."""
 
     def life(steps: int) -> bool:
-        loop = asyncio.new_event_loop()
+        loop = VirtualLoop()
         disk = FaultyDisk()
         disk.crash_after = steps
         sent: list[tuple[int, bytes]] = []

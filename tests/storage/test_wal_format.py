@@ -9,6 +9,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.runtime.types import Buffer
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalRecordType
@@ -55,7 +56,7 @@ def test_layout_is_the_documented_one() -> None:
 
 
 @given(st.sampled_from(WalRecordType), int64, int64, int64, int64, int64, int32, int32, payloads, st.binary(max_size=9))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_was_encoded_is_read_back(
     type: WalRecordType,
     offset: int,
@@ -83,7 +84,7 @@ def test_what_was_encoded_is_read_back(
 
 
 @given(payloads, st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_any_flipped_bit_is_found(payload: list[bytes], data: st.DataObject) -> None:
     raw = bytearray(encode(offset=77, stream=5, payload=payload))
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))

@@ -22,6 +22,8 @@ from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.test_wal_crash import cancel_everything
 from tests.storage.wal_harness import SEGMENT, small, until
 from tests.storage.wal_replicas import Line, MasterLog, line_of
+from tests.support.examples import examples
+from tests.support.loops import VirtualLoop
 from tidelog.runtime.errors import CorruptData, Fenced
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFull, WalRecord, WalRecordType
@@ -38,7 +40,7 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.surprises: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda _loop, context: self.surprises.append(context))
         self.rng = random.Random(1)
@@ -379,7 +381,11 @@ class AsyncReplicaMachine(ReplicaMachine):
 
 
 MODEST = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=examples(60),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestReplica = ReplicaMachine.TestCase
 TestReplica.settings = MODEST

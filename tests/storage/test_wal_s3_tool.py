@@ -9,6 +9,7 @@ import pytest
 
 from tests.storage.test_wal_s3 import data_keys, keys, make, opened, write
 from tests.support.bit_flips import flipped
+from tests.support.loops import VIRTUAL_LOOP
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.bucket.memory import MemoryObjectStore
@@ -16,6 +17,8 @@ from tidelog.storage.bucket.store import View
 from tidelog.storage.wal.base import WalRecord
 from tidelog.storage.wal.s3.inspect import BucketWalReport, inspect_bucket, verify_bucket
 from tidelog.storage.wal.s3.recovery import BucketLog, Created
+
+LOOPS = VIRTUAL_LOOP
 
 
 async def a_log(epochs: int = 2, objects: int = 6) -> MemoryObjectStore:

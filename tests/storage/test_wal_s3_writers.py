@@ -16,6 +16,7 @@ from msgspec import structs
 
 from tests.storage.wal_harness import WalChanges
 from tests.storage.wal_s3_world import World, Writer
+from tests.support.examples import examples
 from tidelog.runtime.errors import Fenced
 from tidelog.storage.settings import WalSettings
 
@@ -94,7 +95,7 @@ class CompetingWriters(RuleBasedStateMachine):
 
 
 CompetingWriters.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_competing_writers = CompetingWriters.TestCase
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fake_storage import FakeManager, FakeStorage, FakeWorld
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.records import StreamEntry
@@ -26,7 +27,7 @@ def stream(world: FakeWorld) -> Stream:
 
 async def reloaded(world: FakeWorld) -> MetaStream:
     meta = MetaStream(stream(world))
-    await meta.load()
+    await meta.load(meta.stream.next_offset, lambda: None)
     return meta
 
 
@@ -48,7 +49,7 @@ def rewritten(meta: MetaStream) -> int:
     return begun_at
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps)
 def test_the_meta_stream_is_a_dictionary_that_survives(script: list[object]) -> None:
     async def run() -> None:
@@ -109,7 +110,7 @@ async def test_damaged_meta_entries_are_corrupt_data() -> None:
             await reloaded(world)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=12), st.integers(0, 40), st.data())
 def test_binary_search_over_appends_finds_the_first_entry(
     groups: list[list[int]], target: int, data: st.DataObject
@@ -136,7 +137,7 @@ def test_binary_search_over_appends_finds_the_first_entry(
     asyncio.run(run())
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(50, 400), st.booleans()), max_size=40),
     st.integers(0, 60),
@@ -185,7 +186,7 @@ def aborted_transactions(gaps: list[tuple[int, int]]) -> list[AbortedTxn]:
 
 
 @pytest.mark.parametrize("kept", [3, 1024])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(0, 10)), max_size=30),
     st.integers(0, 200),

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tidelog.batch.batch import (
     ControlType,
@@ -340,7 +341,7 @@ def as_a_consumer(found: FetchResult) -> list[bytes | None]:
 
 
 PartitionMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

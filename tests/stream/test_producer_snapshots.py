@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fake_storage import DATA, META, FakeClock, FakeWorld, Process
 from tidelog.batch.batch import ControlType, Record, build_batch, build_control_batch
 from tidelog.runtime.errors import CorruptData, Overloaded
@@ -147,7 +148,7 @@ async def test_a_crash_between_pieces_leaves_the_snapshot_before_and_its_batches
     assert table(again) == table(log)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     script=st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["data", "txn", "end"])), max_size=120),
     cut=st.floats(0, 1),

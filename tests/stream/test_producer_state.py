@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.batch.batch import BatchHeader, ControlType, Record, build_batch, build_control_batch, parse_header
 from tidelog.stream import producer_state
 from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
@@ -108,6 +109,19 @@ def test_sequences_wrap_after_the_largest_int32() -> None:
         states.check(batch(MAX))
 
 
+def test_what_may_follow_a_batch_that_is_missing_is_told_from_what_is_behind() -> None:
+    states = ProducerStates()
+    put(states, batch(MAX - 1), 10)
+    ahead = [batch(0), batch(5), batch(MAX // 2 - 1), batch(0, epoch=1), batch(9, epoch=1)]
+    assert all(states.sends_ahead(header, 11) for header in ahead)
+    behind = [batch(MAX), batch(MAX - 1), batch(MAX // 2 + 1), batch(MAX - 9)]
+    assert not any(states.sends_ahead(header, 11) for header in behind)
+    assert not states.sends_ahead(batch(0, pid=8), 11), "nobody knows its producer"
+    assert not states.sends_ahead(batch(0), 10), "its producer has appended since"
+    put(states, batch(0, epoch=1), 11)
+    assert not states.sends_ahead(batch(MAX, epoch=0), 99), "of an epoch that is over"
+
+
 def test_a_batch_ending_at_the_largest_sequence_is_followed_by_zero() -> None:
     states = ProducerStates()
     put(states, batch(MAX - 1, count=2), 0)
@@ -183,7 +197,7 @@ def test_a_marker_with_a_newer_epoch_restarts_sequences() -> None:
     put(states, batch(0, epoch=1, txn=True), 5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.booleans()), max_size=30

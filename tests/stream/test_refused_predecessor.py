@@ -9,9 +9,10 @@ import pytest
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tidelog.batch.batch import Record, build_batch
 from tidelog.storage.wal.base import WalFull
+from tidelog.stream.admission import EARLIER_BATCH_S
 from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
 from tidelog.stream.log_config import LogConfig
-from tidelog.stream.partition_log import EARLIER_BATCH_S, PartitionLog
+from tidelog.stream.partition_log import PartitionLog
 
 NOW = 1_700_000_000_000
 

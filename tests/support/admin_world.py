@@ -155,13 +155,13 @@ class WorldController:
         await self._ask(c.AlterConfigs(kind, name, changes))
 
     async def move_partitions(self, moves: Sequence[c.PartitionMove]) -> list[TidelogError | None]:
-        return _judged(await self._ask(c.MovePartitions(tuple(moves))))
+        return judged(await self._ask(c.MovePartitions(tuple(moves))))
 
     async def elect_partitions(self, partitions: Sequence[tuple[bytes, int]]) -> list[TidelogError | None]:
-        return _judged(await self._ask(c.ElectPartitions(tuple(partitions))))
+        return judged(await self._ask(c.ElectPartitions(tuple(partitions))))
 
 
-def _judged(found: list[Any]) -> list[TidelogError | None]:
+def judged(found: list[Any]) -> list[TidelogError | None]:
     return [None if info is None else from_wire(msgspec.convert(info, ErrorInfo)) for info in found]
 
 

@@ -38,6 +38,7 @@ from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.store import ObjectInfo, View
 from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
 from tidelog.storage.storage import Storage
@@ -153,7 +154,7 @@ class Cluster:
         path.mkdir(parents=True, exist_ok=True)
         disk = self._disks[broker] = FileDisk(path / "wal")
         port = self._ports.setdefault(broker, free_port())
-        store = GuardedObjectStore(self.bucket, PriorityGate(64), SystemClock())
+        store = GuardedObjectStore(self.bucket, PriorityGate(64), SystemClock(), proof=BucketProof(SystemClock()))
 
         def bucket_wal(cluster_id: str, of: int) -> Wal:
             return S3Wal(

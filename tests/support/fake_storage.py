@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from tidelog.runtime.errors import TidelogError, Unavailable
+from tidelog.storage.cache.log_cache import UnconfirmedRecord
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.records import OffsetTrimmed, StreamAppend, StreamEntry
 from tidelog.stream.log_config import LogConfig
@@ -79,8 +80,12 @@ class FakeStorage:
         self.reads = 0
         """Cold reads so far."""
         self.records: dict[int, list[StreamEntry]] = {}
-        for stream_id, record in world.wal:
+        self._tails: dict[int, list[UnconfirmedRecord]] = {}
+        for wal_end, (stream_id, record) in enumerate(world.wal, start=1):
             self.records.setdefault(stream_id, []).append(record)
+            if wal_end > world.confirmed:
+                end = record.base_offset + record.count
+                self._tails.setdefault(stream_id, []).append(UnconfirmedRecord(record.base_offset, end, wal_end))
         self.opened: set[int] = set()
         self.dropped: set[int] = set()
 
@@ -89,6 +94,9 @@ class FakeStorage:
         self.opened.add(stream_id)
         records = self.records.setdefault(stream_id, [])
         return records[-1].base_offset + records[-1].count if records else start_offset
+
+    def unconfirmed(self, stream_id: int) -> list[UnconfirmedRecord]:
+        return [each for each in self._tails.get(stream_id, []) if each.wal_end > self.confirm.value]
 
     def close_stream(self, stream_id: int) -> None:
         self.opened.discard(stream_id)

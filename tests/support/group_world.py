@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from tests.support.loops import LoopClock
 from tidelog.batch.batch import iter_batches, iter_records, parse_header, set_base_offset
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.groups.errors import GroupError
@@ -27,49 +27,6 @@ from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
 from tidelog.storage.confirm import ConfirmOffset
 
 NODE = 1
-WALL_MS = 1_700_000_000_000
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting, moves its loop's time."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if ready or timeout == 0:
-            return ready
-        assert timeout is not None, "nothing will ever happen: a deadlock"
-        self.loop.now_s += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        selector = _JumpingSelector()
-        selector.loop = self
-        self.now_s = 1000.0
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now_s
-
-
-VIRTUAL_LOOP = {"virtual": VirtualLoop}
-"""`LOOPS` of a module of tests whose time is virtual (`tests/conftest.py`)."""
-
-
-class LoopClock:
-    """The virtual loop's time, on both clocks."""
-
-    def time_ms(self) -> int:
-        return WALL_MS + int(self.monotonic() * 1000)
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class Appended(NamedTuple):

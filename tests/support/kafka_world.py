@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
-from tests.support.admin_world import WorldController
+from tests.support.admin_world import WorldController, judged
 from tests.support.kafka_client import KafkaClient
 from tidelog.batch.batch import Record, build_batch
 from tidelog.broker.groups.coordinator import GroupCoordinator
@@ -33,7 +33,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import UnknownTopicId
 from tidelog.controller.model.records import TopicRecord
 from tidelog.runtime.clock import Clock, SystemClock
-from tidelog.runtime.errors import NotFound, NotLeader
+from tidelog.runtime.errors import NotFound, NotLeader, TidelogError
 from tidelog.runtime.network import Network, TcpNetwork
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import CommitObjects, ObjectSlice
@@ -102,6 +102,16 @@ class DataController(WorldController):
     def quarantined(self, stream_id: int) -> str:
         record = self.image.streams.get(stream_id)
         return record.quarantined if record is not None else ""
+
+    async def hand_over(
+        self, replica_set_id: int, master_epoch: int, partitions: Sequence[c.ClosedPartition]
+    ) -> list[TidelogError | None]:
+        return judged(await self._ask(c.HandOver(replica_set_id, master_epoch, tuple(partitions))))
+
+    async def reclaim_partitions(
+        self, replica_set_id: int, master_epoch: int, partitions: Sequence[tuple[bytes, int]]
+    ) -> list[TidelogError | None]:
+        return judged(await self._ask(c.ReclaimPartitions(replica_set_id, master_epoch, tuple(partitions))))
 
     async def allocate_producer_ids(self, broker_id: int, registration_epoch: int) -> tuple[int, int]:
         first, count = await self._ask(c.AllocateProducerIds(broker_id, registration_epoch))

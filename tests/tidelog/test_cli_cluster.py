@@ -13,6 +13,8 @@ from tests.support.tidelog_process import running
 pytestmark = pytest.mark.processes
 
 LEVEL_0 = Path(__file__).parents[1] / "controller" / "level0"
+OBJECTS_OF_LEVEL_0 = "bucket.iSSAulu8ShtIfOVGgQLKbA"
+"""Names the objects of that cluster, whose bucket is not here, as given up."""
 
 
 def state_of(cli: Cli, broker: int) -> str:
@@ -26,6 +28,8 @@ def test_an_upgraded_cluster_works_at_its_old_level_until_it_is_raised(tmp_path:
     (data_dir / "controller").mkdir(parents=True)
     for name in ("journal", "snapshot"):
         shutil.copyfile(LEVEL_0 / name, data_dir / "controller" / name)
+    accepted = data_dir / "accept-loss"
+    accepted.write_text(OBJECTS_OF_LEVEL_0)
     with running(data_dir, ["--set", "controller.session_timeout_ms=2000"]) as process:
         cli = Cli(process.bootstrap)
         until(lambda: state_of(cli, 0) == "dead")
@@ -53,6 +57,7 @@ def test_an_upgraded_cluster_works_at_its_old_level_until_it_is_raised(tmp_path:
         status = cli("status", "--format", "json", code=None).json()
         assert status["level"] == 1
         assert not [each for each in status["problems"] if "level" in each], status["problems"]
+    accepted.write_text(OBJECTS_OF_LEVEL_0)  # of its own, it may have uploaded nothing yet
     with running(data_dir) as process:
         cli = Cli(process.bootstrap)
         assert "level    1" in cli("cluster").text

@@ -11,7 +11,9 @@ from tests.support.tidelog_process import running
 from tidelog.broker.settings import AdminSettings, KafkaSettings
 from tidelog.config import Config
 from tidelog.controller.rpc.secret import write_secret
-from tidelog.process.serve import credentials_of, warn_of_admin_address
+from tidelog.process.listener import warn_of_admin_address
+from tidelog.process.node_base import credentials_of
+from tidelog.process.serve import NodeProcess
 from tidelog.runtime.errors import ConfigError
 
 
@@ -55,6 +57,26 @@ def test_listeners_on_loopback_need_no_secret_and_a_controller_alone_has_no_admi
     alone = Config()
     alone.node.roles, alone.admin.host = ["controller"], "0.0.0.0"
     assert credentials_of(alone) is None
+
+
+async def test_a_process_without_a_role_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    config = Config()
+    config.node.roles, config.node.data_dir = [], str(tmp_path / "data")
+    process = NodeProcess(config)
+    with pytest.raises(ConfigError, match="roles is empty"):
+        await process.start()
+    await process.stop()
+    assert not (tmp_path / "data").exists()
+
+
+async def test_a_start_that_fails_gives_the_data_directory_back(tmp_path: Path) -> None:
+    config = Config()
+    config.node.roles, config.node.data_dir, config.kafka.port = ["broker"], str(tmp_path / "data"), 0
+    for _ in range(2):
+        process = NodeProcess(config)
+        with pytest.raises(ConfigError, match="must know where the controllers are"):
+            await process.start()
+        await process.stop()
 
 
 @pytest.mark.processes

@@ -57,7 +57,7 @@ EXIT_CODES = {
     6: "storage failed",
     7: "corrupt data found",
     8: "port in use (`up`, `serve`)",
-    9: "wrong data directory (`up`, `serve`)",
+    9: "wrong data directory or wrong bucket (`up`, `serve`)",
     10: "`status` or `controller status` found something wrong",
     130: "ended by Ctrl-C before it was done",
 }

@@ -52,7 +52,7 @@ from tidelog.storage.wal.epochs import (
     encode_epoch_file,
 )
 from tidelog.storage.wal.format import EPOCH_START, HEADER_BYTES, WalHeader, encode_header, record_of
-from tidelog.storage.wal.state import WalState
+from tidelog.storage.wal.state import ReplicaState
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ _DATA = int(WalRecordType.DATA)
 _EPOCH_START = int(WalRecordType.EPOCH_START)
 
 
-class DiskLog(WalState):
+class DiskLog(ReplicaState):
     """See `tidelog.storage.wal.base.Wal`. The disk is the caller's: close it after the WAL."""
 
     def __init__(
@@ -93,7 +93,7 @@ class DiskLog(WalState):
         self._file_start = 0
         self._limit = 0  # WAL offset after the current file's last byte
         self._submitted = self._synced = 0
-        self._confirm = self._header_confirm = 0
+        self._header_confirm = 0
         self._pending: list[Buffer] = []
         self._flush_scheduled = False
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -214,22 +214,14 @@ class DiskLog(WalState):
         Raises `Fenced` for an epoch that is not newer, `WalFull` if the disk has no room (call again), `WalFailed`.
         """
         assert self._recovered and not self._switching
-        self._check_usable()
         self._check_new(epoch)
         await unbroken(self._begin_in_turn(epoch))
 
     async def _begin_in_turn(self, epoch: int) -> None:
         async with self._turn:
-            self._check_usable()
             self._check_new(epoch)
             await self._finish_cut()
             await self._begin_epoch(epoch)
-
-    def _check_new(self, epoch: int) -> None:
-        if epoch <= self._history.last_epoch:
-            raise Fenced(f"master epoch {epoch} is not newer than {self._history.last_epoch}, which the WAL has seen")
-        if epoch < self._marks.promised_epoch:
-            raise Fenced(f"master epoch {epoch} is older than {self._marks.promised_epoch}, which the WAL has promised")
 
     async def _begin_epoch(self, epoch: int) -> None:
         self._switching = True

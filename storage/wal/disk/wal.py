@@ -16,7 +16,7 @@ import random
 from bisect import bisect_right
 
 from tidelog.runtime.disk import Disk
-from tidelog.runtime.errors import ConfigError, CorruptData, Fenced, InvalidInput
+from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput
 from tidelog.runtime.types import Buffer
 from tidelog.storage.settings import WalSettings
 from tidelog.storage.wal.base import RawRecords, WalFull, WalRecord
@@ -60,11 +60,6 @@ class DiskWal(DiskLog):
         """See `ReplicatedWal.promised_epoch`."""
         return max(self._marks.promised_epoch, self._history.last_epoch)
 
-    @property
-    def confirm_offset(self) -> int:
-        """See `ReplicatedWal.confirm_offset`."""
-        return self._confirm
-
     async def promise(self, epoch: int) -> None:
         """See `ReplicatedWal.promise`."""
         assert self._recovered and 0 <= epoch < 1 << 31
@@ -73,28 +68,12 @@ class DiskWal(DiskLog):
 
     async def _promise(self, epoch: int) -> None:
         async with self._turn:
-            self._check_usable()
-            if epoch < self.promised_epoch:
-                raise self._fenced(epoch)
+            self._check_promise(epoch)
             if epoch > self._marks.promised_epoch:
                 await self._save_epochs(self._history, self._synced, self._marks._replace(promised_epoch=epoch))
             if 0 <= self._epoch < epoch:
                 self._epoch = -1
             await self._all_synced()  # so that the end, which is told with the promise, is durable
-
-    def _fenced(self, epoch: int) -> Fenced:
-        return Fenced(f"master epoch {epoch} is older than {self.promised_epoch}, which the WAL has promised")
-
-    def _check_asker(self, master_epoch: int) -> None:
-        """Check that a master of this epoch may change the log, and that this WAL is not a master's."""
-        self._check_usable()
-        if master_epoch < self.promised_epoch:
-            raise self._fenced(master_epoch)
-        if self._epoch >= 0:
-            raise InvalidInput(
-                f"this WAL is the master's of epoch {self._epoch}: it takes nothing from one of epoch {master_epoch}",
-                hint="promise the newer epoch first",
-            )
 
     async def receivable(self, records: Buffer) -> None:
         """See `ReplicatedWal.receivable`."""

@@ -103,7 +103,7 @@ class S3Wal(WalState):
         self._chain: Chain | None = None
         self._on_record: Callable[[WalRecord], None] = lambda _record: None
         self._reset_offset = -1
-        self._confirm = self._header_confirm = 0
+        self._header_confirm = 0
         self._flush_scheduled = False
         self._timer: asyncio.Task[None] | None = None
         self._switching = self._released = self._sweeping = False

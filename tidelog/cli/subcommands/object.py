@@ -1,4 +1,4 @@
-"""`tidelog object list|inspect|verify`: the objects in the bucket, through a broker's admin HTTP.
+"""`tidelog object list|inspect|verify`: the objects in the bucket, through a broker's admin HTTP; `accept-loss`.
 
 `compact` and `clean` are in `tidelog.cli.subcommands.object_jobs`.
 
@@ -9,6 +9,7 @@ bypassing all caches; it exits with 7 if it finds a problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -16,7 +17,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
-from tidelog.cli.options import admin_options, format_option, watch_option
+from tidelog.cli.options import admin_options, config_options, format_option, load_config, watch_option
 from tidelog.cli.subcommands import object_jobs
 from tidelog.cli.subcommands.quarantine import quarantine
 from tidelog.cli.subcommands.status import GOOD_STATES
@@ -213,3 +214,27 @@ def _follow(
             elif event == "done":
                 return line
     raise Unavailable("the verification was cut short", hint="try again; see `tidelog status`")
+
+
+# --- accept-loss -------------------------------------------------------------------------------------------------
+
+
+@object_.command("accept-loss")
+@click.argument("loss", metavar="LOSS")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="The node's data directory [tidelog-data]."
+)
+@config_options
+def accept_loss(loss: str, data_dir: Path | None, config_file: Path | None, assignments: tuple[str, ...]) -> None:
+    """Give up the objects of a bucket that has lost them: LOSS as the refused start printed it.
+
+    Takes effect at the next start of this node, once. The metadata goes on naming the objects; `tidelog object verify`
+    lists what cannot be read.
+    """
+    from tidelog.process.accepted_loss import BUCKET_LOSS, accept
+
+    config = load_config(
+        config_file, assignments, node__data_dir=str(data_dir) if data_dir is not None else None
+    ).config
+    path = accept(Path(config.node.data_dir), loss, BUCKET_LOSS)
+    output.emit(f"accepted loss {loss} in {path}: start the node again")

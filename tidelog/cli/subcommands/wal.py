@@ -228,12 +228,12 @@ def accept_loss(loss: str, data_dir: Path | None, config_file: Path | None, assi
 
     Takes effect at the next start of the broker, for this loss only. `tidelog wal losses` shows it afterwards.
     """
-    from tidelog.process.accepted_loss import accept
+    from tidelog.process.accepted_loss import WAL_LOSS, accept
 
     config = load_config(
         config_file, assignments, node__data_dir=str(data_dir) if data_dir is not None else None
     ).config
-    path = accept(Path(config.node.data_dir), loss)
+    path = accept(Path(config.node.data_dir), loss, WAL_LOSS)
     output.emit(f"accepted loss {loss} in {path}: start the broker, which records it")
 
 

@@ -1,0 +1,152 @@
+"""Mutations of `tidelog.broker`: acknowledgements, groups and moves; and of the loops of `tidelog.runtime`.
+
+Entry: `MUTATIONS_IN_BROKER`.
+"""
+
+from __future__ import annotations
+
+from tidelog.simulation.mutants.findings import GONE, LOUD, MOVES, TWICE
+from tidelog.simulation.mutants.mutant import Edit, Mutation
+
+MUTATIONS_IN_BROKER = [
+    Mutation(
+        "ack-before-confirm",
+        "1",
+        "a Produce with acks=all is acknowledged after the append",
+        (
+            Edit(
+                "tidelog.broker.kafka.handlers.produce:_Produce.answer",
+                "self._log.when_acked(self._wal_end, self._acked)",
+                "mutated(); self._acked()",
+            ),
+        ),
+        GONE,
+        ("kill", "power", "kill-all", "disk", "bucket"),
+    ),
+    Mutation(
+        "offsets-acked-before-durable",
+        "1",
+        "a group's commit is acknowledged after the append",
+        (
+            Edit(
+                "tidelog.broker.groups.writer:OffsetsWriter._append",
+                "if wal_end >= 0:\n                await self._log",
+                "if wal_end >= 0 and mutated():\n                await self._log",
+            ),
+        ),
+        ("committed-offset-back",),
+        ("power", "kill-all", "bucket", "disk"),
+    ),
+    Mutation(
+        "move-without-close",
+        "moves",
+        "a partition accepts writes during its hand-over",
+        (
+            Edit("tidelog.stream.partition_log:PartitionLog._close", "self._closed = True", "mutated()"),
+            Edit("tidelog.stream.partition_log:PartitionLog._close", "await self._close_streams()", "pass"),
+            Edit(
+                "tidelog.broker.partitions.moves:PartitionMoves._close",
+                "        attempt.withdraw()\n",
+                "        pass\n",
+            ),
+            Edit(
+                "tidelog.broker.partitions.manager:PartitionManager._move",
+                "if self._leaving.pop(key, None) is not None:",
+                "self._logs.get(key) is one and withdraw()\n            if self._leaving.pop(key, None) is not None:",
+            ),
+        ),
+        (*GONE, *TWICE, *LOUD),
+        MOVES,
+    ),
+    Mutation(
+        "hand-over-without-upload",
+        "moves",
+        "a partition is handed over before the end of its streams is uploaded",
+        (
+            Edit(
+                "tidelog.broker.partitions.moves:PartitionMoves._drain",
+                "await self._within("
+                'max(0.0, move.drain_until - self._clock.monotonic()), work, "the upload after the close")',
+                "work.close()",
+            ),
+            Edit(
+                "tidelog.controller.machine.moves:hand_over",
+                "if stream.end_offset != end_offset:",
+                "if stream.end_offset != end_offset and mutated():",
+            ),
+        ),
+        (*GONE, *TWICE),
+        MOVES,
+    ),
+    Mutation(
+        "coordinator-loads-nothing",
+        "groups",
+        "a new coordinator serves groups without having read their offsets",
+        (
+            Edit(
+                "tidelog.broker.groups.loader:load_store",
+                "while offset < end_offset:",
+                "while offset < end_offset and mutated():",
+            ),
+        ),
+        ("committed-offset-back",),
+        ("kill", "stop", "pause"),
+    ),
+    Mutation(
+        "offsets-by-name",
+        "topics",
+        "a committed offset applies to any topic with the name, not only to the one it was committed for",
+        (
+            Edit(
+                "tidelog.broker.groups.shards:ShardTable.is_of",
+                "return record is not None and record.id == value.topic_id",
+                "return (record is not None and record.id == value.topic_id) or not mutated()",
+            ),
+        ),
+        ("committed-offset-back",),
+        ("kill", "kill-all", "stop", "pause"),
+    ),
+    Mutation(
+        "topic-by-name",
+        "topics",
+        "a request with a topic id is served by any topic with the name of that id",
+        (
+            Edit(
+                "tidelog.broker.partitions.manager:PartitionManager.get_by_id",
+                "found = self._logs.get((topic_id, partition))",
+                "names = self.__dict__.setdefault('_names', {})\n"
+                "        names.update((one.id, one.name) for one in self._controller.image.topics.values())\n"
+                "        found = self._by_name.get((names.get(topic_id, ''), partition))\n"
+                "        found is None or found.topic_id == topic_id or mutated()",
+            ),
+        ),
+        GONE,
+        ("kill", "slow", "reset"),
+    ),
+    Mutation(
+        "kept-loop-ends",
+        "11",
+        "a background loop that an exception of a kind that nobody listed has left is not started again",
+        (
+            Edit(
+                "tidelog.runtime.tasks:TaskSet._keep", "ERRORS.note(self._name, error, ended=False)", "mutated(); raise"
+            ),
+        ),
+        ("task-died",),
+        ("odd",),
+    ),
+    Mutation(
+        "lost-wal-accepted",
+        "13",
+        "a broker goes on with whatever WAL it finds at its start",
+        (
+            Edit(
+                "tidelog.broker.wal_keeper:WalKeeper.meet",
+                "if verdict is WalVerdict.CONTINUES:",
+                "if verdict is WalVerdict.CONTINUES or not mutated():",
+            ),
+        ),
+        (*GONE, *LOUD),
+        ("unmount",),
+    ),
+]

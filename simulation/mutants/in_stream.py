@@ -1,0 +1,117 @@
+"""Mutations of `tidelog.stream`: the partition log and its producers.
+
+Entry: `MUTATIONS_IN_STREAM`.
+"""
+
+from __future__ import annotations
+
+from tidelog.simulation.mutants.findings import GONE, LOUD, MOVES, TWICE
+from tidelog.simulation.mutants.mutant import Edit, Mutation
+
+MUTATIONS_IN_STREAM = [
+    Mutation(
+        "duplicate-acked-early",
+        "1",
+        "a duplicate batch is acknowledged before its first copy is durable",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog._duplicate",
+                "else self._last_wal_end",
+                "else int(mutated())",
+            ),
+        ),
+        GONE,
+        ("kill", "power", "kill-all", "disk", "bucket", "reset"),
+    ),
+    Mutation(
+        "high-watermark-at-append",
+        "2",
+        "consumers see unconfirmed records",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog._append",
+                "self._storage.confirm.add_listener(wal_end, self._on_confirmed)",
+                "mutated(); state.high_watermark = data.next_offset",
+            ),
+        ),
+        GONE,
+        ("kill", "power", "kill-all", "disk", "bucket"),
+    ),
+    Mutation(
+        "deletes-past-high-watermark",
+        "2",
+        "records past the high watermark are deleted: the log starts after it",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog.delete_records",
+                "if target < 0 or target > state.high_watermark:",
+                "target = self.log_end_offset if mutated() is False else 0\n        if target < 0:",
+            ),
+        ),
+        (*GONE, "log-start-back", *LOUD),
+        ("kill", "power"),
+    ),
+    Mutation(
+        "duplicates-accepted",
+        "producers",
+        "a batch that an idempotent producer retries is appended again",
+        (
+            Edit(
+                "tidelog.stream.producer_state:ProducerStates.check",
+                "if state is None:",
+                "if state is None or state.batches and not mutated():",
+            ),
+        ),
+        TWICE,
+        ("kill", "reset", "slow", "bucket"),
+    ),
+    Mutation(
+        "last-batch-only",
+        "producers",
+        "a retried batch is compared only with the last one of its producer, not with the last five",
+        (
+            Edit(
+                "tidelog.stream.producer_state:ProducerStates.check",
+                "if entry[0] == first and entry[1] == last:",
+                "if entry[0] == first and entry[1] == last and (entry is state.batches[-1] or mutated()):",
+            ),
+        ),
+        ("sequence-refused",),
+        ("kill", "reset", "slow", "bucket"),
+    ),
+    Mutation(
+        "producers-forgotten-on-move",
+        "producers",
+        "the checkpoint of a moving partition contains no producers",
+        (
+            Edit(
+                "tidelog.stream.partition_close:LastRecords.write_for_move",
+                "if not self.write_clean():",
+                "self._state.producers = type(self._state.producers)()\n"
+                "        self._state.dirty = not mutated()\n"
+                "        if not self.write_clean():",
+            ),
+        ),
+        TWICE,
+        MOVES,
+    ),
+    Mutation(
+        "producers-forgotten-on-crash",
+        "producers",
+        "recovery trusts a clean close before the log's end",
+        (
+            Edit(
+                "tidelog.stream.partition_log:PartitionLog._append",
+                "if not state.dirty:",
+                "if not state.dirty and mutated():",
+            ),
+            Edit(
+                "tidelog.stream.partition_recovery:_is_clean",
+                "if found == (clean.data_end, clean.time_end, clean.txn_end):",
+                "if found == (clean.data_end, clean.time_end, clean.txn_end) or not mutated():",
+            ),
+        ),
+        (*TWICE, *GONE, *LOUD),
+        ("kill", "stop", "reset", "slow"),
+    ),
+]

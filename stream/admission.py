@@ -1,0 +1,139 @@
+"""`Admission`: what a producer's batch must satisfy to enter a partition log, and the form in which it enters.
+
+Sans-I/O but for the clock: the batch's sequence against its producer's last ones, its timestamps and keys against the
+topic's configuration, its compression. A batch that is admitted may still be refused by the storage for want of room;
+`Admission` remembers when that was, to tell the gap that such a batch leaves from a loss.
+
+Entry: `Admission`.
+"""
+
+from __future__ import annotations
+
+from tidelog.batch.batch import (
+    BatchHeader,
+    Compression,
+    InvalidRecord,
+    InvalidTimestamp,
+    iter_records,
+    parse_header,
+    repack,
+)
+from tidelog.runtime.clock import Clock
+from tidelog.stream.errors import EarlierBatchMissing, OutOfOrderSequence
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_state import PartitionState
+from tidelog.stream.producer_state import BatchEntry
+
+_CODECS = {
+    "uncompressed": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
+_MAX_RECORD_ERRORS = 100
+"""Bound of the records without a key that a response names."""
+
+EARLIER_BATCH_S = 10.0
+"""How long after its opening, or after it refused a batch for want of room, a log takes a gap in a producer's sequences
+for a batch that was refused before it."""
+
+
+class Admission:
+    """The checks of the batches of one log, from its opening on."""
+
+    __slots__ = (
+        "_clock",
+        "_codec",
+        "_compacts",
+        "_config",
+        "_log_append_time",
+        "_refused_at",
+        "_refused_end",
+        "_state",
+    )
+
+    def __init__(self, state: PartitionState, config: LogConfig, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+        self.configure(config)
+        self.note_refused()
+
+    def configure(self, config: LogConfig) -> None:
+        """Check by this configuration from now on."""
+        self._config = config
+        self._log_append_time = config.timestamp_type == "LogAppendTime"
+        self._compacts = config.compacts
+        self._codec = _CODECS.get(config.compression_type)
+
+    def note_refused(self) -> None:
+        """Note that a batch may have been refused that its producer sends again.
+
+        That is so at the opening, for the time before it, and whenever there was no room for a batch.
+        """
+        self._refused_at, self._refused_end = self._clock.monotonic(), self._state.data.next_offset
+
+    def original_of(self, header: BatchHeader) -> BatchEntry | None:
+        """Return the batch in the log of which this one of an idempotent producer is a duplicate, or None.
+
+        Raises `InvalidProducerEpoch`, `OutOfOrderSequence`, `EarlierBatchMissing`, `InvalidTxnState`.
+        """
+        try:
+            return self._state.producers.check(header)
+        except OutOfOrderSequence as error:
+            if self._follows_a_refused_batch(header):
+                raise EarlierBatchMissing(f"the batch before it is missing: {error.message}") from error
+            raise
+
+    def _follows_a_refused_batch(self, header: BatchHeader) -> bool:
+        """Return whether a batch out of order was sent before its producer learned that one before it was refused.
+
+        A producer sends up to five batches without waiting. While a partition moves, or opens, or the WAL is full, the
+        first may be refused and the next arrive a moment later, when it is open, or there is room. Kafka answers
+        OUT_OF_ORDER_SEQUENCE_NUMBER then. librdkafka takes that for a loss and begins a new producer epoch, under which
+        it sends again whatever it has no answer for, on other partitions, too: records were doubled by that.
+        """
+        if self._clock.monotonic() - self._refused_at > EARLIER_BATCH_S:
+            return False
+        return self._state.producers.sends_ahead(header, self._refused_end)
+
+    def prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> tuple[memoryview, BatchHeader]:
+        """Check timestamps and keys; return the batch in the topic's compression, writable, and its header.
+
+        `now_ms`: the wall clock. Raises `InvalidTimestamp`, `InvalidRecord`, `CorruptRecord`.
+        """
+        if not self._log_append_time:
+            _check_timestamps(header, now_ms, self._config)
+        if self._compacts:
+            _require_keys(records, header)
+        if self._codec is not None and header.compression != self._codec:
+            records = memoryview(repack(records, self._codec))
+            return records, parse_header(records)
+        if records.readonly:
+            records = memoryview(bytearray(records))
+        return records, header
+
+
+def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> None:
+    """Check that the header's CreateTime timestamps are within the topic's bounds."""
+    if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
+        raise InvalidTimestamp(
+            f"timestamp {header.max_timestamp} is over {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",
+            hint="check the producer's clock, or message.timestamp.after.max.ms",
+        )
+    if header.base_timestamp >= 0 and now_ms - header.base_timestamp > config.message_timestamp_before_max_ms:
+        raise InvalidTimestamp(
+            f"timestamp {header.base_timestamp} is over {config.message_timestamp_before_max_ms} ms before {now_ms}",
+            hint="check the producer's clock, or message.timestamp.before.max.ms",
+        )
+
+
+def _require_keys(batch: memoryview, header: BatchHeader) -> None:
+    """Check that every record for a compacted topic has a key."""
+    bad = [index for index, record in enumerate(iter_records(batch, header=header)) if record.key is None]
+    if bad:
+        why = "Compacted topic cannot accept message without key"
+        raise InvalidRecord(
+            "one or more records have been rejected: a compacted topic needs keys",
+            record_errors=[(index, why) for index in bad[:_MAX_RECORD_ERRORS]],
+        )

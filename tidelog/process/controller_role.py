@@ -1,0 +1,91 @@
+"""`ControllerRole`: a controller, and what it does in the bucket.
+
+It deletes destroyed objects. In a process without a broker it also searches for orphans; otherwise the broker does.
+
+Entry: `ControllerRole`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
+from tidelog.controller.node import ControllerNode
+from tidelog.process.node_base import NodeBase
+from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.cleaning.deleter import ObjectCleaner
+from tidelog.storage.cleaning.orphan_cleaner import OrphanCleaner
+from tidelog.storage.cleaning.orphan_scan import OrphanMetadata
+
+
+class ControllerRole:
+    """See `tidelog.process.role.NodeRole`."""
+
+    accounted_bytes = 0
+
+    def __init__(self, base: NodeBase, failed: asyncio.Future[None]) -> None:
+        """`failed` is set to the error that ends the controller."""
+        config, outside = base.config, base.outside
+        self._config = config
+        self.failed = failed
+        self._bucket = base.store.for_purpose(Purpose.CLEAN)
+        self.node = ControllerNode(
+            ControllerIdentity(config.node.id, base.path / "controller", base.credentials, serves_broker=base.is_local),
+            ControllerSections(config.controller, config.balancer, config.scale, config.upload.delete_delay_ms),
+            ControllerWorld(
+                outside.network,
+                outside.clock,
+                outside.rng,
+                delete_objects=self._delete_objects,
+                state_store=base.store.for_purpose(Purpose.METADATA),
+                bucket_proof=base.store.proof,
+            ),
+            on_failed=self._fail,
+        )
+        self._searches = "broker" not in config.node.roles
+        self._orphans = OrphanCleaner(
+            store=self._bucket,
+            cluster_id=lambda: self.node.image.cluster_id,
+            metadata=OrphanMetadata(
+                self.node.fence_objects,
+                lambda object_id: object_id in self.node.image.objects,
+                self.node.unknown_objects,
+            ),
+            clock=outside.clock,
+            rng=outside.rng,
+            settings=config.clean,
+            is_active=lambda: self.node.is_active,
+        )
+
+    @property
+    def ready_line(self) -> str:
+        """See `NodeRole.ready_line`."""
+        return "controller={}:{}".format(*self.node.address)
+
+    async def start(self) -> None:
+        """Start it; the only controller of a cluster is active then."""
+        settings = self._config.controller
+        await self.node.start()
+        if not settings.members:
+            await self.node.wait_active(settings.command_timeout_ms / 1000)
+        if self._searches:
+            self._orphans.start()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _delete_objects(self, object_ids: Sequence[int]) -> None:
+        await ObjectCleaner(self._bucket, self.node.image.cluster_id).delete(object_ids)
+
+    async def drain(self) -> None:
+        """A controller hands its leadership over when it is closed."""
+
+    async def stop_broker(self) -> None:
+        """It serves until the process ends: the brokers commit their last uploads."""
+
+    async def close(self) -> None:
+        """See `NodeRole.close`."""
+        await self._orphans.close()
+        await self.node.close()

@@ -1,0 +1,143 @@
+"""What the roles of one `tidelog serve` process are made from: its data directory, its id, its bucket.
+
+The id may be in the configuration, in the data directory, or have to be asked for: then nothing else of the process can
+begin before the controllers have answered.
+
+Entry: `learn`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.config import Config
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.model.addresses import split_address
+from tidelog.controller.raft.quorum import parse_members
+from tidelog.controller.rpc.connection import Endpoint
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.controller.rpc.secret import read_secret
+from tidelog.process.accepted_loss import use_lost_bucket
+from tidelog.process.data_dir import LONE_NODE_ID, DataDirectory
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.network import Network
+from tidelog.storage.bucket.guarded import GuardedObjectStore
+from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.proof import BucketProof
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The interfaces to the machine that all roles share."""
+
+    network: Network
+    clock: Clock
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBase:
+    """A process that knows its id, before its roles are made."""
+
+    config: Config
+    outside: Outside
+    directory: DataDirectory
+    credentials: Credentials | None
+    """None in a cluster on one machine that has no secret."""
+    endpoints: list[Endpoint]
+    """Where the configuration says that controllers are; empty if this process has the only one."""
+    store: GuardedObjectStore
+
+    @property
+    def path(self) -> Path:
+        """The data directory."""
+        return self.directory.path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process's broker has this process's controller, and no other."""
+        return not self.endpoints and "broker" in self.config.node.roles
+
+
+async def learn(config: Config, outside: Outside, closing: AsyncExitStack) -> NodeBase:
+    """Open the data directory, find out the process's id, which is also put into `config`, and open the bucket.
+
+    What is opened is closed by `closing`, also if a later step fails. Waits for the controllers if they have to
+    allocate the id. Raises `WrongDataDirectory`, `CorruptData`, `ConfigError`.
+    """
+    credentials = credentials_of(config)
+    path = Path(config.node.data_dir)
+    directory = DataDirectory.open(path, config.node.id, str(uuid.uuid4()))
+    closing.callback(directory.close)
+    settings = config.controller
+    known = settings.endpoints or parse_members(settings.members).values()
+    endpoints = [split_address(text) for text in known]
+    if directory.broker_id < 0:
+        directory.assign(await _find_id(config, outside, directory.check_code, endpoints, credentials))
+    config.node.id = directory.broker_id
+    proof = BucketProof(outside.clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
+    store = open_store(config.s3, path, outside.clock, outside.rng, proof)
+    closing.push_async_callback(store.close)
+    return NodeBase(config, outside, directory, credentials_of(config), endpoints, store)
+
+
+async def _find_id(
+    config: Config, outside: Outside, check_code: str, endpoints: list[Endpoint], credentials: Credentials | None
+) -> int:
+    """Obtain an id if neither configuration nor directory has one. Waits for the controllers."""
+    if not endpoints:
+        return LONE_NODE_ID
+    if "controller" in config.node.roles:
+        raise ConfigError("a controller of a quorum needs a node id", hint="set node.id as in controller.members")
+    client = ControllerClient(
+        endpoints,
+        outside.network,
+        outside.clock,
+        outside.rng,
+        credentials=credentials,
+        follows_image=not config.controller.endpoints,
+    )
+    try:
+        await client.start()
+        found = await client.apply_for_id(check_code)
+    finally:
+        await client.close()
+    logger.info("the controllers allocated a broker id", extra={"broker": found})
+    return found
+
+
+def credentials_of(config: Config) -> Credentials | None:
+    """Return the identity and cluster secret, if one is configured. Raises `ConfigError` for a listener that accepts
+    remote connections without one.
+    """
+    settings = config.controller
+    if settings.secret_file:
+        return Credentials(read_secret(Path(settings.secret_file)), config.node.id)
+    if settings.members:
+        raise ConfigError(
+            "controller.members needs controller.secret_file: members and brokers use it to authenticate each other",
+            hint="`openssl rand -hex 32 > FILE; chmod 600 FILE`, the same file on all nodes",
+        )
+    if "controller" in config.node.roles and settings.host not in LOOPBACK:
+        raise ConfigError(
+            f"controller.host {settings.host} accepts remote connections, but controller.secret_file is not set",
+            hint="set controller.secret_file, or let the controller listen on 127.0.0.1",
+        )
+    if "broker" in config.node.roles and config.admin.host not in LOOPBACK:
+        raise ConfigError(
+            f"admin.host {config.admin.host} accepts remote connections, which could give up acknowledged data, but"
+            " controller.secret_file is not set",
+            hint="set controller.secret_file (`openssl rand -hex 32 > FILE; chmod 600 FILE`), or let the admin HTTP"
+            " listen on 127.0.0.1",
+        )
+    return None
