@@ -7,7 +7,8 @@ and those of images in `tidelog.controller.image.transfer`
 server stops reading), the bytes waiting to be sent (beyond which it stops replying).
 
 With credentials a connection begins with the handshake of `tidelog.controller.rpc.handshake`, and every later frame is
-sealed; no request is decoded before that. A server may pass the socket of a connection for `raft` to its consensus.
+sealed; no request is decoded before that. A server may pass the socket of a connection for `raft` to its consensus, and
+the transport of one for `wal` to the replication of write-ahead logs (`tidelog.broker.replication`).
 
 Entry: `RpcConnection` (either side), `RpcChannel` (a client's connection that reconnects).
 """
@@ -178,7 +179,7 @@ _NIL = msgspec.Raw(b"\xc0")
 Handler = Callable[["RpcConnection", str, msgspec.Raw], Awaitable[bytes]]
 """Answers one request with an encoded result, or raises a `TidelogError`."""
 AdoptPeer = Callable[[int, asyncio.Transport, Session], None]
-"""Takes over the connection of another controller, by its node id."""
+"""Takes over the connection of another node, by its id: its socket, or the transport with another protocol."""
 OnProven = Callable[["RpcConnection", bool], bool]
 """A server's connection has proven itself, as a node or not. Returns whether it may stay."""
 
@@ -244,12 +245,14 @@ class RpcConnection(asyncio.Protocol):
         on_lost: Callable[[RpcConnection], None] | None = None,
         credentials: Credentials | None = None,
         adopt_peer: AdoptPeer | None = None,
+        adopt_wal: AdoptPeer | None = None,
         limits: RpcLimits | None = None,
     ) -> None:
         self._handler = handler
         self._limits = limits
         self._credentials = credentials
         self._adopt_peer = adopt_peer
+        self._adopt_wal = adopt_wal
         self._handshake: ClientHandshake | ServerHandshake | None = None
         self._session: Session | None = None
         self._authentic: asyncio.Future[None] | None = None
@@ -388,6 +391,9 @@ class RpcConnection(asyncio.Protocol):
             self._session = session
         elif hello.purpose == "raft" and self._adopt_peer is not None:
             self._adopt_peer(hello.node_id, transport, session)
+        elif hello.purpose == "wal" and hello.node_id != NO_NODE and self._adopt_wal is not None:
+            self.connection_lost(None)  # for this object and its listener; the transport gets another protocol
+            self._adopt_wal(hello.node_id, transport, session)
         else:
             transport.write(refusal(f"connections for {hello.purpose[:50]!r} are not accepted here"))
             transport.close()

@@ -5,7 +5,8 @@ request. Unproven connections are bounded apart from the others, in total and fo
 unproven one of the address is dropped for the new one (at the total bound: of the address that has the most), so a
 flood from one address neither shuts out other addresses nor a peer of the same address whose handshake takes one
 round-trip. A proven connection of a tool, which has no node id, is refused in the last `reserve` of `limit` places;
-those are kept for nodes. Raft's connections leave the listener when they are proven and take no place.
+those are kept for nodes. Connections for `raft` and `wal` leave the listener when they are proven and
+take no place.
 
 Sans-I/O: a connection is any hashable object, and the caller closes what is returned. Entry: `ConnectionDoors`.
 """

@@ -53,7 +53,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     purpose: str
-    """`rpc` or `raft`."""
+    """`rpc`, `raft` or `wal`."""
     node_id: int
     nonce: bytes
 

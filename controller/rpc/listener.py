@@ -24,6 +24,7 @@ from tidelog.runtime.tasks import TaskSet
 class RpcListener:
     """A listening port. `on_lost` is called for each connection that ends.
 
+    `adopt_peer` takes over connections for `raft`, `adopt_wal` those for `wal`, the replication between brokers.
     `max_connections`: connections that have proven the secret, or sent a request where there is none.
     """
 
@@ -37,6 +38,7 @@ class RpcListener:
         max_connections: int,
         on_lost: Callable[[RpcConnection], None] = lambda connection: None,
         adopt_peer: AdoptPeer | None = None,
+        adopt_wal: AdoptPeer | None = None,
     ) -> None:
         self._handler = handler
         self._network = network
@@ -45,6 +47,7 @@ class RpcListener:
         self._doors: ConnectionDoors[RpcConnection] = ConnectionDoors(max_connections)
         self._on_lost = on_lost
         self._adopt_peer = adopt_peer
+        self._adopt_wal = adopt_wal
         self._limits = RpcLimits(clock)
         self._listener: Listener | None = None
         self._connections: dict[RpcConnection, None] = {}
@@ -81,6 +84,7 @@ class RpcListener:
             on_lost=self._lost,
             credentials=self._credentials,
             adopt_peer=self._adopt_peer,
+            adopt_wal=self._adopt_wal,
             limits=self._limits,
         )
 

@@ -176,9 +176,20 @@ def encode(frame: Frame) -> bytes:
         kind, head = FrameType.WELCOME, _WELCOME.pack(*frame[:5]) + _pack_epochs(frame.epochs)
     else:
         kind, head = FrameType.GOODBYE, _COUNT.pack(frame.code) + _pack_text(frame.text)
+    return _sealed(kind, head, body_length)
+
+
+def _sealed(kind: FrameType, head: bytes, body_length: int) -> bytes:
     assert len(head) <= MAX_HEAD_BYTES
     checked = _PREFIX.pack(_MAGIC, VERSION, kind, len(head), body_length, 0)[:_CHECKED]
     return checked + crc32c(head, crc32c(checked)).to_bytes(4, "big") + head
+
+
+def encode_records(head: Records, body_bytes: int) -> bytes:
+    """Return what precedes `body_bytes` bytes of WAL records, which the caller sends after it; `head` has no body."""
+    assert not head.body and 0 <= body_bytes <= MAX_BODY_BYTES
+    packed = _RECORDS.pack(*head[:6])
+    return _sealed(FrameType.RECORDS, packed, body_bytes)
 
 
 class Prefix(NamedTuple):

@@ -7,13 +7,14 @@ epoch: bytes of an older epoch are never confirmed by counting alone (the Raft p
 An acknowledged offset is a fact about the follower's disk, which lasts when its connection ends. A follower that comes
 back says anew where it ends, and that replaces what was known.
 
-Configuration (A12 to A15, B6): a member leaves when its connection ends, or when it has not caught up for
-`ReplicationPolicy.max_behind_s`; a follower joins once it has caught up and holds the start of the current epoch; the
-quorum follows the policy. A change takes two steps. First the wanted configuration is *prepared*: bytes are confirmed
-only as it allows, too. Once its own quorum holds everything that is confirmed already, the controller is asked for it:
-before, its elections could miss a byte that the present one protects. (Without the first step a follower could not join
-a master of one under load: whatever it acknowledges, the master has confirmed more by then.) Until the outcome of a
-request is known, both configurations count; what is only prepared may be given up at any time.
+Configuration (A12 to A15, B6): a member leaves when its connection ends, or when it has not caught up, since it
+connected, for `ReplicationPolicy.max_behind_s`; a follower joins once it has caught up and holds the start of the
+current epoch; the quorum follows the policy. A change takes two steps. First the wanted configuration is *prepared*:
+bytes are confirmed only as it allows, too. Once its own quorum holds everything that is confirmed already, the
+controller is asked for it: before, its elections could miss a byte that the present one protects. (Without the first
+step a follower could not join a master of one under load: whatever it acknowledges, the master has confirmed more by
+then.) Until the outcome of a request is known, both configurations count; what is only prepared may be given up at any
+time.
 
 Invariants: the confirm offset never decreases and never passes the master's durable end; the master is in every
 configuration.
@@ -43,6 +44,8 @@ class FollowerState:
     connected: bool = False
     caught_up_at: float = -math.inf
     """When it last had everything that the master had."""
+    attached_at: float = -math.inf
+    """When it connected last: a member is not asked to leave before it could catch up."""
     sent_end: int = -1
     """The end that it must acknowledge to have caught up at `sent_at`; -1: nothing is awaited."""
     sent_at: float = 0.0
@@ -104,6 +107,7 @@ class Master:
             if other.replica.broker_id == replica.broker_id:
                 other.connected = False  # the broker's earlier copy of the WAL
         one.learner, one.connected, one.end_offset, one.sent_end = learner, True, end_offset, -1
+        one.attached_at = now
         if end_offset >= self._end:
             one.caught_up_at = now
         self._advance()
@@ -213,7 +217,8 @@ class Master:
     def _wanted(self, now: float) -> SetConfiguration:
         present = self.configuration
         connected = [one for one in self._followers.values() if one.connected and not one.learner]
-        stay = {one.replica for one in connected if now - one.caught_up_at <= self.policy.max_behind_s}
+        patience_s = self.policy.max_behind_s
+        stay = {one.replica for one in connected if now - max(one.caught_up_at, one.attached_at) <= patience_s}
         join = {one.replica for one in connected if self._has_caught_up(one, now)}
         members = frozenset({self.replica} | (present.members & stay) | join)
         near = sum(one.replica in members and self._is_near(one, now) for one in connected)

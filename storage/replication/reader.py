@@ -87,9 +87,9 @@ class ReplicationReader:
             return None
         self._head = self._take(self._prefix.head_bytes)
         self._body = bytearray(self._prefix.body_bytes)
-        there = self._take(min(self._end - self._begin, len(self._body)))
-        self._body[: len(there)] = there
-        self._filled = len(there)
+        self._filled = min(self._end - self._begin, len(self._body))
+        self._body[: self._filled] = memoryview(self._scratch)[self._begin : self._begin + self._filled]
+        self._begin += self._filled
         return self._whole() if self._filled == len(self._body) else None
 
     def _take(self, size: int) -> bytes:

@@ -77,6 +77,16 @@ class RawRecords(NamedTuple):
     """The bytes from `offset` to `end_offset`, in order, checked; each buffer holds whole records."""
 
 
+class Submitted(NamedTuple):
+    """Whole records as they were passed to the disk, which may not be durable yet; all of one master epoch."""
+
+    offset: int
+    """WAL offset of the first byte."""
+    end_offset: int
+    buffers: list[Buffer]
+    """The bytes from `offset` to `end_offset`, in order: of each record its header, then the buffers of its payload."""
+
+
 class Wal(Protocol):
     """A write-ahead log. All methods are called on the event loop's thread."""
 
@@ -188,6 +198,15 @@ class ReplicatedWal(Wal, Protocol):
         """Return the largest confirm offset that was recovered or noted; it may lie past the end of a follower."""
         ...
 
+    def set_on_submitted(self, callback: Callable[[Submitted], None] | None) -> None:
+        """Call `callback` with what a master has appended, in order, when it is passed to the disk: not durable yet.
+
+        None: nobody is called any more.
+        It may be sent to followers already (docs/design/0015-hot-tier.md, section 8). The callback runs on the event
+        loop before the disk's write begins, and must not raise, append, or change the WAL.
+        """
+        ...
+
     async def promise(self, epoch: int) -> None:
         """Take nothing from a master of an epoch below `epoch` (int32) any more, and begin no such epoch: durably.
 
@@ -227,10 +246,11 @@ class ReplicatedWal(Wal, Protocol):
         """
         ...
 
-    async def restart_at(self, offset: int, *, master_epoch: int) -> None:
+    async def restart_at(self, offset: int, *, master_epoch: int, kept_as: str = "") -> None:
         """Start over, empty, at `offset`, because the bucket has everything that the log holds. Raises as `truncate`.
 
-        The caller keeps rule 3: it knows that all of the log is committed.
+        The caller keeps rule 3: it knows that all of the log is committed, or has its files kept under the suffix
+        `kept_as`, which was not used before.
         """
         ...
 
@@ -240,6 +260,13 @@ class ReplicatedWal(Wal, Protocol):
         They are of one epoch, at least one record, and end with the one that reaches `max_bytes` at the latest.
         `start_offset` of the log is such a boundary. Raises `NotFound` if it was trimmed, `CorruptData` if the bytes
         fail their check, `WalFailed`.
+        """
+        ...
+
+    async def read_records(self, start_offset: int, max_bytes: int) -> list[WalRecord]:
+        """Return durable records from record boundary `start_offset` on, at least one if there is one.
+
+        Stops with the record that reaches `max_bytes`, or earlier. Raises as `read_raw`.
         """
         ...
 

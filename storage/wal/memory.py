@@ -19,7 +19,7 @@ from tidelog.runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
 from tidelog.runtime.types import Buffer
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
-from tidelog.storage.wal.base import RawRecords, WalFull, WalRecord, WalRecordType
+from tidelog.storage.wal.base import RawRecords, Submitted, WalFull, WalRecord, WalRecordType
 from tidelog.storage.wal.epochs import EpochHistory
 from tidelog.storage.wal.format import EPOCH_START, HEADER_BYTES, encode_header
 from tidelog.storage.wal.received import check_place, first_payload_bytes, parse_received
@@ -185,8 +185,8 @@ class MemoryWal(ReplicaState):
         self._end = self._durable = offset
         self._wake()
 
-    async def restart_at(self, offset: int, *, master_epoch: int) -> None:
-        """See `ReplicatedWal.restart_at`."""
+    async def restart_at(self, offset: int, *, master_epoch: int, kept_as: str = "") -> None:
+        """See `ReplicatedWal.restart_at`; there are no files to keep."""
         self._check_asker(master_epoch)
         self._promised = master_epoch
         self._history = EpochHistory()
@@ -210,6 +210,11 @@ class MemoryWal(ReplicaState):
         buffers = [one.encoded() for one in kept]
         return RawRecords(start_offset, kept[-1].end_offset, entry.epoch, entry.start_offset, buffers)
 
+    async def read_records(self, start_offset: int, max_bytes: int) -> list[WalRecord]:
+        """See `ReplicatedWal.read_records`."""
+        raw = await self.read_raw(start_offset, max_bytes)
+        return [] if raw is None else parse_received(b"".join(raw.buffers), raw.offset, raw.epoch)
+
     def _start_over(self, offset: int) -> None:
         self._kept.clear()
         self._start = self._end = self._durable = offset
@@ -230,6 +235,13 @@ class MemoryWal(ReplicaState):
     def _report(self) -> None:
         self._report_scheduled = False
         if self._durable < self._end:
+            if self._on_submitted is not None and self._epoch >= 0:
+                new = self._kept[bisect_left(self._kept, self._durable, key=_offset) :]
+                buffers: list[Buffer] = []
+                for one in new:
+                    raw = one.encoded()
+                    buffers += [raw[:HEADER_BYTES], raw[HEADER_BYTES:]]
+                self._on_submitted(Submitted(self._durable, self._end, buffers))
             self._durable = self._end
             self._on_durable(self._durable)
 

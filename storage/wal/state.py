@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from tidelog.runtime.errors import Closed, Fenced, InvalidInput
-from tidelog.storage.wal.base import WalFailed
+from tidelog.storage.wal.base import Submitted, WalFailed
 from tidelog.storage.wal.epochs import EpochHistory
 
 
@@ -31,6 +31,7 @@ class WalState:
         self._waiters: list[asyncio.Future[None]] = []
         self._on_durable: Callable[[int], None] = lambda _offset: None
         self._on_failed: Callable[[Exception], None] = lambda _error: None
+        self._on_submitted: Callable[[Submitted], None] | None = None
 
     @property
     def start_offset(self) -> int:
@@ -69,6 +70,10 @@ class WalState:
     def set_on_failed(self, callback: Callable[[Exception], None]) -> None:
         """See `Wal.set_on_failed`."""
         self._on_failed = callback
+
+    def set_on_submitted(self, callback: Callable[[Submitted], None] | None) -> None:
+        """See `ReplicatedWal.set_on_submitted`."""
+        self._on_submitted = callback
 
     def _end_with(self, failure: WalFailed, cause: Exception) -> WalFailed:
         """End the log with this failure; return the first failure."""

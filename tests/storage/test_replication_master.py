@@ -125,6 +125,18 @@ def test_who_does_not_keep_up_leaves_after_a_time_and_who_has_nothing_to_get_doe
     assert one.change(20.0) == configuration(A, B, quorum=2)
 
 
+def test_a_member_that_has_just_connected_is_given_time_to_catch_up() -> None:
+    """Otherwise each election would shrink the set, and widen it again a moment later."""
+    one = master(durable=9_000)
+    one.attached(B, 9_000, 10.0)
+    one.attached(C, 2_000, 10.0)
+    assert one.change(10.1) is None
+    later = 10.2 + one.policy.max_behind_s
+    one.sent(B, later)
+    wanted = one.change(later)
+    assert wanted is not None and C not in wanted.members
+
+
 def test_caught_up_is_what_a_follower_was_at_the_time_its_bytes_were_sent() -> None:
     one = master()
     one.attached(B, START, 0.0)

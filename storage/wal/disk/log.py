@@ -38,7 +38,7 @@ from tidelog.runtime.task_errors import expected
 from tidelog.runtime.types import Buffer
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
-from tidelog.storage.wal.base import WalFailed, WalFull, WalRecord, WalRecordType
+from tidelog.storage.wal.base import Submitted, WalFailed, WalFull, WalRecord, WalRecordType
 from tidelog.storage.wal.disk.receiving import ReceivedPiece
 from tidelog.storage.wal.disk.recovery import cut_files, recover
 from tidelog.storage.wal.disk.scan import RECEIVE_GROUP_BYTES, OnHeader, ScanState, scan
@@ -354,6 +354,8 @@ class DiskLog(ReplicaState):
             return
         assert self._file is not None
         buffers, self._pending = self._pending, []
+        if self._on_submitted is not None:
+            self._on_submitted(Submitted(self._submitted, self._end, buffers))
         at = self._submitted - self._file_start
         self._submitted = self._end
         self._writes += 1
@@ -557,11 +559,7 @@ class DiskLog(ReplicaState):
                 self._history.forget_before(self._segments[0].start)  # not before: recovery checks file and records
 
     async def read_records(self, start_offset: int, max_bytes: int) -> list[WalRecord]:
-        """Return durable records from record boundary `start_offset` on, of one file, at least one if there is one.
-
-        Stops with the record that reaches `max_bytes`. Raises `NotFound` if `start_offset` was trimmed and
-        `CorruptData` if the bytes fail their check.
-        """
+        """See `ReplicatedWal.read_records`; they are of one file."""
         records: list[WalRecord] = []
 
         def on_header(header: WalHeader, window: memoryview, position: int) -> None:

@@ -203,12 +203,12 @@ class DiskWal(DiskLog):
             reason = end.reason or "it is inside a record"
             raise CorruptData(f"the WAL cannot be cut at {offset}: {reason}", hint="see `tidelog wal verify`")
 
-    async def restart_at(self, offset: int, *, master_epoch: int) -> None:
+    async def restart_at(self, offset: int, *, master_epoch: int, kept_as: str = "") -> None:
         """See `ReplicatedWal.restart_at`."""
         assert self._recovered and 0 <= master_epoch < 1 << 31 and offset >= 0
-        await unbroken(self._restart(offset, master_epoch))
+        await unbroken(self._restart(offset, master_epoch, kept_as))
 
-    async def _restart(self, offset: int, master_epoch: int) -> None:
+    async def _restart(self, offset: int, master_epoch: int, kept_as: str) -> None:
         async with self._turn, self._trim_lock:
             self._check_asker(master_epoch)
             await self._all_synced()
@@ -218,7 +218,7 @@ class DiskWal(DiskLog):
                     await self._pool.discard_spares()
             except OSError as error:
                 raise self._fail(error) from error
-            await self._start_over(offset, self._marks._replace(promised_epoch=master_epoch))
+            await self._start_over(offset, self._marks._replace(promised_epoch=master_epoch), kept_as)
             self._wake()
 
     async def read_raw(self, start_offset: int, max_bytes: int) -> RawRecords | None:

@@ -1,0 +1,442 @@
+"""`ReplicaMaster`: a master's side of the replication of one WAL, in one epoch.
+
+What the WAL passes to its disk is sent at once, while the disk syncs it: a byte counts as confirmed only once it is
+durable here, too, so nothing is at stake, and an acknowledgement takes the longer of the two syncs and not both. A
+follower that is behind what is kept in memory is read for from the files, one read at a time over all followers. After
+each read while producers append, the reader rests for as long as the read took.
+
+The core (`tidelog.storage.replication.master.Master`) says what is confirmed, who is in sync, and which configuration
+is wanted. The controllers are asked for it until their answer is known.
+
+Invariants: one connection for each broker, the newest; the confirm offset is told to the WAL before anybody else; an
+error on one follower's connection ends that connection only.
+
+Entry: `ReplicaMaster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tidelog.broker.replication.connection import WalConnection
+from tidelog.broker.replication.inputs import (
+    AlterRefused,
+    NotConfirmedInTime,
+    NotEnoughReplicas,
+    ReplicaEvents,
+    ReplicaIdentity,
+    ReplicationLimits,
+    ReplicationWorld,
+    SetAuthority,
+)
+from tidelog.broker.replication.served import ServedFollower, SourceOfBytes
+from tidelog.runtime.backoff import Backoff
+from tidelog.runtime.errors import Closed, CorruptData, Fenced, NotFound, TidelogError, Unavailable
+from tidelog.runtime.task_errors import ERRORS
+from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.confirm import ConfirmOffset
+from tidelog.storage.replication.configuration import SetConfiguration
+from tidelog.storage.replication.frames import Ack, BadFrame, FollowerHello, Frame, Goodbye, GoodbyeCode
+from tidelog.storage.replication.master import Master
+from tidelog.storage.replication.policy import ReplicationPolicy
+from tidelog.storage.replication.sending import FollowerLink, LinkState, NextBatch
+from tidelog.storage.wal.base import ReplicatedWal, Submitted, WalFailed
+from tidelog.storage.wal.live import LiveTail
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSetup:
+    """What a master gets besides its WAL."""
+
+    identity: ReplicaIdentity
+    policy: ReplicationPolicy
+    authority: SetAuthority
+    world: ReplicationWorld
+    events: ReplicaEvents
+    limits: ReplicationLimits
+
+
+class ReplicaMaster:
+    """The master of one WAL. Make it right after `Wal.begin_epoch`, before anything is appended."""
+
+    def __init__(
+        self, wal: ReplicatedWal, setup: MasterSetup, configuration: SetConfiguration, committed_offset: int
+    ) -> None:
+        """`committed_offset`: everything in the WAL before it (int64 bytes) is in committed objects."""
+        assert wal.master_epoch >= 0
+        self.epoch = wal.master_epoch
+        self._wal = wal
+        self._setup = setup
+        self._limits = setup.limits
+        self._clock = setup.world.clock
+        confirmed = min(wal.confirm_offset, wal.durable_offset)
+        self._core = Master(
+            setup.identity.replica,
+            setup.policy,
+            configuration,
+            epoch_confirmable_at=wal.end_offset,
+            durable_offset=wal.durable_offset,
+            confirm_offset=confirmed,
+        )
+        self.confirm = ConfirmOffset(confirmed)
+        """Who waits for the confirm offset."""
+        self._committed = committed_offset
+        self._live = LiveTail(wal.durable_offset, self._limits.live_bytes)
+        self._source = SourceOfBytes(wal, self._live, self._core)
+        self._followers: dict[int, ServedFollower] = {}
+        """By broker id."""
+        self._behind: dict[ServedFollower, None] = {}
+        """Those that the files have to be read for, in the order of their turns."""
+        self._wanted = asyncio.Event()
+        """Somebody is behind."""
+        self._review = asyncio.Event()
+        """The configuration that is wanted may have changed."""
+        self._appended = 0
+        self._tasks = TaskSet("replica-master")
+        self._ended: Exception | None = None
+
+    def start(self) -> None:
+        """Begin: take the WAL's callbacks, and send and confirm from now on."""
+        assert self._wal.end_offset == self._live.end_offset == self._wal.durable_offset
+        self._wal.set_on_submitted(self._on_submitted)
+        self._wal.set_on_durable(self._on_durable)
+        self._tasks.keep(self._tick_forever, "tick")
+        self._tasks.keep(self._read_forever, "files")
+        self._tasks.keep(self._alter_forever, "configuration")
+        self._confirm_more()
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def confirm_offset(self) -> int:
+        """Return the WAL offset up to which everything is confirmed."""
+        return self.confirm.value
+
+    @property
+    def configuration(self) -> SetConfiguration:
+        """Return the configuration that the controllers have told last."""
+        return self._core.configuration
+
+    def refusal(self) -> str:
+        """Return why nothing may be appended now, or an empty string (`Master.refusal`)."""
+        return self._core.refusal(self._clock.monotonic())
+
+    def check_writable(self) -> None:
+        """Raise `NotEnoughReplicas` if nothing may be appended now, and the error that has ended this master."""
+        if self._ended is not None:
+            raise self._ended
+        if refusal := self.refusal():
+            raise NotEnoughReplicas(refusal, hint="are the other brokers of the replica set up?")
+
+    def status(self) -> dict[str, Any]:
+        """Return what operators see: configuration, quorum, and each follower's gap in bytes."""
+        core, now = self._core, self._clock.monotonic()
+        end = self._wal.end_offset
+        return {
+            "epoch": self.epoch,
+            "confirm_offset": core.confirm_offset,
+            "end_offset": end,
+            "sync_state_set": sorted(member.broker_id for member in core.configuration.members),
+            "sync_state_epoch": core.configuration.number,
+            "quorum": core.configuration.quorum,
+            "in_sync": sorted(member.broker_id for member in core.in_sync(now)),
+            "changing": core.pending is not None,
+            "degraded": core.is_degraded,
+            "refusal": core.refusal(now),
+            "followers": [
+                {
+                    "broker": one.replica.broker_id,
+                    "connected": one.connected,
+                    "learner": one.learner,
+                    "end_offset": one.end_offset,
+                    "gap_bytes": end - max(0, one.end_offset),
+                }
+                for one in core.followers()
+            ],
+        }
+
+    # --- what the owner tells ------------------------------------------------------------------------------------
+
+    def told(self, configuration: SetConfiguration) -> None:
+        """Note the controllers' configuration of this epoch, as the metadata has it."""
+        if self._core.replica not in configuration.members:
+            self._depose(-1, f"it is not in the configuration {configuration}")
+        elif self._ended is None:
+            self._core.told(configuration)
+            self._confirm_more()
+
+    def note_committed(self, offset: int) -> None:
+        """Everything before this WAL offset is in committed objects; followers are told with the next frame."""
+        self._committed = max(self._committed, offset)
+
+    async def confirmed(self, wal_offset: int) -> None:
+        """Return when everything before `wal_offset` is confirmed.
+
+        Raises `NotConfirmedInTime` after the policy's `slave_timeout_s` (the record stays in the WAL, and may be
+        confirmed later), and the error that has ended this master.
+        """
+        if wal_offset <= self.confirm.value:
+            return
+        timeout_s = self._setup.policy.slave_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.confirm.wait(wal_offset)
+        except TimeoutError:
+            raise NotConfirmedInTime(
+                f"{self._core.configuration.quorum} replicas do not hold WAL offset {wal_offset} after {timeout_s} s",
+                hint="the record may be confirmed later; an idempotent producer repeats it without a duplicate",
+            ) from None
+
+    def serve(self, connection: WalConnection, hello: FollowerHello) -> None:
+        """Serve a follower that has proven to be the broker of its HELLO (`ReplicationDoor`). Raises `BadFrame`."""
+        if self._ended is not None:
+            connection.say_goodbye(GoodbyeCode.CLOSING, "this broker's term as master has ended")
+        elif hello.promised_epoch > self.epoch:
+            connection.say_goodbye(GoodbyeCode.STALE_EPOCH, f"this master is of epoch {self.epoch}")
+            self._depose(hello.promised_epoch, "a follower has promised a newer one")
+        elif hello.broker_id == self._setup.identity.replica.broker_id or not self._setup.authority.admits(
+            hello.broker_id, hello.registration_epoch, learner=hello.learner
+        ):
+            text = f"broker {hello.broker_id} has no replica here, or is registered anew"
+            connection.say_goodbye(GoodbyeCode.NOT_MEMBER, text)
+        else:
+            self._admit(connection, hello)
+
+    def _admit(self, connection: WalConnection, hello: FollowerHello) -> None:
+        before = self._followers.get(hello.broker_id)
+        if before is not None:
+            before.connection.end(BadFrame("the follower has connected again"))
+            self._lost(before)
+        now = self._clock.monotonic()
+        link = FollowerLink(self.epoch, self._limits.link, now)
+        one = ServedFollower(self._source, connection, link, hello)
+        self._followers[hello.broker_id] = one
+        connection.on_frame = partial(self._on_frame, one)
+        connection.on_lost = partial(self._lost, one)
+        connection.on_writable = partial(self._pump, one)
+        one.welcome(now, hello, self._committed)
+        extra = {"broker": hello.broker_id, "peer": connection.peer, "end": hello.end_offset, "epoch": self.epoch}
+        logger.info("a follower has connected", extra=extra)
+
+    # --- frames --------------------------------------------------------------------------------------------------
+
+    def _on_frame(self, one: ServedFollower, frame: Frame) -> None:
+        now = self._clock.monotonic()
+        if isinstance(frame, Ack):
+            self._on_ack(one, frame, now)
+        elif isinstance(frame, Goodbye):
+            self._on_goodbye(one, frame)
+        else:
+            raise BadFrame(f"a follower sent {type(frame).__name__}")
+
+    def _on_ack(self, one: ServedFollower, ack: Ack, now: float) -> None:
+        wal, link, core = self._wal, one.link, self._core
+        if link.acked(ack, now, start_offset=wal.start_offset, end_offset=self._source.end_offset):
+            core.attached(one.replica, ack.end_offset, now, learner=one.learner)
+            one.is_attached = True
+            self._review.set()
+        elif link.state is LinkState.TRANSFER:
+            core.acknowledged(one.replica, ack.end_offset, now)
+        self._confirm_more()
+        self._pump(one)
+
+    def _on_goodbye(self, one: ServedFollower, goodbye: Goodbye) -> None:
+        extra = {"broker": one.replica.broker_id, "code": goodbye.code, "text": goodbye.text}
+        level = logging.ERROR if goodbye.code == GoodbyeCode.DIVERGED else logging.INFO
+        logger.log(level, "a follower has said goodbye", extra=extra)
+        one.connection.end()
+        if goodbye.code == GoodbyeCode.STALE_EPOCH:
+            self._depose(-1, "a follower says so")
+
+    def _lost(self, one: ServedFollower) -> None:
+        """A follower's connection has ended."""
+        if self._followers.get(one.replica.broker_id) is not one:
+            return
+        del self._followers[one.replica.broker_id]
+        self._behind.pop(one, None)
+        one.link.shut_down()
+        if not self._followers:
+            self._live.clear()
+        if one.is_attached and self._ended is None:
+            self._core.detached(one.replica)
+            self._review.set()
+
+    # --- the WAL's callbacks -------------------------------------------------------------------------------------
+
+    def _on_submitted(self, submitted: Submitted) -> None:
+        self._core.appended(submitted.end_offset)
+        self._appended += 1
+        self._live.add(submitted)
+        if not self._followers:
+            self._live.clear()
+        for one in self._served():
+            self._pump(one)
+
+    def _on_durable(self, offset: int) -> None:
+        self._core.durable(offset)
+        self._confirm_more()
+        for one in self._served():
+            if one.link.next_offset < self._live.start_offset:
+                self._pump(one)  # the files have more for it now
+
+    def _served(self) -> Iterable[ServedFollower]:
+        return list(self._followers.values()) if self._followers else ()
+
+    def _pump(self, one: ServedFollower) -> None:
+        """Send a follower what can be sent. Never raises: the WAL's own write comes next."""
+        try:
+            if one.link.state is LinkState.TRANSFER and one.link.next_offset < self._wal.start_offset:
+                one.connection.say_goodbye(GoodbyeCode.CLOSING, "what would follow was trimmed: connect again")
+            elif one.pump(self._clock.monotonic(), self._committed):
+                one.is_reading = True
+                self._behind[one] = None
+                self._wanted.set()
+        except Exception as error:  # noqa: BLE001  # noted; it is this connection's own
+            ERRORS.note("replica-master", error, ended=False)
+            one.connection.end(error)
+
+    def _confirm_more(self) -> None:
+        offset = self._core.confirm_offset
+        if offset > self.confirm.value and self._ended is None:
+            self._wal.note_confirmed(offset)
+            self.confirm.advance(offset)
+            self._setup.events.confirmed(offset)
+
+    # --- followers that are behind -------------------------------------------------------------------------------
+
+    async def _read_forever(self) -> None:
+        clock = self._clock
+        while True:
+            await self._wanted.wait()
+            if not self._behind:
+                self._wanted.clear()
+                continue
+            one = next(iter(self._behind))
+            began, appended = clock.monotonic(), self._appended
+            try:
+                await self._read_for(one)
+            except Exception as error:  # noqa: BLE001  # noted; it is this connection's own
+                ERRORS.note("replica-master", error, ended=False)
+                one.connection.end(error)
+            finally:
+                self._behind.pop(one, None)
+                one.is_reading = False
+            self._pump(one)
+            if self._appended != appended:
+                await clock.sleep(clock.monotonic() - began)  # producers come first
+
+    async def _read_for(self, one: ServedFollower) -> None:
+        """Read and send one batch. Ends the connection if what it needs cannot be read."""
+        batch = one.link.batch(self._wal.epoch_history, self._wal.durable_offset)
+        if batch is None:
+            return
+        try:
+            raw = await self._wal.read_raw(batch.offset, batch.max_end - batch.offset)
+        except NotFound:
+            one.connection.say_goodbye(GoodbyeCode.CLOSING, "what would follow was trimmed: connect again")
+            return
+        except (CorruptData, WalFailed, Closed) as error:
+            one.connection.say_goodbye(GoodbyeCode.CLOSING, "the master cannot read its WAL")
+            if isinstance(error, CorruptData):
+                logger.error("the WAL cannot be read for a follower", exc_info=error, extra={"offset": batch.offset})
+            return
+        if raw is None or one.link.state is not LinkState.TRANSFER or one.link.next_offset != raw.offset:
+            return
+        sent = NextBatch(raw.offset, raw.epoch, raw.epoch_start, raw.end_offset, raw.end_offset)
+        one.send(sent, raw.end_offset, raw.buffers, self._clock.monotonic(), self._committed)
+
+    # --- time, and the configuration -----------------------------------------------------------------------------
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._limits.tick_s)
+            now = self._clock.monotonic()
+            for one in self._served():
+                if one.link.is_silent(now):
+                    one.connection.end(BadFrame(f"broker {one.replica.broker_id} is silent"))
+                    self._lost(one)
+                    continue
+                self._pump(one)
+                if one.link.heartbeat_due(now) and one.connection.is_writable:
+                    one.heartbeat(now, self._committed)
+            self._review.set()
+
+    async def _alter_forever(self) -> None:
+        backoff = Backoff(self._limits.retry_base_s, self._limits.retry_cap_s, self._setup.world.rng)
+        await self._clock.sleep(self._limits.tick_s)  # a new master's followers connect first, and nobody leaves
+        while self._ended is None:
+            await self._review.wait()
+            self._review.clear()
+            wanted = self._core.change(self._clock.monotonic())
+            self._confirm_more()
+            if wanted is None:
+                backoff.reset()
+            elif not await self._alter(wanted):
+                await self._clock.sleep(backoff.next_delay_s())
+                self._review.set()
+
+    async def _alter(self, wanted: SetConfiguration) -> bool:
+        """Ask for a configuration once; return False if the outcome is not known, or nothing was changed."""
+        try:
+            in_force = await self._setup.authority.alter(wanted, master_epoch=self.epoch)
+        except Fenced as error:
+            self._depose(-1, str(error))
+            return True
+        except AlterRefused as error:
+            logger.warning(
+                "the controllers refuse a sync-state set", extra={"wanted": str(wanted), "error": str(error)}
+            )
+            if self._core.pending == wanted:
+                self._core.refused()
+            return False
+        except Unavailable as error:
+            logger.info("a change of the sync-state set has no answer yet", extra={"error": str(error)})
+            return False
+        self.told(in_force)
+        if self._core.pending == wanted:
+            return False
+        self._review.set()
+        return True
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _depose(self, epoch: int, why: str) -> None:
+        if self._ended is not None:
+            return
+        logger.warning(
+            "this broker's term as master has ended", extra={"epoch": self.epoch, "newer": epoch, "why": why}
+        )
+        self._end(Fenced(f"master epoch {self.epoch} has ended: {why}"))
+        self._setup.events.deposed(epoch)
+
+    def fail(self, error: TidelogError) -> None:
+        """End the term because the WAL has failed: nothing more is confirmed, and no follower served."""
+        self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        if self._ended is not None:
+            return
+        self._ended = error
+        self.confirm.fail(error)
+        for one in self._served():
+            one.connection.say_goodbye(GoodbyeCode.CLOSING, "this broker's term as master has ended")
+
+    async def close(self) -> None:
+        """End the term; waits for `confirmed` raise `Closed`. The WAL stays open, and is without callbacks."""
+        self._end(Closed(f"the term of epoch {self.epoch} has ended"))
+        self._wal.set_on_submitted(None)
+        self._wal.set_on_durable(_ignore_offset)
+        await self._tasks.close()
+        for one in self._served():
+            self._lost(one)
+
+
+def _ignore_offset(_offset: int) -> None:
+    """The WAL has no master here any more."""

@@ -1,0 +1,95 @@
+"""`WarmTail`: the records of a follower's WAL that are not in the bucket, in memory, so that promotion reads nothing.
+
+It follows the WAL: records are added as they are recovered and received, dropped as they are committed, and dropped
+where the WAL is cut. At the cache's bound the oldest are dropped although they are not committed; then, and after a gap
+(another role wrote the WAL meanwhile), the WAL is read once, when the records are needed (`complete`).
+
+Invariants: it holds exactly the WAL's DATA records from `warm_from` to `end_offset` that end after the committed
+offset; it never holds more than the cache has room for, but one record (rule 12).
+
+Entry: `WarmTail`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tidelog.storage.cache.footprint import VIEW_RECORD_BYTES
+from tidelog.storage.cache.log_cache import LogCache
+from tidelog.storage.cache.recovered import RecoveredRecords
+from tidelog.storage.wal.base import ReplicatedWal, WalRecord, WalRecordType
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 4 << 20
+
+
+class WarmTail:
+    """Give `add` to `Wal.recover`, and the tail to the follower."""
+
+    def __init__(self, cache: LogCache, committed_offset: int) -> None:
+        """`committed_offset`: everything before this WAL offset (int64 bytes) is in committed objects."""
+        self.records = RecoveredRecords(cache)
+        """For the storage of a new master, which takes them over."""
+        self.committed_offset = committed_offset
+        self.warm_from = -1
+        """WAL offset from which on nothing is missing; -1 before the first record."""
+        self.end_offset = -1
+        """WAL offset after the last record that was added; -1 before the first one."""
+        self._cache = cache
+
+    def add(self, record: WalRecord) -> None:
+        """Add the next record of the WAL, of any type."""
+        if record.offset != self.end_offset:
+            self._forget(record.offset)
+        self.end_offset = record.end_offset
+        if record.type is not WalRecordType.DATA or record.end_offset <= self.committed_offset:
+            return
+        cost = len(record.payload) + VIEW_RECORD_BYTES
+        while len(self.records) and not self._cache.has_room(cost):
+            self.warm_from = self.records.oldest_end
+            self.records.discard_before(self.warm_from)
+        self.records.add(record)
+
+    def note_committed(self, offset: int) -> None:
+        """Everything before this WAL offset is in committed objects."""
+        self.committed_offset = max(self.committed_offset, offset)
+        self.records.discard_before(self.committed_offset)
+
+    def reconcile(self, wal: ReplicatedWal) -> None:
+        """Drop what the WAL does not hold any more, because it was cut or has started over."""
+        if self.end_offset < 0 or self.warm_from > wal.end_offset or self.end_offset < wal.start_offset:
+            self._forget(wal.end_offset)
+        elif self.end_offset > wal.end_offset:
+            self.records.discard_from(wal.end_offset)
+            self.end_offset = wal.end_offset
+        self.records.discard_before(wal.start_offset)
+
+    def is_complete(self, wal: ReplicatedWal) -> bool:
+        """Return whether it holds everything of the WAL that is not committed."""
+        needed = max(self.committed_offset, wal.start_offset)
+        return needed >= wal.end_offset or (0 <= self.warm_from <= needed and self.end_offset == wal.end_offset)
+
+    async def complete(self, wal: ReplicatedWal) -> RecoveredRecords:
+        """Return all records of the WAL that are not committed; reads it unless they are here, whatever their size.
+
+        All of the WAL must be durable, and nothing may be appended meanwhile. Raises as `ReplicatedWal.read_records`.
+        """
+        self.reconcile(wal)
+        if self.is_complete(wal):
+            return self.records
+        at = max(self.committed_offset, wal.start_offset)
+        extra = {"from": at, "to": wal.end_offset, "warm_from": self.warm_from}
+        logger.info("the WAL is read, because not all of it is in memory", extra=extra)
+        self._forget(at)
+        while records := await wal.read_records(at, _READ_BYTES):
+            for record in records:
+                if record.type is WalRecordType.DATA and record.end_offset > self.committed_offset:
+                    self.records.add(record)
+            at = self.end_offset = records[-1].end_offset
+        return self.records
+
+    def _forget(self, offset: int) -> None:
+        """Hold nothing; the next record is at `offset`."""
+        self.records.discard_from(-1)
+        self.warm_from = self.end_offset = offset

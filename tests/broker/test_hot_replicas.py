@@ -1,0 +1,613 @@
+"""Replicas of one set with real sockets and disks: what they lose, take back, refuse, and wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from tests.storage.wal_harness import until
+from tests.support.held import Held
+from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy
+from tests.support.loops import BOTH_LOOPS
+from tidelog.broker.replication.connection import connect_wal
+from tidelog.broker.replication.inputs import (
+    AlterRefused,
+    MasterTarget,
+    NotConfirmedInTime,
+    NotEnoughReplicas,
+    ReplicationWorld,
+)
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
+from tidelog.runtime.network import TcpNetwork
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
+from tidelog.storage.replication.frames import Ack, FollowerHello, Frame, Goodbye, GoodbyeCode, Records, Welcome
+from tidelog.storage.wal.base import WalFailed
+from tidelog.storage.wal.disk.wal import DiskWal
+
+LOOPS = BOTH_LOOPS
+
+
+@pytest.fixture
+async def hot(tmp_path: Path) -> AsyncIterator[HotSet]:
+    one = HotSet(tmp_path)
+    yield one
+    await one.close()
+
+
+async def test_three_replicas_hold_the_same_bytes_and_a_quorum_confirms_them(hot: HotSet) -> None:
+    master = await hot.start_all()
+    end = await hot.write(master, 300)
+    await hot.confirmed(master)
+    await hot.same()
+    assert master.confirmed == sorted(set(master.confirmed)) and master.confirmed[-1] == end
+    assert master.wal.confirm_offset == end
+    await until(lambda: hot.brokers[2].wal.confirm_offset == end)  # by a heartbeat
+    assert master.master.status()["in_sync"] == [1, 2, 3]
+
+
+async def test_a_killed_follower_is_not_waited_for_and_catches_up_when_it_is_back(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 50)
+    await hot.kill(3)
+    await hot.write(master, 900)  # more than is kept in memory for sending
+    await hot.confirmed(master)
+    await until(lambda: len(hot.authority.configuration.members) == 2)
+    await hot.start(3)
+    await hot.let_follow()
+    await hot.same()
+    await until(lambda: len(hot.authority.configuration.members) == 3)
+
+
+async def test_a_follower_with_an_empty_disk_is_another_replica_and_is_filled(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 200)
+    await hot.confirmed(master)
+    await hot.kill(2, wipe=True)
+    await hot.start(2)
+    await hot.let_follow()
+    await hot.same()
+    members = {("wal-1"), ("wal-2-again"), ("wal-3")}
+    await until(lambda: {each.wal_id for each in hot.authority.configuration.members} == members)
+
+
+async def test_a_dirty_tail_is_cut_and_the_new_masters_bytes_follow(hot: HotSet) -> None:
+    old = await hot.start_all()
+    await hot.write(old, 40)
+    await hot.confirmed(old)
+    await hot.same()
+    for broker_id in (2, 3):
+        await hot.kill(broker_id)
+    common = old.wal.end_offset
+    await hot.write(old, 30)
+    await until(lambda: old.wal.durable_offset == old.wal.end_offset)
+    assert old.master.confirm_offset == common, "alone it confirms nothing"
+    await hot.kill(1)
+    for broker_id in (2, 3):
+        await hot.start(broker_id)
+    new = await hot.elect(3)
+    await hot.write(new, 5)
+    await hot.confirmed(new)
+    back = await hot.start(1)
+    assert back.wal.end_offset > new.wal.end_offset
+    await hot.let_follow()
+    await hot.same()
+    assert len(back.replica.tail.records) == 45
+
+
+async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_there(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 50)
+    await hot.confirmed(master)
+    await hot.same()
+    await hot.kill(3)
+    hot.committed = await hot.write(master, 600)
+    await hot.confirmed(master)
+    for broker in hot.brokers.values():
+        broker.replica.note_committed(hot.committed)
+    await master.wal.trim(hot.committed)
+    await until(lambda: hot.brokers[2].wal.start_offset == hot.committed)
+    await hot.write(master, 10)
+    back = await hot.start(3)
+    assert back.wal.end_offset < hot.committed
+    await hot.let_follow()
+    await hot.same()
+    assert back.wal.start_offset == hot.committed and len(back.replica.tail.records) == 10
+
+
+async def test_a_follower_whose_metadata_are_behind_waits_for_them(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 50)
+    await hot.confirmed(master)
+    await hot.same()
+    await until(lambda: hot.brokers[3].wal.confirm_offset == master.wal.end_offset)
+    await hot.kill(3)
+    committed = await hot.write(master, 200)
+    await hot.confirmed(master)
+    master.replica.note_committed(committed)
+    await master.wal.trim(committed)
+    back = await hot.start(3)  # it does not know that anything is committed
+    await hot.let_follow()
+    follower = back.replica.follower
+    assert follower is not None
+    await until(lambda: "behind" in follower.problem)
+    assert follower.stopped is None and not back.diverged
+    back.replica.note_committed(committed)
+    await hot.same()
+
+
+async def test_the_bytes_of_a_zombie_master_are_refused_and_it_hears_of_the_new_epoch(hot: HotSet) -> None:
+    zombie = await hot.start_all()
+    await hot.write(zombie, 20)
+    await hot.confirmed(zombie)
+    await hot.same()
+    confirmed = zombie.master.confirm_offset
+    hot.authority.epoch += 1
+
+    def unreachable(_wanted: SetConfiguration) -> None:
+        raise Unavailable("no controller answers")
+
+    hot.authority.trouble = unreachable  # otherwise they tell the zombie
+    for broker_id in (2, 3):
+        await hot.brokers[broker_id].replica.promise(hot.authority.epoch)
+    await hot.write(zombie, 20)
+    await until(lambda: zombie.wal.durable_offset == zombie.wal.end_offset)
+    new = hot.brokers[2]
+    await new.replica.lead(hot.authority.epoch, hot.authority.configuration)
+    await hot.brokers[3].replica.follow(hot.target(new))
+    stale = hot.target(zombie)._replace(epoch=hot.authority.epoch - 1)
+    assert not await hot.brokers[3].replica.follow(stale)
+    await hot.write(new, 20)
+    await hot.confirmed(new)
+    assert zombie.master.confirm_offset == confirmed
+    # A follower of the new epoch that is sent to the zombie tells it.
+    await hot.brokers[3].replica.follow(hot.target(zombie)._replace(epoch=hot.authority.epoch))
+    follower = hot.brokers[3].replica.follower
+    assert follower is not None
+    await until(lambda: zombie.deposed)
+    assert zombie.deposed == [hot.authority.epoch]
+    with pytest.raises(Fenced):
+        zombie.master.check_writable()
+    with pytest.raises(Fenced):
+        await zombie.master.confirmed(zombie.wal.end_offset)
+    await hot.brokers[3].replica.follow(hot.target(new))
+    await zombie.replica.follow(hot.target(new))
+    await hot.same()
+
+
+@pytest.mark.parametrize("fault", ["cut", "flip"])
+async def test_torn_and_damaged_frames_end_the_connection_and_nothing_of_them_is_used(hot: HotSet, fault: str) -> None:
+    master = await hot.start_all()
+    rng = random.Random(fault)
+    for _ in range(25):
+        before = master.proxy.connections
+        if fault == "cut":
+            master.proxy.cut_after = rng.randrange(12_000)
+        else:
+            master.proxy.flip_after = rng.randrange(12_000)
+        await hot.write(master, 20)
+        await hot.confirmed(master)
+        await until(lambda before=before: master.proxy.connections > before)  # type: ignore[misc]
+    await hot.same()
+
+
+async def test_what_a_stranger_sends_reaches_no_replica(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.same()
+    host, port = master.listener.address
+    for garbage in (b"TR" + bytes(200), b"\xff" * 5000, b"GET / HTTP/1.1\r\n\r\n" * 100):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(garbage)
+        with contextlib.suppress(OSError):
+            await writer.drain()
+            async with asyncio.timeout(10):
+                assert not await reader.read()
+        writer.close()
+    assert master.door.waiting == 0 and not master.listener.connections
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+
+
+async def test_a_broker_with_another_secret_is_refused(hot: HotSet) -> None:
+    hot.secrets[3] = b"another secret altogether"
+    master = await hot.start_all()
+    follower = hot.brokers[3].replica.follower
+    assert follower is not None
+    await until(lambda: "secret" in follower.problem)
+    await hot.write(master, 20)
+    await hot.confirmed(master)
+    await hot.same(1, 2)
+    assert hot.brokers[3].wal.end_offset == 0
+
+
+async def test_a_proven_connection_that_names_no_set_or_another_broker_is_dropped(hot: HotSet) -> None:
+    master = await hot.start_all()
+    world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
+    target = MasterTarget(1, 1, *master.listener.address)
+    hello = FollowerHello(0, 9, 1, False, -1, 0, 0, 0, "wal-9", ())
+
+    async def answers(*frames: Frame) -> list[Frame]:
+        connection = await connect_wal(world, target, max_body_bytes=1 << 20, timeout_s=5)
+        got: list[Frame] = []
+        lost = asyncio.Event()
+        connection.on_frame, connection.on_lost = got.append, lost.set
+        for frame in frames:
+            connection.send(frame)
+        async with asyncio.timeout(10):
+            await lost.wait()
+        return got
+
+    assert await answers(Ack(1, 0)) == []
+    assert await answers(hello._replace(broker_id=2)) == []
+    (no_master,) = await answers(hello._replace(replica_set_id=7))
+    assert isinstance(no_master, Goodbye) and no_master.code == GoodbyeCode.NOT_MASTER
+    hot.authority.strangers.add(9)
+    (no_member,) = await answers(hello)
+    assert isinstance(no_member, Goodbye) and no_member.code == GoodbyeCode.NOT_MEMBER
+    hot.authority.strangers.clear()
+    (welcome,) = await answers(hello, Ack(0, 0), Ack(1, 99))
+    assert isinstance(welcome, Welcome) and welcome.master_epoch == 1
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+
+
+@pytest.mark.processes  # real time-outs
+async def test_a_follower_that_reads_nothing_is_sent_a_window_and_dropped_when_it_is_silent(hot: HotSet) -> None:
+    master = await hot.start_all()
+    world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
+    target = MasterTarget(1, 1, *master.listener.address)
+    connection = await connect_wal(world, target, max_body_bytes=1 << 20, timeout_s=5)
+    got: list[Frame] = []
+    lost = asyncio.Event()
+    connection.on_frame, connection.on_lost = got.append, lost.set
+    connection.send(FollowerHello(0, 9, 1, False, -1, 0, 0, 0, "wal-9", ()))
+    await until(lambda: got)
+    connection.send(Ack(1, 0))
+    await until(lambda: len(got) > 1)
+    await hot.write(master, 600)
+    await hot.confirmed(master)
+    async with asyncio.timeout(10):
+        await lost.wait()  # it acknowledges nothing, and is silent
+    records = [frame for frame in got if isinstance(frame, Records)]
+    sent = max(frame.offset + len(frame.body) for frame in records)
+    window = hot.limits.link.window_bytes
+    assert window - 2000 <= sent <= window + 2000 < master.wal.end_offset
+    assert records[0].offset == 0
+
+
+@pytest.mark.processes  # real time-outs
+async def test_a_hung_follower_stalls_no_producer_where_the_quorum_is_smaller(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 20)
+    await hot.confirmed(master)
+    stalled = Proxy()
+    stalled.to = master.listener.address
+    port = await stalled.start()
+    await hot.brokers[3].replica.follow(hot.target(master)._replace(port=port))
+    await until(lambda: stalled.connections and hot.brokers[3].replica.follower.is_following)  # type: ignore[union-attr]
+    stalled.flows.clear()
+    loop = asyncio.get_running_loop()
+    longest = 0.0
+    for _ in range(30):
+        began = loop.time()
+        end = await hot.write(master, 10)
+        await master.master.confirmed(end)
+        longest = max(longest, loop.time() - began)
+    assert longest < 0.9, "no time-out was waited for"
+    await until(lambda: len(hot.authority.configuration.members) == 2)
+    stalled.flows.set()
+    await hot.same()
+    await stalled.close()
+
+
+@pytest.mark.processes  # real time-outs
+async def test_a_record_without_its_quorum_is_told_to_the_producer_and_confirmed_later(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    for broker_id in (2, 3):
+        await hot.kill(broker_id)
+    await until(lambda: master.master.refusal())
+    with pytest.raises(NotEnoughReplicas):
+        master.master.check_writable()
+    end = await hot.write(master, 1)
+    with pytest.raises(NotConfirmedInTime) as caught:
+        await master.master.confirmed(end)
+    assert caught.value.retriable and caught.value.kafka_code == 20
+    await hot.start(2)
+    await hot.let_follow()
+    await hot.confirmed(master, end)
+    master.master.check_writable()
+
+
+async def test_with_a_smaller_quorum_allowed_a_master_alone_confirms_once_the_controller_says_so(
+    tmp_path: Path,
+) -> None:
+    hot = HotSet(tmp_path, policy=replace(POLICY, enable_auto_in_sync_replicas=True))
+    master = await hot.start_all()
+    lost: list[int] = []
+
+    def unknown(wanted: SetConfiguration) -> None:
+        if len(lost) < 3:
+            lost.append(wanted.number)
+            raise Unavailable("the answer was lost")
+
+    hot.authority.trouble = unknown
+    for broker_id in (2, 3):
+        await hot.kill(broker_id)
+    end = await hot.write(master, 5)
+    await hot.confirmed(master, end)
+    assert len(set(lost)) <= 2 and len(lost) == 3
+    assert master.master.configuration.quorum == 1 and master.master.status()["degraded"]
+    lost.clear()
+    hot.authority.trouble, hot.authority.trouble_after = lambda _wanted: None, unknown
+    await hot.start(2)
+    await hot.let_follow()
+    await until(lambda: master.master.configuration.quorum == 2)
+    await hot.close()
+
+
+async def test_a_master_whose_term_has_ended_is_told_by_the_controllers(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    hot.authority.epoch += 1
+    await hot.kill(3)
+    await until(lambda: master.deposed)
+    assert master.deposed == [-1]
+
+
+async def test_a_refused_configuration_counts_no_more_and_is_not_asked_for_in_a_hurry(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+
+    def refuse(_wanted: SetConfiguration) -> None:
+        raise AlterRefused("no")
+
+    hot.authority.trouble = refuse
+    await hot.kill(3)
+    await until(lambda: hot.authority.asked >= 3)
+    await hot.write(master, 50)
+    await hot.confirmed(master)
+    assert len(master.master.configuration.members) == 3
+
+
+@pytest.mark.processes  # real time-outs
+async def test_a_full_follower_waits_and_goes_on_when_there_is_room(hot: HotSet) -> None:
+    master = await hot.start(1)
+    hot.settings = structs.replace(hot.settings, max_bytes=4 * hot.settings.segment_bytes)
+    await hot.start(2)
+    hot.settings = structs.replace(hot.settings, max_bytes=8 << 20)
+    await hot.start(3)
+    await hot.elect(1)
+    await hot.write(master, 700)
+    await hot.confirmed(master)
+    full = hot.brokers[2]
+    follower = full.replica.follower
+    assert follower is not None
+    await until(lambda: follower.problem)
+    assert follower.stopped is None and full.wal.end_offset < master.wal.end_offset
+    await asyncio.sleep(1.5 * hot.limits.link.silence_s)
+    assert full.wal.confirm_offset > 0
+    assert master.proxy.connections == 2, "a follower that waits is heard of"
+    hot.committed = master.wal.end_offset
+    for broker in hot.brokers.values():
+        broker.replica.note_committed(hot.committed)
+    await hot.same()
+    assert full.wal.start_offset > 0
+
+
+async def test_a_follower_whose_disk_fails_reports_it_and_stops(hot: HotSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    await hot.same()
+    failing = hot.brokers[3]
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if "wal-3" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, "input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    await hot.write(master, 50)
+    await hot.confirmed(master)
+    await until(lambda: failing.wal_failed)
+    follower = failing.replica.follower
+    assert follower is not None
+    await until(lambda: follower.stopped is not None)
+    assert isinstance(follower.stopped, WalFailed) and len(failing.wal_failed) == 1
+
+
+async def test_a_master_whose_disk_fails_confirms_nothing_more(hot: HotSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if "wal-1" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, "input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    confirmed = master.master.confirm_offset
+    end = await hot.write(master, 1)
+    with pytest.raises(WalFailed):
+        await master.master.confirmed(end)
+    # The followers hold the record, which their master's disk does not; one of them leads, and confirms it.
+    await until(lambda: hot.brokers[2].wal.durable_offset == end)
+    assert master.master.confirm_offset == confirmed and len(master.wal_failed) == 1
+    await hot.kill(1)
+    new = await hot.elect(2)
+    await hot.confirmed(new)
+    assert new.wal.end_offset > end
+
+
+async def test_followers_have_the_bytes_while_their_master_syncs_and_nothing_is_confirmed_before_it_has(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    await hot.same()
+    before = master.wal.durable_offset
+    go_on = threading.Event()
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if "wal-1" in os.readlink(f"/proc/self/fd/{fd}"):
+            go_on.wait(60)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    try:
+        end = await hot.write(master, 1)
+        await until(lambda: all(hot.brokers[each].wal.durable_offset == end for each in (2, 3)))
+        await until(lambda: all(one["end_offset"] == end for one in master.master.status()["followers"]))
+        assert master.wal.durable_offset == before == master.master.confirm_offset
+    finally:
+        go_on.set()
+    await hot.confirmed(master, end)
+
+
+async def test_two_replicas_that_contradict_each_other_stop_with_an_alarm(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 20)
+    await hot.confirmed(master)
+    await hot.same()
+    await until(lambda: hot.brokers[3].wal.confirm_offset == master.wal.end_offset)
+    await hot.kill(3)
+    for broker_id in (1, 2):
+        await hot.kill(broker_id, wipe=True)  # two disks are lost: more than the set survives
+    await hot.start(1)
+    await hot.start(2)
+    members = frozenset(WalReplica(*each) for each in hot.wal_ids.items())
+    hot.authority.configuration = hot.authority.configuration._replace(members=members)
+    master = await hot.elect(1)
+    await hot.write(master, 3)
+    odd = await hot.start(3)
+    await hot.let_follow()
+    await until(lambda: odd.diverged)
+    follower = odd.replica.follower
+    assert follower is not None
+    await until(lambda: follower.stopped is not None)
+    assert odd.wal.end_offset > 20_000, "nothing was changed"
+
+
+async def test_a_new_master_keeps_its_unconfirmed_tail_and_has_its_records_in_memory(hot: HotSet) -> None:
+    old = await hot.start_all()
+    await hot.write(old, 30)
+    await hot.confirmed(old)
+    await hot.kill(3)
+    hot.brokers[2].proxy.cut()
+    old.proxy.flows.clear()  # nothing comes back: received, and not known to be confirmed
+    end = old.wal.end_offset
+    old.proxy.flows.set()
+    await hot.same()
+    await hot.kill(1)
+    await hot.start(3)
+    new = await hot.elect(2)
+    assert new.wal.end_offset > end and len(new.replica.tail.records) == 30
+    assert new.replica.tail.is_complete(new.wal) or new.replica.tail.end_offset == end
+    await hot.confirmed(new)
+    await hot.write(new, 10)
+    await hot.confirmed(new)
+    await hot.same()
+
+
+async def test_a_follower_without_memory_for_its_tail_reads_its_wal_when_it_is_elected(hot: HotSet) -> None:
+    hot.cache_bytes = 40_000
+    old = await hot.start_all()
+    await hot.write(old, 200)
+    await hot.confirmed(old)
+    await hot.same()
+    tail = hot.brokers[2].replica.tail
+    assert 0 < len(tail.records) < 40 and not tail.is_complete(hot.brokers[2].wal)
+    await hot.kill(1)
+    new = await hot.elect(2)
+    assert len(new.replica.tail.records) == 200
+
+
+@pytest.mark.processes  # real time-outs
+async def test_whatever_is_cancelled_or_cut_at_whatever_moment_the_replicas_become_equal(hot: HotSet) -> None:
+    rng = random.Random(5)
+    await hot.start_all()
+    for turn in range(12):
+        wanted = hot.brokers[rng.randrange(1, 4)]
+        master = await hot.elect(wanted.broker_id) if turn % 3 else hot.leader()
+        load = asyncio.create_task(hot.write(master, 150))
+        others = [each for each in hot.brokers.values() if each is not master]
+        for _ in range(rng.randrange(6)):
+            await asyncio.sleep(rng.random() * 0.02)
+            one = rng.choice(others)
+            trouble = rng.randrange(3)
+            if trouble == 0:
+                master.proxy.cut()
+            elif trouble == 1:  # the same master at another address: the session is cancelled where it is
+                port = master.listener.address[1] if turn % 2 else master.proxy_port
+                await one.replica.follow(hot.target(master)._replace(port=port))
+            else:
+                follower = one.replica.follower
+                if follower is not None:
+                    await one.replica.promise(one.wal.promised_epoch)  # ends the role
+                    await one.replica.follow(hot.target(master))
+        await load
+        await hot.let_follow()
+    await hot.confirmed(hot.leader())
+    await hot.same()
+    assert not any(each.diverged or each.wal_failed for each in hot.brokers.values())
+
+
+@pytest.mark.processes  # real time-outs
+async def test_a_learner_receives_and_is_never_counted(hot: HotSet) -> None:
+    hot.learners.add(3)
+    hot.authority.configuration = SetConfiguration(1, frozenset([WalReplica(1, "wal-1"), WalReplica(2, "wal-2")]), 2)
+    master = await hot.start_all()
+    await hot.write(master, 50)
+    await hot.confirmed(master)
+    await hot.same()
+    await hot.kill(2)
+    end = await hot.write(master, 1)
+    await until(lambda: hot.brokers[3].wal.durable_offset == end)
+    with pytest.raises(NotConfirmedInTime):
+        await master.master.confirmed(end)
+
+
+async def test_a_promotion_that_was_cancelled_goes_on_when_it_is_asked_for_again(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await hot.start(1)
+    for method, after in (("promise", False), ("promise", True), ("begin_epoch", False), ("begin_epoch", True)):
+        hot.authority.epoch += 1
+        with monkeypatch.context() as patch:
+            held = Held(patch, DiskWal, method, after=after)
+            task = asyncio.create_task(one.replica.lead(hot.authority.epoch, hot.authority.configuration))
+            await until(held.reached.is_set)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled() and one.replica.master is None
+        master = await one.replica.lead(hot.authority.epoch, hot.authority.configuration)
+        assert await one.replica.lead(hot.authority.epoch, hot.authority.configuration) is master
+        assert one.wal.master_epoch == hot.authority.epoch
+    with pytest.raises(Fenced):
+        await one.replica.lead(1, hot.authority.configuration)
+    stranger = SetConfiguration(1, frozenset([WalReplica(2, "wal-2")]), 1)
+    with pytest.raises(InvalidInput):
+        await one.replica.lead(99, stranger)
+    one.master.told(stranger._replace(number=99))
+    assert one.deposed == [-1]

@@ -1,0 +1,131 @@
+"""The records that a follower keeps in memory follow its WAL, whatever happens to that, within their bound."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.wal_harness import small
+from tidelog.broker.replication.warm import WarmTail
+from tidelog.storage.cache.log_cache import LogCache, StreamLog
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.wal.base import WalRecord, WalRecordType
+from tidelog.storage.wal.memory import MemoryWal
+
+BOUND = 8_000
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("unseen"), st.integers(1, 2)),
+        st.tuples(st.just("commit"), st.integers(0, 100)),
+        st.tuples(st.just("cut"), st.integers(0, 100)),
+        st.tuples(st.just("restart"), st.integers(0, 100)),
+        st.tuples(st.just("trim"), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+class FollowedWal:
+    """A WAL, the tail beside it, and what must be known of both."""
+
+    def __init__(self) -> None:
+        self.seen_to = 0
+        """Up to where the tail was told of the WAL, or passed over."""
+        self.wal = MemoryWal(small(max_bytes=1 << 20))
+        self.cache = LogCache(BOUND)
+        self.tail = WarmTail(self.cache, 0)
+        self.epoch = 0
+        self.base = 0
+
+    async def records(self) -> list[WalRecord]:
+        found, at = [], self.wal.start_offset
+        while records := await self.wal.read_records(at, 1 << 20):
+            found += records
+            at = records[-1].end_offset
+        return found
+
+    async def begin(self, *, seen: bool) -> None:
+        self.epoch += 2
+        await self.wal.begin_epoch(self.epoch)
+        await self._tell(seen)
+
+    async def append(self, count: int, *, seen: bool) -> None:
+        for _ in range(count):
+            self.wal.append(StreamAppend(1, 1, self.base, 1, [bytes(500)]))
+            self.base += 1
+        await asyncio.sleep(0)
+        await self._tell(seen)
+
+    async def _tell(self, seen: bool) -> None:
+        for record in await self.records():
+            if seen and record.offset >= self.seen_to:
+                self.tail.add(record)
+        self.seen_to = self.wal.end_offset
+
+    async def do(self, kind: str, value: int) -> None:
+        wal, tail = self.wal, self.tail
+        if kind in ("append", "unseen"):
+            await self.append(value, seen=kind == "append")
+            return
+        boundaries = [wal.start_offset, *(record.end_offset for record in await self.records())]
+        offset = boundaries[value * (len(boundaries) - 1) // 100]
+        if kind == "commit":
+            tail.note_committed(offset)
+            return
+        if kind == "trim":
+            await wal.trim(max(wal.start_offset, min(tail.committed_offset, wal.end_offset)))
+            return
+        await wal.promise(self.epoch + 1)
+        offset = max(offset, tail.committed_offset)  # what is committed is the same on every replica
+        if kind == "cut":
+            await wal.truncate(offset, master_epoch=self.epoch + 1)
+        else:
+            await wal.restart_at(offset, master_epoch=self.epoch + 1)
+        tail.reconcile(wal)
+        self.seen_to = wal.end_offset
+        await self.begin(seen=True)
+
+    async def check(self) -> None:
+        tail = self.tail
+        held = [
+            record
+            for record in await self.records()
+            if record.type is WalRecordType.DATA
+            and tail.warm_from <= record.offset
+            and record.end_offset <= tail.end_offset
+            and record.end_offset > tail.committed_offset
+        ]
+        assert len(tail.records) == len(held)
+        assert tail.records.oldest_end == (held[0].end_offset if held else -1)
+        assert self.cache.bytes <= BOUND
+
+    async def check_complete(self) -> None:
+        records = await self.tail.complete(self.wal)
+        wanted = [
+            record.base_offset
+            for record in await self.records()
+            if record.type is WalRecordType.DATA and record.end_offset > self.tail.committed_offset
+        ]
+        log = StreamLog(1, wanted[0] if wanted else 0)
+        whole = wanted == list(range(wanted[0], wanted[0] + len(wanted))) if wanted else True
+        assert len(records) == len(wanted)
+        if whole and wanted:
+            assert records.fill(log, self.wal.end_offset) == ""
+            assert log.end_offset == wanted[-1] + 1
+
+
+@given(OPERATIONS)
+def test_the_tail_holds_what_the_wal_holds_from_where_it_is_warm(operations: list[tuple[str, int]]) -> None:
+    async def run() -> None:
+        followed = FollowedWal()
+        await followed.begin(seen=True)
+        for kind, value in operations:
+            await followed.do(kind, value)
+            await followed.check()
+        await followed.check_complete()
+
+    asyncio.run(run())
