@@ -338,9 +338,7 @@ async def test_each_partition_is_stored_in_the_storage_of_its_replica_set() -> N
         tables = here.controller.state.tables
         row = tables.replica_sets.get(OTHER)
         assert row is not None
-        tables.replica_sets.put(
-            OTHER, msgspec.structs.replace(row, members=(OTHER, NODE_ID), sync_state_set=(OTHER, NODE_ID))
-        )
+        tables.replica_sets.put(OTHER, msgspec.structs.replace(row, members=(NODE_ID,), sync_state_set=(NODE_ID,)))
         elected = here.controller.apply(c.Elect(OTHER, NODE_ID))
         assert elected is not None
         other = here.make_storage(OTHER)
