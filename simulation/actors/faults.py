@@ -391,8 +391,11 @@ class _Doer:
         active = cluster.active_node
         if len(cluster.controllers) < 3 or cluster.repairs or active is None or active.consensus is None:
             return None
-        if len(active.consensus.directories) < len(cluster.controllers):
+        known = active.consensus.directories
+        if len(known) < len(cluster.controllers):
             return None  # the cluster has just begun: until all are known, a lost directory looks like a new one
+        if any(each.consensus is None or each.consensus.directories != known for each in cluster.controllers):
+            return None  # one that was added anew has not caught up: with another's log a majority's would be lost
         cluster.repairs = True
         node = self.rng.choice(cluster.controllers)
         self.note(node.host, "directory lost")

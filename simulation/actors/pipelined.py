@@ -28,6 +28,7 @@ from tidelog.simulation.actors.workload import (
     ASK_S,
     DELIVERY_S,
     DUPLICATE_SEQUENCE,
+    FOR_GOOD,
     MISSED_ANSWERS,
     MISSED_FOR_S,
     OUT_OF_ORDER,
@@ -205,7 +206,8 @@ class PipelinedProducer(Producer):
             batch.error = f"error {found.error}"
         batch.code = found.error
         if found.error not in (0, DUPLICATE_SEQUENCE):
-            if found.error == OUT_OF_ORDER and lane.acknowledged and batch is not lane.batches[0]:
+            first = lane.batches[0]
+            if found.error == OUT_OF_ORDER and lane.acknowledged and batch is not first and first.code not in FOR_GOOD:
                 w.gap_refused(lane.topic, lane.partition, lane.process)
             self._client.forget(lane.topic.name, lane.partition, found.leader)
             return False

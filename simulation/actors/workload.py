@@ -39,6 +39,8 @@ MAX_FOUND = 5
 
 OUT_OF_ORDER = 45
 DUPLICATE_SEQUENCE = 46
+FOR_GOOD = (32,)
+"""INVALID_TIMESTAMP, while a clock is wrong: a producer gives such a batch up, and what follows it is out of order."""
 SESSION_ENDED = (OUT_OF_ORDER, 47, 59)
 """OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID."""
 

@@ -293,8 +293,11 @@ def remember(platters: RaftPlatters, index: int, term: int, state: bytes) -> Non
 
 
 def remember_log(platters: RaftPlatters, term: int, commands: Sequence[bytes]) -> None:
-    """Give a member the directory of one that holds a no-op and these commands in its log, and no snapshot."""
-    entries = [(NO_OP, 1, term), *((COMMAND + blob, index, term) for index, blob in enumerate(commands, 2))]
+    """Give a member the directory of one that holds a no-op and these commands in its log, and no snapshot.
+
+    Every log begins with a no-op of term 0, so that of an empty member, too: from there on entries are sent to it.
+    """
+    entries = [(NO_OP, 1, 0), *((COMMAND + blob, index, term) for index, blob in enumerate(commands, 2))]
     journal = Journal.open(DIRECTORY / "journal", SimRaftFiles(platters, random.Random(0)))
     journal.reset(entries)
     journal.set_term(term, None)
