@@ -81,7 +81,7 @@ scenario: install
 # Simulated clusters under faults, a minute of their time and more each. The seeds are always the same; a slow machine
 # runs as many of them as fit, and says so.
 simulate: install
-	$(BIN)/tidelog simulate --seeds 2000 --for 600s $(ARGS)
+	$(BIN)/tidelog simulate --seeds 2000 --for 240s $(ARGS)
 
 # The same every night with other seeds, which the date gives: a failing one can be run again by its number.
 nightly: install

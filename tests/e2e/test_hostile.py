@@ -135,6 +135,7 @@ def test_thousands_of_hostile_connections_leave_nothing_and_stop_nobody(tmp_path
         quiet = settled(process, admin_port)
 
         good = GoodProducer(process.bootstrap)
+        wait_until(lambda: good.acknowledged > 0, "it is connected")
         rng = random.Random(1)
         sent = attacks(rng)
         rpc_port = int((tmp_path / "data/controller/address").read_text().rsplit(":", 1)[1])
