@@ -310,15 +310,8 @@ class Storage:
         return stream_log.tail(max_bytes) if stream_log is not None and stream_log.is_open else []
 
     def unconfirmed(self, stream_id: int) -> list[UnconfirmedRecord]:
-        """Return the records at the end of an open stream that the WAL held at the start and that are not confirmed.
-
-        Only a master of several replicas has some: until a quorum has its epoch's start, which confirms them all.
-        """
-        stream_log = self._logs[stream_id]
-        if stream_log.unconfirmed:
-            value = self.confirm.value
-            stream_log.unconfirmed = tuple(each for each in stream_log.unconfirmed if each.wal_end > value)
-        return list(stream_log.unconfirmed)
+        """Return the records at the end of an open stream that the WAL held at the start and that are not confirmed."""
+        return self._logs[stream_id].unconfirmed_after(self.confirm.value)
 
     def warm(self, stream_id: int, records: Sequence[StreamEntry]) -> bool:
         """Put committed records of a stream that was just opened into memory, which saves reading them.

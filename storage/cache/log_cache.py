@@ -93,6 +93,15 @@ class StreamLog:
         self._records: list[StreamEntry] = _NO_RECORDS
         self._head = 0
 
+    def unconfirmed_after(self, confirm_offset: int) -> list[UnconfirmedRecord]:
+        """Return the recovered records that end after a confirm offset, and forget the others.
+
+        Only a master of several replicas has some: until a quorum has its epoch's start, which confirms them all.
+        """
+        if self.unconfirmed:
+            self.unconfirmed = [each for each in self.unconfirmed if each.wal_end > confirm_offset]
+        return list(self.unconfirmed)
+
     def __len__(self) -> int:
         """Return the number of records in memory."""
         return len(self._bases) - self._head
