@@ -241,7 +241,8 @@ async def test_a_commit_of_objects_changes_no_placement_and_looks_at_no_partitio
 
     def told(reconciler: PartitionReconciler, keys: Iterable[PartitionKey]) -> None:
         opened.update(keys)
-        looks.clear()  # the end of an opening asks for one more look
+        if len(opened) <= 3:
+            looks.clear()  # the end of an opening asks for one more look
         ended(reconciler, keys)
 
     monkeypatch.setattr(PartitionReconciler, "plan", counted)

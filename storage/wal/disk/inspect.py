@@ -252,6 +252,8 @@ async def _walk(
             finding = counts.finding("corrupt", offset, error.message)
         if finding is None:
             finding = await _judge(segment, following, ScanEnd(offset, stopped), state, epochs, marks, counts)
+            if finding is not None and following is None and await _has_moved_on(segment, offset, state):
+                finding = None
         found = [one for one in (finding, counts.epoch_error) if one is not None]
         if found and await _is_still_there(disk, segment):
             findings.extend(found)
@@ -283,8 +285,6 @@ async def _judge(
             return None
         why = stopped or f"the next file begins at {following.start}, a file between is missing"
         return counts.finding("corrupt", offset, why)
-    if stopped and await _has_moved_on(segment, offset, state):
-        return None
     if offset == marks.cut_at:
         return None
     rule = EvidenceRule(marks.own_from)
@@ -299,7 +299,10 @@ async def _judge(
 
 
 async def _has_moved_on(segment: WalSegment, offset: int, state: ScanState) -> bool:
-    """Return whether a whole record is there now: a broker has appended during the scan."""
+    """Return whether a whole record is there now: a broker has appended since the scan.
+
+    To be asked after everything else was read: what was read later than the scan may be newer than it, too.
+    """
     again = await scan(segment, offset, offset + 1, ScanState(state.last_epoch), lambda *_: None)
     return again.offset > offset
 
