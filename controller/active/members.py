@@ -2,13 +2,15 @@
 
 Raft itself takes one change at a time and checks it (`tidelog.controller.raft`). What is checked here is that a change
 costs no availability: a new member answers, is who it should be and supports the feature level, and after the change
-enough members were heard from to elect a leader.
+enough members were heard from to elect a leader. An addition is over when the new member has the log: until then it
+counts, but who stops or replaces another member could stop the quorum, or lose what only the other one has.
 
 Entry: `QuorumChanges`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from tidelog.controller.active.levels import AskStatus, levels_in
@@ -19,6 +21,8 @@ from tidelog.controller.raft.consensus import Consensus
 from tidelog.controller.raft.quorum import MAX_MEMBERS, MembershipChange, Quorum, parse_member
 from tidelog.controller.rpc.connection import ChangeParams
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+
+CATCH_UP_LOOK_S = 0.1
 
 
 class QuorumChanges:
@@ -92,13 +96,38 @@ class QuorumChanges:
             if known is None or node_id == self._node_id:
                 return
             directory = await self._meet(node_id, address)
-            if directory in ("", known):
+            if directory == "":
+                return
+            if directory == known:
+                await self._caught_up(node_id, address)
                 return
             await self._commit(MembershipChange("rem", node_id, address))
         else:
             _check_newcomer(members, node_id, address)
             directory = await self._meet(node_id, address)
         await self._commit(MembershipChange("add", node_id, address, directory))
+        await self._caught_up(node_id, address)
+
+    async def _caught_up(self, node_id: int, address: str) -> None:
+        """Wait until a member has applied what is applied here now. Raises `Unavailable`."""
+        wanted, found = self._image().version, ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        version = (await self._ask(address)).get("version", wanted)
+                    except TidelogError as error:
+                        found = f"it does not answer: {error.message}"
+                    else:
+                        if version >= wanted:
+                            return
+                        found = f"its metadata is of version {version}, not {wanted}"
+                    await asyncio.sleep(CATCH_UP_LOOK_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"controller {node_id} is a member now, and has not caught up within {self._timeout_s:g} s: {found}",
+                hint="add it again, which only waits for that; stop or replace no other controller before it is done",
+            ) from None
 
     async def _commit(self, change: MembershipChange) -> None:
         quorum = Quorum(self._consensus.members, self._consensus.directories)

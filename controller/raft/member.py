@@ -235,7 +235,7 @@ class RaftMember(RaftCore):
         others = self._others()
 
         def transport(core: RaftCore) -> PeerTransport:
-            self.transport = PeerTransport(self, credentials, others, surroundings, poller)
+            self.transport = PeerTransport(self, credentials, others, self._configured, surroundings, poller)
             return self.transport
 
         me = make_node(self._node_id, self.quorum.members.get(self._node_id, ""))
@@ -383,7 +383,7 @@ class RaftMember(RaftCore):
         if snapshot is None:
             self.answer(node, self.journal.last_index + 1, holds=False)
             return
-        self._install(snapshot)
+        self._install(snapshot, node)
         self.answer(node, snapshot.last[1] + 1, holds=True)
 
     def _receive(self, raw: Any) -> tuple[Snapshot | None, int]:
@@ -396,7 +396,7 @@ class RaftMember(RaftCore):
         known = piece.index <= self.raftCommitIndex
         return None if known else self._snapshots.receive(piece), piece.index
 
-    def _install(self, snapshot: Snapshot) -> None:
+    def _install(self, snapshot: Snapshot, leader: MemberNode) -> None:
         """The machine first: a snapshot that it does not understand must not replace the one that it does."""
         try:
             self._state.load(snapshot.state)
@@ -411,6 +411,8 @@ class RaftMember(RaftCore):
         if snapshot.members:
             self.applied = self._quorum_of(snapshot)
             self.quorum = self._with_changes(self.applied, snapshot.last[1])
+        if self.transport is not None and int(leader.id) not in self.quorum.members:
+            self.transport.keep_unlisted(leader)
         self.take_state(snapshot.last[1], self._others())
 
     def link_lost(self, node: MemberNode) -> None:

@@ -9,6 +9,9 @@
   member grants it only if it has not heard from a leader for the minimum election time-out and the candidate's log is
   at least as current as its own. A member that was paused or disconnected therefore deposes no leader.
 - Commands are not forwarded: a member that is not the leader refuses them.
+- Entries and snapshots are taken from a leader that the member's own log does not name yet, as Raft demands (Ongaro's
+  thesis, section 4.1): the log of a member that was added anew may begin with a snapshot from before the leader's time.
+  Nothing else of such an unlisted leader counts, and no link to one is kept while a listed member leads.
 
 Everything here runs on the consensus thread. Used by `tidelog.controller.raft.member` only.
 """
@@ -17,10 +20,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidelog.controller.raft.core import CoreTransport, MemberNode
+from tidelog.controller.raft.core import CoreTransport, MemberNode, make_node
 from tidelog.controller.raft.journal import Entry
 from tidelog.controller.raft.links import Message, ReceiveLink, SendLink, refuse
 from tidelog.controller.raft.surroundings import Poller, RaftSocket, Surroundings
@@ -88,6 +91,7 @@ class PeerTransport(CoreTransport):
         member: Any,
         credentials: Credentials,
         nodes: Sequence[MemberNode],
+        addresses: Mapping[int, str],
         surroundings: Surroundings,
         poller: Poller,
     ) -> None:
@@ -98,6 +102,10 @@ class PeerTransport(CoreTransport):
         self._poller = poller
         self._credentials = credentials
         self._nodes: dict[int, MemberNode] = {}
+        self._unlisted: dict[int, MemberNode] = {}
+        """Those that lead, or may, and that the log does not name yet."""
+        self._addresses = dict(addresses)
+        """Of all members that were ever told of."""
         self._links: dict[int, SendLink] = {}
         self._receiving: dict[int, ReceiveLink] = {}
         self._accepted: deque[tuple[int, RaftSocket, Session]] = deque()
@@ -123,8 +131,17 @@ class PeerTransport(CoreTransport):
         node_id = int(node.id)
         if node_id in self._nodes:
             return
-        conf = self._member.conf
+        if node_id in self._unlisted and self._links[node_id].address != node.address:
+            self._drop_unlisted(node_id)
+        self._addresses[node_id] = node.address
         self._nodes[node_id] = node
+        if self._unlisted.pop(node_id, None) is None:
+            self._link(node)
+        elif self._links[node_id].is_open:
+            self.connected(node)
+
+    def _link(self, node: MemberNode) -> None:
+        node_id, conf = int(node.id), self._member.conf
         self._links[node_id] = SendLink(
             poller=self._poller,
             sockets=self._sockets,
@@ -139,7 +156,13 @@ class PeerTransport(CoreTransport):
     def dropNode(self, node: MemberNode) -> None:  # noqa: N802
         """See `Transport`."""
         node_id = int(node.id)
+        if node_id in self._unlisted:
+            return
         self._nodes.pop(node_id, None)
+        self._unlink(node)
+
+    def _unlink(self, node: MemberNode) -> None:
+        node_id = int(node.id)
         link = self._links.pop(node_id, None)
         if link is not None:
             was_open = link.is_open
@@ -149,6 +172,35 @@ class PeerTransport(CoreTransport):
         receiving = self._receiving.pop(node_id, None)
         if receiving is not None:
             receiving.close()
+
+    def keep_unlisted(self, node: MemberNode) -> None:
+        """The members are about to be replaced by those of a snapshot, which do not name its sender: the leader."""
+        if self._nodes.pop(int(node.id), None) is not None:
+            self._unlisted[int(node.id)] = node
+            self.disconnected(node)
+
+    def _take_unlisted(self, node_id: int) -> bool:
+        """Link to one that is not in the log, if its address is known and no listed member leads."""
+        if node_id in self._unlisted:
+            return True
+        address = self._addresses.get(node_id)
+        if address is None or self._is_led_by_listed():
+            return False
+        logger.info("a controller is heard that the log does not name yet", extra={"peer": node_id})
+        self._unlisted[node_id] = node = make_node(node_id, address)
+        self._link(node)
+        return True
+
+    def _is_led_by_listed(self) -> bool:
+        member = self._member
+        if member.is_leader():
+            return True
+        leader = member.leader()
+        is_heard = self.silence_s(self._now()) <= member.conf.raftMinTimeout
+        return is_heard and leader is not None and int(leader.id) in self._nodes
+
+    def _drop_unlisted(self, node_id: int) -> None:
+        self._unlink(self._unlisted.pop(node_id))
 
     def send(self, node: MemberNode, message: Message) -> bool:
         """Send, or hold what confirms entries that may not be durable yet."""
@@ -189,11 +241,14 @@ class PeerTransport(CoreTransport):
         while self._accepted:
             peer_id, sock, session = self._accepted.popleft()
             self._admit(peer_id, sock, session)
+        if self._unlisted and self._is_led_by_listed():
+            for node_id in list(self._unlisted):
+                self._drop_unlisted(node_id)
         for link in list(self._links.values()):
             link.tick(now)
 
     def _admit(self, peer_id: int, sock: RaftSocket, session: Session) -> None:
-        if peer_id not in self._nodes:
+        if peer_id not in self._nodes and not self._take_unlisted(peer_id):
             refuse(sock, f"node {peer_id} is {NOT_A_MEMBER}")
             return
         old = self._receiving.pop(peer_id, None)
@@ -217,6 +272,8 @@ class PeerTransport(CoreTransport):
             del self._receiving[link.peer_id]
 
     def _link_changed(self, node: MemberNode, is_open: bool) -> None:
+        if int(node.id) in self._unlisted:
+            return
         if is_open:
             self.connected(node)
         else:
@@ -269,6 +326,8 @@ class PeerTransport(CoreTransport):
         kind = message.get("type")
         if kind not in _KINDS:
             raise CorruptData(f"controller {peer_id} sends a message of kind {kind!r}")
+        if node is None and kind == "append_entries":
+            node = self._unlisted.get(peer_id)
         if node is None:
             return
         self.news = True

@@ -139,7 +139,10 @@ class TransferParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChangeParams(msgspec.Struct, frozen=True, array_like=True):
-    """`change`: add or remove a member; returns nil when the new quorum has committed it."""
+    """`change`: add or remove a member.
+
+    Returns nil when the new quorum has committed it, and an added one has caught up.
+    """
 
     operation: str
     """`add` or `rem`."""

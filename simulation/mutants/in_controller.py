@@ -246,6 +246,25 @@ MUTATIONS_IN_CONTROLLER = [
         ("wipe", "behind", "kill", "isolate"),
     ),
     Mutation(
+        "unlisted-leader-refused",
+        "13",
+        "a controller takes nothing from a leader that its log does not name yet",
+        (
+            Edit(
+                "tidelog.controller.raft.transport:PeerTransport.keep_unlisted",
+                "if self._nodes.pop(int(node.id), None) is not None:",
+                "if mutated() and self._nodes.pop(int(node.id), None) is not None:",
+            ),
+            Edit(
+                "tidelog.controller.raft.transport:PeerTransport._take_unlisted",
+                "if address is None or self._is_led_by_listed():",
+                "if address is None or self._is_led_by_listed() or not mutated():",
+            ),
+        ),
+        ("liveness",),
+        (),
+    ),
+    Mutation(
         "level-ignored-when-applied",
         "18",
         "all but the first commands of terms are applied by the rules of feature level 0, whatever their level",

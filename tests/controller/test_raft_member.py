@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tidelog.controller.raft.runner import system_surroundings
 from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
 from tidelog.controller.raft.thread import RaftSettings
 from tidelog.controller.raft.transfer import PIECE_VERSION, Sent, SnapshotPiece
-from tidelog.controller.rpc.handshake import Credentials
+from tidelog.controller.rpc.handshake import Credentials, Session, welcome
 from tidelog.runtime.errors import ConfigError, CorruptData
 
 MEMBERS = {1: "127.0.0.1:1", 2: "127.0.0.1:2", 3: "127.0.0.1:3"}
@@ -113,11 +114,11 @@ def regular(blob: bytes, index: int, term: int) -> Entry:
     return b"\x00" + blob, index, term
 
 
-def snapshot_of(path: Path, index: int) -> bytes:
+def snapshot_of(path: Path, index: int, members: dict[int, str] = MEMBERS) -> bytes:
     """The file of a snapshot that a leader sends: entries 2 to `index`, of its term."""
     names = [b"leader %d" % each for each in range(2, index + 1)]
     last, previous = regular(names[-1], index, TERM), regular(names[-2], index - 1, TERM)
-    write_snapshot(path, Snapshot(last, previous, msgspec.msgpack.encode(names), tuple(MEMBERS.items())))
+    write_snapshot(path, Snapshot(last, previous, msgspec.msgpack.encode(names), tuple(members.items())))
     return path.read_bytes()
 
 
@@ -292,6 +293,77 @@ def test_a_member_that_slept_listens_first_whenever_it_has_heard_a_leader(
         late.world.member.close()
 
     contextvars.copy_context().run(scenario)
+
+
+# A leader that the log does not name yet
+
+
+def takes_snapshot_without_leader(world: World, tmp_path: Path) -> None:
+    """Member 2 leads, and sends a snapshot from before it was a member."""
+    members = {node_id: MEMBERS[node_id] for node_id in (1, 3)}
+    for piece in pieces_of(snapshot_of(tmp_path / "sent", 9, members), 9):
+        world.receive(2, "append_entries", serialized=piece, commit_index=9)
+    world.turn()
+    assert {int(node.id) for node in world.member.others()} == {3}
+
+
+def added(node_id: int, index: int) -> Entry:
+    return b"\x02" + msgspec.msgpack.encode(MembershipChange("add", node_id, MEMBERS[node_id])), index, TERM
+
+
+def calls(world: World, peer_id: int) -> str:
+    """What a controller that connects in order to send is told: "welcome", or why not."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
+        ours, _ = server.accept()
+        ours.setblocking(False)
+        world.member.adopt(peer_id, ours, Session(bytes(16), bytes(16)))
+        world.turn()
+        told = theirs.recv(4096)
+    return "welcome" if told == welcome() else told.decode(errors="replace")
+
+
+def test_a_snapshot_from_before_the_leaders_time_does_not_part_a_member_from_it(world: World, tmp_path: Path) -> None:
+    takes_snapshot_without_leader(world, tmp_path)
+    world.entries(9, TERM, [added(2, 10), regular(b"leader 11", 11, TERM)], 11)
+    world.turn()
+    assert world.applied[-1] == b"leader 11"
+    assert {int(node.id) for node in world.member.others()} == {2, 3}
+    acknowledged = [message for message in world.told if message["type"] == "next_node_idx"][-1]
+    assert acknowledged["next_node_idx"] == 12 and acknowledged["success"]
+    world.told.clear()
+    assert calls(world, 2) == "welcome"
+
+
+def test_nothing_but_entries_is_taken_from_an_unlisted_leader(world: World, tmp_path: Path) -> None:
+    takes_snapshot_without_leader(world, tmp_path)
+    world.told.clear()
+    world.member.trust_directory()
+    world.receive(2, "request_vote", term=TERM + 1, last_log_index=99, last_log_term=TERM)
+    world.receive(2, "pre_vote", term=TERM + 1, round=1, log=[TERM, 99])
+    world.turn()
+    assert [message for message in world.told if message["type"] in ("response_vote", "pre_vote_reply")] == []
+    assert world.member.raftCurrentTerm == TERM
+
+
+def test_after_a_restart_an_unlisted_leader_is_heard_until_a_listed_one_leads(world: World, tmp_path: Path) -> None:
+    takes_snapshot_without_leader(world, tmp_path)
+    world.member.close()
+    world.open()
+    assert {int(node.id) for node in world.member.others()} == {3}
+    assert calls(world, 2) == "welcome"
+    world.entries(9, TERM, [regular(b"leader 10", 10, TERM)], 10)
+    world.turn()
+    assert world.applied[-1] == b"leader 10"
+    assert "node 7 is not a member" in calls(world, 7)  # its address is not known
+
+    world.receive(3, "append_entries", term=TERM + 1, prevLogIdx=10, prevLogTerm=TERM, entries=[], commit_index=10)
+    world.turn()
+    assert "node 2 is not a member" in calls(world, 2)
+    world.entries(10, TERM, [regular(b"nobody's", 11, TERM + 1)], 11)
+    world.receive(2, "append_entries", term=TERM + 1, prevLogIdx=10, prevLogTerm=TERM, entries=[], commit_index=10)
+    world.turn()
+    assert world.member.last_log() == (TERM, 10)
+    assert world.member.leader_id() == "3"
 
 
 # Directories that were lost

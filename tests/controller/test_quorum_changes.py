@@ -1,0 +1,87 @@
+"""`QuorumChanges`: an addition is over when the new member has the log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tidelog.controller.active.members import QuorumChanges
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.levels import NEWEST, OLDEST
+from tidelog.controller.raft.quorum import MembershipChange
+from tidelog.controller.rpc.connection import ChangeParams
+from tidelog.runtime.errors import TidelogError, Unavailable
+
+MEMBERS = {1: "127.0.0.1:1", 2: "127.0.0.1:2", 3: "127.0.0.1:3"}
+
+
+class Quorum:
+    """Three controllers; the third has lost its directory, and has a new one."""
+
+    def __init__(self) -> None:
+        self.members = dict(MEMBERS)
+        self.directories = {1: "a", 2: "b", 3: "lost"}
+        self.changes: list[tuple[str, int]] = []
+        self.image = Image()
+        self.image.version = 100
+        self.version = 0
+        """That of the third one's metadata."""
+        self.asked = asyncio.Event()
+        self.answers = True
+
+    async def change_membership(self, change: MembershipChange, timeout_s: float) -> None:
+        self.changes.append((change.operation, change.node_id))
+        if change.operation == "rem":
+            del self.members[change.node_id], self.directories[change.node_id]
+        else:
+            self.members[change.node_id] = change.address
+            self.directories[change.node_id] = change.directory
+
+    async def ask(self, address: str) -> dict[str, Any]:
+        assert address == MEMBERS[3]
+        self.asked.set()
+        if not self.answers and self.changes:
+            raise Unavailable("refused")
+        return {
+            "node": 3,
+            "cluster_id": "",
+            "levels": [OLDEST, NEWEST],
+            "directory": "new",
+            "version": self.version,
+        }
+
+    def changer(self, timeout_s: float) -> QuorumChanges:
+        return QuorumChanges(
+            1, cast("Any", self), lambda: self.image, lambda: NEWEST, self.ask, cast("Any", TidelogError), timeout_s
+        )
+
+    async def add(self, timeout_s: float = 60.0) -> None:
+        await self.changer(timeout_s).change(ChangeParams("add", 3, MEMBERS[3]))
+
+
+async def test_an_addition_waits_until_the_member_has_caught_up() -> None:
+    quorum = Quorum()
+    adding = asyncio.create_task(quorum.add())
+    async with asyncio.timeout(60):
+        for version in (0, 50, 99):
+            quorum.version = version
+            quorum.asked.clear()
+            await quorum.asked.wait()
+            assert not adding.done()
+        quorum.version = 100
+        await adding
+    assert quorum.changes == [("rem", 3), ("add", 3)]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_one_that_does_not_catch_up_is_named_and_adding_it_again_only_waits(answers: bool) -> None:
+    quorum = Quorum()
+    quorum.answers = answers
+    with pytest.raises(Unavailable, match="has not caught up" if answers else "does not answer") as caught:
+        await quorum.add(0.2)
+    assert caught.value.hint is not None
+    quorum.version, quorum.answers = 100, True
+    await quorum.add()
+    assert quorum.changes == [("rem", 3), ("add", 3)], "nothing is changed again"
