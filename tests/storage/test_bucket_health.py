@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.runtime.clock import SystemClock
+from tests.support.fake_storage import FakeClock
 from tidelog.runtime.errors import InvalidInput, Unavailable
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
@@ -14,7 +14,7 @@ from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
 
 def watched() -> tuple[MemoryObjectStore, GuardedObjectStore]:
     memory = MemoryObjectStore()
-    return memory, GuardedObjectStore(memory, PriorityGate(64), SystemClock())
+    return memory, GuardedObjectStore(memory, PriorityGate(64), FakeClock())
 
 
 async def test_every_call_goes_through_and_counts_as_a_success() -> None:

@@ -126,10 +126,11 @@ class Proxy:
         finally:
             for one in both:
                 one.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
             for end in ends:
                 end.transport.abort()
                 self._writers.discard(end)
+            with contextlib.suppress(asyncio.CancelledError):  # `close` while the connection ends by itself
+                await asyncio.gather(*both, return_exceptions=True)
             self._tasks.discard(task)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, faulty: bool) -> None:
