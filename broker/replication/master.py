@@ -176,6 +176,11 @@ class ReplicaMaster:
         """Everything before this WAL offset is in committed objects; followers are told with the next frame."""
         self._committed = max(self._committed, offset)
 
+    def use_policy(self, policy: ReplicationPolicy) -> None:
+        """Follow this policy from now on; the configuration that it asks for is asked for."""
+        self._core.policy = policy
+        self._review.set()
+
     async def confirmed(self, wal_offset: int) -> None:
         """Return when everything before `wal_offset` is confirmed.
 
@@ -184,7 +189,7 @@ class ReplicaMaster:
         """
         if wal_offset <= self.confirm.value:
             return
-        timeout_s = self._setup.policy.slave_timeout_s
+        timeout_s = self._core.policy.slave_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self.confirm.wait(wal_offset)

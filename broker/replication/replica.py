@@ -57,6 +57,7 @@ class ReplicaParts:
 
     identity: ReplicaIdentity
     policy: ReplicationPolicy
+    """The first one; see `HotReplica.use_policy`."""
     authority: SetAuthority
     door: ReplicationDoor
     world: ReplicationWorld
@@ -71,6 +72,7 @@ class HotReplica:
         self.wal = wal
         self.tail = tail
         self._parts = parts
+        self.policy = parts.policy
         self._turn = asyncio.Lock()
         self._closed = False
         self.follower: ReplicaFollower | None = None
@@ -95,6 +97,12 @@ class HotReplica:
             self.follower.note_committed(offset)
         else:
             self.tail.committed_offset = max(self.tail.committed_offset, offset)
+
+    def use_policy(self, policy: ReplicationPolicy) -> None:
+        """Lead by this policy, whether the replica leads already or later."""
+        self.policy = policy
+        if self.master is not None:
+            self.master.use_policy(policy)
 
     async def promise(self, epoch: int) -> ReplicaPosition:
         """Take nothing from a master of an older epoch any more, durably; return where the WAL ends then.
@@ -153,7 +161,7 @@ class HotReplica:
             await self.tail.complete(wal)
             if wal.master_epoch != epoch:  # it is, if an earlier call was cancelled
                 await wal.begin_epoch(epoch)
-            setup = MasterSetup(parts.identity, parts.policy, parts.authority, parts.world, parts.events, parts.limits)
+            setup = MasterSetup(parts.identity, self.policy, parts.authority, parts.world, parts.events, parts.limits)
             self.master = ReplicaMaster(wal, setup, configuration, self.tail.committed_offset)
             self.master.start()
             parts.door.open(parts.identity.replica_set_id, self.master)

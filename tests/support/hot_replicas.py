@@ -23,6 +23,7 @@ from tidelog.broker.replication.inputs import (
     ReplicaIdentity,
     ReplicationLimits,
     ReplicationWorld,
+    SetAuthority,
 )
 from tidelog.broker.replication.master import ReplicaMaster
 from tidelog.broker.replication.replica import HotReplica, ReplicaParts
@@ -213,6 +214,14 @@ class HotSet:
         self.committed = 0
         self._next = 0
 
+    def identity(self, broker_id: int) -> ReplicaIdentity:
+        """Of a broker's replica; another kind of controllers gives other registrations."""
+        return ReplicaIdentity(0, WalReplica(broker_id, self.wal_ids[broker_id]), 1, broker_id in self.learners)
+
+    def authority_of(self, broker_id: int) -> SetAuthority:
+        """The controllers, as a broker's replica asks them."""
+        return self.authority
+
     async def start(self, broker_id: int) -> Broker:
         """Start a broker on its directory; it does nothing yet."""
         credentials = Credentials(self.secrets.get(broker_id, SECRET), broker_id)
@@ -240,9 +249,9 @@ class HotSet:
         proxy.to = listener.address
         events: list[Broker] = []
         parts = ReplicaParts(
-            ReplicaIdentity(0, WalReplica(broker_id, self.wal_ids[broker_id]), 1, broker_id in self.learners),
+            self.identity(broker_id),
             self.policy,
-            self.authority,
+            self.authority_of(broker_id),
             door,
             world,
             ReplicaEvents(

@@ -1,0 +1,283 @@
+"""`ReplicaDuty`: keeps one replica of a broker doing what the metadata say: join, promise, lead or follow.
+
+It looks at the newest metadata each time and does the one thing that is due, so what was missed, by a failed request or
+a slow disk, is found by the next look. In this order: join the set with this WAL, once; promise the epoch of an
+election under way, durably, before the controllers are told; lead in the epoch in which this process was elected;
+follow the master.
+
+Invariants: a promise is told only after the WAL has made it durable (rule 15); the replica leads only in an epoch in
+which the metadata name this broker, and only after this registration was in them: the controllers end the terms of a
+broker's earlier process when it registers; who is told that the replica leads is told that it has ended before it does
+anything else. A replica that was removed from its set does not join again by itself.
+
+Entry: `ReplicaDuty.start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tidelog.broker.replication.inputs import MasterTarget, ReplicaIdentity
+from tidelog.broker.replication.master import ReplicaMaster
+from tidelog.broker.replication.replica import HotReplica
+from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.model.addresses import split_address
+from tidelog.controller.model.errors import StaleBrokerEpoch, StaleCommand
+from tidelog.controller.model.levels import UnsupportedLevel
+from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
+from tidelog.controller.model.replica_set_commands import PromiseEpoch
+from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.wal_notes import WalLost
+from tidelog.runtime.backoff import Backoff
+from tidelog.runtime.errors import Closed, CorruptData, InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.wal.base import WalFailed
+
+logger = logging.getLogger(__name__)
+
+RETRY_BASE_S, RETRY_CAP_S = 0.05, 2.0
+"""Pauses after a request that failed, unless the metadata change first."""
+
+_FOR_GOOD = (WalLost, WalFailed, CorruptData, InvalidInput, StaleBrokerEpoch)
+"""What another attempt of this process does not mend, but for `_PASSING`."""
+_PASSING = (UnsupportedLevel, StaleCommand)
+
+
+class ReplicaRole(StrEnum):
+    """What a replica is doing."""
+
+    JOINING = "joining"
+    """The metadata do not have this WAL yet."""
+    WAITING = "waiting"
+    """There is no master, and nothing to promise."""
+    PROMISED = "promised"
+    """An election is under way."""
+    LEADING = "leading"
+    FOLLOWING = "following"
+    REMOVED = "removed"
+    """From its set; it does nothing any more."""
+    FAILED = "failed"
+    """For good; see the problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class DutyEvents:
+    """Callbacks of a duty. They run on the event loop, must be quick, and must not raise."""
+
+    leads: Callable[[int, ReplicaMaster], None]
+    """The replica is the master of this epoch (int32) from now on."""
+    ended: Callable[[int], None]
+    """It is the master of this epoch no more."""
+    failed: Callable[[BaseException], None]
+    """The replica has stopped for good: its WAL, or what the metadata say of it, is wrong."""
+
+
+class ReplicaDuty:
+    """See the module. Used on the event loop's thread."""
+
+    def __init__(
+        self,
+        replica: HotReplica,
+        identity: ReplicaIdentity,
+        client: ControllerClient,
+        rng: random.Random,
+        events: DutyEvents,
+    ) -> None:
+        """`client`: of the process that is registered as `identity` says; its metadata have that registration."""
+        self._replica = replica
+        self._identity = identity
+        self._client = client
+        self._events = events
+        self._backoff = Backoff(RETRY_BASE_S, RETRY_CAP_S, rng)
+        self._changed = asyncio.Event()
+        self._tasks = TaskSet("replica-duty", events.failed)
+        self._unsubscribe: Callable[[], None] | None = None
+        self._joined = False
+        self._leading = -1
+        """The epoch of which `leads` was told and not `ended`; -1: none."""
+        self._target: MasterTarget | None = None
+        self.role = ReplicaRole.JOINING
+        self.problem = ""
+        """Why the last attempt failed; empty if it did not."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._unsubscribe = self._client.subscribe(self._image_changed)
+        self._tasks.keep(self._run, f"set-{self._identity.replica_set_id}")
+
+    async def close(self) -> None:
+        """End the replica's role; the WAL is the caller's."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        await self._tasks.close()
+        self._end_term()
+        await self._replica.close()
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with this replica, one sentence each."""
+        where = f"the replica of replica set {self._identity.replica_set_id}"
+        if self.role is ReplicaRole.REMOVED:
+            return [f"{where} was removed from it, and keeps a WAL (`tidelog replica-set describe`)"]
+        return [f"{where} is {self.role.value}: {self.problem}"] if self.problem else []
+
+    def _image_changed(self, delta: Delta) -> None:
+        record = self._client.image.replica_sets.get(self._identity.replica_set_id)
+        if record is not None:
+            self._replica.note_committed(record.committed_wal_offset)
+        self._changed.set()
+
+    async def _run(self) -> None:
+        while self.role not in (ReplicaRole.REMOVED, ReplicaRole.FAILED):
+            self._changed.clear()
+            try:
+                await self._look(self._client.image)
+            except Closed:
+                return
+            except TidelogError as error:
+                if isinstance(error, _FOR_GOOD) and not isinstance(error, _PASSING):
+                    await self._give_up(error)
+                    return
+                self._note(error)
+                await self._pause(self._backoff.next_delay_s())
+                continue
+            self.problem = ""
+            self._backoff.reset()
+            await self._changed.wait()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for other metadata, at most `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _note(self, error: TidelogError) -> None:
+        if error.message != self.problem:
+            extra = {"set": self._identity.replica_set_id, "role": self.role.value, "error": str(error)}
+            logger.warning("a replica cannot do what is due yet", extra=extra)
+        self.problem = error.message
+
+    async def _give_up(self, error: TidelogError) -> None:
+        self._note(error)
+        self.role = ReplicaRole.FAILED
+        self._end_term()
+        await self._replica.close()
+        self._events.failed(error)
+
+    def _end_term(self) -> None:
+        epoch, self._leading = self._leading, -1
+        if epoch >= 0:
+            self._events.ended(epoch)
+
+    # --- what is due ---------------------------------------------------------------------------------------------
+
+    async def _look(self, image: Image) -> None:
+        identity = self._identity
+        record = image.replica_sets.get(identity.replica_set_id)
+        row = image.replication.get(identity.replica_set_id)
+        if record is None:
+            raise NotFound(f"there is no replica set {identity.replica_set_id}")
+        if record.master_epoch != self._leading:
+            self._end_term()
+        if not self._is_in(row):
+            if self._joined:
+                await self._leave()
+            else:
+                await self._join()
+            return
+        self._joined = True
+        assert row is not None
+        policy = row.policy.checked()
+        if policy != self._replica.policy:
+            self._replica.use_policy(policy)
+        if row.election is not None:
+            await self._promise(record, row)
+        elif record.master == identity.replica.broker_id:
+            await self._lead(image, record)
+        elif record.master != NO_BROKER:
+            await self._follow(image, record)
+        else:
+            self.role = ReplicaRole.WAITING
+
+    def _is_in(self, row: ReplicationRecord | None) -> bool:
+        broker_id, wal_id = self._identity.replica
+        known = row.replica(broker_id) if row is not None else None
+        return known is not None and (known.wal_id, known.is_learner) == (wal_id, self._identity.learner)
+
+    async def _join(self) -> None:
+        """Tell the controllers the WAL; the change of the metadata that follows has the next look taken."""
+        self.role = ReplicaRole.JOINING
+        identity = self._identity
+        await self._client.replica_sets.add_replica(
+            identity.replica_set_id,
+            identity.replica.broker_id,
+            identity.registration_epoch,
+            identity.replica.wal_id,
+            is_learner=identity.learner,
+        )
+        self._changed.set()
+
+    async def _leave(self) -> None:
+        logger.warning("this replica was removed from its set", extra={"set": self._identity.replica_set_id})
+        self.role = ReplicaRole.REMOVED
+        self._end_term()
+        await self._replica.close()
+
+    async def _promise(self, record: ReplicaSetRecord, row: ReplicationRecord) -> None:
+        """Promise the epoch of the election, and tell it; once for each registration."""
+        identity = self._identity
+        assert row.election is not None
+        self._end_term()
+        self._target = None
+        if identity.learner:
+            self.role = ReplicaRole.WAITING
+            return
+        position = await self._replica.promise(record.master_epoch)
+        self.role = ReplicaRole.PROMISED
+        told = next((each for each in row.election.promises if each.broker_id == identity.replica.broker_id), None)
+        if told is not None and told.registration_epoch == identity.registration_epoch:
+            return
+        await self._client.replica_sets.promise(
+            PromiseEpoch(
+                record.id,
+                record.master_epoch,
+                identity.replica.broker_id,
+                identity.registration_epoch,
+                identity.replica.wal_id,
+                *position,
+            )
+        )
+        self._changed.set()
+
+    async def _lead(self, image: Image, record: ReplicaSetRecord) -> None:
+        configuration = image.configuration(record.id)
+        assert configuration is not None, "a set with a row has a configuration"
+        if self._leading == record.master_epoch:
+            return
+        self._target = None
+        master = await self._replica.lead(record.master_epoch, configuration)
+        self.role = ReplicaRole.LEADING
+        self._leading = record.master_epoch
+        self._events.leads(record.master_epoch, master)
+
+    async def _follow(self, image: Image, record: ReplicaSetRecord) -> None:
+        master = image.brokers.get(record.master)
+        if master is None or not master.alive:
+            return  # the controllers begin an election
+        if not master.peer_address:
+            raise Unavailable(
+                f"broker {master.id} has no listener for other brokers",
+                hint="kafka.peer_port; and without controller.secret_file brokers are reached on the loopback only",
+            )
+        target = MasterTarget(record.master_epoch, master.id, *split_address(master.peer_address))
+        if target != self._target and await self._replica.follow(target):
+            self._target = target
+        self.role = ReplicaRole.FOLLOWING
