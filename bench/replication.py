@@ -20,7 +20,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -64,7 +64,9 @@ QUORUMS = {1: 1, 2: 2, 3: 2}
 class Grants:
     """A controller that agrees at once."""
 
-    async def alter(self, wanted: SetConfiguration, *, master_epoch: int) -> SetConfiguration:
+    async def alter(
+        self, wanted: SetConfiguration, *, master_epoch: int, ends: Mapping[WalReplica, int], confirm_offset: int
+    ) -> SetConfiguration:
         return wanted._replace(number=wanted.number + 1)
 
     def admits(self, broker_id: int, registration_epoch: int, *, learner: bool) -> bool:

@@ -6,7 +6,7 @@ Entry: `ReplicaIdentity`, `MasterTarget`, `SetAuthority`, `ReplicationWorld`, `R
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -60,11 +60,15 @@ class MasterTarget(NamedTuple):
 class SetAuthority(Protocol):
     """What the controllers decide for one replica set."""
 
-    async def alter(self, wanted: SetConfiguration, *, master_epoch: int) -> SetConfiguration:
+    async def alter(
+        self, wanted: SetConfiguration, *, master_epoch: int, ends: Mapping[WalReplica, int], confirm_offset: int
+    ) -> SetConfiguration:
         """Ask for a configuration, as the master of an epoch; return the one that is in force then.
 
         `wanted.number` is that of the configuration it follows; if it takes effect, it gets the next one. Asked twice
-        it takes effect once. Raises `Fenced` if another master or epoch is in force, `AlterRefused` if neither this
+        it takes effect once. `ends`: the WAL offset (int64 bytes) up to which each replica has the master's bytes
+        durably, as far as it is known; `confirm_offset`: the master's. With these the controllers recognise a disk that
+        was lost or rolled back. Raises `Fenced` if another master or epoch is in force, `AlterRefused` if neither this
         request nor an earlier one for `wanted` can take effect any more, `Unavailable` if the outcome is not known.
         """
         ...

@@ -390,7 +390,9 @@ class ReplicaMaster:
     async def _alter(self, wanted: SetConfiguration) -> bool:
         """Ask for a configuration once; return False if the outcome is not known, or nothing was changed."""
         try:
-            in_force = await self._setup.authority.alter(wanted, master_epoch=self.epoch)
+            in_force = await self._setup.authority.alter(
+                wanted, master_epoch=self.epoch, ends=self._core.held(), confirm_offset=self._core.confirm_offset
+            )
         except Fenced as error:
             self._depose(-1, str(error))
             return True

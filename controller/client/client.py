@@ -306,17 +306,24 @@ class ControllerClient:
 
     # Commands
 
-    async def _command(self, command: c.AnyCommand, kind: type[T] | Any = None, *, budget_s: float | None = None) -> T:
+    async def _command(
+        self,
+        command: c.AnyCommand,
+        kind: type[T] | Any = None,
+        *,
+        budget_s: float | None = None,
+        after_all: bool = False,
+    ) -> T:
         """Have `command` applied once, and return when its effect is in the local image.
 
         Raises the error of a refusal, and `Unavailable` when the budget (seconds; None: the configured one) is used up.
-        The outcome is then unknown.
+        The outcome is then unknown. `after_all`: it is sent when no earlier command of this client is being sent any
+        more. Once it has been applied, or refused by the state machine, none of these can take effect that has not: a
+        late copy of one is below the number that this one carries as `done`, and refused as `StaleCommand`.
         """
         assert self._client_id, "the client was not started"
         async with self._slots:
-            while self._open_sequences and self._sequence + 1 - min(self._open_sequences) >= MAX_WINDOW:
-                self._answered.clear()
-                await self._answered.wait()
+            await self._wait_turn(after_all=after_all)
             self._sequence += 1
             sequence = self._sequence
             self._open_sequences.add(sequence)
@@ -345,6 +352,13 @@ class ControllerClient:
             raise from_wire(result.error)
         value: T = msgspec.msgpack.decode(result.value, type=kind)
         return value
+
+    async def _wait_turn(self, *, after_all: bool) -> None:
+        """Wait until the window has room, and (`after_all`) until all commands that were sent before have ended."""
+        first = self._sequence + 1 if after_all else 0
+        while self._open_sequences and min(self._open_sequences) < max(first, self._sequence + 2 - MAX_WINDOW):
+            self._answered.clear()
+            await self._answered.wait()
 
     async def _ask(self, sequence: int, command: msgspec.Raw, deadline: float) -> c.Result:
         backoff = Backoff(base_s=0.02, cap_s=1.0 if len(self._endpoints) == 1 else 0.25, rng=self._rng)

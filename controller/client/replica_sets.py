@@ -9,8 +9,8 @@ Entry: `ReplicaSetClient`, as `ControllerClient.replica_sets`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.commands import AnyCommand
@@ -18,8 +18,13 @@ from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 
-SendCommand = Callable[[AnyCommand, Any], Awaitable[Any]]
-"""Has a command applied once, and returns its value, of the type that is given."""
+
+class SendCommand(Protocol):
+    """Has a command applied once, and returns its value, of the type that is given."""
+
+    async def __call__(self, command: AnyCommand, kind: Any, *, after_all: bool = False) -> Any:
+        """`after_all`: no earlier command of this client can take effect any more when this one has an answer."""
+        ...
 
 
 class ReplicaSetClient:
@@ -37,19 +42,23 @@ class ReplicaSetClient:
         master_epoch: int,
         ends: Mapping[WalReplica, int],
         confirm_offset: int,
+        after_all: bool = False,
     ) -> ReplicaSetRecord:
         """Ask for a configuration, as the master; its `number` is that of the present one.
 
         `master`: broker id and registration epoch; `ends`: the WAL offset up to which each member has the master's
         bytes durably, as far as it is known. Raises `ConfigurationRefused` for a member that may not join, or a quorum
-        that the policy forbids: only then is the request known to be without effect (`Master.refused`). After `Fenced`,
-        `StaleBrokerEpoch`, `NotEligible` and `OutcomeUnknown` an earlier copy of it may have been accepted.
+        that the policy forbids: no earlier call for the same has taken effect. Some copy of an earlier one that ended
+        without an answer may still be on its way, unless `after_all`: then it is too late for it, and the request is
+        known to be without effect (`Master.refused`). After `Fenced`, `StaleBrokerEpoch`, `NotEligible`, `NotFound` and
+        `OutcomeUnknown` an earlier copy of it may have been accepted. `after_all` waits for the commands of this client
+        that are under way, up to their budget.
         """
         members = tuple(r.ReportedMember(*each, ends.get(each, -1)) for each in sorted(wanted.members))
         command = r.AlterSyncStateSet(
             replica_set_id, *master, master_epoch, wanted.number, members, wanted.quorum, confirm_offset
         )
-        found: ReplicaSetRecord = await self._send(command, ReplicaSetRecord)
+        found: ReplicaSetRecord = await self._send(command, ReplicaSetRecord, after_all=after_all)
         return found
 
     async def begin_election(

@@ -104,7 +104,7 @@ class ConfigurationRefused(InvalidInput):
     """A SyncStateSet or write quorum that a master asked for is not allowed. Its epochs are current.
 
     So no earlier copy of the request has taken effect. Every other refusal leaves that open: a master may forget what
-    it asked for after this one only.
+    it asked for after this one only, and only if no copy is still on its way (`after_all` of the client).
     """
 
 

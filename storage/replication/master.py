@@ -165,7 +165,7 @@ class Master:
             return self.pending
         wanted = self._wanted(now)
         self.prepared = None if wanted.same_terms(self.configuration) else wanted
-        if self.prepared is not None and wanted.held_by_quorum(self._held()) >= self.confirm_offset:
+        if self.prepared is not None and wanted.held_by_quorum(self.held()) >= self.confirm_offset:
             self.pending, self.prepared = wanted, None
         self._advance()
         return self.pending
@@ -196,21 +196,22 @@ class Master:
         normal = policy.total_replicas if policy.all_ack_in_sync_state_set else policy.in_sync_replicas
         return self.configuration.quorum < normal
 
+    def held(self) -> dict[WalReplica, int]:
+        """Return the WAL offset up to which each replica has this WAL durably, as far as it is known; no learners."""
+        held = {one.replica: one.end_offset for one in self._followers.values() if not one.learner}
+        held[self.replica] = self._durable
+        return held
+
     def followers(self) -> list[FollowerState]:
         """Return what is known of each follower, by id, for operators."""
         return sorted(self._followers.values(), key=lambda one: one.replica)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _held(self) -> dict[WalReplica, int]:
-        held = {one.replica: one.end_offset for one in self._followers.values() if not one.learner}
-        held[self.replica] = self._durable
-        return held
-
     def _advance(self) -> None:
         in_force = (self.configuration, self.pending, self.prepared)
         counted = [configuration for configuration in in_force if configuration is not None]
-        offset = min(confirmable(counted, self._held()), self._durable)
+        offset = min(confirmable(counted, self.held()), self._durable)
         if offset >= self._epoch_confirmable_at and offset > self.confirm_offset:
             self.confirm_offset = offset
 

@@ -68,6 +68,9 @@ async def test_a_killed_follower_is_not_waited_for_and_catches_up_when_it_is_bac
     await hot.let_follow()
     await hot.same()
     await until(lambda: len(hot.authority.configuration.members) == 3)
+    ends, confirm_offset = hot.authority.told
+    assert {each.broker_id: end for each, end in ends.items()} == dict.fromkeys((1, 2, 3), master.wal.end_offset)
+    assert confirm_offset == master.wal.end_offset, "everything was confirmed before the third one came"
 
 
 async def test_a_follower_with_an_empty_disk_is_another_replica_and_is_filled(hot: HotSet) -> None:

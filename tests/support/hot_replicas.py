@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,13 +68,18 @@ class MemoryAuthority:
         self.configuration = configuration
         self.epoch = 0
         self.asked = 0
+        self.told: tuple[Mapping[WalReplica, int], int] = ({}, -1)
+        """Ends and confirm offset that came with the last request."""
         self.trouble: Callable[[SetConfiguration], None] = lambda _wanted: None
         self.trouble_after: Callable[[SetConfiguration], None] = lambda _wanted: None
         self.strangers: set[int] = set()
 
-    async def alter(self, wanted: SetConfiguration, *, master_epoch: int) -> SetConfiguration:
+    async def alter(
+        self, wanted: SetConfiguration, *, master_epoch: int, ends: Mapping[WalReplica, int], confirm_offset: int
+    ) -> SetConfiguration:
         await asyncio.sleep(0)
         self.asked += 1
+        self.told = (ends, confirm_offset)
         self.trouble(wanted)
         if master_epoch != self.epoch:
             raise Fenced(f"epoch {master_epoch} has ended")
