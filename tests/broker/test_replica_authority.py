@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.controller.controller_helpers import ask, make_client, make_node, until
+from tests.support.ports import free_port
 from tidelog.broker.replication.authority import ControllerAuthority
 from tidelog.broker.replication.inputs import AlterRefused, ReplicaIdentity, SetAuthority
 from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import CommandFailed, NotEligible, StaleCommand
 from tidelog.controller.model.replica_set_commands import AlterSyncStateSet
@@ -20,6 +23,8 @@ from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.connection import CommandParams, RpcConnection
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced, TidelogError, Unavailable
 from tidelog.runtime.network import TcpNetwork
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
@@ -27,6 +32,7 @@ from tidelog.storage.replication.configuration import SetConfiguration, WalRepli
 pytestmark = pytest.mark.timeout(300)
 
 WALS = {each: WalReplica(each, f"wal-{each}") for each in range(3)}
+SECRET = b"a secret that nobody else has"
 ALL = frozenset(WALS.values())
 
 
@@ -47,8 +53,9 @@ class Faults:
 class FaultyNetwork(TcpNetwork):
     """Connections of a client whose commands meet `faults`."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, credentials: Credentials | None) -> None:
         self._faults = faults
+        self._credentials = credentials
 
     async def connect(self, factory: Any, host: str, port: int, *, timeout_s: float) -> Any:
         faults = self._faults
@@ -71,11 +78,13 @@ class FaultyNetwork(TcpNetwork):
                 return answer
 
         faults.connects += 1
-        return await super().connect(Faulty, host, port, timeout_s=timeout_s)
+        return await super().connect(lambda: Faulty(credentials=self._credentials), host, port, timeout_s=timeout_s)
 
 
 class World:
     """A controller, and three brokers whose replica set 0 is led by broker 0."""
+
+    credentials: Credentials | None = None
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -100,14 +109,17 @@ class World:
 
     async def connect(self, broker_id: int, budget_s: float = 60) -> None:
         """Start a process of a broker."""
-        network = FaultyNetwork(self.faults) if broker_id == 0 else TcpNetwork()
-        client = make_client(self.node.address, network=network, heartbeat_interval_s=0.05, budget_s=budget_s)
+        network = FaultyNetwork(self.faults, self.credentials) if broker_id == 0 else TcpNetwork()
+        client = self.client(network, budget_s)
         await client.start()
         name = f"process-{self.registrations.get(broker_id, 0)}"
         registration = c.RegisterBroker(broker_id, f"check-{broker_id}", name, "h", 9092, "", "")
         self.registrations[broker_id] = await client.register_broker(registration)
         self.brokers[broker_id] = client
         await until(lambda: self.node.hears(broker_id))
+
+    def client(self, network: TcpNetwork, budget_s: float) -> ControllerClient:
+        return make_client(self.node.address, network=network, heartbeat_interval_s=0.05, budget_s=budget_s)
 
     async def join(self, broker_id: int) -> None:
         wal, registration = WALS[broker_id], self.registrations[broker_id]
@@ -150,6 +162,41 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.start()
     yield made
     await made.close()
+
+
+class WorldOfThree(World):
+    """As `World`, with three controllers; `node` is the active one."""
+
+    credentials = Credentials(SECRET, 0)
+
+    async def start_controller(self, port: int) -> None:
+        ports = [free_port() for _ in range(3)]
+        members = [f"{each}@127.0.0.1:{ports[each]}" for each in range(3)]
+        self.nodes = [
+            ControllerNode(
+                ControllerIdentity(each, self.directory / str(each), Credentials(SECRET, each)),
+                ControllerSections(ControllerSettings(session_timeout_ms=3_600_000, members=members)),
+                ControllerWorld(TcpNetwork(), SystemClock(), random.Random()),
+            )
+            for each in range(3)
+        ]
+        for node in self.nodes:
+            await node.start()
+        await self.find_active()
+
+    async def find_active(self) -> None:
+        await until(lambda: any(each.is_active for each in self.nodes))
+        (self.node,) = [each for each in self.nodes if each.is_active]
+
+    def client(self, network: TcpNetwork, budget_s: float) -> ControllerClient:
+        addresses = [each.address for each in self.nodes]
+        return make_client(*addresses, network=network, budget_s=budget_s, credentials=self.credentials)
+
+    async def close(self) -> None:
+        for client in self.brokers.values():
+            await client.close()
+        for node in self.nodes:
+            await node.close()
 
 
 def next_of(wanted: SetConfiguration) -> SetConfiguration:
@@ -312,6 +359,29 @@ async def test_a_controller_that_is_away_is_waited_for_and_asked_again_when_it_i
     assert not asking.done()
     await world.start_controller(address[1])
     assert await asking == next_of(wanted) == world.present()
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_another_controller_becomes_active_before_the_answer_came(tmp_path: Path, is_applied: bool) -> None:
+    world = WorldOfThree(tmp_path)
+    await world.start()
+    epoch, wanted = world.node.image.replica_sets[0].master_epoch, world.wanted(0, 1)
+    if is_applied:
+        world.faults.after = lose
+    else:
+        world.faults.before = lose
+    asking = asyncio.create_task(world.alter(world.authority(), wanted))
+    await until(lambda: len(world.faults.asked) >= 1 and (world.present().number > wanted.number or not is_applied))
+    old = world.node
+    world.nodes.remove(old)
+    await old.close()
+    await world.find_active()
+    world.faults.before = world.faults.after = lambda _params: None
+    assert await asking == next_of(wanted)
+    assert len({(each.client_id, each.sequence) for each in world.faults.asked}) == 1
+    await until(lambda: world.present() == next_of(wanted))
+    assert world.node.image.replica_sets[0].master_epoch == epoch
+    await world.close()
 
 
 async def test_the_clients_own_deadline_is_an_outcome_that_is_not_known(world: World) -> None:
