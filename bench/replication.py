@@ -69,7 +69,7 @@ class Grants:
     ) -> SetConfiguration:
         return wanted._replace(number=wanted.number + 1)
 
-    def admits(self, broker_id: int, registration_epoch: int, *, learner: bool) -> bool:
+    def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
         return True
 
 

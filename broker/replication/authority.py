@@ -121,9 +121,10 @@ class ControllerAuthority:
         broker = self._client.image.brokers.get(broker_id)
         return broker is not None and broker.registration_epoch == registration_epoch
 
-    def admits(self, broker_id: int, registration_epoch: int, *, learner: bool) -> bool:
+    def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
         """See `SetAuthority.admits`, by the local image: who has joined just now may have to try again."""
-        record = self._client.image.replica_sets.get(self._identity.replica_set_id)
-        if record is None or not self._is_registered(broker_id, registration_epoch):
+        row = self._client.image.replication.get(self._identity.replica_set_id)
+        joined = row.replica(replica.broker_id) if row is not None else None
+        if joined is None or (joined.wal_id, joined.is_learner) != (replica.wal_id, learner):
             return False
-        return broker_id in (record.learners if learner else record.members)
+        return self._is_registered(replica.broker_id, registration_epoch)

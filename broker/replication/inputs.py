@@ -73,8 +73,8 @@ class SetAuthority(Protocol):
         """
         ...
 
-    def admits(self, broker_id: int, registration_epoch: int, *, learner: bool) -> bool:
-        """Return whether a broker may follow: it has a replica of the set, and is registered under this epoch."""
+    def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
+        """Return whether a replica may follow: its broker joined with this WAL, and is registered under this epoch."""
         ...
 
 

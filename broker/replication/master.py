@@ -40,7 +40,7 @@ from tidelog.runtime.errors import Closed, CorruptData, Fenced, NotFound, Tidelo
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.confirm import ConfirmOffset
-from tidelog.storage.replication.configuration import SetConfiguration
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, BadFrame, FollowerHello, Frame, Goodbye, GoodbyeCode
 from tidelog.storage.replication.master import Master
 from tidelog.storage.replication.policy import ReplicationPolicy
@@ -207,9 +207,9 @@ class ReplicaMaster:
             connection.say_goodbye(GoodbyeCode.STALE_EPOCH, f"this master is of epoch {self.epoch}")
             self._depose(hello.promised_epoch, "a follower has promised a newer one")
         elif hello.broker_id == self._setup.identity.replica.broker_id or not self._setup.authority.admits(
-            hello.broker_id, hello.registration_epoch, learner=hello.learner
+            WalReplica(hello.broker_id, hello.wal_id), hello.registration_epoch, learner=hello.learner
         ):
-            text = f"broker {hello.broker_id} has no replica here, or is registered anew"
+            text = f"broker {hello.broker_id} has not joined with this WAL, or is registered anew"
             connection.say_goodbye(GoodbyeCode.NOT_MEMBER, text)
         else:
             self._admit(connection, hello)

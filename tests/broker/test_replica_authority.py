@@ -405,15 +405,16 @@ async def test_an_error_of_no_known_meaning_leaves_the_outcome_open(world: World
 
 async def test_those_may_follow_who_have_a_replica_of_the_set_under_their_present_registration(world: World) -> None:
     authority, registrations = world.authority(), world.registrations
-    assert authority.admits(1, registrations[1], learner=False)
-    assert not authority.admits(1, registrations[1], learner=True)
-    assert not authority.admits(1, registrations[1] - 1, learner=False)
-    assert not authority.admits(7, 1, learner=False)
-    assert not world.authority(set_id=1).admits(2, registrations[2], learner=False)
+    assert authority.admits(WALS[1], registrations[1], learner=False)
+    assert not authority.admits(WALS[1], registrations[1], learner=True)
+    assert not authority.admits(WALS[1], registrations[1] - 1, learner=False)
+    assert not authority.admits(WalReplica(1, "another WAL"), registrations[1], learner=False)
+    assert not authority.admits(WalReplica(7, "wal-7"), 1, learner=False)
+    assert not world.authority(set_id=1).admits(WALS[2], registrations[2], learner=False)
     master = world.brokers[0].replica_sets
     await master.remove_replica(0, 2)
-    assert not authority.admits(2, registrations[2], learner=False)
+    assert not authority.admits(WALS[2], registrations[2], learner=False)
     await master.add_replica(0, 2, registrations[2], WALS[2].wal_id, is_learner=True)
-    assert authority.admits(2, registrations[2], learner=True)
-    assert not authority.admits(2, registrations[2], learner=False)
-    assert not world.authority(set_id=77).admits(2, registrations[2], learner=True)
+    assert authority.admits(WALS[2], registrations[2], learner=True)
+    assert not authority.admits(WALS[2], registrations[2], learner=False)
+    assert not world.authority(set_id=77).admits(WALS[2], registrations[2], learner=True)

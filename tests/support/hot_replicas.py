@@ -88,8 +88,8 @@ class MemoryAuthority:
         self.trouble_after(wanted)
         return self.configuration
 
-    def admits(self, broker_id: int, registration_epoch: int, *, learner: bool) -> bool:
-        return broker_id not in self.strangers
+    def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
+        return replica.broker_id not in self.strangers
 
 
 class Proxy:
