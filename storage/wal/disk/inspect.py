@@ -167,13 +167,14 @@ class _Counts:
 
 
 async def _examine(disk: Disk, on_record: OnRecord | None, progress: Progress | None) -> VerifyReport:
-    files = await disk.entries()
-    findings = [
+    findings: list[WalFinding] = []
+    epochs, marks, epoch_state = await _read_epochs(disk, findings)
+    files = await disk.entries()  # after the epoch file: it says what is in the files, and a broker may be writing
+    findings += [
         WalFinding(kind="leftover", file=info.name, file_offset=-1, wal_offset=-1, message="recovery removes it")
         for info in files
         if info.name.endswith(TEMPORARY_SUFFIX)
     ]
-    epochs, marks, epoch_state = await _read_epochs(disk, findings)
     async with AsyncExitStack() as stack:
         segments = await open_segments(disk, files, read_only=True)
         for segment in segments:
@@ -252,7 +253,7 @@ async def _walk(
             finding = counts.finding("corrupt", offset, error.message)
         if finding is None:
             finding = await _judge(segment, following, ScanEnd(offset, stopped), state, epochs, marks, counts)
-            if finding is not None and following is None and await _has_moved_on(segment, offset, state):
+            if finding is not None and following is None and await _has_moved_on(disk, segment, offset, state):
                 finding = None
         found = [one for one in (finding, counts.epoch_error) if one is not None]
         if found and await _is_still_there(disk, segment):
@@ -298,13 +299,13 @@ async def _judge(
     return None
 
 
-async def _has_moved_on(segment: WalSegment, offset: int, state: ScanState) -> bool:
-    """Return whether a whole record is there now: a broker has appended since the scan.
+async def _has_moved_on(disk: Disk, segment: WalSegment, offset: int, state: ScanState) -> bool:
+    """Return whether a whole record is there now, or the next file: a broker has appended since the scan.
 
     To be asked after everything else was read: what was read later than the scan may be newer than it, too.
     """
     again = await scan(segment, offset, offset + 1, ScanState(state.last_epoch), lambda *_: None)
-    return again.offset > offset
+    return again.offset > offset or any(info.name == segment_name(offset) for info in await disk.entries())
 
 
 async def _is_still_there(disk: Disk, segment: WalSegment) -> bool:
