@@ -1,6 +1,6 @@
 """The dependencies of a `Storage`: the data of its replica set, local metadata of streams, and event callbacks.
 
-Entry: `ReplicaSetData`, `LocalStreams`, `StorageEvents`.
+Entry: `ReplicaSetData`, `HandedWal`, `LocalStreams`, `StorageEvents`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidelog.storage.bucket.store import ObjectStore
+from tidelog.storage.cache.log_cache import LogCache
+from tidelog.storage.cache.recovered import RecoveredRecords
+from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.managers import ObjectManager
 from tidelog.storage.wal.base import Wal
 
@@ -27,6 +30,21 @@ def ignore_quarantine(_stream_id: int, _reason: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedWal:
+    """A WAL whose replica leads a set of several: its epoch has begun, and the replica has its callbacks.
+
+    The replica confirms, and closes the WAL; `Storage.recover` is not called.
+    """
+
+    records: RecoveredRecords
+    """What the WAL holds beyond the bucket, its unconfirmed tail included. The storage takes them over."""
+    cache: LogCache
+    """In which they are charged; the storage's from now on."""
+    confirm: ConfirmOffset
+    """The master's. It fails when the term ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSetData:
     """The stores of one replica set's data, and the interface to the metadata of its objects."""
 
@@ -37,6 +55,8 @@ class ReplicaSetData:
     objects: ObjectManager
     single_member: bool = True
     """Whether the WAL's durable offset is the confirm offset."""
+    handed: HandedWal | None = None
+    """None: the storage recovers the WAL, enters its epoch, and closes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """`Storage`, the facade of this package: appends to the WAL, reads from memory or the bucket, uploads in the
 background.
 
-One `Storage` serves one replica set's master. The order of calls: `recover` (after the election, so that the local
-metadata shows what earlier masters committed), `start`, `open_stream` for every stream of the replica set,
-`recovered_done`, then appends and reads, and `close`.
+One `Storage` serves one replica set's master, for one term. The order of calls: `recover` (after the election, so that
+the local metadata shows what earlier masters committed; not with a `HandedWal`), `start`, `open_stream` for every
+stream of the replica set, `recovered_done`, then appends and reads, and `close`.
 
 Invariants:
 - a stream is appended only at its next offset, by its current epoch, and its records are contiguous from the committed
@@ -46,6 +46,7 @@ from tidelog.storage.settings import StorageSettings, UploadSettings
 from tidelog.storage.uploads.plan import UploadPlanner, UploadTask
 from tidelog.storage.uploads.uploader import Uploader, UploadOwner
 from tidelog.storage.wal.base import WalFull, WalRecord, WalRecordType
+from tidelog.storage.wal_start import enter_epoch, meet
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +84,11 @@ class Storage:
         self.replica_set_id = data.replica_set_id
         self.master_epoch = -1
         """That of the WAL; -1 before `start`."""
-        self._single_member = data.single_member
+        self._handed = handed = data.handed
+        self._confirms = data.single_member and handed is None
         self._streams = streams
         self._events = events
-        self.confirm = ConfirmOffset()
+        self.confirm = handed.confirm if handed is not None else ConfirmOffset()
         """WAL offset up to which the quorum rule is met. The broker uses `PartitionLog.when_acked`."""
         self.gate = AckGate()
         """Holds confirmation back while the controllers take the WAL for wholly committed."""
@@ -95,8 +97,9 @@ class Storage:
         """WAL offset (int64 bytes) after the last record of a stream; what follows are marks of epochs."""
         self._recovered_end = 0
         self._logs: dict[int, StreamLog] = {}
-        self._cache = LogCache(settings.cache.log_bytes, self._on_empty)
-        self._recovered = RecoveredRecords(self._cache)
+        self._cache = handed.cache if handed is not None else LogCache(settings.cache.log_bytes)
+        self._cache.on_empty = self._on_empty
+        self._recovered = handed.records if handed is not None else RecoveredRecords(self._cache)
         self._planner = UploadPlanner(settings.upload, 0)
         self._uploader = self._make_uploader(data, settings.upload, offload)
         self._reader = BlockReader(
@@ -143,6 +146,7 @@ class Storage:
 
         Raises `CorruptData` when the WAL does not adjoin the committed WAL offset, `WalFailed`.
         """
+        assert self._handed is None, "the WAL was handed over, and is in use"
         committed = self._objects.committed_wal_offset(self.replica_set_id)
 
         def on_record(record: WalRecord) -> None:
@@ -167,41 +171,24 @@ class Storage:
     async def start(self, master_epoch: int) -> None:
         """Enter the master epoch and start uploading. Raises `CorruptData`, `Fenced`, `WalFailed`."""
         committed = self._objects.committed_wal_offset(self.replica_set_id)
-        await self._meet(committed)
+        await meet(self._wal, self.replica_set_id, committed, is_handed=self._handed is not None)
         self._recovered.discard_before(committed)
         self._planner.restart(committed)
-        self._wal.set_on_failed(self._on_wal_failed)
-        if self._single_member:
-            self._wal.set_on_durable(self._on_durable)
-        backoff = Backoff(0.05, 5.0, self._rng)
-        while True:
-            try:
-                await self._wal.begin_epoch(master_epoch)
-                break
-            except WalFull as error:
-                logger.warning("the WAL has no room for the new epoch, retrying", extra={"error": error})
-                await self._clock.sleep(backoff.next_delay_s())
-        if self._single_member:
+        if self._handed is not None:
+            assert self._wal.master_epoch == master_epoch, (self._wal.master_epoch, master_epoch)
+            self.data_end = self._recovered_end = max(committed, self._recovered.newest_end)
+        else:
+            self._wal.set_on_failed(self.wal_failed)
+            if self._confirms:
+                self._wal.set_on_durable(self._on_durable)
+            await enter_epoch(self._wal, master_epoch, self._clock, self._rng)
+        if self._confirms:
             self._on_durable(self._wal.durable_offset)
         self._started = True
         self.master_epoch = master_epoch
         self._uploader.start(master_epoch)
         if not self._recovered:
             self.recovered_done()
-
-    async def _meet(self, committed: int) -> None:
-        """Ensure that the WAL covers everything from the committed offset on."""
-        if self._wal.start_offset > committed:
-            raise CorruptData(
-                f"the WAL of replica set {self.replica_set_id} starts at {self._wal.start_offset}, "
-                f"but only {committed} is committed: the bytes between are in neither",
-                hint="is this the data directory of another cluster, or was the controller restored from a backup?",
-            )
-        if self._wal.end_offset < committed:
-            fields = {"replica_set": self.replica_set_id, "wal_end": self._wal.end_offset, "committed": committed}
-            logger.warning("the WAL ends before the committed WAL offset, restarting it there", extra=fields)
-            self._recovered.discard_before(committed)
-            await self._wal.reset(committed)
 
     def open_stream(
         self, stream_id: int, epoch: int, start_offset: int, end_offset: int, owner_since_epoch: int
@@ -579,8 +566,8 @@ class Storage:
         self._wal.note_confirmed(offset)
         self.confirm.advance(offset)
 
-    def _on_wal_failed(self, error: Exception) -> None:
-        """Stop acknowledging; confirmed records are still uploaded."""
+    def wal_failed(self, error: Exception) -> None:
+        """Stop acknowledging; confirmed records are still uploaded. For the owner of a `HandedWal`."""
         logger.error("the WAL failed", extra={"replica_set": self.replica_set_id, "error": error})
         self.confirm.fail(error)
         self._wake_writers()
@@ -589,16 +576,25 @@ class Storage:
     def _on_defect(self, error: BaseException) -> None:
         self._fence(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
+    def depose(self, error: Fenced) -> None:
+        """The term has ended: refuse everything from now on, also when the WAL begins a later term of this broker."""
+        self._refuse_all(error)
+
     def _fence(self, error: Exception) -> None:
         """Uploads have stopped permanently: refuse everything that depends on them."""
-        if self._closed or self._failure is not None:
-            return
+        if not self._closed and self._refuse_all(error):
+            self._events.fenced(error)
+
+    def _refuse_all(self, error: Exception) -> bool:
+        """Refuse everything from now on; return whether this is the first error."""
+        if self._failure is not None:
+            return False
         self._failure = error
         self.confirm.fail(error)
         for stream_log in self._logs.values():
             stream_log.accepts = False
         self._wake_writers()
-        self._events.fenced(error)
+        return True
 
     def _quarantine(self, stream_log: StreamLog, reason: str) -> None:
         stream_log.fate = Fate.QUARANTINE
@@ -619,17 +615,20 @@ class Storage:
     async def close(self, *, upload: bool) -> None:
         """Stop. With `upload`, first upload everything confirmed (bounded by the caller's time-out).
 
-        Everything not committed stays in the WAL, which is made durable and closed. May be called again, also after it
-        was cancelled. Raises `WalFailed`.
+        Everything not committed stays in the WAL, which is made durable and closed unless it was handed over. May be
+        called again, also after it was cancelled. Raises `WalFailed`.
         """
         if upload and self._started and self._failure is None and not self._closed:
             await self._upload_rest()
         self._closed = True
+        if self._handed is not None:
+            self._refuse_all(Closed("storage is closed"))  # the WAL stays open
         self._wake_writers()
         await self._tasks.close()
         await self._uploader.close()
         await self._reader.close()
-        await self._wal.close()
+        if self._handed is None:
+            await self._wal.close()
 
     async def _upload_rest(self) -> None:
         if self._planner.held:
@@ -638,7 +637,7 @@ class Storage:
             )
             return
         try:
-            if self._single_member:
+            if self._confirms:
                 await self.confirm.wait(self._wal.end_offset)
             await self.upload_now()
         except TidelogError as error:

@@ -169,6 +169,15 @@ class HotReplica:
             logger.info("this replica leads", extra=extra)
             return self.master
 
+    def hand_over(self) -> WarmTail:
+        """Give the records that the WAL holds beyond the bucket to the storage of the term that has begun, once.
+
+        The replica has an empty tail from now on, which begins anew when it follows.
+        """
+        assert self.master is not None, "only a master's records are handed over"
+        tail, self.tail = self.tail, self.tail.successor()
+        return tail
+
     async def close(self) -> None:
         """End the role; the replica does nothing any more."""
         async with self._turn:

@@ -29,14 +29,19 @@ class WarmTail:
 
     def __init__(self, cache: LogCache, committed_offset: int) -> None:
         """`committed_offset`: everything before this WAL offset (int64 bytes) is in committed objects."""
+        self.cache = cache
+        """In which they are charged."""
         self.records = RecoveredRecords(cache)
-        """For the storage of a new master, which takes them over."""
+        """For the storage of a new master, which takes them over (`HotReplica.hand_over`)."""
         self.committed_offset = committed_offset
         self.warm_from = -1
         """WAL offset from which on nothing is missing; -1 before the first record."""
         self.end_offset = -1
         """WAL offset after the last record that was added; -1 before the first one."""
-        self._cache = cache
+
+    def successor(self) -> WarmTail:
+        """Return an empty one for the same WAL, with as much room."""
+        return WarmTail(LogCache(self.cache.bound_bytes), self.committed_offset)
 
     def add(self, record: WalRecord) -> None:
         """Add the next record of the WAL, of any type."""
@@ -46,7 +51,7 @@ class WarmTail:
         if record.type is not WalRecordType.DATA or record.end_offset <= self.committed_offset:
             return
         cost = len(record.payload) + VIEW_RECORD_BYTES
-        while len(self.records) and not self._cache.has_room(cost):
+        while len(self.records) and not self.cache.has_room(cost):
             self.warm_from = self.records.oldest_end
             self.records.discard_before(self.warm_from)
         self.records.add(record)

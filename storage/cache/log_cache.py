@@ -185,11 +185,12 @@ class CacheEntry(NamedTuple):
 class LogCache:
     """The memory accounting and the eviction order of all streams' records."""
 
-    __slots__ = ("_bound_bytes", "_evictable", "_on_empty", "bytes", "pending_bytes")
+    __slots__ = ("_bound_bytes", "_evictable", "bytes", "on_empty", "pending_bytes")
 
     def __init__(self, bound_bytes: int, on_empty: Callable[[StreamLog], None] | None = None) -> None:
         self._bound_bytes = bound_bytes
-        self._on_empty = on_empty
+        self.on_empty = on_empty
+        """Called with a stream whose last record has left memory."""
         self._evictable: deque[CacheEntry] = deque()
         self.bytes = 0
         """Bytes in memory, overhead included."""
@@ -242,6 +243,6 @@ class LogCache:
             _, log, record = evictable.popleft()
             log.pop(record)
             freed += footprint(record.payload)
-            if not log and self._on_empty is not None:
-                self._on_empty(log)
+            if not log and self.on_empty is not None:
+                self.on_empty(log)
         self.bytes -= freed

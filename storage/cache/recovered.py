@@ -54,6 +54,11 @@ class RecoveredRecords:
         """Return the WAL offset after the oldest record; -1 if there is none."""
         return self._held[0].wal_end if self._held else -1
 
+    @property
+    def newest_end(self) -> int:
+        """Return the WAL offset after the newest record; -1 if there is none."""
+        return self._held[-1].wal_end if self._held else -1
+
     def add(self, record: WalRecord) -> None:
         """Add the next DATA record of the WAL that is not in the bucket."""
         held = _Held(record)

@@ -1,0 +1,119 @@
+"""`HotStorage`: a storage for each term in which a replica of this broker leads its set.
+
+A storage serves one term. It takes over the records that the replica kept warm, confirms when the replica's master
+does, and is deposed, at once, when the term ends: nothing of it may reach the WAL again, not even when this broker is
+elected anew. Closing it can take longer; a later term waits for that, so that one storage at a time uses the WAL.
+
+Invariants: a storage is among `MasterStorages` only while its term lasts; it was deposed before the WAL has promised
+another epoch (`ReplicaDuty` tells the end of a term first).
+
+Entry: `HotStorage`, as the `DutyEvents` of a `ReplicaDuty`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from tidelog.broker.partitions.storages import MasterStorages
+from tidelog.broker.replication.duty import DutyEvents
+from tidelog.broker.replication.master import ReplicaMaster
+from tidelog.broker.replication.replica import HotReplica
+from tidelog.runtime.errors import Closed, Fenced, TidelogError
+from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.inputs import HandedWal
+from tidelog.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+MakeStorage = Callable[[HandedWal], Storage]
+"""Makes the storage of a term, with `LocalStreams` of the metadata; it is started here."""
+
+
+class HotStorage:
+    """See the module. Used on the event loop's thread."""
+
+    def __init__(
+        self,
+        replica: HotReplica,
+        make: MakeStorage,
+        storages: MasterStorages,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """`failed`: a storage could not begin, or the duty has ended for good; this replica serves nothing more."""
+        self._replica = replica
+        self._make = make
+        self._storages = storages
+        self._failed = failed
+        self._turn = asyncio.Lock()
+        self._tasks = TaskSet("hot-storage", failed)
+        self._term = -1
+        """The epoch that this replica leads; -1: none."""
+        self._storage: Storage | None = None
+        """The one that has begun and was not closed."""
+
+    def events(self) -> DutyEvents:
+        """Return what the replica's duty calls."""
+        return DutyEvents(leads=self.leads, ended=self.ended, failed=self._failed)
+
+    def leads(self, epoch: int, master: ReplicaMaster) -> None:
+        """Begin a storage for this epoch, in the background."""
+        assert self._term < 0, (self._term, epoch)
+        self._term = epoch
+        self._tasks.spawn(self._begin(epoch, master), f"begin-{epoch}")
+
+    def ended(self, epoch: int) -> None:
+        """Depose the storage of this epoch at once, and close it in the background."""
+        if self._term != epoch:
+            return  # closed before
+        self._term = -1
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            self._retire(storage, epoch)
+            self._tasks.spawn(self._close(storage), f"close-{epoch}")
+
+    def _retire(self, storage: Storage, epoch: int) -> None:
+        storage.depose(
+            Fenced(f"this broker's term as master of replica set {storage.replica_set_id} has ended: {epoch}")
+        )
+        self._storages.remove(storage.replica_set_id)
+
+    async def _begin(self, epoch: int, master: ReplicaMaster) -> None:
+        async with self._turn:
+            if self._term != epoch:
+                return  # it has ended while an earlier storage was being closed
+            tail = self._replica.hand_over()
+            storage = self._make(HandedWal(tail.records, tail.cache, master.confirm))
+            try:
+                await storage.start(epoch)
+            except TidelogError as error:
+                await storage.close(upload=False)
+                if self._term == epoch and not isinstance(error, Fenced | Closed):
+                    self._failed(error)
+                return
+            if self._term != epoch:
+                storage.depose(Fenced(f"master epoch {epoch} has ended before its storage began"))
+                await storage.close(upload=False)
+                return
+            self._storage = storage
+            self._storages.add(storage)
+            storage.recovered_done()  # streams that are opened later are known by the metadata
+
+    async def _close(self, storage: Storage) -> None:
+        async with self._turn:
+            await storage.close(upload=False)
+
+    def wal_failed(self, error: Exception) -> None:
+        """The WAL has failed: nothing more is acknowledged. For `ReplicaEvents.wal_failed`."""
+        if self._storage is not None:
+            self._storage.wal_failed(error)
+
+    async def close(self, *, upload: bool) -> None:
+        """End; call it before the duty is closed. With `upload`, first upload everything confirmed, while it leads."""
+        storage, self._storage, epoch, self._term = self._storage, None, self._term, -1
+        async with self._turn:
+            if storage is not None:
+                await storage.close(upload=upload)
+                self._retire(storage, epoch)
+        await self._tasks.close()
