@@ -305,7 +305,9 @@ async def _has_moved_on(disk: Disk, segment: WalSegment, offset: int, state: Sca
     To be asked after everything else was read: what was read later than the scan may be newer than it, too.
     """
     again = await scan(segment, offset, offset + 1, ScanState(state.last_epoch), lambda *_: None)
-    return again.offset > offset or any(info.name == segment_name(offset) for info in await disk.entries())
+    if again.offset > offset:
+        return True
+    return offset > segment.start and any(info.name == segment_name(offset) for info in await disk.entries())
 
 
 async def _is_still_there(disk: Disk, segment: WalSegment) -> bool:
