@@ -434,7 +434,7 @@ class RaftMember(RaftCore):
         known = self.quorum.directories.get(self._node_id)
         if known is not None:
             return known == self.directory.id
-        return self.directory.is_trusted or (log[1] == 1 and self.journal.last_index == 1)
+        return self.directory.is_trusted or (log[1] == 1 and self.is_empty())
 
     def trust_directory(self) -> None:
         """It takes part in the first election of its cluster. Raises `JournalStalled`."""
@@ -498,13 +498,17 @@ class RaftMember(RaftCore):
             self.postpone_election()
             return
         if transport.take_pre_vote_won():
-            if self.journal.last_index == 1:
+            if self.is_empty():
                 self.trust_directory()
             return  # the election may begin in this tick
         self.postpone_election()
         if self.leader() is not None and transport.silence_s(now) > self.conf.raftMinTimeout:
             self.forget_leader()
         transport.ask_pre_vote()
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing in the log but the entry that each begins with."""
+        return self.journal.last_index == 1
 
     def last_log(self) -> tuple[int, int]:
         """Return `(term, index)` of the newest entry."""

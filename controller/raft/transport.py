@@ -8,6 +8,8 @@
 - Pre-vote (Ongaro's thesis, section 9.6): a member asks a majority whether it could win before it raises its term. A
   member grants it only if it has not heard from a leader for the minimum election time-out and the candidate's log is
   at least as current as its own. A member that was paused or disconnected therefore deposes no leader.
+- The first election of a cluster needs the pre-votes of all members, all of them empty: members that have lost their
+  directories must not begin another cluster beside one that still has the log.
 - Commands are not forwarded: a member that is not the leader refuses them.
 - Entries and snapshots are taken from a leader that the member's own log does not name yet, as Raft demands (Ongaro's
   thesis, section 4.1): the log of a member that was added anew may begin with a snapshot from before the leader's time.
@@ -114,6 +116,8 @@ class PeerTransport(CoreTransport):
         self._round = 0
         self._granted: set[int] | None = None
         self._won = False
+        self._awaited: set[int] = set()
+        """Members that a first election was told to wait for."""
         self.strangers: set[int] = set()
         """Members whose directory is not the one that the quorum knows."""
         self._before_levels: set[int] = set()
@@ -303,6 +307,8 @@ class PeerTransport(CoreTransport):
     def ask_pre_vote(self) -> None:
         """Start a round: ask all peers whether an election could be won."""
         member = self._member
+        if self._granted is not None and member.is_empty():
+            self._tell_awaited(set(self._nodes) - self._granted)
         self._round += 1
         self._granted = set()
         for node in list(self._nodes.values()):
@@ -314,6 +320,13 @@ class PeerTransport(CoreTransport):
             }
             member.sign(message, node)
             self._post(node, message)
+
+    def _tell_awaited(self, awaited: set[int]) -> None:
+        """The cluster cannot begin yet: in the last round these were silent, or have a log."""
+        if awaited != self._awaited:
+            self._awaited = awaited
+            event = "a new quorum begins when all its members agree, with empty directories; these have not yet"
+            logger.info(event, extra={"controllers": sorted(awaited)})
 
     def take_pre_vote_won(self) -> bool:
         """Return whether the last round was won, and reset that."""
@@ -401,7 +414,8 @@ class PeerTransport(CoreTransport):
         if self._granted is None or message["round"] != self._round or not message["granted"]:
             return
         self._granted.add(int(node.id))
-        if len(self._granted) + 1 > (len(self._nodes) + 1) / 2:
+        members = len(self._nodes) + 1
+        if len(self._granted) + 1 >= (members if member.is_empty() else members // 2 + 1):
             self._granted = None
             self._won = True
             member.force_election()

@@ -252,6 +252,8 @@ class LateTurns:
         core.inject(dataclasses.replace(system_surroundings(), monotonic=lambda: self.now_s))
         self.world = World(directory, told, lambda: self.now_s)
         self.world.member.trust_directory()
+        self.peers = [2, 3]
+        """Those that answer."""
 
     def turns(self, count: int, pause_s: float, *, leader: bool = False) -> bool:
         """Take turns; return whether it has stood for election."""
@@ -260,9 +262,10 @@ class LateTurns:
             if leader:
                 self.world.entries(1, 0, [], 1)
             self.world.turn()
-            for message in self.told:
+            for message in list(self.told):
                 if message["type"] == "pre_vote":
-                    self.world.receive(2, "pre_vote_reply", round=message["round"], granted=not leader)
+                    for peer in self.peers:
+                        self.world.receive(peer, "pre_vote_reply", round=message["round"], granted=not leader)
             stands = any(message["type"] == "request_vote" for message in self.told)
             self.told.clear()
             if stands:
@@ -291,6 +294,31 @@ def test_a_member_that_slept_listens_first_whenever_it_has_heard_a_leader(
             assert not late.turns(1, 5.0)
             assert not late.turns(3, 0.05, leader=True)
         late.world.member.close()
+
+    contextvars.copy_context().run(scenario)
+
+
+def test_an_empty_member_begins_a_cluster_only_when_all_members_agree(
+    tmp_path: Path, told: list[dict[str, Any]]
+) -> None:
+    def scenario() -> None:
+        member = LateTurns(tmp_path / "controller", told)
+        member.peers = [2]  # 3 is away, or has a log that these two have lost
+        assert not member.turns(200, 0.05)
+        member.peers = [2, 3]
+        assert member.turns(200, 0.05)
+        member.world.member.close()
+
+    contextvars.copy_context().run(scenario)
+
+
+def test_a_member_with_a_log_needs_only_a_majority(tmp_path: Path, told: list[dict[str, Any]]) -> None:
+    def scenario() -> None:
+        member = LateTurns(tmp_path / "controller", told)
+        member.world.entries(1, 0, [regular(b"one", 2, 1)], 1)
+        member.peers = [3]
+        assert member.turns(200, 0.05)
+        member.world.member.close()
 
     contextvars.copy_context().run(scenario)
 
