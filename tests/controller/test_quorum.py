@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import pickle
 import shutil
 import socket
@@ -247,15 +248,45 @@ async def test_a_member_that_lost_its_directory_counts_only_when_it_is_added_ane
         await world.propose(6)
 
 
+async def test_a_majority_that_lost_its_directories_begins_no_other_cluster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with quorum(tmp_path) as world:
+        await three(world)
+        await world.propose(0)
+        await world.agree({0})
+        for each in (1, 2, 3):
+            await world.stop(each)
+        caplog.set_level(logging.INFO, "tidelog.controller.raft.transport")
+        for each in (1, 2):
+            shutil.rmtree(tmp_path / str(each))
+            await world.start(each)
+
+        def waits_for_third() -> bool:
+            told = [record for record in caplog.records if record.message.startswith("a new quorum begins when")]
+            return any(vars(record)["controllers"] == [3] for record in told)
+
+        await until(waits_for_third)
+        third = await world.start(3)
+        await until(lambda: all(peer["problem"] == "" for peer in third.raft.status()["peers"]))
+        caplog.clear()
+        with pytest.raises(TidelogError):
+            await third.raft.propose(b"1 ", 2.0)
+        assert world.leaders() == [] and set(third.machine.numbers) <= {0}
+        assert all(not world.members[each].machine.numbers for each in (1, 2))
+
+
 async def test_a_member_with_another_secret_takes_no_part(tmp_path: Path) -> None:
     async with quorum(tmp_path) as world:
-        await world.start(1)
-        await world.start(2)
+        await three(world)
+        await world.propose(0)
+        await world.agree({0})
+        await world.stop(3)
         stranger = await world.start(3, secret=b"another secret altogether")
-        for number in range(5):
+        for number in range(1, 5):
             await world.propose(number)
         await until(lambda: all("secret" in peer["problem"] for peer in stranger.raft.status()["peers"]))
-        assert not stranger.machine.numbers and not stranger.raft.role.is_leader
+        assert set(stranger.machine.numbers) <= {0} and not stranger.raft.role.is_leader
 
 
 class Poison:
