@@ -13,7 +13,6 @@ Entry: `HotStorage`, as the `DutyEvents` of a `ReplicaDuty`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from tidelog.broker.partitions.storages import MasterStorages
@@ -24,8 +23,6 @@ from tidelog.runtime.errors import Closed, Fenced, TidelogError
 from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.inputs import HandedWal
 from tidelog.storage.storage import Storage
-
-logger = logging.getLogger(__name__)
 
 MakeStorage = Callable[[HandedWal], Storage]
 """Makes the storage of a term, with `LocalStreams` of the metadata; it is started here."""
@@ -51,7 +48,9 @@ class HotStorage:
         self._term = -1
         """The epoch that this replica leads; -1: none."""
         self._storage: Storage | None = None
-        """The one that has begun and was not closed."""
+        """That of the present term, once it has begun."""
+        self._deposed: list[Storage] = []
+        """Those of earlier terms that were not closed yet."""
 
     def events(self) -> DutyEvents:
         """Return what the replica's duty calls."""
@@ -70,14 +69,12 @@ class HotStorage:
         self._term = -1
         storage, self._storage = self._storage, None
         if storage is not None:
-            self._retire(storage, epoch)
-            self._tasks.spawn(self._close(storage), f"close-{epoch}")
-
-    def _retire(self, storage: Storage, epoch: int) -> None:
-        storage.depose(
-            Fenced(f"this broker's term as master of replica set {storage.replica_set_id} has ended: {epoch}")
-        )
-        self._storages.remove(storage.replica_set_id)
+            storage.depose(
+                Fenced(f"this broker's term as master of replica set {storage.replica_set_id} has ended: {epoch}")
+            )
+            self._storages.remove(storage.replica_set_id)
+            self._deposed.append(storage)
+            self._tasks.spawn(self._close_deposed(), f"close-{epoch}")
 
     async def _begin(self, epoch: int, master: ReplicaMaster) -> None:
         async with self._turn:
@@ -92,17 +89,18 @@ class HotStorage:
                 if self._term == epoch and not isinstance(error, Fenced | Closed):
                     self._failed(error)
                 return
-            if self._term != epoch:
-                storage.depose(Fenced(f"master epoch {epoch} has ended before its storage began"))
+            if self._term != epoch:  # it has ended meanwhile
                 await storage.close(upload=False)
                 return
             self._storage = storage
             self._storages.add(storage)
             storage.recovered_done()  # streams that are opened later are known by the metadata
 
-    async def _close(self, storage: Storage) -> None:
+    async def _close_deposed(self) -> None:
         async with self._turn:
-            await storage.close(upload=False)
+            while self._deposed:
+                await self._deposed[0].close(upload=False)
+                del self._deposed[0]
 
     def wal_failed(self, error: Exception) -> None:
         """The WAL has failed: nothing more is acknowledged. For `ReplicaEvents.wal_failed`."""
@@ -111,9 +109,10 @@ class HotStorage:
 
     async def close(self, *, upload: bool) -> None:
         """End; call it before the duty is closed. With `upload`, first upload everything confirmed, while it leads."""
-        storage, self._storage, epoch, self._term = self._storage, None, self._term, -1
+        storage, self._storage, self._term = self._storage, None, -1
         async with self._turn:
             if storage is not None:
                 await storage.close(upload=upload)
-                self._retire(storage, epoch)
+                self._storages.remove(storage.replica_set_id)
+        await self._close_deposed()
         await self._tasks.close()

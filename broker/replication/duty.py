@@ -258,10 +258,10 @@ class ReplicaDuty:
         self._changed.set()
 
     async def _lead(self, image: Image, record: ReplicaSetRecord) -> None:
-        configuration = image.configuration(record.id)
-        assert configuration is not None, "a set with a row has a configuration"
         if self._leading == record.master_epoch:
             return
+        configuration = image.configuration(record.id)
+        assert configuration is not None, "a set with a row has a configuration"
         self._target = None
         master = await self._replica.lead(record.master_epoch, configuration)
         self.role = ReplicaRole.LEADING

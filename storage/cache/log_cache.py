@@ -187,9 +187,9 @@ class LogCache:
 
     __slots__ = ("_bound_bytes", "_evictable", "bytes", "on_empty", "pending_bytes")
 
-    def __init__(self, bound_bytes: int, on_empty: Callable[[StreamLog], None] | None = None) -> None:
+    def __init__(self, bound_bytes: int) -> None:
         self._bound_bytes = bound_bytes
-        self.on_empty = on_empty
+        self.on_empty: Callable[[StreamLog], None] | None = None
         """Called with a stream whose last record has left memory."""
         self._evictable: deque[CacheEntry] = deque()
         self.bytes = 0

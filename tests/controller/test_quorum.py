@@ -269,7 +269,6 @@ async def test_a_majority_that_lost_its_directories_begins_no_other_cluster(
         await until(waits_for_third)
         third = await world.start(3)
         await until(lambda: all(peer["problem"] == "" for peer in third.raft.status()["peers"]))
-        caplog.clear()
         with pytest.raises(TidelogError):
             await third.raft.propose(b"1 ", 2.0)
         assert world.leaders() == [] and set(third.machine.numbers) <= {0}

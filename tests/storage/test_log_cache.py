@@ -105,7 +105,8 @@ def test_a_record_over_the_bound_is_let_in_alone() -> None:
 
 def test_a_stream_is_reported_when_its_last_record_is_evicted() -> None:
     gone: list[StreamLog] = []
-    cache, log = LogCache(RECORD_BYTES * 2 + 10, gone.append), StreamLog(1, 0)
+    cache, log = LogCache(RECORD_BYTES * 2 + 10), StreamLog(1, 0)
+    cache.on_empty = gone.append
     entries = []
     for offset in range(2):
         record = StreamEntry(offset, 1, b"x")
