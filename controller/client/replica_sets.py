@@ -102,6 +102,10 @@ class ReplicaSetClient:
         command = r.AddReplica(replica_set_id, broker_id, registration_epoch, wal_id, is_learner, priority)
         await self._send(command, None)
 
+    async def assign_replica(self, replica_set_id: int, broker_id: int) -> None:
+        """Assign a replica to a broker, which joins by itself. Raises `NotFound`, `NotEligible`, `InvalidInput`."""
+        await self._send(r.AssignReplica(replica_set_id, broker_id), None)
+
     async def remove_replica(self, replica_set_id: int, broker_id: int) -> None:
-        """Remove a replica that is not in the SyncStateSet. Raises `NotFound`, `NotEligible`."""
+        """Remove a replica that is not in the SyncStateSet, or not joined yet. Raises `NotFound`, `NotEligible`."""
         await self._send(r.RemoveReplica(replica_set_id, broker_id), None)

@@ -358,7 +358,7 @@ def broker_replaced(tables: Tables, broker_id: int) -> None:
         assert record is not None, row.id  # removed together
         if not has_several(record):
             if record.members == (broker_id,):
-                tables.replication.put(row.id, ReplicationRecord(row.id, row.policy))
+                tables.replication.put(row.id, ReplicationRecord(row.id, row.policy, assigned=row.assigned))
         elif record.master == broker_id:
             begin(tables, ReplicaSetRows(record, row), f"broker {broker_id} was started again")
         elif row.election is not None and any(each.broker_id == broker_id for each in row.election.promises):

@@ -2,7 +2,7 @@
 
 Invariants: SyncStateSet and write quorum change together, by the master of the present epoch only, and their epoch
 grows by one each time; the master stays in; a member of the SyncStateSet is a broker *and* the WAL with which it
-joined. A replica that leaves the set has left the SyncStateSet before.
+joined. A replica that leaves the set has left the SyncStateSet before. Every broker with a replica is assigned one.
 
 Elections are in `tidelog.controller.machine.replica_elections`.
 """
@@ -25,6 +25,7 @@ from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, BrokerRecord
 from tidelog.controller.model.replica_set_commands import (
     AddReplica,
     AlterSyncStateSet,
+    AssignReplica,
     RemoveReplica,
     SetReplicaSetPolicy,
 )
@@ -160,9 +161,7 @@ def add_replica(tables: Tables, command: AddReplica) -> None:
     joined = ReplicaRecord(command.broker_id, command.wal_id, command.is_learner, command.priority)
     others = tuple(each for each in row.replicas if each.broker_id != broker.id)
     replicas = tuple(sorted((*others, joined), key=lambda each: each.broker_id))
-    if len(replicas) > MAX_REPLICAS:
-        raise InvalidInput(f"replica set {record.id} has {len(others)} replicas, and may have {MAX_REPLICAS}")
-    changed = msgspec.structs.replace(row, replicas=replicas)
+    changed = msgspec.structs.replace(row, replicas=replicas, assigned=_assigned(record, row, broker.id))
     if record.members == (broker.id,) and not record.learners:
         known = next((each for each in row.in_sync if each.wal_id == joined.wal_id), None)
         only = known or InSyncRecord(broker.id, joined.wal_id)
@@ -179,18 +178,13 @@ def _check_may_join(
 ) -> None:
     if not broker.alive:
         raise NotEligible(f"broker {broker.id} is not alive")
-    if broker.wal_kind == BUCKET_WAL:
-        raise NotEligible(
-            f"the WAL of broker {broker.id} is in the bucket, which keeps its copies", hint="wal.kind = disk replicates"
-        )
+    _check_keeps_replicas(record, broker)
     twin = next((each for each in row.replicas if each.wal_id == command.wal_id and each.broker_id != broker.id), None)
     if twin is not None:
         raise InvalidInput(
             f"broker {broker.id} has the WAL of broker {twin.broker_id}: its directory is a copy",
             hint="delete the copy, and let the broker begin with an empty WAL",
         )
-    if record.successor != NO_BROKER:
-        raise NotEligible(f"replica set {record.id} is being taken over by broker {record.successor}")
     member = next((each for each in row.in_sync if each.broker_id == broker.id), None)
     if command.is_learner and broker.id in record.sync_state_set:
         raise NotEligible(f"broker {broker.id} is in the sync-state set of replica set {record.id}: it is no learner")
@@ -206,6 +200,39 @@ def _check_may_join(
         )
 
 
+def assign_replica(tables: Tables, command: AssignReplica) -> None:
+    """See `AssignReplica`. Raises `NotFound`, `NotEligible`, `InvalidInput`."""
+    record = _record(tables, command.replica_set_id)
+    broker = tables.brokers.get(command.broker_id)
+    if broker is None:
+        raise NotFound(f"there is no broker {command.broker_id}", hint="`tidelog broker list` shows them")
+    row = tables.replication.get(record.id) or ReplicationRecord(record.id)
+    if broker.id in row.assigned:
+        return
+    _check_keeps_replicas(record, broker)
+    tables.replication.put(record.id, msgspec.structs.replace(row, assigned=_assigned(record, row, broker.id)))
+
+
+def _check_keeps_replicas(record: ReplicaSetRecord, broker: BrokerRecord) -> None:
+    if broker.wal_kind == BUCKET_WAL:
+        raise NotEligible(
+            f"the WAL of broker {broker.id} is in the bucket, which keeps its copies", hint="wal.kind = disk replicates"
+        )
+    if record.successor != NO_BROKER:
+        raise NotEligible(f"replica set {record.id} is being taken over by broker {record.successor}")
+
+
+def _assigned(record: ReplicaSetRecord, row: ReplicationRecord, broker_id: int) -> tuple[int, ...]:
+    """Return the brokers with a replica when one more has one. Raises `InvalidInput` for too many.
+
+    The master of a set of one counts before it has told its WAL.
+    """
+    others = {*row.assigned, *record.members, *record.learners} - {broker_id}
+    if len(others) >= MAX_REPLICAS:
+        raise InvalidInput(f"replica set {record.id} has {len(others)} replicas, and may have {MAX_REPLICAS}")
+    return tuple(sorted({*row.assigned, broker_id}))
+
+
 def _with_replicas(record: ReplicaSetRecord, replicas: tuple[ReplicaRecord, ...]) -> ReplicaSetRecord:
     return msgspec.structs.replace(
         record,
@@ -217,7 +244,7 @@ def _with_replicas(record: ReplicaSetRecord, replicas: tuple[ReplicaRecord, ...]
 def remove_replica(tables: Tables, command: RemoveReplica) -> None:
     """See `RemoveReplica`. Raises `NotFound`, `NotEligible`."""
     record, row = _record(tables, command.replica_set_id), tables.replication.get(command.replica_set_id)
-    if row is None or row.replica(command.broker_id) is None:
+    if row is None or command.broker_id not in row.assigned:
         return
     if command.broker_id in record.sync_state_set:
         raise NotEligible(
@@ -225,8 +252,12 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
             hint="its master asks for one without it when it no longer follows, and the policy allows a smaller one:"
             " stop the broker, and elect another master if it is the master",
         )
+    assigned = tuple(each for each in row.assigned if each != command.broker_id)
+    if row.replica(command.broker_id) is None:
+        tables.replication.put(record.id, msgspec.structs.replace(row, assigned=assigned))
+        return
     if row.election is not None:
         raise NotEligible(f"an election of replica set {record.id} is under way", hint="try again when it is over")
     replicas = tuple(each for each in row.replicas if each.broker_id != command.broker_id)
-    tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas))
+    tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas, assigned=assigned))
     tables.replica_sets.put(record.id, _with_replicas(record, replicas))

@@ -152,6 +152,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     r.AddReplica: replica_sets.add_replica,
     r.RemoveReplica: replica_sets.remove_replica,
     r.ElectUnclean: replica_elections.elect_unclean,
+    r.AssignReplica: replica_sets.assign_replica,
 }
 
 

@@ -26,6 +26,7 @@ from tidelog.controller.model.records import NO_REPLICA_SET
 from tidelog.controller.model.replica_set_commands import (
     AddReplica,
     AlterSyncStateSet,
+    AssignReplica,
     BeginElection,
     ElectUnclean,
     PromiseEpoch,
@@ -487,7 +488,7 @@ INTERNAL: frozenset[type] = frozenset(
 FIRST_LEVEL: dict[type, int] = {
     **dict.fromkeys((NoteWal, DeletePartitions, AcceptWalLoss), 1),
     **dict.fromkeys((AlterSyncStateSet, BeginElection, PromiseEpoch, SetReplicaSetPolicy), 2),
-    **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean), 2),
+    **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean, AssignReplica), 2),
 }
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 

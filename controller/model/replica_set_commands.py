@@ -93,7 +93,7 @@ class SetReplicaSetPolicy(Command, frozen=True, array_like=True, tag=83):
 
 
 class AddReplica(Command, frozen=True, array_like=True, tag=84):
-    """Let a broker join a replica set with its WAL, as a follower outside the SyncStateSet.
+    """Let a broker join a replica set with its WAL, as a follower outside the SyncStateSet. It is assigned then, too.
 
     The master of a set of one member tells its own WAL first, and is in the SyncStateSet with it. A broker that has
     another WAL than before joins anew; the one before stays in the SyncStateSet until the master asks for another.
@@ -108,7 +108,7 @@ class AddReplica(Command, frozen=True, array_like=True, tag=84):
 
 
 class RemoveReplica(Command, frozen=True, array_like=True, tag=85):
-    """Remove a replica that is not in the SyncStateSet; succeeds if there is none."""
+    """Remove a replica that is not in the SyncStateSet, and its assignment; succeeds if there is neither."""
 
     replica_set_id: int
     broker_id: int
@@ -127,6 +127,20 @@ class ElectUnclean(Command, frozen=True, array_like=True, tag=86):
     broker_id: int
 
 
+class AssignReplica(Command, frozen=True, array_like=True, tag=87):
+    """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing."""
+
+    replica_set_id: int
+    broker_id: int
+
+
 ReplicaSetCommand = (
-    AlterSyncStateSet | BeginElection | PromiseEpoch | SetReplicaSetPolicy | AddReplica | RemoveReplica | ElectUnclean
+    AlterSyncStateSet
+    | BeginElection
+    | PromiseEpoch
+    | SetReplicaSetPolicy
+    | AddReplica
+    | RemoveReplica
+    | ElectUnclean
+    | AssignReplica
 )

@@ -5,8 +5,8 @@ members and an election need: which WAL each broker has, the write quorum, the p
 its promises. It is a row of its own, so that commits do not carry it, and it exists from feature level 2 on, for
 replica sets that an operator or a master gave one.
 
-Invariant of both rows: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`,
-once the row names any.
+Invariants: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`, once the row
+names any; every broker of `replicas` is in `assigned`.
 
 Entry: `ReplicationRecord`.
 """
@@ -117,6 +117,9 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     in_sync: tuple[InSyncRecord, ...] = ()
     """The SyncStateSet, by broker id."""
     election: ElectionRecord | None = None
+    assigned: tuple[int, ...] = ()
+    """The brokers that shall have a replica, sorted. One that is here joins by itself; one that is no longer here, and
+    has no replica any more, deletes its copy."""
 
     def replica(self, broker_id: int) -> ReplicaRecord | None:
         """Return a broker's replica."""

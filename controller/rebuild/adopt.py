@@ -170,7 +170,8 @@ def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
     for row in list(tables.replication.values()):
         tables.replication.delete(row.id)
         if row.id in adoption.brokers:  # replicas join anew
-            tables.replication.put(row.id, ReplicationRecord(row.id, row.policy))
+            assigned = tuple(each for each in row.assigned if each in adoption.brokers)
+            tables.replication.put(row.id, ReplicationRecord(row.id, row.policy, assigned=assigned))
     for record in list(tables.replica_sets.values()):
         if record.id in adoption.brokers:
             tables.replica_sets.put(record.id, _without_master(record))

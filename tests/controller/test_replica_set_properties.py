@@ -103,6 +103,10 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         ):
             assert broker not in {each.broker_id for each in self.controllers.state().configuration.members}
 
+    @rule(broker=st.sampled_from(BROKERS))
+    def assign(self, broker: int) -> None:
+        assert self.try_to(r.AssignReplica(0, broker))
+
     @rule()
     def restart_controllers(self) -> None:
         before = self.controllers.machine
@@ -336,7 +340,8 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         self.epochs = record.master_epoch, record.sync_state_set_epoch
         assert record.sync_state_set == tuple(each.broker_id for each in row.in_sync)
         assert record.members == tuple(each.broker_id for each in row.replicas)
-        assert {*record.sync_state_set} <= {*record.members}
+        assert {*record.sync_state_set} <= {*record.members} <= {*row.assigned}
+        assert list(row.assigned) == sorted({*row.assigned})
         assert state.configuration.members <= self.joined
         assert (record.master == -1) == (row.election is not None)
 

@@ -30,6 +30,7 @@ from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.plan import RebuildPlan
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
+from tidelog.storage.replication.policy import MAX_REPLICAS
 
 TWO_OF_THREE = PolicyRecord(3, 2, 1)
 ALL_ACK = PolicyRecord(3, 3, 1, all_ack_in_sync_state_set=True)
@@ -50,6 +51,10 @@ class Trio(Driver):
     @property
     def record(self) -> ReplicaSetRecord:
         return self.image.replica_sets[0]
+
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        return self.image.replication[0].assigned
 
     def registration(self, broker: int) -> int:
         return self.image.brokers[broker].registration_epoch
@@ -130,6 +135,7 @@ COMMANDS: list[c.AnyCommand] = [
     r.AddReplica(0, 0, 1, "w"),
     r.RemoveReplica(0, 0),
     r.ElectUnclean(0, 1, 0),
+    r.AssignReplica(0, 0),
 ]
 
 
@@ -244,6 +250,74 @@ def test_a_member_leaves_the_sync_state_set_before_it_leaves_the_set() -> None:
     assert {*trio.record.members} == {0}
     epoch = trio.record.master_epoch
     assert trio.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == epoch + 1, "one member: the path of such sets"
+
+
+def test_a_broker_is_assigned_before_it_joins_and_a_second_time_changes_nothing() -> None:
+    trio = Trio()
+    trio.broker(3)
+    assert list(trio.assigned) == [0, 1, 2], "who joined is assigned"
+    trio.run(r.AssignReplica(0, 3))
+    assert list(trio.assigned) == [0, 1, 2, 3]
+    assert list(trio.record.members) == [0, 1, 2]
+    assert not trio.state.apply(trio.envelope(r.AssignReplica(0, 3)), trio.index + 1).mutations
+    trio.index += 1
+    trio.join(3)
+    assert list(trio.record.members) == [0, 1, 2, 3]
+
+
+def test_an_assignment_of_what_cannot_join_is_refused() -> None:
+    trio = Trio()
+    trio.run(c.RegisterBroker(9, "check", "a", "host", 9092, "", "", "s3"), int)
+    trio.unchanged(r.AssignReplica(0, 9), NotEligible, "in the bucket")
+    trio.unchanged(r.AssignReplica(7, 1), NotFound, "no replica set 7")
+    trio.unchanged(r.AssignReplica(0, 7), NotFound, "no broker 7")
+    trio.broker(4)
+    trio.die(9)
+    trio.run(c.ElectSuccessor(9, 1, trio.image.replica_sets[9].master_epoch))
+    trio.unchanged(r.AssignReplica(9, 4), NotEligible, "taken over by broker 1")
+
+
+def test_no_more_brokers_are_assigned_than_may_have_replicas() -> None:
+    driver = Driver()
+    for each in range(MAX_REPLICAS + 1):
+        driver.broker(each)
+    for each in range(1, MAX_REPLICAS):
+        driver.run(r.AssignReplica(0, each))
+    with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
+        driver.run(r.AssignReplica(0, MAX_REPLICAS))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))  # the place of the master was kept
+    with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
+        driver.run(r.AddReplica(0, MAX_REPLICAS, 1, "wal"))
+
+
+def test_an_assignment_is_taken_back_before_the_broker_has_joined_and_with_its_replica() -> None:
+    trio = Trio()
+    trio.broker(3)
+    trio.run(r.AssignReplica(0, 3))
+    trio.begin()
+    trio.run(r.RemoveReplica(0, 3))  # also while there is an election
+    assert list(trio.assigned) == [0, 1, 2]
+    trio.promise(0)
+    trio.promise(1)
+    trio.promise(2)
+    master = trio.record.master
+    trio.alter((0, 1), 2, master=master)
+    trio.run(r.RemoveReplica(0, 2))
+    assert list(trio.assigned) == list(trio.record.members) == [0, 1]
+
+
+def test_a_set_of_one_keeps_its_assignments_when_its_broker_starts_again() -> None:
+    driver = Driver()
+    for each in range(2):
+        driver.broker(each)
+    driver.run(r.SetReplicaSetPolicy(0, TWO_OF_THREE))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))
+    driver.run(r.AssignReplica(0, 1))
+    driver.broker(0, "b")
+    assert driver.image.replication[0] == ReplicationRecord(0, TWO_OF_THREE, assigned=(0, 1))
+    driver.run(r.RemoveReplica(0, 1))
+    with pytest.raises(NotEligible, match="in the sync-state set"):
+        driver.run(r.RemoveReplica(0, 0))
 
 
 def test_a_learner_receives_and_is_never_in_the_sync_state_set() -> None:
@@ -578,7 +652,7 @@ def test_a_rebuilt_cluster_has_sets_of_one_keeps_their_policies_and_records_what
     rebuilt = adopt(trio.state, RebuildPlan({}, {}, (), ()), Adoption((0, 1, 2), 2, 0, 5_000))
     record = rebuilt.tables.replica_sets.rows[0]
     assert (record.members, record.learners, record.sync_state_set) == ((0,), (), (0,))
-    assert rebuilt.tables.replication.rows == {0: ReplicationRecord(0, TWO_OF_THREE)}
+    assert rebuilt.tables.replication.rows == {0: ReplicationRecord(0, TWO_OF_THREE, assigned=(0, 1, 2))}
     assert [each.replica_set for each in losses_in(rebuilt.tables.kv.rows)] == [0], "a note of before proves nothing"
 
 
