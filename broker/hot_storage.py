@@ -13,7 +13,7 @@ Entry: `HotStorage`, as the `DutyEvents` of a `ReplicaDuty`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.replication.duty import DutyEvents
@@ -24,8 +24,12 @@ from tidelog.runtime.tasks import TaskSet
 from tidelog.storage.inputs import HandedWal
 from tidelog.storage.storage import Storage
 
-MakeStorage = Callable[[HandedWal], Storage]
+MakeTermStorage = Callable[[HandedWal], Storage]
 """Makes the storage of a term, with `LocalStreams` of the metadata; it is started here."""
+
+
+async def _nothing_more(_storage: Storage) -> None:
+    """Default `begun`: there is nothing to do before a storage serves."""
 
 
 class HotStorage:
@@ -34,21 +38,28 @@ class HotStorage:
     def __init__(
         self,
         replica: HotReplica,
-        make: MakeStorage,
+        make: MakeTermStorage,
         storages: MasterStorages,
         failed: Callable[[BaseException], None],
+        begun: Callable[[Storage], Awaitable[None]] = _nothing_more,
     ) -> None:
-        """`failed`: a storage could not begin, or the duty has ended for good; this replica serves nothing more."""
+        """`failed`: a storage could not begin, or the duty has ended for good; this replica serves nothing more.
+
+        `begun` is awaited when a storage has started, before it serves.
+        """
         self._replica = replica
         self._make = make
         self._storages = storages
         self._failed = failed
+        self._begun = begun
         self._turn = asyncio.Lock()
         self._tasks = TaskSet("hot-storage", failed)
         self._term = -1
         """The epoch that this replica leads; -1: none."""
-        self._storage: Storage | None = None
-        """That of the present term, once it has begun."""
+        self.master: ReplicaMaster | None = None
+        """That of the present term."""
+        self.storage: Storage | None = None
+        """That of the present term, once it serves."""
         self._deposed: list[Storage] = []
         """Those of earlier terms that were not closed yet."""
 
@@ -60,6 +71,7 @@ class HotStorage:
         """Begin a storage for this epoch, in the background."""
         assert self._term < 0, (self._term, epoch)
         self._term = epoch
+        self.master = master
         self._tasks.spawn(self._begin(epoch, master), f"begin-{epoch}")
 
     def ended(self, epoch: int) -> None:
@@ -67,7 +79,8 @@ class HotStorage:
         if self._term != epoch:
             return  # closed before
         self._term = -1
-        storage, self._storage = self._storage, None
+        self.master = None
+        storage, self.storage = self.storage, None
         if storage is not None:
             storage.depose(
                 Fenced(f"this broker's term as master of replica set {storage.replica_set_id} has ended: {epoch}")
@@ -81,9 +94,10 @@ class HotStorage:
             if self._term != epoch:
                 return  # it has ended while an earlier storage was being closed
             tail = self._replica.hand_over()
-            storage = self._make(HandedWal(tail.records, tail.cache, master.confirm))
+            storage = self._make(HandedWal(tail.records, tail.cache, master.confirm, master.gate))
             try:
                 await storage.start(epoch)
+                await self._begun(storage)
             except TidelogError as error:
                 await storage.close(upload=False)
                 if self._term == epoch and not isinstance(error, Fenced | Closed):
@@ -92,7 +106,7 @@ class HotStorage:
             if self._term != epoch:  # it has ended meanwhile
                 await storage.close(upload=False)
                 return
-            self._storage = storage
+            self.storage = storage
             self._storages.add(storage)
             storage.recovered_done()  # streams that are opened later are known by the metadata
 
@@ -104,12 +118,13 @@ class HotStorage:
 
     def wal_failed(self, error: Exception) -> None:
         """The WAL has failed: nothing more is acknowledged. For `ReplicaEvents.wal_failed`."""
-        if self._storage is not None:
-            self._storage.wal_failed(error)
+        if self.storage is not None:
+            self.storage.wal_failed(error)
 
     async def close(self, *, upload: bool) -> None:
         """End; call it before the duty is closed. With `upload`, first upload everything confirmed, while it leads."""
-        storage, self._storage, self._term = self._storage, None, -1
+        storage, self.storage, self._term = self.storage, None, -1
+        self.master = None
         async with self._turn:
             if storage is not None:
                 await storage.close(upload=upload)

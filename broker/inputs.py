@@ -8,18 +8,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from tidelog.broker.partitions.takeover import OpenWal
-from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.cpu_time import CpuMeter, SystemCpu
+from tidelog.runtime.disk import Disk
 from tidelog.runtime.network import Network
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, StorageSettings, UploadSettings
-from tidelog.storage.wal.base import Wal
+from tidelog.storage.wal.base import ReplicatedWal, Wal
 
 
 def never() -> bool:
@@ -67,6 +68,7 @@ class BrokerSettings:
     roles: Sequence[str]
     flat: Callable[[], dict[str, str]]
     """The effective configuration by dotted key, secrets hidden."""
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
 
     @property
     def storage(self) -> StorageSettings:
@@ -103,6 +105,28 @@ class ControllerAccess:
     """`ControllerNode.bucket_state` of the controller in this process."""
 
 
+class OpenedReplicaWal(NamedTuple):
+    """The WAL of one replica, before its recovery, and what closes the disk under it."""
+
+    wal: ReplicatedWal
+    disk: Disk
+
+
+class ReplicaDisks(Protocol):
+    """The replicated WALs in a broker's data directory."""
+
+    def open(self, replica_set_id: int) -> OpenedReplicaWal:
+        """Open the WAL of a replica set; an empty one if there is none. Close it, and its disk, before the next call.
+
+        Raises `StorageFailed`.
+        """
+        ...
+
+    async def remove(self, replica_set_id: int) -> None:
+        """Delete the files of a replica set of another broker, after they were closed. Raises `StorageFailed`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WalAccess:
     """How write-ahead logs are opened."""
@@ -123,6 +147,10 @@ class WalAccess:
     """The loss that an operator has accepted (`tidelog wal accept-loss`); empty: none."""
     forget_accepted_loss: Callable[[], None] = do_nothing
     """Called when the broker has a WAL that continues: an acceptance is used only once."""
+    replicas: ReplicaDisks | None = None
+    """The disks of replicated WALs, that of the broker's own replica set included. None: it keeps no replicas."""
+    max_record_bytes: int = 128 << 20
+    """`wal.max_record_bytes`."""
 
     @property
     def is_in_bucket(self) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 import uuid
+from collections.abc import Callable, Mapping
 
 from tidelog.broker.failure import BrokerFailure
 from tidelog.broker.inputs import BrokerIdentity, WalAccess
@@ -35,16 +36,21 @@ class BrokerMembership:
     """The membership of one broker; see the module."""
 
     def __init__(
-        self, identity: BrokerIdentity, controller: ControllerClient, clock: Clock, failure: BrokerFailure
+        self,
+        identity: BrokerIdentity,
+        controller: ControllerClient,
+        clock: Clock,
+        failure: BrokerFailure,
+        terms: Callable[[], Mapping[int, int]],
     ) -> None:
+        """`terms`: the master epochs in which this broker serves, by replica set."""
+        self._terms = terms
         self._identity = identity
         self._controller = controller
         self._clock = clock
         self._failure = failure
         self.registration_epoch = -1
         """-1: not registered yet."""
-        self.master_epoch = -1
-        """-1: not elected yet."""
         self.serves = False
         """Whether the broker has started, and is not stopping."""
 
@@ -90,17 +96,20 @@ class BrokerMembership:
                 await self._clock.sleep(REGISTER_POLL_S)
 
     async def elect(self) -> int:
-        """Become master of the broker's replica set, after a takeover in progress; return the new master epoch."""
+        """Become master of the broker's replica set, which has one member, after a takeover in progress.
+
+        Returns the new master epoch.
+        """
         broker_id = self._identity.broker_id
         await wait_for_takeover(self._controller, broker_id)
-        self.master_epoch = (await self._controller.elect(broker_id, broker_id)).master_epoch
-        return self.master_epoch
+        return (await self._controller.elect(broker_id, broker_id)).master_epoch
 
     def hint_reply(self) -> HintReply | None:
-        """Return the epochs for a partition that moves to this broker; None unless it serves."""
-        if not self.serves or self._failure.happened:
+        """Return the epochs for a partition that moves to this broker's own replica set; None unless it serves that."""
+        master_epoch = self._terms().get(self._identity.broker_id)
+        if not self.serves or self._failure.happened or master_epoch is None:
             return None
-        return HintReply(self._identity.broker_id, self.master_epoch)
+        return HintReply(self._identity.broker_id, master_epoch)
 
     # --- stop ----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.broker.base import BrokerBase
+from tidelog.broker.data_parts import DataParts
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.membership import BrokerMembership
 from tidelog.broker.partitions.hints import HintBox
@@ -29,7 +30,6 @@ class PartitionParts:
     hints: HintBox
     peers: PeerListener
     hint_sender: HintSender
-    storages: MasterStorages
     manager: PartitionManager
     takeovers: TakeoverRunner
     groups: GroupCoordinator
@@ -43,14 +43,14 @@ class PartitionParts:
         return [f"{opening} of {counts['led']} partitions are not open"] if opening > 0 else []
 
 
-def build_partition_parts(base: BrokerBase) -> PartitionParts:
+def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     """Create the components that serve the partitions of the storages that will be added."""
+    storages = data.storages
     world, controller, credentials = base.world, base.controller, base.controllers.credentials
-    membership = BrokerMembership(base.identity, controller, world.clock, base.failure)
+    membership = BrokerMembership(base.identity, controller, world.clock, base.failure, storages.terms)
     hints = HintBox(world.clock.monotonic)
     base.registry.add_figures("hints", lambda: hints.counts, figures.hint_families)
     hint_sender = HintSender(hints, controller, world.network, world.clock, credentials)
-    storages = MasterStorages()
     manager = _manager(base, storages, hints, hint_sender)
     takeovers = _takeovers(base)
     groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
@@ -58,9 +58,10 @@ def build_partition_parts(base: BrokerBase) -> PartitionParts:
     return PartitionParts(
         membership=membership,
         hints=hints,
-        peers=PeerListener(hints, world.network, world.clock, credentials, membership.hint_reply),
+        peers=PeerListener(
+            hints, world.network, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
+        ),
         hint_sender=hint_sender,
-        storages=storages,
         manager=manager,
         takeovers=takeovers,
         groups=groups,

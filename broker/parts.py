@@ -81,7 +81,7 @@ def build_parts(base: BrokerBase) -> BrokerParts:
     registry.add_problems("tasks", ERRORS.problems)
     registry.add_figures("task errors", ERRORS.counts, figures.task_error_families)
     data = build_data_parts(base)
-    partitions = build_partition_parts(base)
+    partitions = build_partition_parts(base, data)
     return BrokerParts(data, partitions, _servers(base, data, partitions))
 
 
@@ -121,10 +121,6 @@ def _admin(
 ) -> AdminHttp:
     world, settings, credentials = base.world, base.settings, base.controllers.credentials
 
-    async def upload_now() -> None:
-        await data.storage.upload_now()
-        await data.keeper.settle()
-
     sources = AdminSources(
         node_id=base.broker_id,
         roles=list(settings.roles),
@@ -132,12 +128,12 @@ def _admin(
         store=world.store,
         image=base.image,
         not_ready=partitions.not_ready,
-        upload_now=upload_now,
+        upload_now=data.upload_now,
         controllers=quorum.report,
-        damage=data.storage.damage,
+        damage=data.reports.damage,
         check=lambda: base.probe.check(f"probe/health-{base.broker_id}"),
         token=admin_token(credentials.secret) if credentials is not None else "",
-        suspects=lambda: {*data.compactor.excluded, *(one.object_id for one in data.storage.damage.all())},
+        suspects=lambda: {*data.compactor.excluded, *(one.object_id for one in data.reports.damage.all())},
         on_sound=data.compactor.readmit,
     )
     jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
@@ -170,7 +166,9 @@ def _placement_routes(base: BrokerBase, partitions: PartitionParts, quorum: Quor
 
 def _bucket_usage(base: BrokerBase, data: DataParts, metrics: Metrics) -> BucketUsage:
     def wal_bytes() -> int:
-        return data.wal.end_offset - data.wal.start_offset if base.wal.is_in_bucket else 0
+        if data.single is None or not base.wal.is_in_bucket:
+            return 0
+        return data.single.wal.end_offset - data.single.wal.start_offset
 
     return BucketUsage(
         node_id=base.broker_id,
@@ -220,5 +218,5 @@ def _kafka(base: BrokerBase, data: DataParts, services: Services) -> KafkaServer
     server = KafkaServer(services, all_apis(), base.world.network, kafka)
     base.failure.listen(server.cut)  # it can acknowledge nothing any more; clients must find the new leader
     base.registry.add_figures("listener", lambda: server.held_bytes, figures.listener_families)
-    base.registry.add_section("memory", lambda: memory_section(data.storage, cache, kafka, server.held_bytes))
+    base.registry.add_section("memory", lambda: memory_section(data.reports.stats(), cache, kafka, server.held_bytes))
     return server

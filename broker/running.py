@@ -1,11 +1,12 @@
 """Second stage of a broker: starts and stops its components in a safe order.
 
-Start: admin HTTP and the peer listener → registration → election (a new master epoch) → WAL recovery →
-uploads → takeovers → partitions → groups → Kafka listener → compaction and cleaning. Until its Kafka listener is open
-the broker serves nothing (docs/protocols.md).
+Start: admin HTTP and the peer listener → recovery of replicated WALs → registration → of a replica set with one member:
+election (a new master epoch), WAL recovery, uploads → takeovers → what the metadata say of the other replica sets →
+partitions → groups → Kafka listener → compaction and cleaning. Until its Kafka listener is open the broker serves
+nothing (docs/protocols.md).
 
 Stop: takeovers → groups → listener closed and requests in flight finished → partitions closed cleanly → everything
-uploaded → WAL closed → admin HTTP. It is valid after a start that failed at any point: a component that was never
+uploaded → WALs closed → admin HTTP. It is valid after a start that failed at any point: a component that was never
 started can be closed.
 
 Entry: `RunningBroker.start`.
@@ -18,8 +19,6 @@ import logging
 
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.parts import BrokerParts
-from tidelog.runtime.errors import TidelogError
-from tidelog.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -38,40 +37,37 @@ class RunningBroker:
         """Serve. Raises errors that a restart cannot fix."""
         data, led, servers = self.parts.data, self.parts.partitions, self.parts.servers
         self._base.health.start()
-        master_epoch = await self._become_master(await servers.admin.start())
-        self._base.controller.report_not_uploaded(lambda: led.storages.not_uploaded_bytes)
-        led.takeovers.start(master_epoch)
+        await self._become_member(await servers.admin.start())
+        self._base.controller.report_not_uploaded(lambda: data.storages.not_uploaded_bytes)
         await led.manager.start()
         await self._wait_settled()
-        data.storage.recovered_done()
+        if data.single is not None:
+            data.single.storage.recovered_done()
         await led.groups.start()
         await servers.kafka.start()
-        data.compactor.start(master_epoch)
+        data.compactor.start()
         data.cleaner.start()
         led.membership.serves = True
 
-    async def _become_master(self, admin_url: str) -> int:
-        """Register, become master of the broker's replica set, and recover its WAL; return the new master epoch."""
-        base, led, storage = self._base, self.parts.partitions, self.parts.data.storage
+    async def _become_member(self, admin_url: str) -> None:
+        """Register, and begin to lead or follow in the broker's replica sets."""
+        base, data, led = self._base, self.parts.data, self.parts.partitions
         kafka = base.settings.kafka
         peer_port = await led.peers.start(kafka.host, kafka.peer_port)
+        await data.hot_sets.prepare()
         await led.membership.register(
             led.membership.registration(
                 kafka, admin_url=admin_url, wal=base.wal, peer_port=peer_port, rng=base.world.rng
             )
         )
-        master_epoch = await led.membership.elect()
-        await storage.recover()
-        await self.parts.data.keeper.meet(master_epoch)
-        await storage.start(master_epoch)
-        await self.parts.data.keeper.begin(master_epoch)
-        led.storages.add(storage)
-        return master_epoch
+        led.takeovers.start(await data.single.begin(led.membership) if data.single is not None else None)
+        await data.hot_sets.begin(led.membership)
 
     async def _wait_settled(self) -> None:
         manager = self.parts.partitions.manager
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
+                await self.parts.data.hot_sets.wait_settled()
                 await manager.wait_settled()
         except TimeoutError:
             logger.warning(
@@ -81,7 +77,7 @@ class RunningBroker:
     @property
     def accounted_bytes(self) -> int:
         """Return the bytes held by bounded caches and buffers."""
-        return self.parts.data.storage.held_bytes + sum(self.parts.servers.kafka.held_bytes)
+        return self.parts.data.reports.held_bytes + sum(self.parts.servers.kafka.held_bytes)
 
     async def drain(self, budget_s: float) -> None:
         """Move the partitions to other living brokers before a stop. See `BrokerMembership.drain`."""
@@ -101,18 +97,10 @@ class RunningBroker:
         await led.peers.close()
         await data.compactor.close()
         await data.cleaner.close()
-        await self._close_storage(data.storage, max(1.0, deadline - loop.time()))
-        await data.keeper.close(report=not self._base.failure.happened)
+        uploads = not self._base.failure.happened
+        if data.single is not None:
+            await data.single.close(max(1.0, deadline - loop.time()), upload=uploads)
+        await data.hot_sets.close(max(1.0, deadline - loop.time()), upload=uploads)
+        await data.reader.close()
         await servers.admin.close()
         await servers.producer_ids.close()
-
-    async def _close_storage(self, storage: Storage, budget_s: float) -> None:
-        try:
-            async with asyncio.timeout(budget_s):
-                await storage.close(upload=not self._base.failure.happened)
-        except (TimeoutError, TidelogError) as error:
-            logger.warning(
-                "the last upload did not finish; the rest stays in the WAL and is uploaded after the next start",
-                extra={"error": str(error) or "time is up"},
-            )
-            await storage.close(upload=False)

@@ -1,4 +1,4 @@
-"""Sections `[kafka]`, `[admin]`, `[log]`, `[group]` of the configuration."""
+"""Sections `[kafka]`, `[admin]`, `[log]`, `[group]`, `[replication]` of the configuration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from tidelog.controller.model.replication import PolicyRecord
+from tidelog.storage.replication.policy import MAX_REPLICAS
 
 MIB = 1 << 20
 
@@ -111,3 +114,47 @@ class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How often expired offsets are searched for."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0)] = 4096
     """Bound on the metadata string of a committed offset."""
+
+
+class ReplicationSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[replication]`: the hot tier.
+
+    The policy is that of this broker's replica set when its first start makes one; `tidelog replica-set set-policy`
+    changes it later.
+    """
+
+    total_replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
+    """Brokers that keep the newest seconds of a replica set: 1 to 9 (Kafka: default.replication.factor). With more than
+    one the cluster needs `wal.kind = disk` and `controller.secret_file`."""
+    in_sync_replicas: Annotated[int, Meta(ge=0, le=MAX_REPLICAS)] = 0
+    """Brokers that must have a record before it is acknowledged; 0: a majority of `total_replicas`."""
+    min_in_sync_replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
+    """The least that `enable_auto_in_sync_replicas` may go down to."""
+    enable_auto_in_sync_replicas: bool = False
+    """Whether fewer acknowledge while brokers are missing (auto-degrade)."""
+    all_ack_in_sync_state_set: bool = False
+    """Whether all replicas in sync must acknowledge, as in Kafka."""
+    slave_timeout_ms: Positive = 3_000
+    """How long a replica that has not caught up still counts as in sync."""
+    max_behind_ms: Positive = 15_000
+    """A replica that has not caught up for so long leaves the in-sync set (Kafka: replica.lag.time.max.ms)."""
+    heartbeat_ms: Positive = 1_000
+    """Interval of signs of life on an idle replication connection."""
+    silence_ms: Positive = 5_000
+    """A replication connection without one for so long is closed."""
+    window_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 16 * MIB
+    """Bytes on their way to one follower; at the bound it waits for acknowledgements."""
+    live_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 16 * MIB
+    """Newest bytes of a replicated WAL kept in memory for followers; older ones are read from the files."""
+
+    def policy(self) -> PolicyRecord:
+        """Return the policy of a new replica set."""
+        return PolicyRecord(
+            self.total_replicas,
+            self.in_sync_replicas or self.total_replicas // 2 + 1,
+            self.min_in_sync_replicas,
+            self.enable_auto_in_sync_replicas,
+            self.all_ack_in_sync_state_set,
+            slave_timeout_s=self.slave_timeout_ms / 1000,
+            max_behind_s=self.max_behind_ms / 1000,
+        )

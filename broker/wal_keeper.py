@@ -9,13 +9,14 @@ be more (`tidelog.storage.ack_gate`); while records are written, how far; and af
 that nothing is at stake. If no controller answers within `TELL_S`, records are confirmed nevertheless, because a broker
 that only lost the controllers goes on: until it has told them, the loss of its WAL is not noticed.
 
-Entry: `WalKeeper.meet`, then `begin`.
+Entry: `meet_known_wal`, then `WalKeeper.begin`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from tidelog.broker.inputs import WalAccess
 from tidelog.controller.client.client import ControllerClient
@@ -26,7 +27,6 @@ from tidelog.controller.model.wal_notes import (
     DATA_STREAM,
     MAX_WAL_ENDS,
     FoundWal,
-    StakeRange,
     WalLost,
     WalNote,
     WalVerdict,
@@ -49,6 +49,62 @@ NOTE_S = 1.0
 """Interval of notes while records are written, and the pause after which a committed WAL is reported as such."""
 NOTE_OF_MANY_S = 0.05
 """The interval is at least this for each broker of the cluster: every note is a command."""
+
+
+async def meet_known_wal(
+    broker_id: int,
+    access: WalAccess,
+    controller: ControllerClient,
+    wal: Wal,
+    master_epoch: int,
+    start_over: Callable[[str], Awaitable[None]],
+) -> None:
+    """Judge the recovered WAL, and begin another one if it is not the one that is known and nothing is at stake.
+
+    `start_over(suffix)` begins the other one, and keeps the files under this suffix. Raises `WalLost` if acknowledged
+    records are missing, and the errors of `start_over`.
+    """
+    image, committed = controller.image, controller.committed_wal_offset(broker_id)
+    note = note_in(image.kv, broker_id)
+    history = wal.epoch_history.entries
+    found = FoundWal(access.kind, tuple(each.epoch for each in history), wal.end_offset, access.may_lose_tail)
+    owns = bool(image.index.partition_counts.get(broker_id, 0))
+    verdict = judge(note, committed, owns=owns, found=found)
+    if verdict is not WalVerdict.CONTINUES:
+        assert note is not None
+        if verdict is WalVerdict.LOST:
+            if access.accepted_loss != f"{broker_id}.{note.master_epoch}":
+                raise _lost(broker_id, access, controller, note, found)
+            await controller.accept_wal_loss(broker_id, master_epoch, note.master_epoch)
+            logger.warning("an operator accepted the loss of a WAL", extra={"broker": broker_id})
+        kept_as = f".rejected-{master_epoch}"
+        logger.warning(
+            "beginning another WAL; the files of the one that was found are kept",
+            extra={"broker": broker_id, "wal_end": found.end_offset, "committed": committed, "suffix": kept_as},
+        )
+        await start_over(kept_as)
+
+
+def _lost(broker_id: int, access: WalAccess, controller: ControllerClient, note: WalNote, found: FoundWal) -> WalLost:
+    if note.kind != found.kind:
+        what = f"is of kind {found.kind}; the known one is of kind {note.kind}"
+    elif found.end_offset == 0:
+        what = "is empty"
+    elif note.master_epoch not in found.epochs:
+        newest = max(found.epochs, default=-1)
+        what = f"is another or an older one: its newest master epoch is {newest}, not {note.master_epoch}"
+    else:
+        what = "is older, or a part of it is missing"
+    committed = controller.committed_wal_offset(broker_id)
+    token = f"{broker_id}.{note.master_epoch}"
+    place = f" --data-dir {access.directory}" if access.directory else ""
+    return WalLost(
+        f"the WAL of broker {broker_id} {what}. It ends at WAL offset {found.end_offset}; {committed} is committed,"
+        f" and {note.end_offset}{' or more' if note.may_grow else ''} was acknowledged."
+        f" Records at stake: {describe(at_stake(controller.image, broker_id))}",
+        hint="mount or restore the WAL that this broker used last, and start again; nothing was changed."
+        f" If it is gone: `tidelog wal accept-loss {token}{place}` gives these records up at the next start",
+    )
 
 
 class WalKeeper:
@@ -74,67 +130,12 @@ class WalKeeper:
         self._wake = asyncio.Event()
         self._number = 0
         self._last_end = -1
+        self._stands_down = False
         self._told: WalNote | None = None
         """The last note, if the controllers have it; None: not known."""
         storage.gate.on_wanted = self._wake.set
 
     # --- start ---------------------------------------------------------------------------------------------------
-
-    async def meet(self, master_epoch: int) -> None:
-        """Judge the recovered WAL, and begin another one if it is not the one that is known and nothing is at stake.
-
-        Raises `WalLost` if acknowledged records are missing, and the errors of `Storage.start_over`.
-        """
-        image, committed = self._controller.image, self._controller.committed_wal_offset(self._id)
-        note = note_in(image.kv, self._id)
-        history = self._wal.epoch_history.entries
-        found = FoundWal(
-            self._access.kind,
-            tuple(each.epoch for each in history),
-            self._wal.end_offset,
-            self._access.may_lose_tail,
-        )
-        owns = bool(image.index.partition_counts.get(self._id, 0))
-        verdict = judge(note, committed, owns=owns, found=found)
-        if verdict is WalVerdict.CONTINUES:
-            return
-        assert note is not None
-        if verdict is WalVerdict.LOST:
-            if self._access.accepted_loss != f"{self._id}.{note.master_epoch}":
-                raise self._lost(note, found, committed)
-            await self._controller.accept_wal_loss(self._id, master_epoch, note.master_epoch)
-            logger.warning("an operator accepted the loss of a WAL", extra={"broker": self._id})
-        kept_as = f".rejected-{master_epoch}"
-        logger.warning(
-            "beginning another WAL; the files of the one that was found are kept",
-            extra={"broker": self._id, "wal_end": found.end_offset, "committed": committed, "suffix": kept_as},
-        )
-        await self._storage.start_over(kept_as)
-
-    def _lost(self, note: WalNote, found: FoundWal, committed: int) -> WalLost:
-        if note.kind != found.kind:
-            what = f"is of kind {found.kind}; the known one is of kind {note.kind}"
-        elif found.end_offset == 0:
-            what = "is empty"
-        elif note.master_epoch not in found.epochs:
-            newest = max(found.epochs, default=-1)
-            what = f"is another or an older one: its newest master epoch is {newest}, not {note.master_epoch}"
-        else:
-            what = "is older, or a part of it is missing"
-        ranges = self.at_stake()
-        token = f"{self._id}.{note.master_epoch}"
-        place = f" --data-dir {self._access.directory}" if self._access.directory else ""
-        return WalLost(
-            f"the WAL of broker {self._id} {what}. It ends at WAL offset {found.end_offset}; {committed} is committed,"
-            f" and {note.end_offset}{' or more' if note.may_grow else ''} was acknowledged."
-            f" Records at stake: {describe(ranges)}",
-            hint="mount or restore the WAL that this broker used last, and start again; nothing was changed."
-            f" If it is gone: `tidelog wal accept-loss {token}{place}` gives these records up at the next start",
-        )
-
-    def at_stake(self) -> list[StakeRange]:
-        """Return the records of this broker that may be in its WAL alone."""
-        return at_stake(self._controller.image, self._id)
 
     async def begin(self, master_epoch: int) -> None:
         """Report the epoch that was begun in the WAL, before anything is acknowledged in it. Raises `TidelogError`."""
@@ -169,7 +170,9 @@ class WalKeeper:
 
     @property
     def _may_note(self) -> bool:
-        """Whether the cluster's feature level knows notes of WALs. Before, nothing waits for one."""
+        """Whether notes are told, and waited for: not below the feature level that knows them."""
+        if self._stands_down:
+            return False
         cluster = self._controller.image.cluster
         return cluster is not None and cluster.level >= FIRST_LEVEL[NoteWal]
 
@@ -234,6 +237,11 @@ class WalKeeper:
             self._told = note
 
     # --- stop ----------------------------------------------------------------------------------------------------
+
+    def stand_down(self) -> None:
+        """Hold nothing back any more, and tell nothing: other brokers have replicas of the WAL from now on."""
+        self._stands_down = True
+        self._storage.gate.open()
 
     async def close(self, *, report: bool) -> None:
         """Stop, after storage was closed; with `report` tell where the WAL ends, for nothing is appended any more."""

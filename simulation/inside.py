@@ -83,7 +83,7 @@ def _damaged(cluster: SimCluster) -> list[Finding]:
         if node.broker is None or not node.ready:
             continue
         data = node.broker.parts.data
-        said = [one.message for one in data.storage.damage.all()]
+        said = [one.message for one in data.reports.damage.all()]
         said += [
             f"object {object_id} is left out of compaction: {why}" for object_id, why in data.compactor.excluded.items()
         ]

@@ -1,18 +1,25 @@
 """The dependencies of a `Storage`: the data of its replica set, local metadata of streams, and event callbacks.
 
-Entry: `ReplicaSetData`, `HandedWal`, `LocalStreams`, `StorageEvents`.
+Entry: `ReplicaSetData`, `HandedWal`, `LocalStreams`, `StorageEvents`, `bucket_reader`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.types import Offload
+from tidelog.storage.ack_gate import AckGate
 from tidelog.storage.bucket.store import ObjectStore
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.cache.recovered import RecoveredRecords
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.managers import ObjectManager
+from tidelog.storage.reads.reader import BlockReader
+from tidelog.storage.reads.throttle import ColdThrottle
+from tidelog.storage.settings import CacheSettings
 from tidelog.storage.wal.base import Wal
 
 
@@ -42,6 +49,8 @@ class HandedWal:
     """In which they are charged; the storage's from now on."""
     confirm: ConfirmOffset
     """The master's. It fails when the term ends."""
+    gate: AckGate = field(default_factory=AckGate)
+    """The master's, which nothing passes while it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class ReplicaSetData:
     """Whether the WAL's durable offset is the confirm offset."""
     handed: HandedWal | None = None
     """None: the storage recovers the WAL, enters its epoch, and closes it."""
+    reader: BlockReader | None = None
+    """Reads from the bucket for all storages of a process, whose owner closes it. None: the storage makes its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +95,26 @@ class StorageEvents:
 
 UNKNOWN_STREAMS = LocalStreams()
 NO_LISTENERS = StorageEvents()
+
+
+def bucket_reader(
+    cluster_id: str,
+    store: ObjectStore,
+    objects: ObjectManager,
+    cache: CacheSettings,
+    clock: Clock,
+    *,
+    throttle: ColdThrottle | None = None,
+    offload: Offload = asyncio.to_thread,
+) -> BlockReader:
+    """Return a reader of a cluster's bucket, with a block cache of its own."""
+    return BlockReader(
+        store=store,
+        objects=objects,
+        clock=clock,
+        cluster_id=cluster_id,
+        cache_bytes=cache.block_bytes,
+        in_flight_bytes=cache.cold_in_flight_bytes,
+        offload=offload,
+        throttle=throttle,
+    )

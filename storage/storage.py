@@ -34,9 +34,15 @@ from tidelog.storage.cache.footprint import footprint, own
 from tidelog.storage.cache.log_cache import CacheEntry, Fate, LogCache, StreamLog, UnconfirmedRecord
 from tidelog.storage.cache.recovered import RecoveredRecords
 from tidelog.storage.confirm import ConfirmOffset
-from tidelog.storage.inputs import NO_LISTENERS, UNKNOWN_STREAMS, LocalStreams, ReplicaSetData, StorageEvents
+from tidelog.storage.inputs import (
+    NO_LISTENERS,
+    UNKNOWN_STREAMS,
+    LocalStreams,
+    ReplicaSetData,
+    StorageEvents,
+    bucket_reader,
+)
 from tidelog.storage.reads.damage import DamageLog
-from tidelog.storage.reads.reader import BlockReader
 from tidelog.storage.reads.throttle import ColdThrottle
 from tidelog.storage.records import CheckedBatch, StreamAppend
 from tidelog.storage.records import OffsetTrimmed as OffsetTrimmed
@@ -74,8 +80,8 @@ class Storage:
     ) -> None:
         """Connect the components; nothing runs before `start`.
 
-        `offload` runs CPU-heavy work in a worker thread. `throttle` delays reads of old data while the broker is busy;
-        without it they are never delayed.
+        `offload` runs CPU-heavy work in a worker thread. `throttle` delays reads of old data while the broker is busy,
+        if the storage makes its own reader; without it they are never delayed.
         """
         self._wal = data.wal
         self._objects = data.objects
@@ -90,9 +96,10 @@ class Storage:
         self._events = events
         self.confirm = handed.confirm if handed is not None else ConfirmOffset()
         """WAL offset up to which the quorum rule is met. The broker uses `PartitionLog.when_acked`."""
-        self.gate = AckGate()
+        self.gate = handed.gate if handed is not None else AckGate()
         """Holds confirmation back while the controllers take the WAL for wholly committed."""
-        self.gate.on_opened = lambda: self._on_durable(self._wal.durable_offset)
+        if handed is None:
+            self.gate.on_opened = lambda: self._on_durable(self._wal.durable_offset)
         self.data_end = 0
         """WAL offset (int64 bytes) after the last record of a stream; what follows are marks of epochs."""
         self._recovered_end = 0
@@ -102,16 +109,10 @@ class Storage:
         self._recovered = handed.records if handed is not None else RecoveredRecords(self._cache)
         self._planner = UploadPlanner(settings.upload, 0)
         self._uploader = self._make_uploader(data, settings.upload, offload)
-        self._reader = BlockReader(
-            store=data.store,
-            objects=data.objects,
-            clock=clock,
-            cluster_id=data.cluster_id,
-            cache_bytes=settings.cache.block_bytes,
-            in_flight_bytes=settings.cache.cold_in_flight_bytes,
-            offload=offload,
-            throttle=throttle,
+        self._reader = data.reader or bucket_reader(
+            data.cluster_id, data.store, data.objects, settings.cache, clock, throttle=throttle, offload=offload
         )
+        self._owns_reader = data.reader is None
         self._failure: Exception | None = None
         self._started = False
         self._closed = False
@@ -626,7 +627,8 @@ class Storage:
         self._wake_writers()
         await self._tasks.close()
         await self._uploader.close()
-        await self._reader.close()
+        if self._owns_reader:
+            await self._reader.close()
         if self._handed is None:
             await self._wal.close()
 
@@ -658,9 +660,9 @@ class Storage:
         self._cache.evict(self._cache.bytes)
 
     @property
-    def held_bytes(self) -> int:
-        """Return the bytes held by the caches and by cold reads in progress; called every second."""
-        return self._cache.bytes + self._reader.held_bytes
+    def log_cache_bytes(self) -> int:
+        """Return the bytes that the log cache holds; called every second."""
+        return self._cache.bytes
 
     def stats(self) -> dict[str, int | float]:
         """Return bytes and counts for metrics and status."""

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from tidelog.runtime.errors import ConfigError
 from tidelog.storage.settings import (
@@ -70,6 +70,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scale: ScaleSettings = msgspec.field(default_factory=ScaleSettings)
     wal: WalSettings = msgspec.field(default_factory=WalSettings)
     s3: S3Settings = msgspec.field(default_factory=S3Settings)
+    replication: ReplicationSettings = msgspec.field(default_factory=ReplicationSettings)
     upload: UploadSettings = msgspec.field(default_factory=UploadSettings)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     compaction: CompactionSettings = msgspec.field(default_factory=CompactionSettings)

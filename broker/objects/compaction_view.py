@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.objects.report import stream_owners
@@ -31,13 +31,14 @@ _CHUNK = 2_000
 class ImageView:
     """See `tidelog.storage.compaction.compactor.CompactionView`; on the image that `image` returns."""
 
-    def __init__(self, image: Callable[[], Image], replica_set_id: int) -> None:
+    def __init__(self, image: Callable[[], Image], replica_sets: Callable[[], Collection[int]]) -> None:
+        """`replica_sets`: those whose objects this broker compacts, because it is their master."""
         self._image = image
-        self._replica_set_id = replica_set_id
+        self._replica_sets = replica_sets
 
     async def objects(self) -> list[ObjectFacts]:
-        """The committed objects that this replica set compacts, by id."""
-        image = self._image()
+        """The committed objects that these replica sets compact, by id."""
+        image, mine = self._image(), self._replica_sets()
         ids = sorted(image.index.live_slices)
         found: list[ObjectFacts] = []
         looked_at = 0
@@ -48,25 +49,12 @@ class ImageView:
             if record is not None and live and record.state == ObjectState.COMMITTED:
                 ranges = record.ranges
                 looked_at += len(ranges)
-                if self._is_ours(image, record.kind, ranges):
+                if _owner_of(image, record.kind, ranges) in mine:
                     found.append(ObjectFacts(record.id, record.kind, record.size, record.since_ms, ranges, live))
             if looked_at >= _CHUNK:
                 looked_at = 0
                 await asyncio.sleep(0)
         return found
-
-    def _is_ours(self, image: Image, kind: int, ranges: Sequence[StreamRange]) -> bool:
-        owners: Counter[int] = Counter()
-        for piece in ranges:
-            stream = image.streams.get(piece.stream_id)
-            if stream is not None:
-                owners[stream.replica_set] += 1
-                if kind == ObjectKind.STREAM:
-                    break
-        if not owners:
-            return False
-        most = max(owners.values())
-        return min(owner for owner, count in owners.items() if count == most) == self._replica_set_id
 
     def is_committed(self, object_id: int) -> bool:
         """Whether the metadata still names the object."""
@@ -77,6 +65,21 @@ class ImageView:
         """The start offset of a stream; None if it no longer exists."""
         stream = self._image().streams.get(stream_id)
         return stream.start_offset if stream is not None else None
+
+
+def _owner_of(image: Image, kind: int, ranges: Sequence[StreamRange]) -> int | None:
+    """Return the replica set that compacts an object; None if nobody owns anything in it."""
+    owners: Counter[int] = Counter()
+    for piece in ranges:
+        stream = image.streams.get(piece.stream_id)
+        if stream is not None:
+            owners[stream.replica_set] += 1
+            if kind == ObjectKind.STREAM:
+                break
+    if not owners:
+        return None
+    most = max(owners.values())
+    return min(owner for owner, count in owners.items() if count == most)
 
 
 def waiting_object(record: ObjectRecord | None) -> tuple[str, int] | None:

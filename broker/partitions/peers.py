@@ -22,7 +22,7 @@ import msgspec
 from tidelog.broker.partitions.hints import HintBox, HintParams, HintReply, Told
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model.addresses import split_address
-from tidelog.controller.rpc.connection import RpcChannel, RpcConnection
+from tidelog.controller.rpc.connection import AdoptPeer, RpcChannel, RpcConnection
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.clock import Clock
@@ -53,13 +53,23 @@ class PeerListener:
         clock: Clock,
         credentials: Credentials | None,
         ready: Callable[[], HintReply | None],
+        *,
+        adopt_wal: AdoptPeer | None = None,
     ) -> None:
-        """`ready()` returns the reply to a hint; None while this broker does not open partitions."""
+        """`ready()` returns the reply to a hint; None while this broker does not open partitions.
+
+        `adopt_wal` takes over the connections of followers; without it, and without credentials, there are none.
+        """
         self._hints = hints
         self._ready = ready
         self._credentials = credentials
         self._rpc = RpcListener(
-            self._handle, network=network, clock=clock, credentials=credentials, max_connections=MAX_CONNECTIONS
+            self._handle,
+            network=network,
+            clock=clock,
+            credentials=credentials,
+            max_connections=MAX_CONNECTIONS,
+            adopt_wal=adopt_wal if credentials is not None else None,
         )
 
     async def start(self, host: str, port: int) -> int:

@@ -29,21 +29,33 @@ class MasterStorages:
     def __init__(self) -> None:
         self._storages: dict[int, Storage] = {}
         self._on_changed: list[Callable[[], None]] = []
+        self._on_added: list[Callable[[Storage], None]] = []
+        self._on_removed: list[Callable[[Storage], None]] = []
 
     def on_changed(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever a storage begins or ends to serve."""
         self._on_changed.append(changed)
+
+    def on_each(self, added: Callable[[Storage], None], removed: Callable[[Storage], None]) -> None:
+        """Call `added` for each storage that begins to serve, and `removed` for each that ends."""
+        self._on_added.append(added)
+        self._on_removed.append(removed)
 
     def add(self, storage: Storage) -> None:
         """A storage, which has been started, serves from now on."""
         assert storage.master_epoch >= 0, "the storage was not started"
         assert storage.replica_set_id not in self._storages, f"replica set {storage.replica_set_id} has a storage"
         self._storages[storage.replica_set_id] = storage
+        for added in self._on_added:
+            added(storage)
         self._changed()
 
     def remove(self, replica_set: int) -> None:
         """The storage of a replica set serves no more."""
-        if self._storages.pop(replica_set, None) is not None:
+        found = self._storages.pop(replica_set, None)
+        if found is not None:
+            for removed in self._on_removed:
+                removed(found)
             self._changed()
 
     def get(self, replica_set: int) -> Storage:

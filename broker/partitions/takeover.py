@@ -145,7 +145,7 @@ class TakeoverRunner:
         self._rng = rng
         self._settings = settings
         self._on_deposed = on_deposed
-        self._master_epoch = -1
+        self._master_epoch: int | None = None
         self._work: dict[int, _Work] = {}
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet("takeover", on_deposed)
@@ -153,8 +153,11 @@ class TakeoverRunner:
         self.finished: deque[_Work] = deque(maxlen=HISTORY)
         self.counts = {"done": 0, "superseded": 0, "failed_attempts": 0}
 
-    def start(self, master_epoch: int) -> None:
-        """Start following the image; `master_epoch` is that of this broker's own replica set."""
+    def start(self, master_epoch: int | None) -> None:
+        """Start following the image; `master_epoch` is that of this broker's own replica set, if it has one member.
+
+        With None the broker is not deposed by a newer epoch: the set has several members, and elects another master.
+        """
         self._master_epoch = master_epoch
         self._unsubscribe = self._controller.subscribe(self._image_changed)
         self._look()
@@ -202,7 +205,7 @@ class TakeoverRunner:
 
     def _look(self) -> None:
         own = self._image.replica_sets.get(self._node_id)
-        if own is not None and own.master_epoch > self._master_epoch:
+        if own is not None and self._master_epoch is not None and own.master_epoch > self._master_epoch:
             self._on_deposed(
                 Fenced(
                     f"master epoch {self._master_epoch} of replica set {own.id} is over; it is {own.master_epoch}",

@@ -39,6 +39,7 @@ from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Closed, CorruptData, Fenced, NotFound, TidelogError, Unavailable
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.ack_gate import AckGate
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, BadFrame, FollowerHello, Frame, Goodbye, GoodbyeCode
@@ -87,6 +88,9 @@ class ReplicaMaster:
         )
         self.confirm = ConfirmOffset(confirmed)
         """Who waits for the confirm offset."""
+        self.gate = AckGate()
+        """Nothing is confirmed past it: for a set of one, whose master's WAL alone has what was acknowledged."""
+        self.gate.on_opened = self._confirm_more
         self._committed = committed_offset
         self._live = LiveTail(wal.durable_offset, self._limits.live_bytes)
         self._source = SourceOfBytes(wal, self._live, self._core)
@@ -308,7 +312,7 @@ class ReplicaMaster:
             one.connection.end(error)
 
     def _confirm_more(self) -> None:
-        offset = self._core.confirm_offset
+        offset = self.gate.admit(self._core.confirm_offset)
         if offset > self.confirm.value and self._ended is None:
             self._wal.note_confirmed(offset)
             self.confirm.advance(offset)

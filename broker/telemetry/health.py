@@ -39,8 +39,12 @@ class HealthMonitor:
         self._sampled: list[_Progress] = []
 
     def add(self, operation: OperationHealth) -> None:
-        """Report an operation that its part notes."""
+        """Report an operation that its part notes. Of several with one name the one with a problem is shown."""
         self._operations.append(operation)
+
+    def discard(self, operation: OperationHealth) -> None:
+        """Report an operation no more: its part has ended."""
+        self._operations.remove(operation)
 
     def sample(self, name: str, asked: Callable[[], int], done: Callable[[], int]) -> None:
         """Report an operation by two counters: what was asked for, and what of it is done."""
@@ -71,12 +75,20 @@ class HealthMonitor:
     def report(self) -> dict[str, Any]:
         """Return the state of each operation as JSON, by name."""
         now_s = self._clock.monotonic()
-        return {one.name: one.report(now_s) for one in self._operations}
+        return {one.name: one.report(now_s) for one in self._by_name(now_s)}
 
     def figures(self) -> dict[str, tuple[bool, float]]:
         """Return for each operation whether it is healthy, and how long it has been silent (s)."""
         now_s = self._clock.monotonic()
-        return {one.name: (not one.problem(now_s), one.silent_s(now_s)) for one in self._operations}
+        return {one.name: (not one.problem(now_s), one.silent_s(now_s)) for one in self._by_name(now_s)}
+
+    def _by_name(self, now_s: float) -> Iterable[OperationHealth | ProgressHealth]:
+        """Return one operation for each name."""
+        found: dict[str, OperationHealth | ProgressHealth] = {}
+        for one in self._operations:
+            if one.name not in found or one.problem(now_s):
+                found[one.name] = one
+        return found.values()
 
 
 def health_families(figures: dict[str, tuple[bool, float]]) -> Iterable[Metric]:

@@ -539,7 +539,7 @@ class _Doer:
 
 def _is_wal_known(node: SimNode) -> bool:
     """Return whether a broker that lost its WAL now would be refused, or have lost nothing."""
-    return not node.ready or node.broker is None or node.broker.parts.data.keeper.is_known
+    return not node.ready or node.broker is None or node.broker.parts.data.is_wal_known
 
 
 FAULTS: dict[str, Callable[[_Doer], Undo | None]] = {

@@ -141,9 +141,9 @@ MUTATIONS_IN_BROKER = [
         "a broker goes on with whatever WAL it finds at its start",
         (
             Edit(
-                "tidelog.broker.wal_keeper:WalKeeper.meet",
-                "if verdict is WalVerdict.CONTINUES:",
-                "if verdict is WalVerdict.CONTINUES or not mutated():",
+                "tidelog.broker.wal_keeper:meet_known_wal",
+                "if verdict is not WalVerdict.CONTINUES:",
+                "if verdict is not WalVerdict.CONTINUES and mutated():",
             ),
         ),
         (*GONE, *LOUD),

@@ -252,9 +252,9 @@ class _Process:
         """A broker that ends because its commits are refused must have a successor: a newer master epoch."""
         assert self._broker is not None
         watch, broker_id = self._cluster.watch, self._node.id
-        epoch = self._broker.parts.partitions.membership.master_epoch
-        if watch.is_master(broker_id, epoch):
-            watch.found("needless-fence", f"broker {broker_id} ended in its own master epoch {epoch}: {error}")
+        for replica_set, epoch in self._broker.parts.data.storages.terms().items():
+            if watch.is_master(replica_set, epoch):
+                watch.found("needless-fence", f"broker {broker_id} ended in its own master epoch {epoch}: {error}")
 
     async def stop(self) -> None:
         """Stop all started parts."""

@@ -26,7 +26,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
@@ -88,12 +88,21 @@ class CompactionView(Protocol):
         ...
 
 
+class CommittingTerm(NamedTuple):
+    """A master's term: results are committed in its name, and refused when it is over."""
+
+    replica_set_id: int
+    master_epoch: int
+    """int32."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompactedData:
-    """The location of one replica set's objects, and the interfaces to their metadata."""
+    """The location of a broker's objects, and the interfaces to their metadata."""
 
     cluster_id: str
-    replica_set_id: int
+    term: Callable[[], CommittingTerm | None]
+    """A term of this broker that goes on, as far as it is known; None: it is the master of no replica set."""
     store: ObjectStore
     objects: CompactionObjects
     view: CompactionView
@@ -119,7 +128,7 @@ OnEvent = Callable[[Event], None]
 
 
 class Compactor:
-    """The compaction of one replica set. All methods are called on the event loop's thread."""
+    """The compaction of the objects of a broker's replica sets. All methods are called on the event loop's thread."""
 
     def __init__(
         self,
@@ -141,7 +150,7 @@ class Compactor:
         self._rng = rng
         self._settings = settings
         self._cluster_id = data.cluster_id
-        self._replica_set_id = data.replica_set_id
+        self._term = data.term
         self._block_bytes = upload.block_bytes
         self._prepare_ttl_ms = upload.prepare_ttl_ms
         self._busy = busy
@@ -152,7 +161,7 @@ class Compactor:
         self._unthrottled = False
         self._left = 0
         self._running: list[CompactionTask] = []
-        self._master_epoch = -1
+        self._started = False
         self._closed = False
         self._tasks = TaskSet("storage.compaction", self._failed)
         self.stats = CompactionStats()
@@ -162,9 +171,9 @@ class Compactor:
         """Why compaction has ended in this process; empty while it has not."""
         self.last_round_ms = 0
 
-    def start(self, master_epoch: int) -> None:
-        """Start compacting in this master epoch, if `compaction.enabled`; `run` works either way."""
-        self._master_epoch = master_epoch
+    def start(self) -> None:
+        """Start compacting, if `compaction.enabled`; `run` works either way."""
+        self._started = True
         if self._settings.enabled:
             self._tasks.keep(self._loop, "loop")
 
@@ -185,8 +194,8 @@ class Compactor:
 
     @property
     def started(self) -> bool:
-        """Return whether `start` was called: the broker is master."""
-        return self._master_epoch >= 0
+        """Return whether `start` was called."""
+        return self._started
 
     def status(self) -> dict[str, Any]:
         """Return the status as JSON."""
@@ -335,8 +344,8 @@ class Compactor:
             self._exclude(error.object_id, error.message)
             problem: TidelogError = error
         except Fenced as error:
-            self.stopped = problem = error
-            logger.warning("compaction ends here", extra={"replica_set": self._replica_set_id, "error": error})
+            problem = error
+            await self._fenced(error)
         except Exception as error:  # noqa: BLE001  # whatever it is: an assertion is raised again
             problem = expected("storage.compaction", error)
         else:
@@ -344,7 +353,7 @@ class Compactor:
             self.stats.inputs += len(task.inputs)
             self.stats.outputs += len(outputs)
             done = {"outputs": len(outputs), "written_bytes": sum(one.size for one in outputs)}
-            logger.info("objects compacted", extra={**fields, **done, "replica_set": self._replica_set_id})
+            logger.info("objects compacted", extra={**fields, **done})
             tell({"event": "task", **fields, **done})
             return
         finally:
@@ -352,6 +361,16 @@ class Compactor:
         self.stats.given_up += 1
         logger.warning("compaction task abandoned", extra={**fields, "error": str(problem)})
         tell({"event": "skipped", **fields, "error": str(problem)})
+
+    async def _fenced(self, error: Fenced) -> None:
+        """End compaction, unless the term has ended since: the broker may lead other replica sets."""
+        try:
+            await self._objects.catch_up()
+        except Unavailable:
+            return
+        if isinstance(error, _TermOver) and self._term() == error.term:
+            self.stopped = error
+            logger.warning("compaction ends here", extra={"replica_set": error.term.replica_set_id, "error": error})
 
     def _failed(self, error: BaseException) -> None:
         """Record a defect: no data is lost, and nothing more is compacted."""
@@ -431,9 +450,11 @@ class Compactor:
 
     async def _commit(self, task: CompactionTask, built: Sequence[BuiltObject], deadline: float) -> None:
         """Check rule 7 and commit; the controller checks it again."""
+        term = self._term()
+        if term is None:
+            raise CompactionRefused("this broker is the master of no replica set any more")
         compaction = CompactObjects(
-            self._replica_set_id,
-            self._master_epoch,
+            *term,
             tuple(one.object_id for one in task.inputs),
             tuple(one.as_new_object() for one in built),
         )
@@ -447,6 +468,8 @@ class Compactor:
             try:
                 await self._objects.compact_objects(compaction)
                 return
+            except Fenced as error:
+                raise _TermOver(error, term) from error
             except Unavailable:
                 delay_s = backoff.next_delay_s()
                 if self._clock.monotonic() + delay_s > deadline:
@@ -471,6 +494,14 @@ class Compactor:
     async def _read(self, size: int) -> None:
         self.stats.read_bytes += size
         await self._wait_for_throttle(size)
+
+
+class _TermOver(Fenced):
+    """A commit was refused because of its term."""
+
+    def __init__(self, error: Fenced, term: CommittingTerm) -> None:
+        super().__init__(error.message, hint=error.hint)
+        self.term = term
 
 
 def _records(blocks: Iterable[Block], start_offset: int) -> Iterator[StreamEntry]:

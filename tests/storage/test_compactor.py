@@ -332,7 +332,7 @@ async def test_it_runs_by_itself_keeps_to_its_throttle_and_yields_to_producers()
         streams = world.topic("a", 3)
         await world.fill(streams, 12)
         compactor = world.compactor(loops=True)
-        compactor.start(world.epoch)
+        compactor.start()
         began = world.clock.now_s
         await until(lambda: compactor.stats.tasks > 0)
         taken = world.clock.now_s - began

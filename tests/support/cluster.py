@@ -243,7 +243,7 @@ class Cluster:
 
     def storage(self, broker: int) -> Storage:
         """A broker's storage."""
-        return self.nodes[broker].parts.data.storage
+        return self.nodes[broker].parts.data.storages.get(broker)
 
     def move(self, topic: str, index: int, to: int, timeout_s: float = 60.0) -> None:
         """Place a partition and wait until its new broker serves it."""

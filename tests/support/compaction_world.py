@@ -25,7 +25,7 @@ from tidelog.runtime.errors import Unavailable
 from tidelog.storage.bucket.store import ObjectStore
 from tidelog.storage.cleaning.deleter import ObjectCleaner
 from tidelog.storage.commits import CommitObjects, CompactObjects, ObjectKind, ObjectSlice
-from tidelog.storage.compaction.compactor import CompactedData, Compactor
+from tidelog.storage.compaction.compactor import CommittingTerm, CompactedData, Compactor
 from tidelog.storage.objects.key import object_key, object_prefix, parse_object_key
 from tidelog.storage.objects.report import verify_bytes
 from tidelog.storage.objects.writer import build_object
@@ -240,8 +240,15 @@ class CompactionWorld:
     def compactor(self, *, loops: bool = False, **more: Any) -> Compactor:
         """A compactor of the master, which acts when it is asked to. `loops`: by itself, when it is started."""
         arguments = {"offload": inline, **more}
+        term = CommittingTerm(0, self.epoch)
         compactor = Compactor(
-            CompactedData(CLUSTER, 0, self.store, self.metadata, ImageView(lambda: self.image, 0)),
+            CompactedData(
+                CLUSTER,
+                lambda: term,
+                self.store,
+                self.metadata,
+                ImageView(lambda: self.image, lambda: (0,)),
+            ),
             self.settings if loops else msgspec.structs.replace(self.settings, enabled=False),
             UploadSettings(block_bytes=1024, prepare_ttl_ms=TTL_MS),
             self.clock,
@@ -251,7 +258,7 @@ class CompactionWorld:
             **arguments,
         )
         if not loops:
-            compactor.start(self.epoch)
+            compactor.start()
         return compactor
 
     async def settle(self, *, eager: bool = False) -> Compactor:

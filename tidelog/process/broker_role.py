@@ -15,6 +15,7 @@ from tidelog.config import Config, Loaded
 from tidelog.controller.node import ControllerNode
 from tidelog.process.accepted_loss import forget, read_accepted
 from tidelog.process.node_base import NodeBase
+from tidelog.process.replica_disks import DirectoryReplicaDisks
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import ConfigError
 from tidelog.storage.wal.base import Wal
@@ -62,7 +63,8 @@ class BrokerRole:
         """Raises `ConfigError` if another kind of WAL is in use, `StorageFailed`."""
         config, outside, directory = base.config, base.outside, base.directory
         self._settings = config.node
-        self._disk = FileDisk(base.path / "wal")
+        self._disks: list[FileDisk] = []
+        """That of the own WAL, if it is not replicated."""
         self._stopped = False
         self._drained = False
         self._stopping = asyncio.Lock()
@@ -77,7 +79,7 @@ class BrokerRole:
             ),
             settings=_broker_settings(config),
             controllers=controllers,
-            wal=_wal_access(base, self._disk),
+            wal=_wal_access(base, self._disks),
             world=BrokerWorld(outside.network, outside.clock, outside.rng, base.store),
         )
 
@@ -112,14 +114,15 @@ class BrokerRole:
             if not self._stopped:
                 self._stopped = True
                 await self._node.stop(self._settings.shutdown_timeout_ms / 1000, returns=not self._drained)
-            await self._disk.close()
+            for disk in self._disks:
+                await disk.close()
 
     async def close(self) -> None:
         """See `NodeRole.close`."""
         await self.stop_broker()
 
 
-def _wal_access(base: NodeBase, disk: FileDisk) -> WalAccess:
+def _wal_access(base: NodeBase, disks: list[FileDisk]) -> WalAccess:
     config, path = base.config, base.path
 
     def bucket_wal(cluster_id: str, replica_set_id: int) -> Wal:
@@ -136,22 +139,32 @@ def _wal_access(base: NodeBase, disk: FileDisk) -> WalAccess:
 
     return WalAccess(
         config.wal.kind,
-        _wal_opener(base, disk, bucket_wal),
+        _wal_opener(base, disks, bucket_wal),
         bucket_wal,
         place="embedded" if config.s3.is_embedded else f"s3://{config.s3.bucket}/{config.s3.prefix}",
         may_lose_tail=config.wal.flush != "sync",
         directory=str(path),
         accepted_loss=read_accepted(path),
         forget_accepted_loss=lambda: forget(path),
+        replicas=DirectoryReplicaDisks(path, base.directory.broker_id, config.wal, base.outside.rng),
+        max_record_bytes=config.wal.max_record_bytes,
     )
 
 
-def _wal_opener(base: NodeBase, disk: FileDisk, bucket_wal: Callable[[str, int], Wal]) -> Callable[[str], Wal]:
-    """Return the factory of the WAL, by cluster id. Raises `ConfigError` if another kind of WAL is in use."""
+def _wal_opener(base: NodeBase, disks: list[FileDisk], bucket_wal: Callable[[str, int], Wal]) -> Callable[[str], Wal]:
+    """Return the factory of the WAL, by cluster id; it adds the disk under it to `disks`.
+
+    Raises `ConfigError` if another kind of WAL is in use.
+    """
     config, path = base.config, base.path / "wal"
     settings = config.wal
     if settings.kind == "disk":
-        return lambda _cluster_id: DiskWal(disk, settings, rng=base.outside.rng)
+
+        def disk_wal(_cluster_id: str) -> Wal:
+            disks.append(FileDisk(path))
+            return DiskWal(disks[-1], settings, rng=base.outside.rng)
+
+        return disk_wal
     if any(path.glob("*.wal")):
         raise ConfigError(
             f"wal.kind is {settings.kind}, but {path} holds a WAL on disk, which may hold records that are not"
@@ -186,4 +199,5 @@ def _broker_settings(config: Config) -> BrokerSettings:
         clean=config.clean,
         roles=config.node.roles,
         flat=flat,
+        replication=config.replication,
     )

@@ -1,0 +1,253 @@
+"""`HotSet`: one replicated WAL of a broker: its disk, its replica, what the replica is to do, and its storages.
+
+Open it (the WAL is read, and its records are kept warm), begin it under the broker's registration, close it. What it
+does in between follows from the metadata (`ReplicaDuty`).
+
+A replica set begins with one member, its broker. While that is so, the records are on one disk alone: then the WAL is
+judged at the start by what the controllers know of it, and they are told when something is at stake, as for a WAL that
+is not replicated (`tidelog.broker.wal_keeper`). From the second member on promises take that part (rule 13).
+
+Entry: `HotSet.open`, then `begin`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.broker.base import BrokerBase
+from tidelog.broker.hot_storage import HotStorage
+from tidelog.broker.inputs import OpenedReplicaWal
+from tidelog.broker.membership import BrokerMembership
+from tidelog.broker.partitions.storages import MasterStorages
+from tidelog.broker.replication.authority import ControllerAuthority
+from tidelog.broker.replication.door import ReplicationDoor
+from tidelog.broker.replication.duty import ReplicaDuty, ReplicaRole
+from tidelog.broker.replication.inputs import ReplicaEvents, ReplicaIdentity, ReplicationLimits, ReplicationWorld
+from tidelog.broker.replication.replica import HotReplica, ReplicaParts
+from tidelog.broker.replication.warm import WarmTail
+from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
+from tidelog.controller.model.replication import has_several
+from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
+from tidelog.storage.cache.log_cache import LogCache
+from tidelog.storage.inputs import HandedWal
+from tidelog.storage.replication.configuration import WalReplica
+from tidelog.storage.storage import Storage
+from tidelog.storage.wal.base import ReplicatedWal
+from tidelog.storage.wal.disk.identity import read_wal_id, renew_wal_id
+
+logger = logging.getLogger(__name__)
+
+MakeStorage = Callable[[int, ReplicatedWal, HandedWal], Storage]
+"""`(replica set id, WAL, handed)`: makes the storage of a term."""
+
+
+@dataclass(frozen=True, slots=True)
+class HotShared:
+    """What the replicas of one broker share."""
+
+    base: BrokerBase
+    door: ReplicationDoor
+    world: ReplicationWorld
+    limits: ReplicationLimits
+    storages: MasterStorages
+    make_storage: MakeStorage
+    log_cache_bytes: int
+    """Bound of one replica's log cache."""
+
+
+class HotSet:
+    """See the module. Used on the event loop's thread."""
+
+    def __init__(self, shared: HotShared, replica_set_id: int, opened: OpenedReplicaWal, wal_id: str) -> None:
+        """`HotSet.open` makes one."""
+        base = shared.base
+        self._shared = shared
+        self._disk = opened.disk
+        self._wal_id = wal_id
+        self.replica_set_id = replica_set_id
+        self.wal = opened.wal
+        self._tail = WarmTail(LogCache(shared.log_cache_bytes), base.controller.committed_wal_offset(replica_set_id))
+        self._hot: HotStorage | None = None
+        self.duty: ReplicaDuty | None = None
+        """None before `begin`."""
+        self._keeper: WalKeeper | None = None
+        """Of the present term, while the set has one member."""
+        self._failure = ""
+
+    @classmethod
+    async def open(cls, shared: HotShared, opened: OpenedReplicaWal, replica_set_id: int) -> HotSet:
+        """Read the WAL on a disk. Raises `CorruptData`, `DamagedFile`, `WalFailed`, `StorageFailed`."""
+        try:
+            wal_id = await read_wal_id(opened.disk, shared.base.world.rng)
+            found = cls(shared, replica_set_id, opened, wal_id)
+            await found.wal.recover(found._tail.add)
+        except OSError as error:
+            await opened.disk.close()
+            raise StorageFailed(f"the WAL of replica set {replica_set_id} cannot be opened: {error}") from error
+        except TidelogError:
+            await opened.wal.close()
+            await opened.disk.close()
+            raise
+        return found
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def begin_alone(self, membership: BrokerMembership) -> None:
+        """Have the broker elected master of its own replica set, of which it is the only member; before `begin`.
+
+        Raises `WalLost`, `WalFailed`, and the errors of the controllers.
+        """
+        base = self._shared.base
+        if base.image().replication.get(self.replica_set_id) is None:
+            policy = base.settings.replication.policy()
+            policy.checked()
+            await base.controller.replica_sets.set_policy(self.replica_set_id, policy)
+        epoch = await membership.elect()
+        await meet_known_wal(base.broker_id, base.wal, base.controller, self.wal, epoch, start_over=self._start_over)
+        committed = base.controller.committed_wal_offset(self.replica_set_id)
+        if self.wal.end_offset < committed:
+            await self._start_over(f".behind-{epoch}")
+
+    async def _start_over(self, kept_as: str) -> None:
+        """Begin another WAL at the committed WAL offset, with another id."""
+        base = self._shared.base
+        committed = base.controller.committed_wal_offset(self.replica_set_id)
+        logger.warning(
+            "the WAL begins anew at the committed WAL offset",
+            extra={"replica_set": self.replica_set_id, "wal_end": self.wal.end_offset, "committed": committed},
+        )
+        await self.wal.reset(committed, kept_as)
+        self._wal_id = await renew_wal_id(self._disk, base.world.rng)
+        self._tail = WarmTail(LogCache(self._shared.log_cache_bytes), committed)
+
+    def begin(self, registration_epoch: int) -> None:
+        """Join the replica set, and do what the metadata say from now on, under this registration of the broker."""
+        shared, base = self._shared, self._shared.base
+        row = base.image().replication.get(self.replica_set_id)
+        joined = row.replica(base.broker_id) if row is not None else None
+        identity = ReplicaIdentity(
+            self.replica_set_id,
+            WalReplica(base.broker_id, self._wal_id),
+            registration_epoch,
+            learner=joined is not None and joined.is_learner,
+        )
+        replica = HotReplica(
+            self.wal,
+            self._tail,
+            ReplicaParts(
+                identity,
+                (row.policy if row is not None else base.settings.replication.policy()).checked(),
+                ControllerAuthority(base.controller, identity),
+                shared.door,
+                shared.world,
+                ReplicaEvents(diverged=self._diverged, wal_failed=self._wal_failed),
+                shared.limits,
+            ),
+        )
+        self._hot = HotStorage(replica, self._make_storage, shared.storages, self._failed, self._term_begun)
+        self.duty = ReplicaDuty(replica, identity, base.controller, base.world.rng, self._hot.events())
+        self.duty.start()
+
+    def _make_storage(self, handed: HandedWal) -> Storage:
+        return self._shared.make_storage(self.replica_set_id, self.wal, handed)
+
+    # --- events --------------------------------------------------------------------------------------------------
+
+    async def _term_begun(self, storage: Storage) -> None:
+        """Before a storage serves: tell the controllers that its WAL has what no other has, while that is so."""
+        self._keeper = None
+        if self._is_alone():
+            base = self._shared.base
+            keeper = WalKeeper(base.broker_id, base.wal, base.controller, self.wal, storage, base.world.clock)
+            await keeper.begin(storage.master_epoch)
+            self._keeper = keeper
+
+    def _is_alone(self) -> bool:
+        record = self._shared.base.image().replica_sets.get(self.replica_set_id)
+        return record is not None and not has_several(record)
+
+    def look(self) -> None:
+        """The metadata have changed."""
+        if self._keeper is not None and not self._is_alone():
+            self._keeper.stand_down()
+
+    def _diverged(self, error: Exception) -> None:
+        self._failure = f"its WAL and its master's contradict each other: {error}"
+
+    def _wal_failed(self, error: Exception) -> None:
+        if self._hot is not None:
+            self._hot.wal_failed(error)
+        self._shared.base.failure.fail(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """The replica has stopped for good. The broker goes on with the others, unless it is the master of this one."""
+        self._failure = str(error)
+        record = self._shared.base.image().replica_sets.get(self.replica_set_id)
+        leads = record is None or record.master == self._shared.base.broker_id
+        if leads or isinstance(error, Fenced) or not isinstance(error, TidelogError):
+            self._shared.base.failure.fail(error)
+        else:
+            logger.error("a replica has stopped", extra={"set": self.replica_set_id, "error": str(error)})
+
+    # --- reports -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether it serves, follows, or cannot."""
+        if self.duty is None or self._hot is None:
+            return False
+        role = self.duty.role
+        if role is ReplicaRole.LEADING:
+            return self._hot.storage is not None
+        return role in (ReplicaRole.FOLLOWING, ReplicaRole.REMOVED, ReplicaRole.FAILED)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the loss of this WAL would be noticed, or nothing would be lost with it."""
+        return self._keeper is None or self._keeper.is_known
+
+    async def settle(self) -> None:
+        """As `WalKeeper.settle`, if the set has one member."""
+        if self._keeper is not None:
+            await self._keeper.settle()
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the replica, one sentence each."""
+        found = self.duty.problems() if self.duty is not None else []
+        if self._failure:
+            found.append(f"the replica of replica set {self.replica_set_id} has stopped: {self._failure}")
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return the replica as JSON."""
+        duty, hot, wal = self.duty, self._hot, self.wal
+        master = hot.master if hot is not None else None
+        return {
+            "replica_set": self.replica_set_id,
+            "role": duty.role.value if duty is not None else "opening",
+            "wal_id": self._wal_id,
+            "start_offset": wal.start_offset,
+            "end_offset": wal.end_offset,
+            "durable_offset": wal.durable_offset,
+            "confirm_offset": wal.confirm_offset,
+            "promised_epoch": wal.promised_epoch,
+            "problem": self._failure or (duty.problem if duty is not None else "") or None,
+            "master": master.status() if master is not None else None,
+        }
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    async def close(self, *, upload: bool) -> None:
+        """End. With `upload`, first upload everything confirmed, while it leads. May be called again."""
+        if self._hot is not None:
+            await self._hot.close(upload=upload)
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.close(report=upload)
+        if self.duty is not None:
+            await self.duty.close()
+        await self.wal.close()
+        await self._disk.close()

@@ -1,0 +1,245 @@
+"""`HotSets`: the replicated WALs of a broker, kept as the metadata say who has a replica of which set.
+
+A broker keeps a replica of each set that it is assigned to (`ReplicationRecord.assigned`), and one of its own set if
+that is to have several members. It opens a replica when it is assigned to another set, and deletes one when it is
+neither assigned nor a member any more: whoever removed it has others that are in sync.
+
+Invariants: at most one replica of a set is open; the files of a replica are deleted only after the metadata have said
+that it is not wanted, and it was closed; a set that cannot be opened is a problem, and does not stop the others.
+
+Entry: `HotSets.prepare` (before the broker registers), then `begin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from tidelog.broker.base import BrokerBase
+from tidelog.broker.hot_set import HotSet, HotShared
+from tidelog.broker.inputs import ReplicaDisks
+from tidelog.broker.membership import BrokerMembership
+from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.model.levels import REPLICATION_LEVEL
+from tidelog.controller.model.replication import has_several
+from tidelog.runtime.errors import ConfigError, TidelogError
+from tidelog.runtime.tasks import TaskSet
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Pause before a replica that could not be opened or deleted is tried again, unless the metadata change first."""
+DISK_WAL = "disk"
+
+
+def is_replicated(base: BrokerBase) -> bool:
+    """Return whether the broker's own replica set has, or is to have, several members.
+
+    Raises `ConfigError` if it is to, and this broker cannot replicate.
+    """
+    image, replica_set = base.image(), base.broker_id
+    record, row = image.replica_sets.get(replica_set), image.replication.get(replica_set)
+    has = record is not None and has_several(record)
+    wanted = row.policy.total_replicas if row is not None else base.settings.replication.total_replicas
+    if not has and (wanted <= 1 or level_of(image) < REPLICATION_LEVEL):
+        return False
+    if base.wal.kind != DISK_WAL or base.wal.replicas is None:
+        raise ConfigError(
+            f"replica set {replica_set} has, or is to have, {max(wanted, 2)} replicas, and wal.kind is {base.wal.kind}",
+            hint="only WALs on disk are replicated: set wal.kind = disk, or replication.total_replicas = 1",
+        )
+    if base.controllers.credentials is None:
+        raise ConfigError(
+            f"replica set {replica_set} has, or is to have, {max(wanted, 2)} replicas, and the cluster has no secret",
+            hint="set controller.secret_file: brokers use it to authenticate each other",
+        )
+    return True
+
+
+def level_of(image: Image) -> int:
+    """Return the cluster's feature level."""
+    return image.cluster.level if image.cluster is not None else 0
+
+
+class HotSets:
+    """See the module. Used on the event loop's thread."""
+
+    def __init__(self, shared: HotShared | None, disks: ReplicaDisks | None, *, keeps_own: bool) -> None:
+        """`shared` and `disks` None: this broker replicates nothing. `keeps_own`: `is_replicated`."""
+        assert (shared is not None and disks is not None) or not keeps_own
+        self._shared = shared
+        self._disks = disks
+        self._keeps_own = keeps_own
+        self._sets: dict[int, HotSet] = {}
+        self._failures: dict[int, str] = {}
+        """Why a replica could not be opened, or deleted, by replica set."""
+        self._registration_epoch = -1
+        self._changed = asyncio.Event()
+        self._tasks = TaskSet("hot-sets", shared.base.failure.fail if shared is not None else None)
+        self._closed = False
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Read the WALs on disk, before the broker registers: an election need not wait for that.
+
+        Raises the errors of `HotSet.open` for the broker's own replica set.
+        """
+        if self._shared is None:
+            return
+        for replica_set in sorted(self._wanted(self._shared)):
+            await self._open(self._shared, replica_set)
+        own = self._shared.base.broker_id
+        if self._keeps_own and own not in self._sets and own in self._failures:
+            raise TidelogError(
+                f"the broker's own WAL cannot be opened: {self._failures[own]}",
+                hint="`tidelog wal verify` checks it; nothing was changed",
+            )
+
+    async def begin(self, membership: BrokerMembership) -> None:
+        """Serve, and follow the metadata, under the broker's registration. Raises as `HotSet.begin_alone`."""
+        if self._shared is None:
+            return
+        base = self._shared.base
+        self._registration_epoch = membership.registration_epoch
+        own, record = self._sets.get(base.broker_id), base.image().replica_sets.get(base.broker_id)
+        if own is not None and (record is None or not has_several(record)):
+            await own.begin_alone(membership)
+        for one in self._sets.values():
+            one.begin(self._registration_epoch)
+        base.controller.subscribe(self._image_changed)
+        self._tasks.keep(self._run, "keep")
+
+    async def wait_settled(self) -> None:
+        """Wait until each replica serves, follows, or cannot do either; bound it with a time-out."""
+        while any(not one.is_settled for one in self._sets.values()):
+            await self._changed_soon()
+
+    async def _changed_soon(self) -> None:
+        assert self._shared is not None
+        await self._shared.base.world.clock.sleep(0.02)
+
+    # --- following the metadata ----------------------------------------------------------------------------------
+
+    def _wanted(self, shared: HotShared) -> set[int]:
+        """Return the sets of which this broker is to have a replica."""
+        image, me = shared.base.image(), shared.base.broker_id
+        found = {
+            row.id
+            for row in image.replication.values()
+            if (me in row.assigned or row.replica(me) is not None) and (row.id != me or self._keeps_own)
+        }
+        record = image.replica_sets.get(me)
+        if self._keeps_own and (record is None or not has_several(record)):
+            found.add(me)
+        return found
+
+    def _image_changed(self, delta: Delta) -> None:
+        for one in self._sets.values():
+            one.look()
+        self._changed.set()
+
+    async def _run(self) -> None:
+        assert self._shared is not None
+        while not self._closed:
+            self._changed.clear()
+            await self._keep(self._shared)
+            try:
+                async with asyncio.timeout(RETRY_S if self._failures else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _keep(self, shared: HotShared) -> None:
+        wanted = self._wanted(shared)
+        self._failures = {each: why for each, why in self._failures.items() if each in wanted or each in self._sets}
+        for replica_set in sorted(self._sets.keys() - wanted):
+            await self._drop(shared, replica_set)
+        for replica_set in sorted(wanted - self._sets.keys()):
+            if await self._open(shared, replica_set):
+                self._sets[replica_set].begin(self._registration_epoch)
+
+    async def _open(self, shared: HotShared, replica_set: int) -> bool:
+        assert self._disks is not None
+        try:
+            opened = self._disks.open(replica_set)
+            self._sets[replica_set] = await HotSet.open(shared, opened, replica_set)
+        except TidelogError as error:
+            self._note(replica_set, "cannot be opened", error)
+            return False
+        self._failures.pop(replica_set, None)
+        return True
+
+    async def _drop(self, shared: HotShared, replica_set: int) -> None:
+        """Close a replica that is not wanted any more, and delete its files; keep those of the broker's own set."""
+        assert self._disks is not None
+        one = self._sets[replica_set]
+        try:
+            await one.close(upload=False)
+            if replica_set != shared.base.broker_id:
+                await self._disks.remove(replica_set)
+        except TidelogError as error:
+            self._note(replica_set, "cannot be deleted", error)
+            return
+        del self._sets[replica_set]
+        self._failures.pop(replica_set, None)
+        logger.info("a replica was deleted: it is not in its set any more", extra={"set": replica_set})
+
+    def _note(self, replica_set: int, what: str, error: TidelogError) -> None:
+        text = f"{what}: {error}"
+        if self._failures.get(replica_set) != text:
+            logger.error(f"a replica {what}", extra={"set": replica_set, "error": str(error)})
+        self._failures[replica_set] = text
+
+    # --- reports -------------------------------------------------------------------------------------------------
+
+    def get(self, replica_set: int) -> HotSet | None:
+        """Return the replica of a set that is open here."""
+        return self._sets.get(replica_set)
+
+    @property
+    def appended_bytes(self) -> int:
+        """Return the sum of the WALs' ends: how much was written or received."""
+        return sum(one.wal.end_offset for one in self._sets.values())
+
+    @property
+    def durable_bytes(self) -> int:
+        """Return the sum of the WALs' durable offsets."""
+        return sum(one.wal.durable_offset for one in self._sets.values())
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the loss of each WAL would be noticed, or nothing would be lost with it."""
+        return all(one.is_known for one in self._sets.values())
+
+    async def settle(self) -> None:
+        """Report WALs of which everything is committed as such, where that is told (`WalKeeper.settle`)."""
+        for one in list(self._sets.values()):
+            await one.settle()
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, one sentence each."""
+        found = [f"the replica of replica set {each} {why}" for each, why in sorted(self._failures.items())]
+        return found + [problem for one in self._sets.values() for problem in one.problems()]
+
+    def report(self) -> dict[str, Any]:
+        """Return the replicas as JSON, by replica set."""
+        return {str(each): one.report() for each, one in sorted(self._sets.items())}
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    async def close(self, budget_s: float, *, upload: bool) -> None:
+        """End; with `upload`, first upload what is confirmed of the sets that it leads, within the budget."""
+        self._closed = True
+        await self._tasks.close()
+        for one in list(self._sets.values()):
+            try:
+                async with asyncio.timeout(budget_s):
+                    await one.close(upload=upload)
+            except (TimeoutError, TidelogError) as error:
+                logger.warning(
+                    "the last upload did not finish; the rest stays in the WAL and is uploaded by the next master",
+                    extra={"set": one.replica_set_id, "error": str(error) or "time is up"},
+                )
+                await one.close(upload=False)
