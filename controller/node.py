@@ -402,6 +402,7 @@ class ControllerNode:
         self._active_term = term
         self._active.set()
         self._lifecycle.wake()
+        self._lifecycle.activated()
         logger.info("this controller is active", extra={"node": self._node_id, "term": term})
 
     def _require_active(self) -> int:

@@ -61,6 +61,11 @@ class Lifecycle:
         self._partitions_per_deletion = partitions_per_deletion
         self._wake = asyncio.Event()
         self._deletions = asyncio.Event()
+        self._asks = asyncio.Event()
+
+    def activated(self) -> None:
+        """This controller became active: probe at once the brokers that look dead to it."""
+        self._asks.set()
 
     def wake(self) -> None:
         """Run a round now."""
@@ -129,7 +134,12 @@ class Lifecycle:
     async def run_asking(self) -> None:
         """Probe brokers until cancelled. Separate from `run`: an address that does not answer takes its time-out."""
         while True:
-            await self._clock.sleep(INTERVAL_S)
+            try:
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._asks.wait()
+            except TimeoutError:
+                pass
+            self._asks.clear()
             if self._is_active():
                 await self.ask_after_unheard()
 

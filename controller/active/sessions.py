@@ -3,8 +3,8 @@
 A broker is alive while a heartbeat of its current registration is younger than the session time-out and the connection
 that carried the newest one is open. Invariants: the close of an old connection does not end the session of a broker
 that has reconnected (docs/protocols.md); brokers send heartbeats to every controller, so a new active controller knows
-which are alive, and gives a broker without any heartbeat one full time-out, which ends early when its address has no
-listener (`unheard`); a broker whose `alive` in the metadata differs from its session is reported at each scan until
+which are alive, and gives a broker without any heartbeat one full time-out, and one that looks dead a short grace; both end
+early when its address has no listener (`unheard`); a broker whose `alive` in the metadata differs from its session is reported at each scan until
 both agree, so no event is lost.
 
 A dead broker is not taken over at once in every case (`stays_away`). A cluster that starts or stops as a whole keeps
@@ -59,7 +59,9 @@ class BrokerSessions:
         self._startup_s = startup_s or STARTUP_SESSIONS * timeout_s
         self._sessions: dict[int, _Session] = {}
         self._unheard: set[int] = set()
-        """Brokers that have a session only because the metadata has them alive."""
+        """Brokers that have a session only because the metadata has them alive, or by the grace of a new controller."""
+        self._suspects: set[int] = set()
+        """Those that look dead to this new active controller: their connection was closed, or their session over."""
         self._seen_dead: set[int] = set()
         self._left: dict[int, float] = {}
         self._heard: set[int] = set()
@@ -72,10 +74,13 @@ class BrokerSessions:
     def activated(self, now_s: float) -> None:
         """Start over: this controller became active. Sessions known as a follower are kept, with a short grace."""
         self._seen_dead.clear()
+        self._suspects.clear()
         self._active_since_s = now_s
         for broker_id, session in self._sessions.items():
             if session.deadline_s <= now_s:
                 grace_s = min(GRACE_S, self._timeout_s)
+                self._unheard.add(broker_id)
+                self._suspects.add(broker_id)
                 self._sessions[broker_id] = session._replace(deadline_s=now_s + grace_s, connection=None)
 
     def heartbeat(
@@ -91,6 +96,7 @@ class BrokerSessions:
             self._startup_ends_s = min(self._startup_ends_s, now_s - age_s + self._startup_s)
         self._heard.add(broker_id)
         self._unheard.discard(broker_id)
+        self._suspects.discard(broker_id)
         self._left.pop(broker_id, None)
         self._sessions[broker_id] = _Session(registration_epoch, now_s + self._timeout_s, connection)
         self._seen_dead.discard(broker_id)
@@ -124,13 +130,17 @@ class BrokerSessions:
         return bool(mine)
 
     def unheard(self, brokers: Iterable[BrokerRecord], now_s: float) -> list[BrokerRecord]:
-        """Return the brokers that are alive by the metadata alone.
+        """Return the brokers that are alive by the metadata alone, and are to be probed now.
 
-        A broker that died before this controller started never had a connection to it that could close.
+        A broker that died before this controller started never had a connection to it that could close; one whose
+        connection closed before this controller became active may have died with the one that was active.
         """
-        if now_s < self._active_since_s + min(UNHEARD_S, self._timeout_s / 2):
-            return []
-        return [record for record in brokers if self._lives_unheard(record, now_s)]
+        is_early = now_s < self._active_since_s + min(UNHEARD_S, self._timeout_s / 2)
+        return [
+            record
+            for record in brokers
+            if self._lives_unheard(record, now_s) and (record.id in self._suspects or not is_early)
+        ]
 
     def _lives_unheard(self, record: BrokerRecord, now_s: float) -> bool:
         session = self._sessions.get(record.id)
@@ -165,6 +175,8 @@ class BrokerSessions:
             alive = session.deadline_s > now_s
             if not alive and record.alive:
                 self._seen_dead.add(record.id)
+            if alive and not record.alive and record.id in self._suspects:
+                continue  # nothing was heard of it: the grace is for those that may be alive
             if alive != record.alive:
                 verdicts.append(Verdict(record.id, record.registration_epoch, alive))
         return verdicts

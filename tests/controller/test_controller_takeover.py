@@ -369,6 +369,44 @@ async def test_who_was_dead_before_this_controller_became_active_gets_a_session_
     assert takeovers(proposed) == [0]
 
 
+async def test_a_broker_that_died_with_the_active_controller_is_dead_as_soon_as_another_is_active(
+    driver: Driver,
+) -> None:
+    clock, sessions, asked = TestClock(), BrokerSessions(10.0), list[str]()
+
+    async def refuses(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    beat(driver, clock, sessions, 0, 1, 2)  # a follower hears them, too
+    clock.now_s += 1
+    sessions.connection_closed(0)
+    lifecycle, proposed = active(driver, clock, sessions, refuses)
+    await lifecycle.round()
+    assert not proposed  # its connection to this controller may have been the only one that broke
+    await lifecycle.ask_after_unheard()
+    await lifecycle.round()
+    assert [type(each) for each in proposed] == [c.SetBrokerAlive, c.ElectSuccessor]
+    assert asked == [driver.image.brokers[0].peer_address]
+
+
+async def test_a_broker_that_looks_dead_to_a_new_controller_and_listens_has_a_grace(driver: Driver) -> None:
+    clock, sessions = TestClock(), BrokerSessions(10.0)
+
+    async def listens(_address: str) -> bool:
+        return False
+
+    beat(driver, clock, sessions, 0, 1, 2)
+    sessions.connection_closed(0)
+    lifecycle, proposed = active(driver, clock, sessions, listens)
+    await lifecycle.ask_after_unheard()
+    await lifecycle.round()
+    assert not proposed
+    beat(driver, clock, sessions, 0)
+    await pass_time(driver, clock, sessions, lifecycle, 5, 0, 1, 2)
+    assert not proposed
+
+
 async def test_a_broker_that_was_never_heard_is_dead_when_nobody_listens_where_it_did(driver: Driver) -> None:
     clock, sessions, asked = TestClock(), BrokerSessions(10.0), list[str]()
 
