@@ -20,6 +20,7 @@ from tidelog.broker.partitions.hints import HintReply
 from tidelog.broker.partitions.takeover import wait_for_takeover
 from tidelog.broker.settings import KafkaSettings
 from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.image.leading import partitions_led
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.errors import DirectoryInUse, NoPlaceToDrain
 from tidelog.controller.model.records import DrainMode
@@ -114,7 +115,9 @@ class BrokerMembership:
     # --- stop ----------------------------------------------------------------------------------------------------
 
     async def drain(self, budget_s: float) -> None:
-        """Move the partitions to other living brokers before a stop, as far as `budget_s` allows. Never raises.
+        """Have other brokers lead the partitions before a stop, as far as `budget_s` allows. Never raises.
+
+        Partitions of replica sets of several members stay there, and another member becomes master; others move.
 
         The broker stays marked as draining until it registers again.
         """
@@ -134,14 +137,14 @@ class BrokerMembership:
             )
 
     def _owned(self) -> int:
-        return self._controller.image.index.partition_counts.get(self._identity.broker_id, 0)
+        return partitions_led(self._controller.image, self._identity.broker_id)
 
     def _has_others(self) -> bool:
         mine = self._identity.broker_id
         return any(one.alive and not one.draining and one.id != mine for one in self._controller.image.brokers.values())
 
     async def _drained(self) -> None:
-        """Return when no partition is owned any more; log the progress. Raises `NoPlaceToDrain`."""
+        """Return when no partition is led here any more; log the progress. Raises `NoPlaceToDrain`."""
         told = self._owned()
         while left := self._owned():
             if not self._has_others():
@@ -150,4 +153,4 @@ class BrokerMembership:
                 logger.info("draining", extra={"partitions_left": left})
                 told = left
             await self._clock.sleep(DRAIN_POLL_S)
-        logger.info("drained: other brokers own all partitions")
+        logger.info("drained: other brokers lead all partitions")

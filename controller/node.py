@@ -127,7 +127,7 @@ class ControllerNode:
             readers=self._readers,
             clock=clock,
             delete=self._deleting(world.delete_objects),
-            duties=Duties(role.image, self._sessions, lambda: self._consensus.members, settings.reelect_timeout_ms),
+            duties=Duties(role.image, self._sessions, lambda: self._consensus.members, settings),
             refuses=peers.refuses,
             partitions_per_deletion=sections.partitions_per_deletion,
         )

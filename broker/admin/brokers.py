@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tidelog.broker.admin.answers import flag, integer, json_answer
-from tidelog.controller.active.drain_plan import plan_drain_of
+from tidelog.controller.active.drain_plan import is_drained, plan_drain_of
+from tidelog.controller.image.leading import led_sets, partitions_led
 from tidelog.controller.model.records import BUCKET_WAL, BrokerRecord, DrainMode
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound
 from tidelog.storage.wal.s3.removed import RemovedWal
@@ -65,11 +66,11 @@ class BrokerRoutes:
         image = self._controller.image
         leaving = Counter(record.replica_set for record in image.moving())
         coming = Counter(record.target for record in image.moving())
-        counts = image.index.partition_counts
-        rows = [
-            _row(record, counts.get(record.id, 0), leaving[record.id], coming[record.id])
-            for _, record in sorted(image.brokers.items())
-        ]
+        rows = []
+        for _, record in sorted(image.brokers.items()):
+            led = [each.id for each in led_sets(image, record.id)]
+            moves = sum(leaving[each] for each in led), sum(coming[each] for each in led)
+            rows.append(_row(record, partitions_led(image, record.id), *moves, is_drained(image, record.id)))
         return json_answer({"brokers": rows})
 
     async def _plan(self, request: web.Request) -> web.Response:
@@ -132,13 +133,13 @@ def _id(request: web.Request) -> int:
     return integer(text, "id", 0, MAX_BROKER_ID)
 
 
-def _row(record: BrokerRecord, partitions: int, leaving: int, coming: int) -> dict[str, Any]:
+def _row(record: BrokerRecord, partitions: int, leaving: int, coming: int, drained: bool) -> dict[str, Any]:
     if not record.alive:
         state = "dead"
     elif not record.draining:
         state = "alive"
     else:
-        state = "draining" if partitions or coming else "drained"
+        state = "drained" if drained else "draining"
     return {
         "id": record.id,
         "address": f"{record.host}:{record.port}",

@@ -13,8 +13,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from tidelog.controller.image.image import Image
+from tidelog.controller.image.leading import takers
 from tidelog.controller.model.load import LoadTable, Rates, partition_loads
-from tidelog.controller.model.records import NO_REPLICA_SET, BrokerRecord, PartitionKey, PartitionRecord
+from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, PartitionRecord
 
 
 class Target(NamedTuple):
@@ -42,12 +43,6 @@ class Picture(NamedTuple):
     """Replica sets without a fresh report; if there are any, no partition's load is known."""
 
 
-def takers(image: Image) -> dict[int, BrokerRecord]:
-    """Return the brokers that may be given partitions, by replica set, in order."""
-    found = {each: image.master_of(each) for each in sorted(image.replica_sets)}
-    return {each: master for each, master in found.items() if master is not None and not master.draining}
-
-
 def picture_of(image: Image, loads: LoadTable, now_s: float, pinned: Collection[PartitionKey] = ()) -> Picture:
     """Return the current picture of the cluster. `pinned` partitions are not moved."""
     masters = takers(image)
@@ -59,13 +54,15 @@ def picture_of(image: Image, loads: LoadTable, now_s: float, pinned: Collection[
             owned[record.replica_set].append(record)
     pieces: list[Piece] = []
     unmeasured: list[int] = []
+    led: dict[int, list[PartitionRecord]] = {}
     for place, master in masters.items():
-        report = loads.get(master.id, now_s)
-        if report is None:
+        led.setdefault(master.id, []).extend(owned[place])
+    reports = {each: loads.get(each, now_s) for each in led}
+    rates_of = {each: partition_loads(report, led[each]) for each, report in reports.items() if report is not None}
+    for place, master in masters.items():
+        if master.id not in rates_of:
             unmeasured.append(place)
-            rates = {}
-        else:
-            rates = partition_loads(report, owned[place])
+        rates = rates_of.get(master.id, {})
         for record in owned[place]:
             key = (record.topic_id, record.index)
             moves = record.target != NO_REPLICA_SET

@@ -25,16 +25,17 @@ Times are monotonic seconds (`now_s`) and milliseconds since the Unix epoch (`no
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Any, get_args
 
-from tidelog.controller.active.balance_picture import picture_of, takers
+from tidelog.controller.active.balance_picture import picture_of
 from tidelog.controller.active.balance_plan import Plan, PlannedMove, make_plan
 from tidelog.controller.active.move_ages import MoveAges
 from tidelog.controller.active.scale import BrokerReport, Scaler, Wanted
 from tidelog.controller.image.image import Delta, Image
+from tidelog.controller.image.leading import partitions_led, takers
 from tidelog.controller.model.commands import MAX_MOVES_PER_COMMAND, MovePartitions, PartitionMove
 from tidelog.controller.model.load import HeartbeatReply, LoadTable
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey
@@ -213,13 +214,15 @@ class BalanceSchedule:
     def weights(self, now_s: float) -> tuple[tuple[int, int], ...]:
         """Return the load of each replica set in thousandths of a mean partition; empty: unknown, or hardly any."""
         masters = takers(self._image())
-        loads = {each: self.loads.get(master.id, now_s) for each, master in masters.items()}
-        bytes_ = {each: load.bytes_in + load.bytes_out for each, load in loads.items() if load is not None}
-        total = sum(bytes_.values())
-        if len(bytes_) < len(masters) or not total or total < len(bytes_) * self._settings.min_bytes_per_s:
+        loads = {master.id: self.loads.get(master.id, now_s) for master in masters.values()}
+        known = {each: load.bytes_in + load.bytes_out for each, load in loads.items() if load is not None}
+        total = sum(known.values())
+        if len(known) < len(loads) or not total or total < len(known) * self._settings.min_bytes_per_s:
             return ()
         counts = self._image().index.partition_counts
-        partitions = sum(counts.get(each, 0) for each in bytes_)
+        partitions = sum(counts.get(each, 0) for each in masters)
+        sets = Counter(master.id for master in masters.values())
+        bytes_ = {each: known[master.id] // sets[master.id] for each, master in masters.items()}
         return tuple((each, 1_000 * partitions * rate // total) for each, rate in sorted(bytes_.items()))
 
     # --- reports -------------------------------------------------------------------------------------------------
@@ -245,7 +248,7 @@ class BalanceSchedule:
             "id": broker_id,
             "rack": record.rack or None,
             "takes": broker_id in self._brokers,
-            "partitions": self._image().index.partition_counts.get(broker_id, 0),
+            "partitions": partitions_led(self._image(), broker_id),
             "bytes_in": load.bytes_in if load is not None else None,
             "bytes_out": load.bytes_out if load is not None else None,
             "requests": load.requests / 1000 if load is not None else None,

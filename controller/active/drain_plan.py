@@ -1,9 +1,13 @@
 """Targets for the partitions of draining brokers: the plan that the active controller commits and a dry run shows.
 
-A target is a live broker that is not draining: in the rack with the fewest of the topic per broker, the broker with the
-fewest partitions, moves in progress included. Only `DRAIN_AT_ONCE` partitions of a broker move at a time, so that a
-drain can be stopped and the plan can follow changes. A partition that moves to a broker that has died or drains gets
-another target. A partition that moves from a broker that stays to a draining one is left where it is.
+A drain empties replica sets: the home set of a broker that an operator drains, and each set whose master drains while
+no other member may lead it, which is every set of one member. If one may, it becomes the master
+(`tidelog.controller.active.masters`), and the partitions stay.
+
+A target is a replica set whose master is alive and not draining: in the rack with the fewest of the topic per broker,
+the set with the fewest partitions, moves in progress included. Only `DRAIN_AT_ONCE` partitions of a set move at a time,
+so that a drain can be stopped and the plan can follow changes. A partition that moves to a broker that has died or
+drains gets another target. A partition that moves from a set that stays to one that is emptied is left where it is.
 
 The plan is recomputed from the image each time, so a lost command or a new controller loses nothing.
 Entry: `plan_drains`, `plan_drain_of`.
@@ -13,35 +17,55 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidelog.controller.image.image import Image
+from tidelog.controller.image.leading import led_sets, other_leaders, takers
 from tidelog.controller.model.commands import PartitionMove
-from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord
+from tidelog.controller.model.records import NO_REPLICA_SET, DrainMode, PartitionRecord
+from tidelog.controller.model.replication import has_several
 
 DRAIN_AT_ONCE = 64
 """Concurrent moves of one draining broker; the source limits the ones in work by its own `log.moves_at_once`."""
 
 
 def is_drained(image: Image, broker_id: int) -> bool:
-    """Whether the broker owns nothing and is the target of no move."""
-    return not image.index.partition_counts.get(broker_id, 0) and not any(
-        record.target == broker_id for record in image.moving()
-    )
+    """Whether the broker leads no partitions, and no move goes to a set that it leads.
+
+    Drained by an operator: also its home set owns nothing, whoever leads it.
+    """
+    broker = image.brokers.get(broker_id)
+    left = {each.id for each in led_sets(image, broker_id)}
+    if broker is None or broker.draining != DrainMode.SHUTDOWN:
+        left.add(broker_id)
+    counts = image.index.partition_counts
+    return not any(counts.get(each, 0) for each in left) and not any(one.target in left for one in image.moving())
+
+
+def _emptied(image: Image, draining: Mapping[int, int]) -> set[int]:
+    """Return the replica sets that drains empty. `draining`: the drain mode of each draining broker."""
+    found: set[int] = set()
+    for record in image.replica_sets.values():
+        if draining.get(record.id) == DrainMode.OPERATOR:
+            found.add(record.id)
+        elif not has_several(record):
+            if not draining.keys().isdisjoint(record.members):
+                found.add(record.id)
+        elif record.master in draining and all(each in draining for each in other_leaders(image, record)):
+            found.add(record.id)
+    return found
 
 
 class _Places:
-    """The brokers that take partitions: in the rack with the fewest of the topic per broker, the one with the fewest.
+    """The sets that take partitions: in the rack with the fewest of the topic per broker, the one with the fewest.
 
     Racks count only if all of them name one.
     """
 
-    def __init__(self, image: Image, draining: set[int]) -> None:
+    def __init__(self, image: Image, draining: Mapping[int, int], emptied: set[int]) -> None:
         self._image = image
         masters = {
-            record.id: master
-            for record in image.replica_sets.values()
-            if record.master not in draining and (master := image.master_of(record.id)) is not None
+            each: master for each, master in takers(image).items() if master.id not in draining and each not in emptied
         }
         racked = all(master.rack for master in masters.values())
         self._racks = {each: master.rack if racked else "" for each, master in masters.items()}
@@ -81,15 +105,18 @@ class _Places:
 
 def plan_drains(image: Image, limit: int = DRAIN_AT_ONCE) -> list[PartitionMove]:
     """Return the placements to commit now, about `limit` at most for each draining broker."""
-    draining = {record.id for record in image.brokers.values() if record.draining}
+    draining = {record.id: record.draining for record in image.brokers.values() if record.draining}
     return _plan(image, draining, limit) if draining else []
 
 
 def plan_drain_of(image: Image, broker_id: int) -> list[PartitionMove]:
-    """Return all placements that draining this broker now would cause."""
-    draining = {record.id for record in image.brokers.values() if record.draining} | {broker_id}
-    wanted = _plan(image, draining, 2 * image.index.partition_counts.get(broker_id, 0))
-    return [each for each in wanted if _owner(image, each) == broker_id]
+    """Return all placements that draining this broker now, by an operator, would cause."""
+    draining = {record.id: record.draining for record in image.brokers.values() if record.draining}
+    before = _emptied(image, draining) - {broker_id}
+    draining[broker_id] = DrainMode.OPERATOR
+    mine = _emptied(image, draining) - before
+    wanted = _plan(image, draining, 2 * max(image.index.partition_counts.get(each, 0) for each in (broker_id, *mine)))
+    return [each for each in wanted if _owner(image, each) in mine]
 
 
 def _owner(image: Image, move: PartitionMove) -> int:
@@ -98,21 +125,22 @@ def _owner(image: Image, move: PartitionMove) -> int:
     return record.replica_set
 
 
-def _plan(image: Image, draining: set[int], limit: int) -> list[PartitionMove]:
-    places = _Places(image, draining)
+def _plan(image: Image, draining: Mapping[int, int], limit: int) -> list[PartitionMove]:
+    emptied = _emptied(image, draining)
+    places = _Places(image, draining, emptied)
     moves: list[PartitionMove] = []
-    under_way = dict.fromkeys(draining, 0)
+    under_way = dict.fromkeys(emptied, 0)
     for record in image.moving():
-        if record.replica_set in draining:
+        if record.replica_set in emptied:
             under_way[record.replica_set] += 1
             if record.target not in places.ids and places.ids:
                 moves.append(PartitionMove(record.topic_id, record.index, places.take(record.topic_id)))
-        elif record.target in draining:
+        elif record.target in emptied:
             moves.append(PartitionMove(record.topic_id, record.index, NO_REPLICA_SET))
     counts = image.index.partition_counts
     wanted = {
         each: limit - under_way[each]
-        for each in draining
+        for each in emptied
         if counts.get(each, 0) > under_way[each] and under_way[each] <= limit // 2
     }
     if wanted and places.ids:

@@ -4,7 +4,9 @@
     ───────────   ──────────────────────────────────────────────────────   ───────────────────────────────────────────
     `liveness`    a broker's session began or ended                        SetBrokerAlive
     `successors`  a broker is dead and its WAL is in the bucket            ElectSuccessor
-    `masters`     a replica set of several members has no live master      BeginElection
+    `masters`     a replica set of several members has no live master,     BeginElection
+                  or another one than it should have
+    `replicas`    a replica set has fewer or other replicas than wanted    AssignReplica, RemoveReplica
     `members`     the quorum's members are not those in the metadata       SetControllers
     `expiry`      prepared object ids have expired                         ExpireObjects: they are deleted as orphans
     `garbage`     there is more garbage than one command sweeps            Barrier
@@ -15,9 +17,9 @@
 docs/design/0007-failover.md describes failover, docs/design/0006-partition-moves.md moves. Objects that no
 reader can find any more (`removable`) are first deleted from the bucket, then removed from the metadata (rule 6).
 
-Invariant: commands are derived from the image each time, without state of their own but the ages of moves and
-elections, so a failed command or a crash loses nothing: the next round finds the same work. A duty is an iterator that
-reads the image again after each command, and so sees the effect of the previous one.
+Invariant: commands are derived from the image each time, without state of their own but the ages of moves, elections
+and dead brokers, so a failed command or a crash loses nothing: the next round finds the same work. A duty is an
+iterator that reads the image again after each command, and so sees the effect of the previous one.
 
 Entry: `Duties.all`, `removable`.
 """
@@ -31,6 +33,7 @@ from itertools import islice
 from tidelog.controller.active.drain_plan import plan_drains
 from tidelog.controller.active.masters import MasterWatch
 from tidelog.controller.active.move_ages import MoveAges
+from tidelog.controller.active.replica_plan import ReplicaPlan
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.lost import TakeoverState, lost_replica_sets, next_successor
@@ -47,6 +50,7 @@ from tidelog.controller.model.commands import (
     SetControllers,
 )
 from tidelog.controller.model.records import STREAMS_PER_PARTITION, StreamState
+from tidelog.controller.model.settings import ControllerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +66,16 @@ class Duties:
         image: Callable[[], Image],
         sessions: BrokerSessions,
         controllers: Callable[[], Mapping[int, str]],
-        reelect_timeout_ms: int,
+        settings: ControllerSettings,
     ) -> None:
         """`controllers`: the addresses of the quorum's members by node id."""
         self._image = image
         self._sessions = sessions
         self._controllers = controllers
-        self._reelect_timeout_ms = reelect_timeout_ms
+        self._reelect_timeout_ms = settings.reelect_timeout_ms
         self._move_ages = MoveAges()
-        self._master_watch = MasterWatch()
+        self._master_watch = MasterWatch(preferred=settings.preferred_master_enable)
+        self._replica_plan = ReplicaPlan(settings.replica_repair_after_ms / 1000)
 
     @property
     def all(self) -> tuple[Duty, ...]:
@@ -79,6 +84,7 @@ class Duties:
             self.liveness,
             self.successors,
             self.masters,
+            self.replicas,
             self.members,
             self.expiry,
             self.garbage,
@@ -106,6 +112,10 @@ class Duties:
     def masters(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Begin elections of replica sets with several members."""
         yield from self._master_watch.due(self._image(), now)
+
+    def replicas(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
+        """Assign and remove replicas."""
+        yield from self._replica_plan.due(self._image(), now)
 
     def members(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Publish the quorum's members."""

@@ -1,8 +1,17 @@
 """`MasterWatch`: the active controller's part in elections of replica sets with several members.
 
-It begins an election when a master is dead, or there is none; what is decided follows from the promises alone
-(`tidelog.controller.machine.replica_elections`). The work is derived from the image each time, so what was missed, by a
-failed command or a change of the active controller, is found by the next scan.
+It begins an election when
+
+- a master is dead, or there is none; a member that does not drain is designated if another one drains,
+- a master's broker drains, and another member may lead: a few sets of it at a time. The home set of a broker that an
+  operator drains stays with it: its partitions move to other sets (`tidelog.controller.active.drain_plan`),
+- the home broker of a set, its preferred master, has been in sync for a while, and another one leads. One such election
+  at a time, because each of them interrupts its partitions.
+
+What is decided follows from the promises alone (`tidelog.controller.machine.replica_elections`); the broker that is to
+lead is only designated, so an election may end with the old master. It is then repeated later. The work is derived from
+the image each time, so what was missed, by a failed command or a change of the active controller, is found by the next
+scan.
 
 An election waits for the promise of a living master. One that lives and does not promise, because its disk hangs, would
 stop its replica set: after `PATIENCE_S` the election begins anew, and waits for nobody who is not needed.
@@ -13,49 +22,133 @@ Sans-IO: times are seconds of a monotonic clock, given by the caller. Entry: `Ma
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
+from tidelog.controller.active.ages import Ages
 from tidelog.controller.image.image import Image
-from tidelog.controller.model.records import NO_BROKER
+from tidelog.controller.image.leading import may_lead, other_leaders
+from tidelog.controller.model.records import NO_BROKER, DrainMode, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import BeginElection
-from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.replication import ElectionRecord, has_several
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """How long an election waits for a living master, or for the designated broker: several times a slow disk's sync."""
+HAND_OVERS_AT_ONCE = 4
+"""Elections under way of the sets that one draining broker led."""
+HAND_OVER_AGAIN_S = 2.0
+"""After a hand-over that ended with the draining broker as master again."""
+PREFERRED_AFTER_S = 30.0
+"""How long the preferred master has been able to lead before it is elected: it is not about to go again."""
+PREFERRED_GAP_S = 5.0
+"""Between the beginnings of two such elections, of any sets."""
+PREFERRED_REASON = "the preferred master is back"
 
 
 class MasterWatch:
-    """When each election was seen first, and what is to be begun."""
+    """When each election, and each preferred master, was seen first, and what is to be begun."""
 
-    def __init__(self) -> None:
-        self._since: dict[int, tuple[int, float]] = {}
-        """By replica set: the epoch of the election under way, and when it was seen."""
+    def __init__(self, *, preferred: bool = True) -> None:
+        """`preferred`: whether preferred masters are elected."""
+        self._elections: Ages[tuple[int, int]] = Ages()
+        """By replica set and the epoch of the election."""
+        self._preferred: Ages[tuple[int, int]] = Ages()
+        """Preferred masters that may lead, by replica set and its master epoch."""
+        self._elects_preferred = preferred
+        self._preferred_at_s = float("-inf")
+        """When the newest election of a preferred master began."""
+        self._handed_over: dict[int, float] = {}
+        """By replica set: when the newest hand-over began."""
 
     def due(self, image: Image, now_s: float) -> Iterator[BeginElection]:
         """Iterate over the elections to begin."""
-        seen: dict[int, tuple[int, float]] = {}
-        found: list[BeginElection] = []
-        for record in sorted(image.replica_sets.values(), key=lambda each: each.id):
-            if not has_several(record):
-                continue
-            election = image.election(record.id)
-            if election is None:
-                if image.master_of(record.id) is None:
-                    what = f"broker {record.master} is dead" if record.master != NO_BROKER else "there is no master"
-                    found.append(BeginElection(record.id, record.master_epoch, what))
-                continue
-            known = self._since.get(record.id)
-            if known is None or known[0] != record.master_epoch:
-                known = record.master_epoch, now_s
-            seen[record.id] = known
-            if election.is_patient and now_s - known[1] >= PATIENCE_S:
-                reason = f"{election.reason}; not all promised in time"
-                found.append(
-                    BeginElection(record.id, record.master_epoch, reason, election.designated, is_patient=False)
-                )
-        self._since = seen
+        records = [each for _, each in sorted(image.replica_sets.items()) if has_several(each)]
+        found = [
+            *self._without_master(image, records),
+            *self._impatient(image, records, now_s),
+            *self._hand_overs(image, records, now_s),
+            *self._to_preferred(image, records, now_s),
+        ]
         for command in found:
             logger.info("election begun", extra={"replica_set": command.replica_set_id, "because": command.reason})
             yield command
+
+    def _without_master(self, image: Image, records: list[ReplicaSetRecord]) -> Iterator[BeginElection]:
+        for record in records:
+            if image.election(record.id) is None and image.master_of(record.id) is None:
+                what = f"broker {record.master} is dead" if record.master != NO_BROKER else "there is no master"
+                yield BeginElection(record.id, record.master_epoch, what, _rather(image, record))
+
+    def _impatient(self, image: Image, records: list[ReplicaSetRecord], now_s: float) -> Iterator[BeginElection]:
+        """Begin anew what waits for somebody for too long."""
+        under_way: dict[tuple[int, int], ElectionRecord] = {}
+        for record in records:
+            election = image.election(record.id)
+            if election is not None:
+                under_way[record.id, record.master_epoch] = election
+        for (set_id, epoch), age_s in self._elections.look(image, under_way, now_s).items():
+            election = under_way[set_id, epoch]
+            if election.is_patient and age_s >= PATIENCE_S:
+                reason = f"{election.reason}; not all promised in time"
+                # a designated broker that has died would have the command refused
+                designated = election.designated if _may_be_designated(image, set_id, election) else NO_BROKER
+                yield BeginElection(set_id, epoch, reason, designated, is_patient=False)
+
+    def _hand_overs(self, image: Image, records: list[ReplicaSetRecord], now_s: float) -> Iterator[BeginElection]:
+        """Let others lead what draining brokers lead."""
+        elections = (image.election(each.id) for each in records)
+        under_way = Counter(each.last_master for each in elections if each is not None)
+        due: dict[int, float] = {}
+        for record in records:
+            master = image.master_of(record.id)
+            if master is None or not master.draining:
+                continue
+            if master.draining == DrainMode.OPERATOR and record.id == master.id:
+                continue
+            last_s = self._handed_over.get(record.id, float("-inf"))
+            due[record.id] = last_s
+            others = other_leaders(image, record)
+            if not others or now_s - last_s < HAND_OVER_AGAIN_S or under_way[master.id] >= HAND_OVERS_AT_ONCE:
+                continue
+            under_way[master.id] += 1
+            due[record.id] = now_s
+            # the preferred master, else another one at each attempt
+            to = record.id if record.id in others else others[record.master_epoch % len(others)]
+            yield BeginElection(record.id, record.master_epoch, f"broker {master.id} drains", to)
+        self._handed_over = due
+
+    def _to_preferred(self, image: Image, records: list[ReplicaSetRecord], now_s: float) -> Iterator[BeginElection]:
+        """Let the preferred master lead that has been back for a while."""
+        back = [
+            (each.id, each.master_epoch)
+            for each in records
+            if each.master != each.id
+            and (master := image.master_of(each.id)) is not None
+            and not master.draining
+            and may_lead(image, each, each.id)
+        ]
+        ages = self._preferred.look(image, back, now_s)
+        is_calm = now_s - self._preferred_at_s >= PREFERRED_GAP_S and not any(
+            image.election(each.id) is not None for each in records
+        )
+        ready = [key for key, age_s in ages.items() if age_s >= PREFERRED_AFTER_S]
+        if self._elects_preferred and is_calm and ready:
+            self._preferred_at_s = now_s
+            set_id, epoch = ready[0]
+            yield BeginElection(set_id, epoch, PREFERRED_REASON, set_id)
+
+
+def _rather(image: Image, record: ReplicaSetRecord) -> int:
+    """Return the member to designate so that no draining one is elected; -1 if none drains, or all do."""
+    living = (image.brokers.get(each) for each in record.sync_state_set)
+    others = other_leaders(image, record)
+    if not others or not any(each is not None and each.alive and each.draining for each in living):
+        return NO_BROKER
+    return record.id if record.id in others else others[0]
+
+
+def _may_be_designated(image: Image, set_id: int, election: ElectionRecord) -> bool:
+    broker = image.brokers.get(election.designated)
+    return broker is not None and broker.alive and election.designated in image.replica_sets[set_id].sync_state_set

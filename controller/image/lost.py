@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from tidelog.controller.image.image import Image
+from tidelog.controller.image.leading import takers
 from tidelog.controller.model.records import BUCKET_WAL, NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import has_several
 
@@ -118,8 +119,6 @@ def next_successor(image: Image, lost: LostReplicaSet) -> int | None:
     for record in image.replica_sets.values():
         busy[record.successor] = busy.get(record.successor, 0) + 1
     after = lost.successor if lost.successor != NO_BROKER else lost.broker
-    masters = (
-        (each, image.master_of(each)) for each in image.replica_sets if each not in (lost.broker, lost.successor)
-    )
-    able = [each for each, master in masters if master is not None and not master.draining]
+    own = (each for each, master in takers(image).items() if master.id == each)  # it takes partitions into its home set
+    able = [each for each in own if each not in (lost.broker, lost.successor)]
     return min(able, key=lambda each: (busy.get(each, 0), each <= after, each), default=None)

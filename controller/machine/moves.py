@@ -38,6 +38,7 @@ from tidelog.controller.model.errors import (
 from tidelog.controller.model.records import (
     NO_REPLICA_SET,
     STREAMS_PER_PARTITION,
+    DrainMode,
     PartitionRecord,
     ReplicaSetRecord,
     StreamRecord,
@@ -84,10 +85,15 @@ def live_replica_set(tables: Tables, replica_set_id: int) -> ReplicaSetRecord | 
     return record if master is not None and master.alive else None
 
 
-def _drains(tables: Tables, replica_set_id: int) -> bool:
-    record = tables.replica_sets.get(replica_set_id)
-    master = tables.brokers.get(record.master) if record is not None else None
-    return master is not None and bool(master.draining)
+def takes_partitions(tables: Tables, record: ReplicaSetRecord) -> bool:
+    """Return whether a replica set may be given partitions: its master is alive and does not drain.
+
+    Nor is its home broker drained by an operator, which empties the set, whoever leads it.
+    """
+    master, home = tables.brokers.get(record.master), tables.brokers.get(record.id)
+    if home is not None and home.draining == DrainMode.OPERATOR:
+        return False
+    return master is not None and master.alive and not master.draining
 
 
 def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo | None]:
@@ -100,10 +106,12 @@ def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo |
                 raise NoReassignmentInProgress(f"partition {wanted.index} is not being moved")
         elif wanted.replica_set == record.target:
             return
-        elif wanted.replica_set != record.replica_set and live_replica_set(tables, wanted.replica_set) is None:
-            raise InvalidReplicaAssignment(f"replica set {wanted.replica_set} does not exist or has no live master")
-        elif wanted.replica_set != record.replica_set and _drains(tables, wanted.replica_set):
-            raise InvalidReplicaAssignment(f"broker {wanted.replica_set} is being drained and takes no partitions")
+        elif wanted.replica_set != record.replica_set:
+            to = live_replica_set(tables, wanted.replica_set)
+            if to is None:
+                raise InvalidReplicaAssignment(f"replica set {wanted.replica_set} does not exist or has no live master")
+            if not takes_partitions(tables, to):
+                raise InvalidReplicaAssignment(f"broker {wanted.replica_set} is being drained and takes no partitions")
         target = NO_REPLICA_SET if wanted.replica_set == record.replica_set else wanted.replica_set
         since_ms = 0 if target == NO_REPLICA_SET else tables.now_ms
         moved = msgspec.structs.replace(record, target=target, moving_since_ms=since_ms)

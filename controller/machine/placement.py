@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+from tidelog.controller.machine.moves import takes_partitions
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.errors import InvalidReplicaAssignment, InvalidReplicationFactor
 
@@ -50,7 +51,7 @@ def _open_racks(tables: Tables) -> dict[int, str]:
     found: dict[int, str] = {}
     for record in tables.replica_sets.values():
         master = tables.brokers.get(record.master)
-        if master is not None and master.alive and not master.draining:
+        if master is not None and takes_partitions(tables, record):
             found[record.id] = master.rack
     return found
 

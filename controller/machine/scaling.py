@@ -1,9 +1,10 @@
 """Commands that take brokers out of use: drain and remove.
 
 A drain is a mark on the broker's record: no new partition is placed on the broker, and the active controller moves the
-ones that it owns (`tidelog.controller.active.drain_plan`). A broker is removed only when it owns nothing, so its
-removal loses nothing. Of a removed broker only numbers are kept (`tidelog.controller.machine.nodes.Kept`), so that
-epochs do not decrease when its id is used again.
+ones that it owns (`tidelog.controller.active.drain_plan`), or lets other members lead them
+(`tidelog.controller.active.masters`). A broker is removed only when its home set owns nothing, and it has no replica of
+another set, so its removal loses nothing. Of a removed broker only numbers are kept
+(`tidelog.controller.machine.nodes.Kept`), so that epochs do not decrease when its id is used again.
 
 Both commands may be repeated: a drain in the same mode changes nothing, and a second removal finds no broker.
 """
@@ -17,8 +18,7 @@ from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import DrainBroker, RemoveBroker
 from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, StaleBrokerEpoch
 from tidelog.controller.model.levels import level_key
-from tidelog.controller.model.records import BrokerRecord, DrainMode, ReplicaSetRecord
-from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.records import BrokerRecord, DrainMode
 from tidelog.controller.model.wal_notes import note_key
 from tidelog.runtime.errors import InvalidInput, NotFound
 
@@ -43,12 +43,18 @@ def drain_broker(tables: Tables, command: DrainBroker) -> None:
         if record.draining == DrainMode.OPERATOR:
             return
     others = any(one.alive and not one.draining and one.id != record.id for one in tables.brokers.values())
-    if command.mode != DrainMode.NONE and not others and tables.index.partition_counts.get(record.id, 0):
+    if command.mode != DrainMode.NONE and not others and _serves(tables, record.id):
         raise NoPlaceToDrain(
             f"no other broker is alive, and not draining, to take the partitions of broker {record.id}",
             hint="start or add another broker, or end the drain of one",
         )
     tables.brokers.put(record.id, msgspec.structs.replace(record, draining=command.mode))
+
+
+def _serves(tables: Tables, broker_id: int) -> bool:
+    """Whether the broker's home set, or one that it leads, owns partitions."""
+    counts = tables.index.partition_counts
+    return any(broker_id in (one.id, one.master) and counts.get(one.id, 0) for one in tables.replica_sets.values())
 
 
 def remove_broker(tables: Tables, command: RemoveBroker) -> None:
@@ -72,7 +78,7 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
         )
     replica_set = tables.replica_sets.get(record.id)
     assert replica_set is not None, record.id  # created by the registration
-    _check_in_no_replica_set(tables, record.id, replica_set)
+    _leave_other_sets(tables, record.id)
     kept = Kept(
         record.registration_epoch,
         replica_set.master_epoch,
@@ -89,15 +95,22 @@ def remove_broker(tables: Tables, command: RemoveBroker) -> None:
         tables.kv.delete(level_key(record.id))
 
 
-def _check_in_no_replica_set(tables: Tables, broker_id: int, own: ReplicaSetRecord) -> None:
-    others = sorted(
-        row.id for row in tables.replication.values() if row.id != broker_id and row.replica(broker_id) is not None
-    )
-    if has_several(own) or others:
+def _leave_other_sets(tables: Tables, broker_id: int) -> None:
+    """Take back assignments of replicas that have not joined. Raises `BrokerNotDrained` if one has.
+
+    The broker's own set owns nothing: it is deleted, and its other members delete their copies.
+    """
+    assigned = [row for row in tables.replication.values() if row.id != broker_id and broker_id in row.assigned]
+    joined = sorted(row.id for row in assigned if row.replica(broker_id) is not None)
+    if joined:
         raise BrokerNotDrained(
-            f"broker {broker_id} has replicas of replica sets {[*others, *([own.id] if has_several(own) else [])]}",
-            hint="its replicas leave these sets first",
+            f"broker {broker_id} has replicas of replica sets {joined}",
+            hint=f"`tidelog broker drain {broker_id}` has them replaced; `tidelog replica-set describe {joined[0]}`"
+            " shows its members. Stop the broker when others are in sync: it leaves the sets then",
         )
+    for row in assigned:
+        left = tuple(each for each in row.assigned if each != broker_id)
+        tables.replication.put(row.id, msgspec.structs.replace(row, assigned=left))
 
 
 def _target(tables: Tables, key: tuple[bytes, int]) -> int:

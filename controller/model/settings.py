@@ -34,6 +34,11 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     """When a cluster starts as a whole: time to wait for the other brokers after the first is back; 0: 3 sessions."""
     reelect_timeout_ms: Millis = 2_000
     """Time after which the target of a move is elected if the source closed the partition and sent no request."""
+    replica_repair_after_ms: Millis = 600_000
+    """Time after which a dead broker's replicas are replaced on other brokers; the same on all controllers."""
+    preferred_master_enable: bool = True
+    """Whether the broker with a replica set's own id becomes its master again when it is back and in sync for 30 s
+    (Kafka: auto.leader.rebalance.enable); the same on all controllers."""
     read_grace_ms: Annotated[int, Meta(ge=100)] = 60_000
     """Time without an answer of the active controller after which a broker reads nothing from the bucket any more,
     because objects that it knows may be deleted; the same on all controllers."""

@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.controller.controller_helpers import TOPIC, Driver
 from tests.support.examples import examples
-from tidelog.controller.active.balance_picture import takers
 from tidelog.controller.active.balance_schedule import LOOK_S, MODE_KEY, BalanceSchedule
 from tidelog.controller.image.image import Delta
+from tidelog.controller.image.leading import takers
 from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.load import BrokerLoad, PartitionLoad

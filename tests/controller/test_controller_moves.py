@@ -37,6 +37,7 @@ from tidelog.controller.model.errors import (
     from_wire,
 )
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord, StreamState
+from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 from tidelog.stream.opened import OpenedStream
 
@@ -293,7 +294,7 @@ async def test_the_timer_elects_only_what_is_closed_and_due(driver: Driver) -> N
         return driver.image
 
     role = ActiveRole(image, propose, lambda: True, lambda: clock.now_ms)
-    duties = Duties(role.image, sessions, dict, 2_000)
+    duties = Duties(role.image, sessions, dict, ControllerSettings())
     lifecycle = Lifecycle(role, sessions=sessions, readers=Readers(60.0), clock=clock, delete=None, duties=duties)
     move(driver, 1)
     await lifecycle.round()

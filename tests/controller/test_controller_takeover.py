@@ -18,6 +18,7 @@ from tidelog.controller.image.lost import TakeoverState, lost_replica_sets, next
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import NotEligible, NotHandedOver
 from tidelog.controller.model.records import NO_BROKER, PartitionRecord, StreamState
+from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.errors import Fenced
 
 Key = tuple[bytes, int]
@@ -302,7 +303,7 @@ def active(
         readers=Readers(60.0),
         clock=clock,
         delete=None,
-        duties=Duties(role.image, sessions, dict, 2_000),
+        duties=Duties(role.image, sessions, dict, ControllerSettings()),
         refuses=refuses,
     )
     return lifecycle, proposed

@@ -12,6 +12,7 @@ from tidelog.controller.active.readers import ALL
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.image.image import Image
 from tidelog.controller.model import commands as c
+from tidelog.controller.model.settings import ControllerSettings
 
 REELECT_MS = 2_000
 
@@ -23,7 +24,9 @@ class World:
         self.driver = Driver()
         self.sessions = BrokerSessions(10.0)
         self.controllers: Mapping[int, str] = {}
-        self.duties = Duties(self.image, self.sessions, lambda: self.controllers, REELECT_MS)
+        self.duties = Duties(
+            self.image, self.sessions, lambda: self.controllers, ControllerSettings(reelect_timeout_ms=REELECT_MS)
+        )
         self.sessions.activated(0.0)
         for broker in (0, 1):
             self.driver.broker(broker)

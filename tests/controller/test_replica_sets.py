@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver
-from tidelog.controller.active.duties import Duties
-from tidelog.controller.active.masters import PATIENCE_S
-from tidelog.controller.active.sessions import BrokerSessions
+from tests.controller.replica_trio import ALL_ACK, TWO_OF_THREE, Trio
 from tidelog.controller.image.lost import TakeoverState, lost_replica_sets
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
@@ -24,100 +22,12 @@ from tidelog.controller.model.errors import (
 )
 from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.controller.model.records import ReplicaSetRecord
-from tidelog.controller.model.replication import ElectionRecord, PolicyRecord, ReplicationRecord
+from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
 from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.plan import RebuildPlan
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
-from tidelog.storage.replication.policy import MAX_REPLICAS
-
-TWO_OF_THREE = PolicyRecord(3, 2, 1)
-ALL_ACK = PolicyRecord(3, 3, 1, all_ack_in_sync_state_set=True)
-
-
-class Trio(Driver):
-    """Brokers 0, 1 and 2, which keep replica set 0; 0 is its master, and all are in the SyncStateSet."""
-
-    def __init__(self, policy: PolicyRecord = TWO_OF_THREE, quorum: int = 2) -> None:
-        super().__init__()
-        for each in range(3):
-            self.broker(each)
-        self.run(r.SetReplicaSetPolicy(0, policy))
-        for each in range(3):
-            self.join(each)
-        self.alter((0, 1, 2), quorum)
-
-    @property
-    def record(self) -> ReplicaSetRecord:
-        return self.image.replica_sets[0]
-
-    @property
-    def assigned(self) -> tuple[int, ...]:
-        return self.image.replication[0].assigned
-
-    def registration(self, broker: int) -> int:
-        return self.image.brokers[broker].registration_epoch
-
-    def join(self, broker: int, wal: str = "", **more: Any) -> None:
-        self.run(r.AddReplica(0, broker, self.registration(broker), wal or f"wal-{broker}", **more))
-
-    def alteration(self, members: tuple[int, ...], quorum: int, **more: Any) -> r.AlterSyncStateSet:
-        told = tuple(r.ReportedMember(each, f"wal-{each}", more.get("end", -1)) for each in members)
-        master = more.get("master", 0)
-        return r.AlterSyncStateSet(
-            0,
-            master,
-            more.get("registration", self.registration(master)),
-            more.get("epoch", self.record.master_epoch),
-            more.get("number", self.record.sync_state_set_epoch),
-            told,
-            quorum,
-            more.get("confirm", -1),
-        )
-
-    def alter(self, members: tuple[int, ...], quorum: int, **more: Any) -> ReplicaSetRecord:
-        found: ReplicaSetRecord = self.run(self.alteration(members, quorum, **more), ReplicaSetRecord)
-        return found
-
-    def begin(self, **more: Any) -> ReplicaSetRecord:
-        found: ReplicaSetRecord = self.run(
-            r.BeginElection(0, self.record.master_epoch, "test", **more), ReplicaSetRecord
-        )
-        return found
-
-    def promise(self, broker: int, end: int = 100, last: int = 1, **more: Any) -> ReplicaSetRecord:
-        command = r.PromiseEpoch(
-            0,
-            more.get("epoch", self.record.master_epoch),
-            broker,
-            more.get("registration", self.registration(broker)),
-            more.get("wal", f"wal-{broker}"),
-            last,
-            end,
-            more.get("confirm", 0),
-        )
-        found: ReplicaSetRecord = self.run(command, ReplicaSetRecord)
-        return found
-
-    def die(self, *brokers: int) -> None:
-        for each in brokers:
-            self.run(c.SetBrokerAlive(each, self.registration(each), False))
-
-    def restart(self, broker: int) -> None:
-        self.run(c.RegisterBroker(broker, "check", f"again-{self.index}", "host", 9092, "", ""), int)
-
-    def election(self) -> ElectionRecord:
-        found = self.image.election(0)
-        assert found is not None
-        return found
-
-    def unchanged(self, command: c.AnyCommand, error: type[TidelogError], match: str = ".") -> None:
-        """A command is refused and changes nothing."""
-        before = self.state.version
-        with pytest.raises(error, match=match):
-            self.run(command)
-        assert self.state.version == before
 
 
 def wals(*brokers: int) -> frozenset[WalReplica]:
@@ -233,7 +143,6 @@ def test_the_paths_of_sets_of_one_are_closed_to_those_of_several() -> None:
     epoch = trio.record.master_epoch
     trio.unchanged(c.ElectSuccessor(0, 1, epoch), NotEligible, "several members")
     trio.unchanged(c.Abandon(0, epoch, ()), NotEligible, "several members")
-    trio.unchanged(c.RemoveBroker(0), BrokerNotDrained, r"replica sets \[0\]")
     trio.die(2)
     trio.unchanged(c.RemoveBroker(2), BrokerNotDrained, r"replica sets \[0\]")
 
@@ -250,74 +159,6 @@ def test_a_member_leaves_the_sync_state_set_before_it_leaves_the_set() -> None:
     assert {*trio.record.members} == {0}
     epoch = trio.record.master_epoch
     assert trio.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == epoch + 1, "one member: the path of such sets"
-
-
-def test_a_broker_is_assigned_before_it_joins_and_a_second_time_changes_nothing() -> None:
-    trio = Trio()
-    trio.broker(3)
-    assert list(trio.assigned) == [0, 1, 2], "who joined is assigned"
-    trio.run(r.AssignReplica(0, 3))
-    assert list(trio.assigned) == [0, 1, 2, 3]
-    assert list(trio.record.members) == [0, 1, 2]
-    assert not trio.state.apply(trio.envelope(r.AssignReplica(0, 3)), trio.index + 1).mutations
-    trio.index += 1
-    trio.join(3)
-    assert list(trio.record.members) == [0, 1, 2, 3]
-
-
-def test_an_assignment_of_what_cannot_join_is_refused() -> None:
-    trio = Trio()
-    trio.run(c.RegisterBroker(9, "check", "a", "host", 9092, "", "", "s3"), int)
-    trio.unchanged(r.AssignReplica(0, 9), NotEligible, "in the bucket")
-    trio.unchanged(r.AssignReplica(7, 1), NotFound, "no replica set 7")
-    trio.unchanged(r.AssignReplica(0, 7), NotFound, "no broker 7")
-    trio.broker(4)
-    trio.die(9)
-    trio.run(c.ElectSuccessor(9, 1, trio.image.replica_sets[9].master_epoch))
-    trio.unchanged(r.AssignReplica(9, 4), NotEligible, "taken over by broker 1")
-
-
-def test_no_more_brokers_are_assigned_than_may_have_replicas() -> None:
-    driver = Driver()
-    for each in range(MAX_REPLICAS + 1):
-        driver.broker(each)
-    for each in range(1, MAX_REPLICAS):
-        driver.run(r.AssignReplica(0, each))
-    with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
-        driver.run(r.AssignReplica(0, MAX_REPLICAS))
-    driver.run(r.AddReplica(0, 0, 1, "wal-0"))  # the place of the master was kept
-    with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
-        driver.run(r.AddReplica(0, MAX_REPLICAS, 1, "wal"))
-
-
-def test_an_assignment_is_taken_back_before_the_broker_has_joined_and_with_its_replica() -> None:
-    trio = Trio()
-    trio.broker(3)
-    trio.run(r.AssignReplica(0, 3))
-    trio.begin()
-    trio.run(r.RemoveReplica(0, 3))  # also while there is an election
-    assert list(trio.assigned) == [0, 1, 2]
-    trio.promise(0)
-    trio.promise(1)
-    trio.promise(2)
-    master = trio.record.master
-    trio.alter((0, 1), 2, master=master)
-    trio.run(r.RemoveReplica(0, 2))
-    assert list(trio.assigned) == list(trio.record.members) == [0, 1]
-
-
-def test_a_set_of_one_keeps_its_assignments_when_its_broker_starts_again() -> None:
-    driver = Driver()
-    for each in range(2):
-        driver.broker(each)
-    driver.run(r.SetReplicaSetPolicy(0, TWO_OF_THREE))
-    driver.run(r.AddReplica(0, 0, 1, "wal-0"))
-    driver.run(r.AssignReplica(0, 1))
-    driver.broker(0, "b")
-    assert driver.image.replication[0] == ReplicationRecord(0, TWO_OF_THREE, assigned=(0, 1))
-    driver.run(r.RemoveReplica(0, 1))
-    with pytest.raises(NotEligible, match="in the sync-state set"):
-        driver.run(r.RemoveReplica(0, 0))
 
 
 def test_a_learner_receives_and_is_never_in_the_sync_state_set() -> None:
@@ -654,49 +495,6 @@ def test_a_rebuilt_cluster_has_sets_of_one_keeps_their_policies_and_records_what
     assert (record.members, record.learners, record.sync_state_set) == ((0,), (), (0,))
     assert rebuilt.tables.replication.rows == {0: ReplicationRecord(0, TWO_OF_THREE, assigned=(0, 1, 2))}
     assert [each.replica_set for each in losses_in(rebuilt.tables.kv.rows)] == [0], "a note of before proves nothing"
-
-
-# --- the active controller ---
-
-
-class Watched(Trio):
-    def __init__(self) -> None:
-        super().__init__()
-        self.duties = Duties(lambda: self.image, BrokerSessions(10.0), dict, 2_000)
-
-    def due(self, now: float) -> list[c.AnyCommand]:
-        found = list(self.duties.masters(now, 0))
-        for each in found:
-            self.run(each)
-        return found
-
-
-def test_the_active_controller_begins_an_election_when_a_master_is_dead_and_once() -> None:
-    one = Watched()
-    assert one.due(0.0) == []
-    epoch = one.record.master_epoch
-    one.die(0)
-    assert one.due(1.0) == [r.BeginElection(0, epoch, "broker 0 is dead")]
-    assert one.due(2.0) == []
-    one.promise(1)
-    one.promise(2)
-    assert one.due(3.0) == []
-    one.die(1)
-    assert len(one.due(4.0)) == 1, "the new master died"
-
-
-def test_an_election_that_waits_for_a_silent_broker_begins_anew() -> None:
-    one = Watched()
-    one.begin()
-    one.promise(1)
-    one.promise(2)
-    assert one.due(0.0) == one.due(PATIENCE_S - 0.1) == []
-    (again,) = one.due(PATIENCE_S)
-    assert isinstance(again, r.BeginElection) and not again.is_patient
-    assert one.due(3 * PATIENCE_S) == [], "it is patient no more"
-    one.promise(1)
-    one.promise(2)
-    assert one.record.master == 1
 
 
 def test_a_dead_master_of_several_members_is_not_taken_over() -> None:

@@ -87,7 +87,7 @@ def test_sigterm_moves_the_partitions_away_first_and_the_next_start_takes_new_on
             load.more(20)
             node = cluster.nodes[102]
             assert node.stop() == 0
-            assert any("drained: other brokers own all partitions" in line for line in node.output), node.output
+            assert any("drained: other brokers lead all partitions" in line for line in node.output), node.output
             assert set(leaders(bootstrap)) == {101, 103}
             assert brokers(bootstrap)[102]["state"] == "dead"
             load.more(20)

@@ -1,0 +1,160 @@
+"""`ReplicaPlan`: which brokers shall have a replica of which set. Commands out, derived from the image each time.
+
+A replica set whose policy wants several replicas, and whose master has told its WAL, is given as many *usable* members
+as the policy wants. A member is usable while its broker is known, keeps its WAL on a disk, is not drained by an
+operator, and has not been dead for `repair_after_s`. Learners are not counted.
+
+- Too few usable members: another broker is assigned, which joins by itself. It is alive, not draining, has a WAL on a
+  disk and a listener for other brokers; of these one in the rack with the fewest members of the set, then the one with
+  the fewest replicas, then the one with the smallest id.
+- As many usable members in the SyncStateSet as are wanted: unusable members outside it are removed at once, and members
+  beyond the wanted number after `repair_after_s`, so that one that an operator adds has time to catch up.
+
+Invariants: no member of the SyncStateSet is removed, nor the home broker, which is the preferred master; a member is
+removed only when enough others are in sync. The only state are ages, so the next active controller goes on. A set whose
+home broker is drained by an operator is left alone: its partitions move to other sets. Replicas are not moved to
+brokers that come later.
+
+Sans-I/O: times are seconds of a monotonic clock, given by the caller. Entry: `ReplicaPlan.due`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidelog.controller.active.ages import Ages
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import (
+    BUCKET_WAL,
+    NO_BROKER,
+    BrokerRecord,
+    DrainMode,
+    ReplicaSetRecord,
+)
+from tidelog.controller.model.replica_set_commands import AssignReplica, RemoveReplica
+from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.storage.replication.policy import MAX_REPLICAS
+
+logger = logging.getLogger(__name__)
+
+MAX_CHANGES = 64
+"""Assignments, and removals, of one round: the next one goes on a second later."""
+DISK_WAL = "disk"
+
+
+class _Set(NamedTuple):
+    """A replica set that the plan looks after."""
+
+    record: ReplicaSetRecord
+    row: ReplicationRecord
+    places: set[int]
+    """The brokers that have or shall have a replica, those assigned by this round included."""
+    usable: set[int]
+    """Those of them that count."""
+
+
+class ReplicaPlan:
+    """The plan; see the module docstring."""
+
+    def __init__(self, repair_after_s: float) -> None:
+        """`repair_after_s`: how long a dead broker is waited for."""
+        self._repair_after_s = repair_after_s
+        self._dead: Ages[tuple[int, int]] = Ages()
+        """By broker and its registration."""
+        self._surplus: Ages[tuple[int, int]] = Ages()
+        """By replica set and broker."""
+
+    def due(self, image: Image, now_s: float) -> Iterator[AssignReplica | RemoveReplica]:
+        """Iterate over what is to be changed."""
+        dead = ((each.id, each.registration_epoch) for each in image.brokers.values() if not each.alive)
+        ages = self._dead.look(image, dead, now_s)
+        lost = {broker_id for (broker_id, _), age_s in ages.items() if age_s >= self._repair_after_s}
+        sets = [found for each in sorted(image.replication) if (found := _set(image, each, lost)) is not None]
+        removals = self._removals(image, sets, now_s)
+        for assignment in _assignments(image, sets):
+            logger.info(
+                "a broker shall have a replica",
+                extra={"replica_set": assignment.replica_set_id, "broker": assignment.broker_id},
+            )
+            yield assignment
+        for removal in removals[:MAX_CHANGES]:
+            logger.info(
+                "a replica is removed", extra={"replica_set": removal.replica_set_id, "broker": removal.broker_id}
+            )
+            yield removal
+
+    def _removals(self, image: Image, sets: list[_Set], now_s: float) -> list[RemoveReplica]:
+        """Return the members to remove: unusable ones first."""
+        found: list[RemoveReplica] = []
+        surplus: list[tuple[int, int]] = []
+        for one in sets:
+            in_sync = {*one.record.sync_state_set}
+            wanted = one.row.policy.total_replicas
+            if len(one.usable & in_sync) < wanted:
+                continue
+            learners = {*one.record.learners} & {each for each in one.places if _keeps(image, each)}
+            able = sorted(one.places - in_sync - {one.record.id} - learners)
+            found += [RemoveReplica(one.record.id, each) for each in able if each not in one.usable]
+            surplus += [(one.record.id, each) for each in able if each in one.usable]
+        ages = self._surplus.look(image, surplus, now_s)
+        return found + [RemoveReplica(*each) for each, age_s in ages.items() if age_s >= self._repair_after_s]
+
+
+def _set(image: Image, set_id: int, lost: set[int]) -> _Set | None:
+    """Return a replica set, unless it is to be left alone."""
+    record, row, home = image.replica_sets.get(set_id), image.replication[set_id], image.brokers.get(set_id)
+    if record is None or row.policy.total_replicas <= 1 or not row.in_sync or row.election is not None:
+        return None
+    if record.successor != NO_BROKER or image.master_of(set_id) is None:
+        return None
+    if home is None or home.draining == DrainMode.OPERATOR:
+        return None
+    places = {*row.assigned, *record.members, *record.learners}
+    usable = {each for each in places if each not in lost and each not in record.learners and _keeps(image, each)}
+    return _Set(record, row, places, usable)
+
+
+def _keeps(image: Image, broker_id: int) -> bool:
+    """Whether a broker may go on with the replicas that it has."""
+    broker = image.brokers.get(broker_id)
+    return broker is not None and broker.draining != DrainMode.OPERATOR and broker.wal_kind != BUCKET_WAL
+
+
+def _assignments(image: Image, sets: list[_Set]) -> list[AssignReplica]:
+    """Return new assignments: one for each set at a time, so that the brokers' numbers stay near each other."""
+    candidates = [each for each in image.brokers.values() if _takes_replicas(each)]
+    loads: Counter[int] = Counter()
+    for record in image.replica_sets.values():
+        row = image.replication.get(record.id)
+        loads.update({*record.members, *record.learners, *(row.assigned if row is not None else ())})
+    found: list[AssignReplica] = []
+    short = sets
+    while short and len(found) < MAX_CHANGES:
+        next_short: list[_Set] = []
+        for one in short:
+            if len(one.usable) >= one.row.policy.total_replicas or len(one.places) >= MAX_REPLICAS:
+                continue
+            chosen = _best(image, one, candidates, loads)
+            if chosen is None:
+                continue
+            one.places.add(chosen)
+            one.usable.add(chosen)
+            loads[chosen] += 1
+            found.append(AssignReplica(one.record.id, chosen))
+            next_short.append(one)
+        short = next_short
+    return found[:MAX_CHANGES]
+
+
+def _takes_replicas(broker: BrokerRecord) -> bool:
+    return broker.alive and not broker.draining and broker.wal_kind == DISK_WAL and bool(broker.peer_address)
+
+
+def _best(image: Image, one: _Set, candidates: list[BrokerRecord], loads: Counter[int]) -> int | None:
+    racks = Counter(image.brokers[each].rack for each in one.usable)
+    able = (each for each in candidates if each.id not in one.places)
+    best = min(able, key=lambda each: (racks[each.rack], loads[each.id], each.id), default=None)
+    return best.id if best is not None else None

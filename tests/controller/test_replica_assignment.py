@@ -1,0 +1,111 @@
+"""Replicas that are assigned: before their brokers join, with them, and taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.controller.controller_helpers import Driver
+from tests.controller.replica_trio import TWO_OF_THREE, Trio
+from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model.errors import BrokerNotDrained, NotEligible
+from tidelog.controller.model.records import DrainMode
+from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.runtime.errors import InvalidInput, NotFound
+from tidelog.storage.replication.policy import MAX_REPLICAS
+
+
+def test_a_broker_is_assigned_before_it_joins_and_a_second_time_changes_nothing() -> None:
+    trio = Trio()
+    trio.broker(3)
+    assert list(trio.assigned) == [0, 1, 2], "who joined is assigned"
+    trio.run(r.AssignReplica(0, 3))
+    assert list(trio.assigned) == [0, 1, 2, 3]
+    assert list(trio.record.members) == [0, 1, 2]
+    assert not trio.state.apply(trio.envelope(r.AssignReplica(0, 3)), trio.index + 1).mutations
+    trio.index += 1
+    trio.join(3)
+    assert list(trio.record.members) == [0, 1, 2, 3]
+
+
+def test_an_assignment_of_what_cannot_join_is_refused() -> None:
+    trio = Trio()
+    trio.run(c.RegisterBroker(9, "check", "a", "host", 9092, "", "", "s3"), int)
+    trio.unchanged(r.AssignReplica(0, 9), NotEligible, "in the bucket")
+    trio.unchanged(r.AssignReplica(7, 1), NotFound, "no replica set 7")
+    trio.unchanged(r.AssignReplica(0, 7), NotFound, "no broker 7")
+    trio.broker(4)
+    trio.die(9)
+    trio.run(c.ElectSuccessor(9, 1, trio.image.replica_sets[9].master_epoch))
+    trio.unchanged(r.AssignReplica(9, 4), NotEligible, "taken over by broker 1")
+
+
+def test_no_more_brokers_are_assigned_than_may_have_replicas() -> None:
+    driver = Driver()
+    for each in range(MAX_REPLICAS + 1):
+        driver.broker(each)
+    for each in range(1, MAX_REPLICAS):
+        driver.run(r.AssignReplica(0, each))
+    with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
+        driver.run(r.AssignReplica(0, MAX_REPLICAS))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))  # the place of the master was kept
+    with pytest.raises(InvalidInput, match=f"may have {MAX_REPLICAS}"):
+        driver.run(r.AddReplica(0, MAX_REPLICAS, 1, "wal"))
+
+
+def test_an_assignment_is_taken_back_before_the_broker_has_joined_and_with_its_replica() -> None:
+    trio = Trio()
+    trio.broker(3)
+    trio.run(r.AssignReplica(0, 3))
+    trio.begin()
+    trio.run(r.RemoveReplica(0, 3))  # also while there is an election
+    assert list(trio.assigned) == [0, 1, 2]
+    trio.promise(0)
+    trio.promise(1)
+    trio.promise(2)
+    master = trio.record.master
+    trio.alter((0, 1), 2, master=master)
+    trio.run(r.RemoveReplica(0, 2))
+    assert list(trio.assigned) == list(trio.record.members) == [0, 1]
+
+
+def test_a_set_of_one_keeps_its_assignments_when_its_broker_starts_again() -> None:
+    driver = Driver()
+    for each in range(2):
+        driver.broker(each)
+    driver.run(r.SetReplicaSetPolicy(0, TWO_OF_THREE))
+    driver.run(r.AddReplica(0, 0, 1, "wal-0"))
+    driver.run(r.AssignReplica(0, 1))
+    driver.broker(0, "b")
+    assert driver.image.replication[0] == ReplicationRecord(0, TWO_OF_THREE, assigned=(0, 1))
+    driver.run(r.RemoveReplica(0, 1))
+    with pytest.raises(NotEligible, match="in the sync-state set"):
+        driver.run(r.RemoveReplica(0, 0))
+
+
+def test_a_broker_is_removed_when_its_own_set_is_empty_although_that_has_other_members() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)
+    trio.run(c.DrainBroker(0, DrainMode.OPERATOR))
+    trio.unchanged(c.RemoveBroker(0), BrokerNotDrained, "owns 1 partitions")
+    moves = [c.PartitionMove(each.topic_id, each.index, 1) for each in trio.image.owned(0)]
+    trio.run(c.MovePartitions(tuple(moves)))
+    trio.run(c.ElectPartitions(tuple((each.topic_id, each.index) for each in trio.image.moving())))
+    before = trio.record
+    trio.run(c.RemoveBroker(0))
+    assert 0 not in trio.image.replication and 0 not in trio.image.replica_sets
+    trio.broker(0, "again")
+    assert trio.record.master_epoch > before.master_epoch
+    assert trio.record.sync_state_set_epoch > before.sync_state_set_epoch
+    assert list(trio.record.members) == [0] and 0 not in trio.image.replication
+
+
+def test_a_broker_with_replicas_of_other_sets_is_not_removed_but_one_that_is_only_assigned_is() -> None:
+    trio = Trio()
+    trio.die(2)
+    trio.unchanged(c.RemoveBroker(2), BrokerNotDrained, r"replicas of replica sets \[0\]")
+    trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    trio.run(r.AssignReplica(0, 2))
+    trio.run(c.RemoveBroker(2))
+    assert list(trio.assigned) == [0, 1]
