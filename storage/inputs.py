@@ -25,6 +25,10 @@ def ignore_error(_error: Exception) -> None:
     """Default callback: do nothing."""
 
 
+def takes_every_write(_min_in_sync: int) -> None:
+    """Default `check`: no replica is missing."""
+
+
 def ignore_quarantine(_stream_id: int, _reason: str) -> None:
     """Default callback: do nothing."""
 
@@ -42,6 +46,9 @@ class HandedWal:
     """In which they are charged; the storage's from now on."""
     confirm: ConfirmOffset
     """The master's. It fails when the term ends."""
+    check: Callable[[int], None] = takes_every_write
+    """Raises if fewer replicas than this are in sync, or the master takes no writes (`ReplicaMaster.check_writable`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,11 @@ class ReplicaSetData:
     """Whether the WAL's durable offset is the confirm offset."""
     handed: HandedWal | None = None
     """None: the storage recovers the WAL, enters its epoch, and closes it."""
+
+    @property
+    def check_writable(self) -> Callable[[int], None]:
+        """Return what refuses writes that too few replicas would get."""
+        return self.handed.check if self.handed is not None else takes_every_write
 
 
 @dataclass(frozen=True, slots=True)

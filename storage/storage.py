@@ -90,6 +90,8 @@ class Storage:
         self._events = events
         self.confirm = handed.confirm if handed is not None else ConfirmOffset()
         """WAL offset up to which the quorum rule is met. The broker uses `PartitionLog.when_acked`."""
+        self.check_writable = data.check_writable
+        """Raises if fewer replicas than this are in sync (`HandedWal.check`)."""
         self.gate = AckGate()
         """Holds confirmation back while the controllers take the WAL for wholly committed."""
         self.gate.on_opened = lambda: self._on_durable(self._wal.durable_offset)
