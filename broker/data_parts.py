@@ -81,7 +81,7 @@ def build_data_parts(base: BrokerBase) -> DataParts:
     """Open the broker's WAL in its cluster, and create the components that use it. Raises `ConfigError`."""
     world, cache = base.world, base.settings.cache
     replicated = is_replicated(base)
-    progress: list[_Progress] = []
+    progress: list[_WalProgress] = []
 
     def appended() -> int:
         return sum(each.appended() for each in progress)
@@ -94,16 +94,16 @@ def build_data_parts(base: BrokerBase) -> DataParts:
     single = None if replicated else _single(base, make, storages)
     if single is not None:
         wal = single.wal
-        progress.append(_Progress(lambda: wal.end_offset, lambda: wal.durable_offset))
+        progress.append(_WalProgress(lambda: wal.end_offset, lambda: wal.durable_offset))
     hot_sets = _hot_sets(base, make, storages, door, keeps_own=replicated)
-    progress.append(_Progress(lambda: hot_sets.appended_bytes, lambda: hot_sets.durable_bytes))
+    progress.append(_WalProgress(lambda: hot_sets.appended_bytes, lambda: hot_sets.durable_bytes))
     base.health.sample("WAL append", appended, lambda: sum(each.durable() for each in progress))
     _register(base, reports, single, hot_sets)
     compactor = _compactor(base, storages, appended)
     return DataParts(throttle, reader, storages, reports, single, hot_sets, door, compactor, _cleaner(base))
 
 
-class _Progress(NamedTuple):
+class _WalProgress(NamedTuple):
     """What WALs were given, and what of it is durable, in bytes."""
 
     appended: Callable[[], int]

@@ -94,7 +94,9 @@ class HotStorage:
             if self._term != epoch:
                 return  # it has ended while an earlier storage was being closed
             tail = self._replica.hand_over()
-            storage = self._make(HandedWal(tail.records, tail.cache, master.confirm, master.gate))
+            storage = self._make(
+                HandedWal(tail.records, tail.cache, master.confirm, master.gate, master.check_writable)
+            )
             try:
                 await storage.start(epoch)
                 await self._begun(storage)

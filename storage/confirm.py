@@ -4,8 +4,8 @@ Sans-IO: the WAL calls `advance` when a single member syncs (later, replication 
 an offset run in the order of offsets. They run inside `advance`, before any task that `wait`s resumes, so high
 watermarks have moved before a Produce response is written.
 
-Invariants: the value never decreases; a callback runs at most once; after `fail` no callback runs and every wait for a
-larger value raises.
+Invariants: the value never decreases; of a callback and its `failed` one runs, once; after `fail` no callback runs and
+every wait for a larger value raises.
 
 Entry: `ConfirmOffset`.
 """
@@ -15,21 +15,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-_T = TypeVar("_T")
+_Entry = TypeVar("_Entry", bound=tuple[Any, ...])
+"""The offset, and what waits for it."""
 _NEVER = 1 << 63
 
 
-def _put_in_order(queue: deque[tuple[int, _T]], offset: int, item: _T) -> None:
+def _put_in_order(queue: deque[_Entry], entry: _Entry) -> None:
     """Insert by offset: O(1) when offsets arrive in order, as they usually do; otherwise a search from the end."""
+    offset = entry[0]
     if not queue or queue[-1][0] <= offset:
-        queue.append((offset, item))
+        queue.append(entry)
         return
     index = len(queue)
     while index > 0 and queue[index - 1][0] > offset:
         index -= 1
-    queue.insert(index, (offset, item))
+    queue.insert(index, entry)
 
 
 class ConfirmOffset:
@@ -40,7 +42,7 @@ class ConfirmOffset:
     def __init__(self, value: int = 0) -> None:
         self.value = value
         """The current confirm offset."""
-        self._listeners: deque[tuple[int, Callable[[], None]]] = deque()
+        self._listeners: deque[tuple[int, Callable[[], None], Callable[[Exception], None] | None]] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._error: Exception | None = None
         self._watch_at = _NEVER
@@ -68,15 +70,20 @@ class ConfirmOffset:
             self._watch_at = _NEVER
             self._on_watch()
 
-    def add_listener(self, wal_offset: int, callback: Callable[[], None]) -> None:
+    def add_listener(
+        self, wal_offset: int, callback: Callable[[], None], failed: Callable[[Exception], None] | None = None
+    ) -> None:
         """Call `callback` once when the value is at least `wal_offset`: now, if it already is. O(1) in offset order.
 
-        Never called after `fail`. The callback must not raise and must be fast: every acknowledgement waits for it.
+        Never called after `fail`: then `failed` is called with its error instead, now if that has been. The callbacks
+        must not raise and must be fast: every acknowledgement waits for them.
         """
         if wal_offset <= self.value:
             callback()
         elif self._error is None:
-            _put_in_order(self._listeners, wal_offset, callback)
+            _put_in_order(self._listeners, (wal_offset, callback, failed))
+        elif failed is not None:
+            failed(self._error)
 
     async def wait(self, wal_offset: int) -> None:
         """Return when the value is at least `wal_offset`. Raises the error given to `fail`."""
@@ -85,7 +92,7 @@ class ConfirmOffset:
         if self._error is not None:
             raise self._error
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        _put_in_order(self._waiters, wal_offset, future)
+        _put_in_order(self._waiters, (wal_offset, future))
         await future
 
     def watch(self, wal_offset: int, callback: Callable[[], None]) -> None:
@@ -104,7 +111,10 @@ class ConfirmOffset:
         if self._error is not None:
             return
         self._error = error
-        self._listeners.clear()
+        listeners, self._listeners = self._listeners, deque()
+        for _, _, failed in listeners:
+            if failed is not None:
+                failed(error)
         waiters, self._waiters = self._waiters, deque()
         for _, future in waiters:
             if not future.done():

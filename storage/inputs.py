@@ -32,6 +32,10 @@ def ignore_error(_error: Exception) -> None:
     """Default callback: do nothing."""
 
 
+def takes_every_write(_min_in_sync: int) -> None:
+    """Default `check`: no replica is missing."""
+
+
 def ignore_quarantine(_stream_id: int, _reason: str) -> None:
     """Default callback: do nothing."""
 
@@ -51,6 +55,9 @@ class HandedWal:
     """The master's. It fails when the term ends."""
     gate: AckGate = field(default_factory=AckGate)
     """The master's, which nothing passes while it is closed."""
+    check: Callable[[int], None] = takes_every_write
+    """Raises if fewer replicas than this are in sync, or the master takes no writes (`ReplicaMaster.check_writable`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,11 @@ class ReplicaSetData:
     """None: the storage recovers the WAL, enters its epoch, and closes it."""
     reader: BlockReader | None = None
     """Reads from the bucket for all storages of a process, whose owner closes it. None: the storage makes its own."""
+
+    @property
+    def check_writable(self) -> Callable[[int], None]:
+        """Return what refuses writes that too few replicas would get."""
+        return self.handed.check if self.handed is not None else takes_every_write
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,8 @@ class Storage:
         self._events = events
         self.confirm = handed.confirm if handed is not None else ConfirmOffset()
         """WAL offset up to which the quorum rule is met. The broker uses `PartitionLog.when_acked`."""
+        self.check_writable = data.check_writable
+        """Raises if fewer replicas than this are in sync (`HandedWal.check`)."""
         self.gate = handed.gate if handed is not None else AckGate()
         """Holds confirmation back while the controllers take the WAL for wholly committed."""
         if handed is None:

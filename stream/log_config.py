@@ -38,6 +38,8 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     batches."""
     index_interval_bytes: int = 4096
     """At most one time index entry for this many bytes of batches."""
+    min_insync_replicas: int = 1
+    """Replicas that must be in sync for a write of acks=all."""
     checkpoint_bytes: int = 16 << 20
     """A checkpoint is written after this many bytes of batches; bounds the scan of an unclean open."""
     producers_per_piece: int = ROWS_PER_PIECE

@@ -456,14 +456,21 @@ class PartitionLog:
             if self._watchers:
                 self._notify()
 
-    def when_acked(self, wal_end: int, callback: Callable[[], None]) -> None:
+    def check_writable(self) -> None:
+        """Raise if fewer replicas are in sync than a write of acks=all needs (`min.insync.replicas`), a retriable
+        error. With one replica, which the bucket makes durable, it never does."""
+        self._storage.check_writable(self._config.min_insync_replicas)
+
+    def when_acked(
+        self, wal_end: int, callback: Callable[[], None], failed: Callable[[Exception], None] | None = None
+    ) -> None:
         """Call `callback` once when everything up to `wal_end` (`AppendResult.wal_end`) is durable by the quorum rule.
 
-        The call is immediate if that is already the case. It never happens if this process is fenced or its WAL fails
-        before. Of several appends to logs on one `wal`, wait only for the largest `wal_end`. The callback must be quick
-        and not raise.
+        The call is immediate if that is already the case. If this process is fenced or its WAL fails before, `failed`
+        is called with the error instead: the write may take effect or not. Of several appends to logs on one `wal`,
+        wait only for the largest `wal_end`. The callbacks must be quick and not raise.
         """
-        self._storage.confirm.add_listener(wal_end, callback)
+        self._storage.confirm.add_listener(wal_end, callback, failed)
 
     async def wait_acked(self, wal_end: int) -> None:
         """Return when everything up to `wal_end` is durable by the quorum rule.

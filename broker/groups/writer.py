@@ -216,6 +216,7 @@ class OffsetsWriter:
         deadline = self._clock.monotonic() + WRITABLE_BUDGET_S
         while True:
             try:
+                self._log.check_writable()
                 return self._log.append_internal(batch)
             except Overloaded:
                 remaining_s = deadline - self._clock.monotonic()

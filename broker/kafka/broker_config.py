@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tidelog.broker.kafka.replicas import default_replicas
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.partitions import topic_config
 from tidelog.broker.partitions.topic_config import ConfigSource, ConfigType, Layers, Synonym
@@ -114,6 +115,7 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
     here = services.controller.image.brokers.get(services.node_id)
     port = here.port if here is not None else kafka.advertised_port or kafka.port
     advertised = f"{here.host if here is not None else kafka.advertised_host or kafka.host}:{port}"
+    replicas = str(default_replicas(services.controller.image))
     hour, minute = 3_600_000, 60_000
     return {
         "advertised.listeners": (text, f"PLAINTEXT://{advertised}", "The address that clients connect to."),
@@ -122,7 +124,11 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         "broker.id": (integer, str(services.node_id), "This broker's node id."),
         "broker.rack": (text, kafka.rack or None, "kafka.rack."),
         "connections.max.idle.ms": (long, str(kafka.idle_timeout_ms), "kafka.idle_timeout_ms."),
-        "default.replication.factor": (integer, "1", "Replication belongs to the replica set, not to the topic."),
+        "default.replication.factor": (
+            integer,
+            replicas,
+            "Replicas of a topic that asks for no number. Replication belongs to the replica set, not to the topic.",
+        ),
         "delete.topic.enable": (boolean, "true", "Topics may be deleted."),
         "fetch.max.bytes": (integer, str(kafka.fetch_max_bytes), "kafka.fetch_max_bytes."),
         "group.coordinator.rebalance.protocols": (names, "classic", "Group protocols served."),
@@ -154,7 +160,11 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         "offsets.retention.check.interval.ms": (long, str(group.offsets_check_interval_ms), "See group."),
         "offsets.retention.minutes": (integer, str(_ceil(group.offsets_retention_ms, minute)), "Rounded up."),
         "offsets.topic.num.partitions": (integer, str(group.offsets_topic_partitions), "See group."),
-        "offsets.topic.replication.factor": (ConfigType.SHORT, "1", "Replication belongs to the replica set."),
+        "offsets.topic.replication.factor": (
+            ConfigType.SHORT,
+            replicas,
+            "Replication belongs to the replica set.",
+        ),
         "process.roles": (names, services.broker_configs().get("node.roles", "broker"), "Roles of this process."),
         "producer.id.expiration.ms": (integer, str(log.producer_id_expiration_ms), "See log."),
         "remote.log.storage.system.enable": (boolean, "false", "Kafka's tiering; data is in the bucket without it."),

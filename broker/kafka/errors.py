@@ -89,6 +89,8 @@ def fetch_code(error: TidelogError) -> int:
     return _FETCH_CODES.get(error.kafka_code, error.kafka_code)
 
 
-def produce_code(error: TidelogError) -> int:
-    """The code of `error` in a Produce response."""
+def produce_code(error: Exception) -> int:
+    """The code of `error` in a Produce response. A defect is the storage's failure to its producers."""
+    if not isinstance(error, TidelogError):
+        return KAFKA_STORAGE_ERROR
     return _PRODUCE_CODES.get(error.kafka_code, error.kafka_code)

@@ -195,7 +195,8 @@ _ROWS = (
     ),
     TopicConfig(
         "min.insync.replicas", _I, "1", "min.insync.replicas",
-        "Replicas that must have a write of acks=all. Replication belongs to the replica set, not to the topic.", 1,
+        "Replicas that must be in sync for a write of acks=all, if the replica set has several. How many must have it"
+        " is the set's policy.", 1,
     ),
     TopicConfig("preallocate", _B, "false", "log.preallocate", "Preallocate segment files." + _NO_EFFECT),
     TopicConfig(
@@ -251,7 +252,7 @@ NOT_SERVED = frozenset({
     "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
     "follower.replication.throttled.replicas", "leader.replication.throttled.replicas", "local.retention.bytes",
     "local.retention.ms", "max.compaction.lag.ms", "min.cleanable.dirty.ratio", "min.compaction.lag.ms",
-    "min.insync.replicas", "preallocate", "remote.log.delete.on.disable", "segment.index.bytes", "segment.jitter.ms",
+    "preallocate", "remote.log.delete.on.disable", "segment.index.bytes", "segment.jitter.ms",
     "unclean.leader.election.enable",
 })  # fmt: skip
 """What is kept with a topic and has no effect."""
@@ -446,4 +447,5 @@ def log_config(
         producer_id_expiration_ms=defaults.producer_id_expiration_ms,
         compression_type=text("compression.type"),
         index_interval_bytes=number("index.interval.bytes"),
+        min_insync_replicas=number("min.insync.replicas"),
     )

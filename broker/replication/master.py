@@ -132,10 +132,19 @@ class ReplicaMaster:
         """Return why nothing may be appended now, or an empty string (`Master.refusal`)."""
         return self._core.refusal(self._clock.monotonic())
 
-    def check_writable(self) -> None:
-        """Raise `NotEnoughReplicas` if nothing may be appended now, and the error that has ended this master."""
+    def check_writable(self, min_in_sync: int = 1) -> None:
+        """Check that something may be appended now which at least `min_in_sync` members of the SyncStateSet must get.
+
+        Raises `NotEnoughReplicas`, and the error that has ended this master.
+        """
         if self._ended is not None:
             raise self._ended
+        members = len(self._core.configuration.members)
+        if members < min_in_sync:
+            raise NotEnoughReplicas(
+                f"the sync-state set has {members} members; min.insync.replicas is {min_in_sync}",
+                hint="are the other brokers of the replica set up?",
+            )
         if refusal := self.refusal():
             raise NotEnoughReplicas(refusal, hint="are the other brokers of the replica set up?")
 

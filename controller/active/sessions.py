@@ -3,9 +3,9 @@
 A broker is alive while a heartbeat of its current registration is younger than the session time-out and the connection
 that carried the newest one is open. Invariants: the close of an old connection does not end the session of a broker
 that has reconnected (docs/protocols.md); brokers send heartbeats to every controller, so a new active controller knows
-which are alive, and gives a broker without any heartbeat one full time-out, and one that looks dead a short grace; both end
-early when its address has no listener (`unheard`); a broker whose `alive` in the metadata differs from its session is reported at each scan until
-both agree, so no event is lost.
+which are alive, and gives a broker without any heartbeat one full time-out, and one that looks dead a short grace; both
+end early when its address has no listener (`unheard`); a broker whose `alive` in the metadata differs from its session
+is reported at each scan until both agree, so no event is lost.
 
 A dead broker is not taken over at once in every case (`stays_away`). A cluster that starts or stops as a whole keeps
 its placement, however much the starts and stops of its processes are spread. When no broker was alive and a first one

@@ -501,19 +501,22 @@ class ControllerClient:
         internal: bool = False,
         validate_only: bool = False,
         assignment: list[int] | None = None,
+        replicas: int = 0,
     ) -> TopicRecord:
         """Create a topic of 1–10,000 partitions; `assignment` names the replica set of each.
 
-        Raises `TopicExists`, `InvalidTopic`, `InvalidPartitions`, `InvalidReplicaAssignment`,
-        `InvalidReplicationFactor` (no live broker).
+        Without one they are placed on sets that have, or get, as many `replicas`; 0: any number. Raises `TopicExists`,
+        `InvalidTopic`, `InvalidPartitions`, `InvalidReplicaAssignment`, `InvalidReplicationFactor` (no live broker, or
+        no set of so many).
         """
         placed = tuple(assignment) if assignment is not None else None
         while True:
             topic_id = self._rng.randbytes(16)
             try:
-                return await self._command(
-                    c.CreateTopic(topic_id, name, partitions, configs, internal, validate_only, placed), TopicRecord
+                command = c.CreateTopic(
+                    topic_id, name, partitions, configs, internal, validate_only, placed, replicas=replicas
                 )
+                return await self._command(c.at_level(command, self.feature_level), TopicRecord)
             except TopicIdTaken:
                 continue
 

@@ -1,5 +1,8 @@
 """Placement of new partitions: the rack with the fewest of the topic per broker, and its least loaded broker.
 
+Replication belongs to the replica set. A topic that asks for a number of replicas is placed on the smallest sets that
+have, or get, as many.
+
 A broker's load is its number of partitions plus its measured load, expressed as a number of mean partitions. The active
 controller adds the measured load to the command (`loads`), so that all members decide alike. A command without `loads`
 (of an older controller, or of a takeover) is placed by the numbers of partitions alone. Racks count only if every
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from tidelog.controller.machine.moves import takes_partitions
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.errors import InvalidReplicaAssignment, InvalidReplicationFactor
+from tidelog.controller.model.replication import replicas_of
 
 Loads = tuple[tuple[int, int], ...] | None
 """`(replica set, thousandths of a mean partition)`."""
@@ -24,11 +28,18 @@ ONE = 1_000
 
 
 def place(
-    tables: Tables, count: int, assignment: Sequence[int] | None, loads: Loads = None, siblings: Iterable[int] = ()
+    tables: Tables,
+    count: int,
+    assignment: Sequence[int] | None,
+    loads: Loads = None,
+    *,
+    siblings: Sequence[int] = (),
+    replicas: int = 0,
 ) -> list[int]:
     """Return replica sets for `count` new partitions: as assigned, else by load, of those alive and not draining.
 
-    `siblings` are the replica sets of the topic's other partitions.
+    `siblings` are the replica sets of the topic's other partitions. The new ones get no fewer `replicas` than asked
+    for, and no fewer than all siblings have.
     Raises `InvalidReplicaAssignment`, `InvalidReplicationFactor`.
     """
     if assignment is not None:
@@ -41,6 +52,8 @@ def place(
     racks = _open_racks(tables)
     if not racks:
         raise InvalidReplicationFactor("no broker is alive, and not draining, to place a partition on")
+    least = max(replicas, min((_replicas(tables, each) for each in siblings), default=0))
+    racks = _large_enough(tables, racks, least)
     if loads is None or "" in racks.values():
         racks = dict.fromkeys(racks, "")
     return _spread(tables, count, racks, dict(loads or ()), siblings)
@@ -54,6 +67,26 @@ def _open_racks(tables: Tables) -> dict[int, str]:
         if master is not None and takes_partitions(tables, record):
             found[record.id] = master.rack
     return found
+
+
+def _replicas(tables: Tables, replica_set: int) -> int:
+    record = tables.replica_sets.get(replica_set)
+    return 0 if record is None else replicas_of(record, tables.replication.get(replica_set), len(tables.brokers))
+
+
+def _large_enough(tables: Tables, racks: dict[int, str], replicas: int) -> dict[int, str]:
+    """Return the smallest sets with at least so many replicas. Raises `InvalidReplicationFactor`."""
+    if replicas == 0:
+        return racks
+    sizes = {each: _replicas(tables, each) for each in racks}
+    enough = min((size for size in sizes.values() if size >= replicas), default=0)
+    if enough == 0:
+        raise InvalidReplicationFactor(
+            f"replication factor {replicas}: the largest replica set that takes partitions has {max(sizes.values())}",
+            hint="a larger replication.total_replicas, and as many brokers, make larger sets;"
+            " `tidelog replica-set list` shows them",
+        )
+    return {each: rack for each, rack in racks.items() if sizes[each] == enough}
 
 
 def _spread(

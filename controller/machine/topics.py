@@ -68,7 +68,7 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
     if command.topic_id in tables.topics:
         raise TopicIdTaken("the random topic id is in use")
     check_configs(command.configs)
-    placement = place(tables, command.partitions, command.assignment, command.loads)
+    placement = place(tables, command.partitions, command.assignment, command.loads, replicas=command.replicas)
     record = TopicRecord(
         id=command.topic_id,
         name=command.name,
@@ -144,7 +144,7 @@ def create_partitions(tables: Tables, command: CreatePartitions) -> TopicRecord:
         )
     partitions = (tables.partitions.get((record.id, index)) for index in range(record.partitions))
     siblings = [each.replica_set for each in partitions if each is not None]
-    placement = place(tables, count, command.assignment, command.loads, siblings)
+    placement = place(tables, count, command.assignment, command.loads, siblings=siblings)
     grown = msgspec.structs.replace(record, partitions=command.total)
     if not command.validate_only:
         add_partitions(tables, record.id, record.partitions, placement)

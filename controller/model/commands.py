@@ -13,11 +13,12 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.controller.model.command import Command
-from tidelog.controller.model.errors import ErrorInfo
+from tidelog.controller.model.errors import ErrorInfo, InvalidReplicationFactor
 from tidelog.controller.model.levels import (
     BEFORE_LEVELS,
     NEWEST,
     OLDEST,
+    REPLICATION_LEVEL,
     LevelRange,
     UnsupportedLevel,
     require_known,
@@ -136,6 +137,8 @@ class CreateTopic(Command, frozen=True, array_like=True, tag=6):
     """Replica set of each partition; None: see `tidelog.controller.machine.placement`."""
     loads: tuple[tuple[int, int], ...] | None = None
     """Load of each replica set in thousandths of a mean partition; added by the active controller."""
+    replicas: int = 0
+    """From level 2 on: the replicas that a set of its partitions must have, or get; 0: any number."""
 
 
 class DeleteTopic(Command, frozen=True, array_like=True, tag=7):
@@ -579,9 +582,16 @@ def require_member(registration: RegisterBroker, level: int) -> None:
 def at_level(command: AnyCommand, level: int) -> AnyCommand:
     """Return a command as it is written at a feature level, without fields that came later.
 
-    Raises `UnsupportedLevel` for a command that came later.
+    Raises `UnsupportedLevel` for a command that came later, `InvalidReplicationFactor`.
     """
     require_level(command, level)
+    if level < REPLICATION_LEVEL and isinstance(command, CreateTopic):
+        if command.replicas > 1:
+            raise InvalidReplicationFactor(
+                f"replication factor {command.replicas}: at feature level {level} a replica set has one member",
+                hint="`tidelog cluster upgrade` raises the level",
+            )
+        return msgspec.structs.replace(command, replicas=0)
     if level >= 1:
         return command
     if isinstance(command, RegisterBroker):

@@ -54,7 +54,7 @@ class InvalidPartitions(InvalidInput):
 
 
 class InvalidReplicationFactor(InvalidInput):
-    """No replica set is alive to place a partition on. Kafka: INVALID_REPLICATION_FACTOR (38)."""
+    """No replica set that is alive, and large enough, takes a partition. Kafka: INVALID_REPLICATION_FACTOR (38)."""
 
     kafka_code = 38
     retriable = True

@@ -20,7 +20,9 @@ from tidelog.broker.kafka.handlers import (
     log_dirs,
 )
 from tidelog.broker.kafka.services import ApiHandler
+from tidelog.controller.image.image import Delta
 from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
 from tidelog.stream.partition_log import ProducerInfo
 
 NONE_ASKED = -(1 << 31)
@@ -153,6 +155,25 @@ def test_topics_are_described_in_the_order_of_names_with_leaders_and_replicas() 
     assert states == {(1, 0, (1,), ()), (-1, 5, (2,), (2,))}
     assert all(one.leader_epoch >= 0 and one.isr_nodes == one.replica_nodes for one in described.partitions)
     assert answer.next_cursor is None
+
+
+def test_a_partition_of_a_replicated_set_is_described_with_its_members_and_who_is_in_sync() -> None:
+    world = AdminWorld(brokers=(1, 2, 3))
+    world.controller.replicate(2, 1, 2, 3)
+    asyncio.run(world.controller.create_topic("t", 1, {}, assignment=[2]))
+    world.controller.open_partitions("t")
+    world.controller.set_alive(1, False)
+    world.controller.put_in_sync(2, 2, 3)
+
+    def described() -> tuple[Any, ...]:
+        (one,) = pages(world, ["t"]).topics[0].partitions
+        return int(one.error_code), one.leader_id, one.replica_nodes, one.isr_nodes, one.offline_replicas
+
+    assert described() == (0, 2, (2, 1, 3), (2, 3), (1,))
+    world.controller.apply(r.BeginElection(2, 1, "test"))
+    assert described() == (5, -1, (2, 1, 3), (2, 3), (1,))
+    world.controller.promise(2, 2, 3)
+    assert described() == (0, 2, (2, 1, 3), (2, 3), (1,))
 
 
 def test_the_cursor_walks_through_all_partitions_page_by_page() -> None:
@@ -345,12 +366,12 @@ def test_there_are_no_client_quotas(version: int) -> None:
 # --- Elections and reassignments ---------------------------------------------------------------------------------
 
 
-def elect(world: AdminWorld, version: int, kind: int, wanted: dict[str, list[int]] | None) -> Any:
+def elect(world: AdminWorld, version: int, kind: int, wanted: dict[str, list[int]] | None, timeout: int = 5_000) -> Any:
     topics = wanted and [
         part(43, version, "TopicPartitions", topic=topic, partitions=indexes) for topic, indexes in wanted.items()
     ]
     more = {"election_type": kind} if version >= 1 else {}
-    return world.call(elections.APIS, 43, version, topic_partitions=topics, timeout=5_000, **more)
+    return world.call(elections.APIS, 43, version, topic_partitions=topics, timeout=timeout, **more)
 
 
 def elected(answer: Any) -> dict[tuple[str, int], int]:
@@ -376,6 +397,80 @@ def test_a_preferred_broker_that_is_dead_cannot_be_elected() -> None:
     assert elected(elect(world, 2, 0, {"t": [0, 1]})) == {("t", 0): 84, ("t", 1): 80}
     assert elected(elect(world, 2, 1, {"t": [0, 1]})) == {("t", 0): 84, ("t", 1): 83}
     assert elected(elect(world, 2, 0, None)) == {("t", 1): 80}
+
+
+def trio(members: tuple[int, ...] = (1, 2, 3)) -> AdminWorld:
+    """Replica set 2, led by broker 2, of three; it has two partitions, and replica set 1, of one, a third."""
+    world = AdminWorld(brokers=(1, 2, 3))
+    world.controller.replicate(2, *members)
+    asyncio.run(world.controller.create_topic("t", 3, {}, assignment=[2, 2, 1]))
+    return world
+
+
+def elected_by(world: AdminWorld, *promising: int) -> None:
+    """Replica set 2 elects another master, while its preferred one is not alive."""
+    world.controller.set_alive(2, False)
+    world.controller.apply(r.BeginElection(2, world.controller.image.replica_sets[2].master_epoch, "test"))
+    world.controller.promise(2, *promising)
+    world.controller.set_alive(2, True)
+
+
+def promise_at_once(world: AdminWorld, ends: dict[int, int]) -> None:
+    """Members with WALs that end here answer each election."""
+
+    def promise() -> None:
+        for member, end in ends.items():
+            if world.controller.image.replica_sets[2].master < 0:
+                world.controller.promise(2, member, end_offset=end)
+
+    def seen(delta: Delta) -> None:
+        if any(change.record.master < 0 for change in delta.of("replica_sets")):
+            asyncio.get_running_loop().call_soon(promise)
+
+    world.controller.subscribe(seen)
+
+
+def test_a_preferred_election_of_a_replicated_set_is_one_election_for_all_its_partitions() -> None:
+    world = trio()
+    assert elected(elect(world, 2, 0, {"t": [0, 1, 2]})) == {("t", index): 84 for index in range(3)}
+    elected_by(world, 1, 3)
+    image = world.controller.image
+    assert image.replica_sets[2].master == 1
+    epoch = image.replica_sets[2].master_epoch
+    promise_at_once(world, {1: 100, 2: 100, 3: 100})
+    assert elected(elect(world, 2, 0, {"t": [0, 1, 2]})) == {("t", 0): 0, ("t", 1): 0, ("t", 2): 84}
+    assert (image.replica_sets[2].master, image.replica_sets[2].master_epoch) == (2, epoch + 1)
+    assert elected(elect(world, 2, 0, None)) == {}
+
+
+def test_a_preferred_master_that_is_behind_or_out_of_sync_or_does_not_promise_is_not_available() -> None:
+    world = trio()
+    elected_by(world, 1, 3)
+    promise_at_once(world, {1: 100, 2: 50, 3: 100})
+    assert elected(elect(world, 2, 0, {"t": [0, 1]})) == {("t", 0): 80, ("t", 1): 80}
+    world.controller.put_in_sync(2, *(each for each in (1, 3)))
+    before = world.controller.image.replica_sets[2]
+    assert elected(elect(world, 2, 0, {"t": [0]})) == {("t", 0): 80}
+    assert world.controller.image.replica_sets[2] == before
+
+    world = trio()
+    elected_by(world, 1, 3)
+    assert elected(elect(world, 2, 0, {"t": [0, 1]}, timeout=50)) == {("t", 0): 80, ("t", 1): 80}
+    promise_at_once(world, {})
+    epoch = world.controller.image.replica_sets[2].master_epoch
+    assert elected(elect(world, 2, 0, {"t": [0]}, timeout=50)) == {("t", 0): 80}
+    assert world.controller.image.replica_sets[2].master_epoch == epoch, "the election that is under way goes on"
+
+
+def test_an_unclean_election_is_left_to_the_operator() -> None:
+    world = trio()
+    assert elected(elect(world, 2, 1, {"t": [0]})) == {("t", 0): 84}
+    world.controller.apply(r.BeginElection(2, 1, "test"))
+    answer = elect(world, 2, 1, {"t": [0]})
+    assert elected(answer) == {("t", 0): 83}
+    message = answer.replica_election_results[0].partition_result[0].error_message
+    assert "tidelog replica-set elect 2 --broker ID --accept-loss" in message
+    assert world.controller.image.replica_sets[2].master == -1
 
 
 def test_an_unknown_kind_of_election_is_an_invalid_request() -> None:
@@ -445,6 +540,15 @@ def test_reassignments_are_listed_until_they_are_cancelled() -> None:
     assert reassign(world, 1, "t", 0, None) == 0
     assert reassign(world, 1, "t", 0, None) == 85
     assert reassignments(world, {"t": [0]}) == {}
+
+
+def test_a_reassignment_names_the_members_of_a_replicated_set_its_preferred_master_first() -> None:
+    world = trio()
+    world.controller.replicate(3, 1, 2, 3)
+    assert reassign(world, 1, "t", 2, [2, 3, 1]) == 0
+    assert reassign(world, 1, "t", 0, [3, 2, 1]) == 0
+    assert reassign(world, 1, "t", 1, [2, 3]) == 39
+    assert reassignments(world, None) == {("t", 0): ((2, 1, 3), (), ()), ("t", 2): ((1, 2, 3), (2, 3), ())}
 
 
 def test_an_election_of_a_moving_partition_waits_for_its_owner_to_close_it() -> None:

@@ -345,3 +345,18 @@ def test_alter_configs_refuses_what_incremental_alter_configs_refuses() -> None:
     assert replace(world, 2, TOPIC, "t", no_such_key="x") == 40
     assert replace(world, 2, TOPIC, "absent") == 3
     assert overrides(world) == {"retention.ms": "1000"}
+
+
+def test_the_default_replication_factor_is_what_the_smallest_set_with_a_master_gives() -> None:
+    world = AdminWorld(brokers=(1, 2, 3))
+
+    def told() -> set[str]:
+        values = {name: each.value for name, each in by_name(describe(world, BROKER, "1")).items()}
+        return {values[name] for name in ("default.replication.factor", "offsets.topic.replication.factor")}
+
+    assert told() == {"1"}
+    world.controller.replicate(1, 1, 2, 3)
+    world.controller.replicate(2, 1, 2, 3)
+    assert told() == {"1"}
+    world.controller.set_alive(3, False)
+    assert told() == {"3"}

@@ -94,12 +94,71 @@ def test_a_partition_count_that_is_not_positive_is_refused_with_37(partitions: i
     assert refusal(AdminWorld(), creatable(7, "t", partitions))[0] == 37
 
 
-@pytest.mark.parametrize("factor", [0, 2, 3, -2])
-def test_a_replication_factor_other_than_one_is_refused_with_38_and_says_why(factor: int) -> None:
+@pytest.mark.parametrize("factor", [0, -2])
+def test_a_replication_factor_below_one_is_refused_with_38(factor: int) -> None:
     code, message = refusal(AdminWorld(), creatable(7, "t", 1, factor))
     assert code == 38
-    assert "bucket" in message
-    assert "use 1" in message
+    assert "at least 1, or -1 for the default" in message
+
+
+def replicated() -> AdminWorld:
+    """Brokers 1 to 4: set 1 has one member, set 2 two, sets 3 and 4 three."""
+    world = AdminWorld(brokers=(1, 2, 3, 4))
+    world.controller.replicate(2, 1, 2)
+    world.controller.replicate(3, 1, 2, 3, learner=4)
+    world.controller.replicate(4, 2, 3, 4)
+    return world
+
+
+def sets_of(world: AdminWorld, name: str) -> list[int]:
+    image = world.controller.image
+    return [partition.replica_set for partition in image.partitions(image.topic_ids[name])]
+
+
+@pytest.mark.parametrize(("factor", "given", "sets"), [(-1, 1, {1, 2, 3, 4}), (1, 1, {1}), (2, 2, {2}), (3, 3, {3, 4})])
+def test_a_topic_is_placed_on_the_smallest_sets_that_give_its_replication_factor(
+    factor: int, given: int, sets: set[int]
+) -> None:
+    world = replicated()
+    (only_checked,) = create(world, creatable(7, "t", 4, factor), validate_only=True).values()
+    (result,) = create(world, creatable(7, "t", 4, factor)).values()
+    assert (int(result.error_code), result.replication_factor, only_checked.replication_factor) == (0, given, given)
+    assert set(sets_of(world, "t")) == sets
+
+
+def test_more_replicas_than_the_largest_set_has_are_refused_with_38_and_what_to_do() -> None:
+    code, message = refusal(replicated(), creatable(7, "t", 1, 4))
+    assert code == 38
+    assert "replication factor 4: the largest replica set that takes partitions has 3" in message
+    assert "replication.total_replicas" in message
+    assert refusal(AdminWorld(level=1), creatable(7, "t", 1, 2))[0] == 38
+
+
+def test_a_topic_that_asks_for_one_replica_has_three_where_every_set_has_three() -> None:
+    world = AdminWorld(brokers=(1, 2, 3))
+    for each in (1, 2, 3):
+        world.controller.replicate(each, 1, 2, 3)
+    (result,) = create(world, creatable(7, "t", 1, 1)).values()
+    assert (int(result.error_code), result.replication_factor) == (0, 3)
+
+
+def test_a_topic_grows_on_sets_that_have_as_many_replicas_as_it_has() -> None:
+    world = replicated()
+    create(world, creatable(7, "t", 2, 3))
+    assert grow(world, 3, growable(3, "t", 6)) == {"t": (0, "")}
+    assert set(sets_of(world, "t")) == {3, 4}
+
+
+def test_a_manual_assignment_names_the_members_of_a_replica_set() -> None:
+    world = replicated()
+    assignments = {0: [3, 1, 2], 1: [1, 2, 3], 2: [4, 2, 3], 3: [2, 1], 4: [1], 5: [4]}
+    (result,) = create(world, creatable(7, "t", -1, -1, assignments=assignments)).values()
+    assert (int(result.error_code), result.replication_factor) == (0, 1)
+    assert sets_of(world, "t") == [3, 3, 4, 2, 1, 4]
+    code, message = refusal(world, creatable(7, "u", -1, -1, assignments={0: [1, 3]}))
+    assert code == 39 and "partition 0: no replica set has the members [1, 3]" in message
+    assert grow(world, 3, growable(3, "t", 7, [[4, 3, 2]])) == {"t": (0, "")}
+    assert sets_of(world, "t")[6] == 4
 
 
 def test_a_wrong_config_value_is_refused_with_40_and_names_the_config() -> None:
@@ -140,7 +199,7 @@ def test_a_manual_assignment_places_partitions_on_the_brokers_named() -> None:
         ({1: [1]}, 39),
         ({0: []}, 39),
         ({0: [1, 1]}, 39),
-        ({0: [1, 2]}, 38),
+        ({0: [1, 2]}, 39),
     ],
 )
 def test_a_manual_assignment_that_cannot_be_met_is_refused(assignments: dict[int, list[int]], code: int) -> None:
@@ -292,7 +351,7 @@ def test_a_topic_grown_twice_in_one_request_is_an_invalid_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignments", "code"), [([[1], [2]], 0), ([[1]], 39), ([[1], [9]], 39), ([[1], [1, 2]], 38), ([[1], []], 39)]
+    ("assignments", "code"), [([[1], [2]], 0), ([[1]], 39), ([[1], [9]], 39), ([[1], [1, 2]], 39), ([[1], []], 39)]
 )
 def test_new_partitions_follow_a_manual_assignment_or_are_refused(assignments: list[list[int]], code: int) -> None:
     world = AdminWorld(brokers=(1, 2))

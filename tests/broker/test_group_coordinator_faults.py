@@ -12,6 +12,7 @@ from tests.support.group_world import Consumer, World
 from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
 from tidelog.broker.groups.records import OffsetKey, parse_key
+from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.runtime.errors import CorruptData, NotLeader, Overloaded, Unavailable
 from tidelog.storage.wal.base import WalFailed, WalFull
 
@@ -69,6 +70,17 @@ async def test_a_partition_that_is_lost_while_persisting_is_not_coordinated_any_
         assert (await member.sync({member.member_id: b"x"})).error is GroupError.NOT_COORDINATOR
         with pytest.raises(NotCoordinator):
             member.heartbeat()
+
+
+async def test_a_commit_is_refused_while_too_few_replicas_are_in_sync_and_the_partition_stays() -> None:
+    async with World() as world:
+        assert await commit(world, "g", 1) is GroupError.NONE
+        before = world.log.log_end_offset
+        world.log.too_few = [NotEnoughReplicas("1 replica is in sync")]
+        assert await commit(world, "g", 2) is GroupError.COORDINATOR_NOT_AVAILABLE
+        assert committed(world, "g") == 1 and world.log.log_end_offset == before
+        assert await commit(world, "g", 3) is GroupError.NONE
+        assert committed(world, "g") == 3
 
 
 async def test_a_confirm_offset_that_fails_loses_the_partition() -> None:

@@ -14,6 +14,7 @@ from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, until
 from tidelog.broker.kafka.handlers import metadata
 from tidelog.broker.settings import KafkaSettings
+from tidelog.controller.model.replica_set_commands import BeginElection
 from tidelog.runtime.errors import Unavailable
 
 METADATA = 3
@@ -72,6 +73,41 @@ async def test_every_version_lists_all_topics_and_brokers(version: int) -> None:
             assert response.topics[0].topic_authorized_operations == -(1 << 31)
         if version >= 10:
             assert response.topics[0].topic_id == uuid.UUID(bytes=topic.id)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_replicated_set_shows_its_members_who_is_in_sync_and_its_elections(version: int) -> None:
+    async with KafkaWorld(brokers=(1, 2, 3)) as world, world.client() as client:
+        controller = world.controller
+        controller.replicate(2, 1, 2, learner=3)
+        controller.replicate(3, 1, 2, 3)
+        for name, replica_set in (("t", 3), ("u", 2)):
+            await controller.create_topic(name, 1, {}, assignment=[replica_set])
+            controller.open_partitions(name)
+
+        async def seen(name: str = "t") -> Any:
+            topics = (await ask(client, version, [] if version == 0 else None)).topics
+            return next(topic.partitions[0] for topic in topics if topic.name == name)
+
+        assert ((await seen("u")).replica_nodes, (await seen("u")).isr_nodes) == ((2, 1), (2, 1))
+        first = await seen()
+        assert (first.error_code, first.leader_id) == (0, 3)
+        assert (first.replica_nodes, first.isr_nodes) == ((3, 1, 2), (3, 1, 2))
+        controller.set_alive(2, False)
+        controller.put_in_sync(3, 1, 3)
+        shrunk = await seen()
+        assert (shrunk.replica_nodes, shrunk.isr_nodes) == ((3, 1, 2), (3, 1))
+        controller.apply(BeginElection(3, 1, "test"))
+        without = await seen()
+        assert (without.error_code, without.leader_id, without.replica_nodes) == (5, -1, (3, 1, 2))
+        controller.set_alive(3, False)
+        controller.promise(3, 1)
+        last = await seen()
+        assert (last.error_code, last.leader_id, last.isr_nodes) == (0, 1, (3, 1))
+        if version >= 5:
+            assert [one.offline_replicas for one in (first, shrunk, last)] == [(), (2,), (3, 2)]
+        if version >= 7:
+            assert [one.leader_epoch for one in (first, shrunk, without, last)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("version", range(1, 14))

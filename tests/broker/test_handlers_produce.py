@@ -14,7 +14,9 @@ from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tests.support.kafka_client import KafkaClient, encode_request, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.batch.batch import Compression, parse_header
+from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.errors import Fenced
 from tidelog.storage.settings import CacheSettings, UploadSettings
 
 PRODUCE = 0
@@ -294,6 +296,62 @@ async def test_produced_records_are_counted() -> None:
         body, _ = world.services.metrics.render()
         assert b'tidelog_topic_produced_records_total{topic="t"} 3.0' in body
         assert b'tidelog_request_seconds_count{api="Produce"} 1.0' in body
+
+
+async def test_acks_all_is_refused_before_the_append_when_too_few_replicas_are_in_sync() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t", min_insync_replicas="2")
+        asked: list[int] = []
+
+        def one_is_in_sync(min_in_sync: int) -> None:
+            asked.append(min_in_sync)
+            raise NotEnoughReplicas("1 replica is in sync")
+
+        world.storage.check_writable = one_is_in_sync
+        refused = outcome(await produce(client, 9, {"t": {0: batch(b"a")}}, acks=-1))
+        assert (refused.error_code, refused.error_message) == (19, "1 replica is in sync")
+        assert asked == [2] and world.log("t").log_end_offset == 0
+        taken = outcome(await produce(client, 9, {"t": {0: batch(b"b")}}, acks=1))
+        assert (taken.error_code, taken.base_offset) == (0, 0)
+        client.post(produce_request(9, {"t": {0: batch(b"c")}}, acks=0))
+        await until(lambda: world.log("t").log_end_offset == 2, "the write without acknowledgement")
+        assert asked == [2]
+
+
+@pytest.mark.parametrize("version", [9, 10, 13])
+async def test_a_write_that_waits_when_the_masters_term_ends_is_told_to_ask_for_the_leader(version: int) -> None:
+    async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
+        topic = await world.topic("t", 2)
+        world.hold()
+        key = _uuid(topic.id) if version >= 13 else "t"
+        client.post(produce_request(version, {key: {0: batch(b"a"), 1: batch(b"b")}}, timeout=60_000))
+        await until(lambda: world.log("t", 1).log_end_offset == 1, "append")
+        world.storage.depose(Fenced("another master is elected"))
+        response = await client.receive()
+        assert [outcome(response, 0, index).error_code for index in (0, 1)] == [6, 6]
+        assert "another master" in outcome(response).error_message
+        if version >= 10:
+            assert outcome(response).current_leader.leader_id == 1
+            assert [endpoint.node_id for endpoint in response.node_endpoints] == [1]
+        world.partitions.logs.clear()  # their storage takes no checkpoint of a close
+
+
+async def test_of_two_wals_only_what_was_written_to_the_one_whose_term_ends_is_refused() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 2)
+        other = Process(FakeWorld(), FakeClock(SystemClock().time_ms()), auto_confirm=False)
+        world.partitions.logs[topic.id, 1] = await other.open(partition=1)
+        world.hold()
+        client.post(produce_request(9, {"t": {index: batch(b"a") for index in range(2)}}, timeout=60_000))
+        await until(lambda: world.log("t", 1).log_end_offset == 1, "append")
+        other.storage.confirm.fail(Fenced("another master is elected"))
+        waiting = asyncio.ensure_future(client.receive())
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        world.release()
+        response = await waiting
+        assert [outcome(response, 0, index).error_code for index in (0, 1)] == [0, 6]
+        del world.partitions.logs[topic.id, 1]  # its storage takes no checkpoint of a close
 
 
 @pytest.mark.parametrize("version", [3, 12, 13])

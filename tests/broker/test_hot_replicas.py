@@ -320,6 +320,10 @@ async def test_a_record_without_its_quorum_is_told_to_the_producer_and_confirmed
     master = await hot.start_all()
     await hot.write(master, 5)
     await hot.confirmed(master)
+    members = len(master.master.configuration.members)
+    master.master.check_writable(members)
+    with pytest.raises(NotEnoughReplicas, match=f"has {members} members; min.insync.replicas is {members + 1}"):
+        master.master.check_writable(members + 1)
     for broker_id in (2, 3):
         await hot.kill(broker_id)
     await until(lambda: master.master.refusal())

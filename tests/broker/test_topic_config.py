@@ -52,6 +52,7 @@ def test_overrides_reach_the_log() -> None:
                 "message.timestamp.after.max.ms": "2",
                 "compression.type": "zstd",
                 "index.interval.bytes": "3",
+                "min.insync.replicas": "2",
             }
         ),
         KafkaSettings(),
@@ -69,6 +70,7 @@ def test_overrides_reach_the_log() -> None:
         message_timestamp_after_max_ms=2,
         compression_type="zstd",
         index_interval_bytes=3,
+        min_insync_replicas=2,
         producer_id_expiration_ms=77,
     )
 

@@ -27,7 +27,7 @@ from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.image.replica import Replica
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
-from tidelog.controller.model.errors import NotController, from_wire
+from tidelog.controller.model.errors import InvalidReplicationFactor, NotController, from_wire
 from tidelog.controller.model.levels import (
     NEWEST,
     SUPPORTED,
@@ -216,6 +216,19 @@ def test_fields_of_a_higher_level_are_not_written_at_a_lower_one() -> None:
         assert written.command == defaults
         again = c.decode_envelope(c.encode_envelope(c.Envelope(9, 1, 5, "", 0, 0, command, 77), 1))
         assert (again.format_version, again.elapsed_ms, again.command) == (2, 77, command)
+
+
+def test_a_replication_factor_is_written_from_level_2_on_and_one_is_what_every_older_set_gives() -> None:
+    def written(replicas: int, level: int) -> int:
+        command = c.CreateTopic(TOPIC, "t", 1, {}, False, False, None, None, replicas)
+        found = c.decode_envelope(c.encode_envelope(c.Envelope(9, 1, 5, "", 0, 0, command, 77), level)).command
+        assert isinstance(found, c.CreateTopic)
+        return found.replicas
+
+    assert [written(1, level) for level in (0, 1, 2)] == [0, 0, 1]
+    assert written(3, 2) == 3
+    with pytest.raises(InvalidReplicationFactor, match="at feature level 1 a replica set has one member"):
+        written(2, 1)
 
 
 OLD_FIELDS: dict[type, tuple[str, ...]] = {

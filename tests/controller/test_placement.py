@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controller.controller_helpers import TOPIC, Driver
+from tests.controller.replica_trio import Trio
 from tidelog.controller.active.drain_plan import plan_drains
 from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import InvalidReplicationFactor
 from tidelog.controller.model.records import DrainMode
+from tidelog.controller.model.replication import PolicyRecord
 
 OTHER = bytes(15) + b"o"
 Loads = tuple[tuple[int, int], ...]
@@ -93,6 +96,62 @@ def test_a_drain_keeps_racks_apart() -> None:
     assert {move.replica_set for move in plan_drains(driver.image)} == {
         1
     }  # broker 2 has fewer, but its rack has enough
+
+
+def sized(*wanted: int) -> Driver:
+    """As many brokers as are given, whose sets want so many replicas."""
+    driver = cluster(["" for _ in wanted])
+    for replica_set, total in enumerate(wanted):
+        driver.run(r.SetReplicaSetPolicy(replica_set, PolicyRecord(total)))
+    return driver
+
+
+def create_replicated(driver: Driver, replicas: int, partitions: int = 4, topic: bytes = TOPIC) -> Counter[int]:
+    driver.run(c.CreateTopic(topic, f"t{topic[-1]}", partitions, {}, False, False, None, (), replicas))
+    return owners(driver, topic)
+
+
+def test_a_topic_is_placed_on_the_smallest_sets_with_as_many_replicas_as_it_asks_for() -> None:
+    found = {replicas: create_replicated(sized(1, 3, 3, 2, 4), replicas) for replicas in range(5)}
+    assert found == {0: {0: 1, 1: 1, 2: 1, 3: 1}, 1: {0: 4}, 2: {3: 4}, 3: {1: 2, 2: 2}, 4: {4: 4}}
+    assert create_replicated(sized(3, 3, 3), 1) == {0: 2, 1: 1, 2: 1}  # more than it asks for
+
+
+def test_more_replicas_than_a_set_has_are_refused_with_the_largest() -> None:
+    driver = sized(2, 3, 3)
+    with pytest.raises(InvalidReplicationFactor, match=r"replication factor 4: the largest .* has 3") as caught:
+        create_replicated(driver, 4)
+    assert "replication.total_replicas" in str(caught.value)
+    driver.run(c.DrainBroker(1, DrainMode.OPERATOR))
+    driver.run(c.SetBrokerAlive(2, 1, False))
+    with pytest.raises(InvalidReplicationFactor, match=r"the largest .* has 2"):
+        create_replicated(driver, 3)
+
+
+def test_a_set_gets_no_more_replicas_than_there_are_brokers_until_another_registers() -> None:
+    driver = sized(3, 3)
+    with pytest.raises(InvalidReplicationFactor, match=r"the largest .* has 2"):
+        create_replicated(driver, 3)
+    driver.broker(2)
+    assert create_replicated(driver, 3) == {0: 2, 1: 2}
+
+
+def test_a_set_that_has_more_members_than_its_policy_wants_counts_them() -> None:
+    trio = Trio()
+    trio.run(r.SetReplicaSetPolicy(0, PolicyRecord(1)))
+    trio.run(c.CreateTopic(OTHER, "other", 2, {}, False, False, None, (), 3))
+    assert owners(trio, OTHER) == {0: 2}
+
+
+def test_a_topic_grows_on_sets_with_no_fewer_replicas_than_it_has() -> None:
+    driver = sized(1, 3, 3)
+    create_replicated(driver, 3, 2)
+    driver.run(c.CreatePartitions(TOPIC, 6, None, False, ()))
+    assert owners(driver) == {1: 3, 2: 3}
+    for broker in (1, 2):
+        driver.run(c.DrainBroker(broker, DrainMode.OPERATOR))
+    with pytest.raises(InvalidReplicationFactor, match=r"the largest .* has 1"):
+        driver.run(c.CreatePartitions(TOPIC, 7, None, False, ()))
 
 
 @given(

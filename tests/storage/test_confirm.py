@@ -75,6 +75,23 @@ async def test_after_a_failure_waits_raise_and_nothing_is_confirmed() -> None:
             await wait
 
 
+def test_who_waits_for_a_confirmation_that_fails_is_told_why_once() -> None:
+    confirm, told = ConfirmOffset(5), []
+
+    def never() -> None:
+        pytest.fail("a listener ran after the failure")
+
+    confirm.add_listener(5, lambda: told.append("confirmed"), lambda error: told.append(str(error)))
+    confirm.add_listener(20, never, lambda error: told.append(f"20: {error}"))
+    confirm.add_listener(10, never, lambda error: told.append(f"10: {error}"))
+    confirm.add_listener(10, never)
+    assert told == ["confirmed"]
+    confirm.fail(StorageFailed("gone"))
+    confirm.fail(StorageFailed("second"))
+    confirm.add_listener(30, never, lambda error: told.append(f"30: {error}"))
+    assert told == ["confirmed", "10: gone", "20: gone", "30: gone"]
+
+
 def test_the_watch_fires_once_and_at_once_when_it_is_late() -> None:
     confirm, fired = ConfirmOffset(), []
     confirm.watch(10, lambda: fired.append(1))

@@ -10,7 +10,13 @@ import pytest
 
 from tests.support.storage_world import CLUSTER, World, until
 from tidelog.runtime.errors import Closed, Fenced, InvalidInput, Overloaded, StorageFailed
+from tidelog.storage.cache.log_cache import LogCache
+from tidelog.storage.cache.recovered import RecoveredRecords
+from tidelog.storage.confirm import ConfirmOffset
+from tidelog.storage.inputs import HandedWal, ReplicaSetData
 from tidelog.storage.records import OffsetTrimmed, StreamAppend, StreamEntry, StreamQuarantined
+from tidelog.storage.settings import StorageSettings
+from tidelog.storage.storage import Storage
 
 
 async def settle(world: World) -> None:
@@ -43,6 +49,26 @@ async def test_what_is_appended_is_read_back_from_memory() -> None:
     with pytest.raises(Closed):
         storage.read_hot(2, 0, 1, 1)
     await storage.close(upload=False)
+
+
+async def test_a_handed_wal_says_whether_enough_replicas_take_a_write_and_any_other_takes_all() -> None:
+    world = World()
+    await world.boot([1])
+    world.storage.check_writable(9)
+    asked: list[int] = []
+
+    def check(min_in_sync: int) -> None:
+        asked.append(min_in_sync)
+        raise Overloaded("two replicas are in sync")
+
+    cache = LogCache(1 << 20)
+    handed = HandedWal(RecoveredRecords(cache), cache, ConfirmOffset(), check=check)
+    data = ReplicaSetData(CLUSTER, 1, world.wal, world.store, world.objects, handed=handed)
+    replicated = Storage(data, StorageSettings(), world.clock, random.Random(1))
+    with pytest.raises(Overloaded, match="two replicas"):
+        replicated.check_writable(3)
+    assert asked == [3]
+    await world.storage.close(upload=False)
 
 
 async def test_a_payload_of_several_buffers_is_one_record() -> None:

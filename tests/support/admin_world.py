@@ -28,12 +28,15 @@ from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.controller.active.levels import LevelRaise
 from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.client.replica_sets import ReplicaSetClient
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
+from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import ErrorInfo, UnknownTopicId, from_wire
 from tidelog.controller.model.levels import NEWEST
 from tidelog.controller.model.records import STREAMS_PER_PARTITION, TopicRecord
+from tidelog.controller.model.replication import PolicyRecord
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import NotFound, NotLeader, TidelogError, Unavailable
 from tidelog.stream.partition_log import ProducerInfo
@@ -63,6 +66,7 @@ class WorldController:
         """While set and not triggered, commands hang."""
         self.opens_at_once = False
         """Partitions are opened as soon as they are created."""
+        self.replica_sets = ReplicaSetClient(self._send)
         self._index = 0
         self._ids = 0
         self.apply(c.BecomeActive(1, 1, CLUSTER_ID, 60_000))
@@ -88,6 +92,9 @@ class WorldController:
             await self.gate.wait()
         return self.apply(command)
 
+    async def _send(self, command: c.AnyCommand, kind: Any, *, after_all: bool = False) -> Any:
+        return msgspec.convert(await self._ask(command), kind)
+
     def subscribe(self, callback: Callable[[Delta], None]) -> Callable[[], None]:
         self.subscribers.append(callback)
         return lambda: self.subscribers.remove(callback)
@@ -96,6 +103,33 @@ class WorldController:
         port = port or 9091 + broker_id
         self.apply(c.RegisterBroker(broker_id, f"code{broker_id}", f"inc{broker_id}", "127.0.0.1", port, "", ""))
         self.apply(c.Elect(broker_id, broker_id))
+
+    def replicate(self, replica_set: int, *members: int, learner: int = -1) -> None:
+        """Make these brokers members of a replica set, all in sync."""
+        home = self.image.replica_sets[replica_set].master
+        self.apply(r.SetReplicaSetPolicy(replica_set, PolicyRecord(len(members), len(members) // 2 + 1, 1)))
+        for each in sorted({*members, *([learner] if learner >= 0 else [])}, key=lambda each: (each != home, each)):
+            epoch = self.image.brokers[each].registration_epoch
+            self.apply(r.AddReplica(replica_set, each, epoch, f"wal-{each}", each == learner))
+        self.put_in_sync(replica_set, *members)
+
+    def put_in_sync(self, replica_set: int, *members: int) -> None:
+        """The master asks for this SyncStateSet."""
+        record = self.image.replica_sets[replica_set]
+        told = tuple(r.ReportedMember(each, f"wal-{each}") for each in sorted(members))
+        master = self.image.brokers[record.master]
+        numbers = master.id, master.registration_epoch, record.master_epoch, record.sync_state_set_epoch
+        quorum = self.image.replication[replica_set].policy.in_sync_replicas
+        self.apply(r.AlterSyncStateSet(replica_set, *numbers, told, quorum))
+
+    def promise(self, replica_set: int, *members: int, end_offset: int = 100) -> None:
+        """Members promise the epoch of the election."""
+        for each in members:
+            record, epoch = self.image.replica_sets[replica_set], self.image.brokers[each].registration_epoch
+            last = record.master_epoch - 1
+            self.apply(
+                r.PromiseEpoch(replica_set, record.master_epoch, each, epoch, f"wal-{each}", last, end_offset, 0)
+            )
 
     def set_alive(self, broker_id: int, alive: bool) -> None:
         epoch = self.image.brokers[broker_id].registration_epoch
@@ -118,11 +152,14 @@ class WorldController:
         internal: bool = False,
         validate_only: bool = False,
         assignment: list[int] | None = None,
+        replicas: int = 0,
     ) -> TopicRecord:
         self._ids += 1
         topic_id = self._ids.to_bytes(16, "big")
         chosen = None if assignment is None else tuple(assignment)
-        value = await self._ask(c.CreateTopic(topic_id, name, partitions, configs, internal, validate_only, chosen))
+        value = await self._ask(
+            c.CreateTopic(topic_id, name, partitions, configs, internal, validate_only, chosen, replicas=replicas)
+        )
         return self._created(msgspec.convert(value, TopicRecord))
 
     def open_partitions(self, name: str) -> None:

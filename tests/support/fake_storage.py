@@ -132,6 +132,9 @@ class FakeStorage:
         uploaded = self.world.uploaded
         return self.world.confirmed if uploaded is None else uploaded
 
+    def check_writable(self, min_in_sync: int) -> None:
+        """No replica is missing."""
+
     async def writable(self) -> None:
         return None
 

@@ -71,6 +71,8 @@ class FakeLog:
         """First offset, WAL end, bytes."""
         self.errors: list[TidelogError] = []
         """Raised by the next appends, one each."""
+        self.too_few: list[TidelogError] = []
+        """Raised before the next appends, one each: too few replicas are in sync."""
         self.read_errors: list[TidelogError] = []
         self.trim_errors: list[TidelogError] = []
         self.trims: list[int] = []
@@ -99,6 +101,10 @@ class FakeLog:
 
     def size_bytes(self) -> int:
         return sum(len(data) for _, _, data in self.batches)
+
+    def check_writable(self) -> None:
+        if self.too_few:
+            raise self.too_few.pop(0)
 
     def append_internal(self, batch: memoryview) -> Appended:
         if self.errors:

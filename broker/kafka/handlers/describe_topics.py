@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from tidelog.broker.kafka.replicas import replicas_of
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.topics import (
     DescribeTopicPartitionsCursor,
@@ -73,19 +74,17 @@ def _topic(
 
 def _partition(image: Image, partition: PartitionRecord) -> DescribeTopicPartitionsResponsePartition:
     leader, epoch = image.announced_leader(partition)
-    replica_set = image.replica_sets.get(partition.replica_set)
-    members = replica_set.members if replica_set is not None else ()
-    alive = {broker.id for broker in image.brokers.values() if broker.alive}
+    replicas = replicas_of(image, partition)
     return DescribeTopicPartitionsResponsePartition(
         error_code=0 if leader >= 0 else LEADER_NOT_AVAILABLE,
         partition_index=partition.index,
         leader_id=leader,
         leader_epoch=epoch,
-        replica_nodes=list(members),
-        isr_nodes=list(replica_set.sync_state_set) if replica_set is not None else [],
+        replica_nodes=replicas.nodes,
+        isr_nodes=replicas.in_sync,
         eligible_leader_replicas=[],
         last_known_elr=[],
-        offline_replicas=[member for member in members if member not in alive],
+        offline_replicas=replicas.offline,
     )
 
 

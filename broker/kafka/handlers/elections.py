@@ -5,11 +5,14 @@ members of one, its preferred master first. Partitions move with their streams i
 never more than one set of replicas; a listing names those of both sets, as in Kafka.
 
 A partition's leader is the master of its replica set, so a preferred election concerns the replica set: its preferred
-master is the broker with the same id. For a moving partition, the preferred leader is the target broker.
+master is the broker with the same id. In a set of several members it is designated in an election by promises, and
+elected if it is as far as the best; with one member it takes its partitions back by itself. For a moving partition, the
+preferred leader is the target's. Unclean elections are an operator's alone (`tidelog replica-set elect --accept-loss`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from tidelog.broker.kafka.handlers.admin_errors import (
@@ -19,6 +22,7 @@ from tidelog.broker.kafka.handlers.admin_errors import (
     PreferredLeaderNotAvailable,
     outcome,
 )
+from tidelog.broker.kafka.replicas import members_of, named_replica_set
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -34,11 +38,12 @@ from tidelog.broker.kafka.wire.messages.topics import (
     ReassignableTopicResponse,
     ReplicaElectionResult,
 )
-from tidelog.controller.image.image import Image
+from tidelog.controller.image.image import Delta
 from tidelog.controller.model.commands import MAX_MOVES_PER_COMMAND, PartitionMove
-from tidelog.controller.model.errors import InvalidReplicaAssignment
-from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord
-from tidelog.runtime.errors import NotFound, TidelogError
+from tidelog.controller.model.errors import NotEligible
+from tidelog.controller.model.records import NO_BROKER, NO_REPLICA_SET, PartitionRecord
+from tidelog.controller.model.replication import has_several
+from tidelog.runtime.errors import Fenced, NotFound, TidelogError
 
 PREFERRED, UNCLEAN = 0, 1
 
@@ -58,6 +63,7 @@ async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -
     kind = request.election_type
     code = 0 if kind in (PREFERRED, UNCLEAN) else INVALID_REQUEST
     asked = request.topic_partitions
+    elections = _PreferredElections(services, request.timeout_ms)
     wanted: dict[str, Iterable[int]] = (
         {topic.name: range(topic.partitions) for topic in services.controller.image.topics.values()}
         if asked is None
@@ -67,7 +73,7 @@ async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -
     for topic, partitions in sorted(wanted.items()) if code == 0 else ():
         judged = []
         for index in partitions:
-            done = await outcome(_elect(services, topic, index, kind))
+            done = await outcome(_elect(services, elections, topic, index, kind))
             if not (asked is None and done.code == ElectionNotNeeded.kafka_code):
                 judged.append(
                     ElectLeadersPartitionResult(partition_id=index, error_code=done.code, error_message=done.message)
@@ -77,18 +83,29 @@ async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -
     return ElectLeadersResponse(error_code=code, replica_election_results=results)
 
 
-async def _elect(services: Services, topic: str, index: int, kind: int) -> None:
+async def _elect(services: Services, elections: _PreferredElections, topic: str, index: int, kind: int) -> None:
     image = services.controller.image
     partition = _partition(services, topic, index)
     leader, _ = image.leader(partition)
+    record = image.replica_sets.get(partition.replica_set)
+    has_promises = record is not None and has_several(record)
     if kind == UNCLEAN:
         if leader >= 0:
             raise ElectionNotNeeded(f"{topic}-{index} is led by broker {leader}")
-        raise EligibleLeadersNotAvailable(f"no member of replica set {partition.replica_set} can lead {topic}-{index}")
+        raise EligibleLeadersNotAvailable(
+            f"no member of replica set {partition.replica_set} can lead {topic}-{index}",
+            hint=f"`tidelog replica-set elect {partition.replica_set} --broker ID --accept-loss` elects one that may"
+            " lack confirmed records"
+            if has_promises
+            else None,
+        )
     if partition.target != NO_REPLICA_SET:
         (error,) = await services.controller.elect_partitions([(partition.topic_id, index)])
         if error is not None:
             raise error
+        return
+    if has_promises:
+        await elections.elect(partition.replica_set)
         return
     if leader == partition.replica_set:
         raise ElectionNotNeeded(f"{topic}-{index} is led by its preferred broker {leader}")
@@ -96,6 +113,76 @@ async def _elect(services: Services, topic: str, index: int, kind: int) -> None:
         f"broker {partition.replica_set} is preferred for {topic}-{index} and cannot lead it now",
         hint="it takes its partitions back automatically when it has caught up",
     )
+
+
+class _PreferredElections:
+    """Elections of the preferred masters for one request: one for each replica set, whose partitions share its end."""
+
+    def __init__(self, services: Services, timeout_ms: int) -> None:
+        self._controller = services.controller
+        self._clock = services.clock
+        self._deadline = services.clock.monotonic() + timeout_ms / 1000
+        self._ends: dict[int, TidelogError | None] = {}
+
+    async def elect(self, replica_set: int) -> None:
+        """Elect the preferred master; return when it leads.
+
+        Raises `ElectionNotNeeded`, `PreferredLeaderNotAvailable`, and the errors of the command.
+        """
+        if replica_set not in self._ends:
+            try:
+                await self._elect(replica_set)
+                self._ends[replica_set] = None
+            except TidelogError as error:
+                self._ends[replica_set] = error
+        end = self._ends[replica_set]
+        if end is not None:
+            raise end
+
+    async def _elect(self, replica_set: int) -> None:
+        image = self._controller.image
+        record = image.replica_sets[replica_set]
+        preferred = members_of(image, replica_set)[0]
+        if record.master == preferred and image.master_of(replica_set) is not None:
+            raise ElectionNotNeeded(f"replica set {replica_set} is led by its preferred master {preferred}")
+        if record.master != NO_BROKER:  # else an election is under way
+            try:
+                await self._controller.replica_sets.begin_election(
+                    replica_set, record.master_epoch, "a client wants the preferred master", designated=preferred
+                )
+            except NotEligible as error:
+                raise PreferredLeaderNotAvailable(error.message, hint=error.hint) from error
+            except Fenced:
+                pass  # somebody else's election: whom it elects is seen below
+        elected = await self._wait_elected(replica_set)
+        if elected != preferred:
+            raise PreferredLeaderNotAvailable(
+                f"broker {preferred} is preferred for replica set {replica_set}, and "
+                + ("the election goes on" if elected == NO_BROKER else f"broker {elected} had more and was elected"),
+                hint=f"`tidelog replica-set describe {replica_set}` shows its replicas; retry",
+            )
+
+    async def _wait_elected(self, replica_set: int) -> int:
+        """Return the master of a replica set once it has one; -1 at the end of the request's time."""
+        image = self._controller.image
+        ended = asyncio.Event()
+
+        def changed(_delta: Delta | None) -> None:
+            record = image.replica_sets.get(replica_set)
+            if record is None or record.master != NO_BROKER:
+                ended.set()
+
+        remove = self._controller.subscribe(changed)
+        try:
+            changed(None)
+            async with asyncio.timeout(max(0.0, self._deadline - self._clock.monotonic())):
+                await ended.wait()
+        except TimeoutError:
+            return NO_BROKER
+        finally:
+            remove()
+        record = image.replica_sets.get(replica_set)
+        return NO_BROKER if record is None else record.master
 
 
 async def alter_partition_reassignments(
@@ -137,7 +224,11 @@ async def _reassign(
     for at, (topic, index, replicas) in enumerate(named):
         try:
             partition = _partition(services, topic, index)
-            target = NO_REPLICA_SET if replicas is None else _replica_set(services, list(replicas))
+            target = (
+                NO_REPLICA_SET
+                if replicas is None
+                else named_replica_set(services.controller.image, replicas, f"{topic}-{index}")
+            )
             moves.append((at, PartitionMove(partition.topic_id, index, target)))
         except TidelogError as error:
             errors[at] = error
@@ -153,25 +244,6 @@ async def _reassign(
     return errors
 
 
-def _replica_set(services: Services, brokers: list[int]) -> int:
-    """Return the replica set of exactly these brokers. Raises `InvalidReplicaAssignment`."""
-    image = services.controller.image
-    if not brokers or len(set(brokers)) != len(brokers):
-        raise InvalidReplicaAssignment("replicas must be named, each once")
-    unknown = [broker for broker in brokers if broker not in image.brokers]
-    if unknown:
-        raise InvalidReplicaAssignment(f"brokers {unknown} are not known")
-    preferred = image.replica_sets.get(brokers[0])
-    candidates = [*([preferred] if preferred is not None else []), *image.replica_sets.values()]
-    for one in candidates:
-        if set(one.members) == set(brokers):
-            return one.id
-    raise InvalidReplicaAssignment(
-        f"no replica set has the members {brokers}",
-        hint="a partition moves to a whole replica set: name its brokers, the preferred master first",
-    )
-
-
 async def list_partition_reassignments(
     context: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
@@ -185,7 +257,7 @@ async def list_partition_reassignments(
         name = image.topics[partition.topic_id].name
         if wanted is not None and (name, partition.index) not in wanted:
             continue
-        old, new = _members(image, partition.replica_set), _members(image, partition.target)
+        old, new = members_of(image, partition.replica_set), members_of(image, partition.target)
         adding, removing = [each for each in new if each not in old], [each for each in old if each not in new]
         topics.setdefault(name, []).append(
             OngoingPartitionReassignment(
@@ -197,11 +269,6 @@ async def list_partition_reassignments(
         )
     found = [OngoingTopicReassignment(name=name, partitions=topics[name]) for name in sorted(topics)]
     return ListPartitionReassignmentsResponse(error_code=0, error_message=None, topics=found)
-
-
-def _members(image: Image, replica_set_id: int) -> list[int]:
-    record = image.replica_sets.get(replica_set_id)
-    return list(record.members) if record is not None else []
 
 
 APIS = [

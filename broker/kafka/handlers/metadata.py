@@ -33,6 +33,7 @@ from tidelog.broker.kafka.errors import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from tidelog.broker.kafka.replicas import replicas_of
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.codec import EncodedBody, encode_body
 from tidelog.broker.kafka.wire.messages.cluster import MetadataRequest, MetadataResponse, MetadataResponseBroker
@@ -335,23 +336,9 @@ def _topic(image: Image, question: _Question, record: TopicRecord) -> bytes:
 
 def _partition(image: Image, record: PartitionRecord) -> PartitionPart:
     leader, epoch = image.announced_leader(record)
-    replica_set = image.replica_sets.get(record.replica_set)
-    members = replica_set.members if replica_set is not None else ()
-    in_sync = replica_set.sync_state_set if replica_set is not None else ()
     return PartitionPart(
-        0 if leader >= 0 else LEADER_NOT_AVAILABLE,
-        record.index,
-        leader,
-        epoch,
-        members,
-        in_sync,
-        tuple(member for member in members if not _is_alive(image, member)),
+        0 if leader >= 0 else LEADER_NOT_AVAILABLE, record.index, leader, epoch, *replicas_of(image, record)
     )
-
-
-def _is_alive(image: Image, broker_id: int) -> bool:
-    broker = image.brokers.get(broker_id)
-    return broker is not None and broker.alive
 
 
 APIS = [serve(MetadataRequest, 0, 13, handle)]

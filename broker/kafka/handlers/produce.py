@@ -8,8 +8,12 @@ delays the next request: idempotent producers depend on the order. So it is whil
 that does not retry. The other partitions of the request are appended meanwhile.
 
 Rules: exactly one batch for a partition; acks 0, 1 and -1 (0: no reply, and an error closes the connection); acks 1
-waits as long as -1 does, since with one member both mean "durable here". When the WAL or the log cache is at its bound
-the append waits up to the request's time-out and then fails with KAFKA_STORAGE_ERROR, which producers retry.
+waits as long as -1 does, for the quorum of the replica set. Only -1 is refused before the append when fewer replicas
+are in sync than `min.insync.replicas`, or than the set's policy asks for (NOT_ENOUGH_REPLICAS). When the WAL or the log
+cache is at its bound the append waits up to the request's time-out and then fails with KAFKA_STORAGE_ERROR, which
+producers retry. Where confirmation fails because the master's term has ended, the answer is NOT_LEADER_OR_FOLLOWER at
+once; where it does not come in time, REQUEST_TIMED_OUT. Either way the batch may be in the log all the same, as in
+Kafka.
 
 Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSION. v13 identifies topics by id.
 """
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 
 from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
 from tidelog.broker.kafka.errors import (
@@ -111,7 +116,7 @@ class _Produce:
         self._failed = False
         self._deadline = -1.0
         self._answer: Answer[ProduceResponse | None] = Answer()
-        self._appended: list[tuple[PartitionLog, int, int, bool]] = []
+        self._appended: list[tuple[PartitionLog, int, int, bool, PartitionProduceResponse]] = []
         self._slot: int | None = None
         for topic in request.topics:
             outcomes = []
@@ -145,12 +150,12 @@ class _Produce:
                 return False
             except LeaderNotAvailable as error:
                 if error.opening is None:
-                    self._note_error(topic, data, outcome, error)
+                    self._note_error(topic, outcome, error)
                 else:
                     self._deferred.append(steps[self._next])
                     self._opening = error.opening
             except TidelogError as error:
-                self._note_error(topic, data, outcome, error)
+                self._note_error(topic, outcome, error)
             self._next += 1
         if not self._deferred:
             return True
@@ -180,6 +185,8 @@ class _Produce:
             self._refuse(outcome, UNSUPPORTED_COMPRESSION_TYPE, f"Produce v{version} cannot carry zstd")
             return
         try:
+            if self.request.acks == -1:
+                log.check_writable()
             result = log.append(records)
         except Overloaded:
             self._refused = log
@@ -195,7 +202,7 @@ class _Produce:
         elif result.wal_end > self._wal_end:
             self._wal_end = result.wal_end
         count = result.last_offset - result.base_offset + 1
-        self._appended.append((log, count, len(records), result.duplicate))
+        self._appended.append((log, count, len(records), result.duplicate, outcome))
 
     def _append_elsewhere(self, log: PartitionLog, wal_end: int) -> None:
         """Record a batch in a WAL other than the first one."""
@@ -210,19 +217,15 @@ class _Produce:
         outcome.error_message = message
         self._failed = True
 
-    def _note_error(
-        self,
-        topic: TopicProduceData,
-        data: PartitionProduceData,
-        outcome: PartitionProduceResponse,
-        error: TidelogError,
-    ) -> None:
+    def _note_error(self, topic: TopicProduceData, outcome: PartitionProduceResponse, error: TidelogError) -> None:
         self._refuse(outcome, produce_code(error), str(error))
         if isinstance(error, InvalidRecord):
             outcome.record_errors = error.record_errors
+        self._name_leader(outcome, topic.name, topic.topic_id)
+
+    def _name_leader(self, outcome: PartitionProduceResponse, topic: str, topic_id: bytes) -> None:
         if outcome.error_code == NOT_LEADER_OR_FOLLOWER and self.context.api_version >= _FIRST_WITH_LEADERS:
-            services = self.context.services
-            outcome.current_leader = current_leader(services, topic.name, topic.topic_id, data.index)
+            outcome.current_leader = current_leader(self.context.services, topic, topic_id, outcome.index)
 
     def _response(self) -> ProduceResponse:
         response = ProduceResponse(self.topics)
@@ -252,7 +255,7 @@ class _Produce:
         if self._log is None:
             self._acked()
         elif self._others is None:
-            self._log.when_acked(self._wal_end, self._acked)
+            self._log.when_acked(self._wal_end, self._acked, self._lost)
         else:
             self._wait_for_all([(self._log, self._wal_end), *self._others.values()])
         if not answer.done:
@@ -260,7 +263,7 @@ class _Produce:
         return answer
 
     def _wait_for_all(self, ends: list[tuple[PartitionLog, int]]) -> None:
-        """Wait for several WALs: the last one that confirms sets the answer."""
+        """Wait for several WALs: the last one that confirms, or fails, sets the answer."""
         unacked = len(ends)
 
         def one_acked() -> None:
@@ -269,8 +272,25 @@ class _Produce:
             if unacked == 0:
                 self._acked()
 
+        def one_lost(wal: object, error: Exception) -> None:
+            self._note_lost(wal, error)
+            one_acked()
+
         for log, wal_end in ends:
-            log.when_acked(wal_end, one_acked)
+            log.when_acked(wal_end, one_acked, partial(one_lost, log.wal))
+
+    def _lost(self, error: Exception) -> None:
+        """The only WAL confirms no more."""
+        assert self._log is not None
+        self._note_lost(self._log.wal, error)
+        self._acked()
+
+    def _note_lost(self, wal: object, error: Exception) -> None:
+        """What was appended to this WAL may take effect, or never: its clients retry."""
+        for log, _, _, _, outcome in self._appended:
+            if log.wal is wal:
+                self._refuse(outcome, produce_code(error), str(error))
+                self._name_leader(outcome, log.topic, log.topic_id)
 
     def _acked(self) -> None:
         if self._slot is not None:
@@ -283,7 +303,7 @@ class _Produce:
         """Update the metrics, once: after the answer, which need not wait for it."""
         appended, self._appended = self._appended, []
         metrics = self.context.services.metrics
-        for log, count, size_bytes, duplicate in appended:
+        for log, count, size_bytes, duplicate, _ in appended:
             metrics.load.produced(log.first_stream, size_bytes)
             if not duplicate:
                 metrics.produced(log.topic, count, size_bytes)

@@ -4,8 +4,9 @@ Any broker serves them: commands go to the controller through its client, which 
 change. A client that creates a topic produces to it right after, so the response waits (within the request's time-out)
 until the partitions that this broker leads are open.
 
-Replication is a property of the replica set, not of the topic, so a topic's replication factor is 1 or -1
-(docs/protocols.md, Replica sets); any other value is refused with that explanation instead of being ignored silently.
+Replication is a property of the replica set, not of the topic (docs/protocols.md, Replica sets). A topic with a
+replication factor is placed on the smallest sets that have, or get, as many replicas; -1: on any. What no set can give
+is refused with that explanation instead of being ignored silently.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.kafka.handlers.admin_errors import INVALID_REQUEST, ItemOutcome, each, outcome
 from tidelog.broker.kafka.handlers.configs import topic_layers
+from tidelog.broker.kafka.replicas import default_replicas, named_replica_set
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.topics import (
     CreatableTopic,
@@ -80,8 +82,8 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
     if not request.validate_only:
         await wait_open(services, [one.value for one in made if one.value is not None], deadline)
     results = [
-        _create_result(context, name, one, validate_only=request.validate_only)
-        for name, one in zip(unique, made, strict=True)
+        _create_result(context, topic, one, validate_only=request.validate_only)
+        for topic, one in zip(unique.values(), made, strict=True)
     ]
     return CreateTopicsResponse(topics=results)
 
@@ -89,6 +91,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
 async def _create(services: Services, topic: CreatableTopic, validate_only: bool) -> TopicRecord:
     configs = topic_config.validate({config.name: config.value for config in topic.configs})
     assignment = _assignment(services, topic)
+    replicas = _replicas(topic)
     partitions = len(assignment) if assignment is not None else _partition_count(services, topic)
     told = topic_config.warning(configs)
     if told is not None and not validate_only:
@@ -100,12 +103,19 @@ async def _create(services: Services, topic: CreatableTopic, validate_only: bool
         internal=topic.name in topic_config.INTERNAL_TOPICS,
         validate_only=validate_only,
         assignment=assignment,
+        replicas=replicas,
     )
 
 
+def _replicas(topic: CreatableTopic) -> int:
+    """Return the replicas that a topic asks for; 0: any number. The controllers know what the sets can give."""
+    asked = topic.replication_factor
+    if asked < 1 and asked != -1:
+        raise InvalidReplicationFactor(f"replication factor {asked}: at least 1, or -1 for the default")
+    return max(0, asked)
+
+
 def _partition_count(services: Services, topic: CreatableTopic) -> int:
-    if topic.replication_factor not in (-1, 1):
-        raise _replication_refused(topic.replication_factor)
     if topic.num_partitions == -1:
         return services.kafka.num_partitions
     if topic.num_partitions < 1:
@@ -113,16 +123,8 @@ def _partition_count(services: Services, topic: CreatableTopic) -> int:
     return topic.num_partitions
 
 
-def _replication_refused(asked: int) -> InvalidReplicationFactor:
-    return InvalidReplicationFactor(
-        f"replication factor {asked}: a topic's data is in the bucket and its newest seconds in the write-ahead log "
-        "of a replica set, so replication is configured there and not per topic",
-        hint="use 1, or -1 for the default",
-    )
-
-
 def _assignment(services: Services, topic: CreatableTopic) -> list[int] | None:
-    """Return the broker of each partition from a manual assignment; None if there is none."""
+    """Return the replica set of each partition from a manual assignment; None if there is none."""
     if not topic.assignments:
         return None
     if topic.num_partitions != -1 or topic.replication_factor != -1:
@@ -130,38 +132,32 @@ def _assignment(services: Services, topic: CreatableTopic) -> list[int] | None:
     by_index = {entry.partition_index: list(entry.broker_ids) for entry in topic.assignments}
     if len(by_index) != len(topic.assignments) or sorted(by_index) != list(range(len(by_index))):
         raise InvalidReplicaAssignment("assigned partitions must be 0, 1, 2, … without gaps or repetition")
-    return [assigned_broker(services, index, by_index[index]) for index in range(len(by_index))]
-
-
-def assigned_broker(services: Services, partition: int, brokers: Sequence[int]) -> int:
-    """Return the single broker of a manual assignment. Raises 38 and 39 as CreateTopics does."""
-    if not brokers:
-        raise InvalidReplicaAssignment(f"partition {partition} is assigned to no broker")
-    if len(set(brokers)) != len(brokers):
-        raise InvalidReplicaAssignment(f"partition {partition} is assigned to a broker twice")
-    for broker in brokers:
-        if broker not in services.controller.image.brokers:
-            raise InvalidReplicaAssignment(f"partition {partition} is assigned to broker {broker}, which is not known")
-    if len(brokers) > 1:
-        raise _replication_refused(len(brokers))
-    return brokers[0]
+    image = services.controller.image
+    return [named_replica_set(image, by_index[index], f"partition {index}") for index in range(len(by_index))]
 
 
 def _create_result(
-    context: RequestContext, name: str, made: ItemOutcome[TopicRecord], *, validate_only: bool
+    context: RequestContext, topic: CreatableTopic, made: ItemOutcome[TopicRecord], *, validate_only: bool
 ) -> CreatableTopicResult:
     record = made.value
     if record is None:
-        return CreatableTopicResult(name=name, error_code=made.code, error_message=made.message)
+        return CreatableTopicResult(name=topic.name, error_code=made.code, error_message=made.message)
     return CreatableTopicResult(
-        name=name,
+        name=topic.name,
         topic_id=None if validate_only else uuid.UUID(bytes=record.id),
         error_code=0,
         error_message=topic_config.warning(record.configs),
         num_partitions=record.partitions,
-        replication_factor=1,
+        replication_factor=_given_replicas(context.services, record, topic.replication_factor),
         configs=_created_configs(context.services, record) if context.api_version >= _FIRST_WITH_CONFIGS else (),
     )
+
+
+def _given_replicas(services: Services, record: TopicRecord, asked: int) -> int:
+    """Return the replicas that every partition of a topic has, or gets; at least, of one that was only validated."""
+    image = services.controller.image
+    given = (image.replicas_of(partition.replica_set) for partition in image.partitions(record.id))
+    return min(given, default=max(asked, default_replicas(image)))
 
 
 def _created_configs(services: Services, record: TopicRecord) -> list[CreatedTopicConfig]:
@@ -297,14 +293,15 @@ async def _grow(services: Services, topic: CreatePartitionsTopic, validate_only:
 
 
 def _new_assignment(services: Services, record: TopicRecord, topic: CreatePartitionsTopic) -> list[int] | None:
-    """Return the broker of each new partition from a manual assignment; None if there is none."""
+    """Return the replica set of each new partition from a manual assignment; None if there is none."""
     if topic.assignments is None:
         return None
     added = topic.count - record.partitions
     if len(topic.assignments) != added:
         raise InvalidReplicaAssignment(f"{added} new partitions, but {len(topic.assignments)} assignments")
+    image = services.controller.image
     return [
-        assigned_broker(services, index, list(one.broker_ids))
+        named_replica_set(image, one.broker_ids, f"partition {index}")
         for index, one in enumerate(topic.assignments, start=record.partitions)
     ]
 

@@ -213,6 +213,7 @@ class ElectLeadersRequest(KafkaRequest):
     API_KEY: ClassVar[int] = 43
 
     topic_partitions: tuple[ElectLeadersTopic, ...] | None
+    timeout_ms: int
     election_type: int = 0  # v1+
 
 
