@@ -38,6 +38,8 @@ FORMAT_WITHOUT_CHECKSUM = 1
 SECRET_FILE = "cluster.secret"
 LAYOUT_FILE = "cluster.json"
 MAX_BROKERS = 100
+REPLICAS = 3
+"""With so many brokers, `tidelog up` keeps each replica set's WAL on as many, unless told otherwise."""
 
 
 class ClusterLayout(msgspec.Struct, forbid_unknown_fields=True):
@@ -211,7 +213,12 @@ def _node(loaded: Loaded, layout: ClusterLayout, node_id: int) -> Loaded:
     config = _node_config(loaded.config, layout, node_id)
     if config.s3.is_embedded:
         _share_bucket(Path(loaded.config.node.data_dir), Path(config.node.data_dir))
-    return Loaded(config, loaded.sources)
+    sources = dict(loaded.sources)
+    brokers = len(layout.brokers) or layout.last_id
+    if brokers >= REPLICAS and config.wal.kind == "disk" and "replication.total_replicas" not in sources:
+        config.replication.total_replicas = REPLICAS
+        sources["replication.total_replicas"] = f"`tidelog up` with {REPLICAS} brokers or more"
+    return Loaded(config, sources)
 
 
 def _node_config(shared: Config, layout: ClusterLayout, node_id: int) -> Config:
