@@ -1,12 +1,16 @@
 """Replica sets over admin HTTP: their members and masters, elections, and replication policies.
 
-    GET  /replica-sets           each with `state`: led, electing (replicas promise), recovering (another broker takes
-                                 the WAL over from the bucket) or leaderless
-    GET  /replica-sets/describe  ?id=ID: also its replicas, its policy, and the election under way with its promises
-    POST /replica-sets/elect     ?id=ID&broker=B: begins an election; `broker` is elected if it is as far as the best.
-                                 &accept_loss=true: elects it in the election under way, although it may lack confirmed
-                                 records; the loss is recorded (`/losses/accepted`)
-    POST /replica-sets/policy    ?id=ID and fields of the policy; those that are not named stay
+    GET  /replica-sets                each with `state`: led, electing (replicas promise), recovering (another broker
+                                      takes the WAL over from the bucket) or leaderless; `joining`: assigned brokers
+                                      that have not joined
+    GET  /replica-sets/describe       ?id=ID: also its replicas, its policy, and the election under way with its
+                                      promises
+    POST /replica-sets/elect          ?id=ID&broker=B: begins an election; `broker` is elected if it is as far as the
+                                      best. &accept_loss=true: elects it in the election under way, although it may lack
+                                      confirmed records; the loss is recorded (`/losses/accepted`)
+    POST /replica-sets/policy         ?id=ID and fields of the policy; those that are not named stay
+    POST /replica-sets/add-member     ?id=ID&broker=B: assigns a replica to the broker, which joins by itself
+    POST /replica-sets/remove-member  ?id=ID&broker=B: removes its replica, or its assignment
 
 Any broker accepts the requests. Entry: `ReplicaSetRoutes.routes`.
 """
@@ -49,6 +53,8 @@ class ReplicaSetRoutes:
             web.get("/replica-sets/describe", self._describe),
             web.post("/replica-sets/elect", self._elect),
             web.post("/replica-sets/policy", self._policy),
+            web.post("/replica-sets/add-member", self._add_member),
+            web.post("/replica-sets/remove-member", self._remove_member),
         ]
 
     def _found(self, request: web.Request) -> ReplicaSetRecord:
@@ -103,6 +109,32 @@ class ReplicaSetRoutes:
         )
         return json_answer({"id": record.id, "policy": msgspec.structs.asdict(policy)})
 
+    async def _add_member(self, request: web.Request) -> web.Response:
+        record, broker = self._found(request), _broker(request)
+        await self._controller.replica_sets.assign_replica(record.id, broker)
+        logger.info("an operator added a member", extra={"replica_set": record.id, "broker": broker})
+        return json_answer({"id": record.id, "broker": broker})
+
+    async def _remove_member(self, request: web.Request) -> web.Response:
+        record, broker = self._found(request), _broker(request)
+        row = self._controller.image.replication.get(record.id) or ReplicationRecord(record.id)
+        left = {*row.assigned, *record.members} - {broker}
+        wanted = row.policy.total_replicas
+        if broker in row.assigned and len(left) < wanted:
+            raise InvalidInput(
+                f"replica set {record.id} shall have {wanted} replicas: without broker {broker} it would be given"
+                " another one",
+                hint=f"`tidelog replica-set add-member {record.id} --broker B` names the other one; or lower its"
+                f" total_replicas: `tidelog replica-set set-policy {record.id} --total-replicas {len(left)}`",
+            )
+        await self._controller.replica_sets.remove_replica(record.id, broker)
+        logger.info("an operator removed a member", extra={"replica_set": record.id, "broker": broker})
+        return json_answer({"id": record.id, "broker": broker})
+
+
+def _broker(request: web.Request) -> int:
+    return integer(request.query.get("broker", ""), "broker", 0, MAX_ID)
+
 
 def _value(request: web.Request, name: str) -> int | bool | float:
     default = getattr(PolicyRecord(), name)
@@ -137,10 +169,16 @@ def _row(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
         "master_epoch": record.master_epoch,
         "members": list(record.members),
         "learners": list(record.learners),
+        "joining": _joining(record, row),
         "in_sync": list(record.sync_state_set),
         "quorum": row.quorum if row is not None else 1,
         "partitions": image.index.partition_counts.get(record.id, 0),
     }
+
+
+def _joining(record: ReplicaSetRecord, row: ReplicationRecord | None) -> list[int]:
+    """Return the assigned brokers that have not joined."""
+    return sorted({*(row.assigned if row is not None else ())} - {*record.members, *record.learners})
 
 
 def _document(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
@@ -150,7 +188,10 @@ def _document(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
         "sync_state_set_epoch": record.sync_state_set_epoch,
         "committed_offset": record.committed_wal_offset,
         "policy": msgspec.structs.asdict(row.policy),
-        "replicas": [_replica(image, record, row, each) for each in sorted((*record.members, *record.learners))],
+        "replicas": [
+            _replica(image, record, row, each)
+            for each in sorted((*record.members, *record.learners, *_joining(record, row)))
+        ],
         "election": _election(image, record, row),
     }
 
@@ -163,6 +204,8 @@ def _replica(image: Image, record: ReplicaSetRecord, row: ReplicationRecord, bro
         role = "master"
     elif broker_id in record.learners:
         role = "learner"
+    elif broker_id not in record.members:
+        role = "joining"
     return {
         "broker": broker_id,
         "role": role,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -59,8 +59,17 @@ MODULES = (
 TIMEOUT_S = 60
 
 
-def with_broker(client: Callable[[str, AdminWorld], None], level: int = NEWEST, **broker_configs: str) -> None:
-    """Run `client(bootstrap, world)` in a thread beside a broker that serves the admin APIs."""
+def with_broker(
+    client: Callable[[str, AdminWorld], None],
+    level: int = NEWEST,
+    *,
+    replicated: bool = False,
+    **broker_configs: str,
+) -> None:
+    """Run `client(bootstrap, world)` in a thread beside a broker that serves the admin APIs.
+
+    `replicated`: brokers 2 and 3 are members of its replica set; 3 is not in sync.
+    """
 
     async def run() -> None:
         world = AdminWorld((), 0, level, **broker_configs)
@@ -70,6 +79,11 @@ def with_broker(client: Callable[[str, AdminWorld], None], level: int = NEWEST, 
         await server.start()
         host, port = server.address
         world.controller.register(NODE_ID, port=port)
+        if replicated:
+            for each in (2, 3):
+                world.controller.register(each)
+            world.controller.replicate(NODE_ID, NODE_ID, 2, 3)
+            world.controller.put_in_sync(NODE_ID, NODE_ID, 2)
         try:
             await asyncio.to_thread(client, f"{host}:{port}", world)
         finally:
@@ -107,6 +121,24 @@ def test_confluent_kafka_manages_topics() -> None:
         assert not world.controller.image.topics
 
     with_broker(client)
+
+
+def test_confluent_kafka_sees_the_replicas_of_a_replicated_set_and_that_its_preferred_master_leads() -> None:
+    def client(bootstrap: str, world: AdminWorld) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        (created,) = done(admin.create_topics([NewTopic("t", 2, 3)]))
+        assert created is None
+        assert code_of(admin.create_topics([NewTopic("v", 1, 4)])) == 38
+        (described,) = done(admin.describe_topics(TopicCollection(["t"]), request_timeout=TIMEOUT_S))
+        for one in described.partitions:
+            assert [node.id for node in one.replicas] == [NODE_ID, 2, 3]
+            assert [node.id for node in one.isr] == [NODE_ID, 2]
+            assert one.leader.id == NODE_ID
+        wanted = [TopicPartition("t", index) for index in (0, 1)]
+        judged = admin.elect_leaders(ElectionType.PREFERRED, wanted).result(TIMEOUT_S)
+        assert {error.code() for error in judged.values() if error is not None} == {84}
+
+    with_broker(client, replicated=True)
 
 
 def test_confluent_kafka_reads_and_changes_configs() -> None:

@@ -15,8 +15,10 @@ from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.replica_set_commands import PromiseEpoch
+from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.secret import read_secret
+from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 
 pytestmark = pytest.mark.processes
 
@@ -111,3 +113,61 @@ async def elections(client: ControllerClient, cli: Cli) -> None:
     lossy = await run("elect", OTHER, "--broker", own, "--accept-loss")
     assert f"broker {own} is the master of replica set {OTHER}" in lossy
     assert "an operator elected" in (await asyncio.to_thread(cli, "wal", "losses", "--format", "json")).text
+
+
+def test_a_member_is_added_waited_for_and_removed(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with running(data_dir) as process:
+        asyncio.run(with_client(data_dir, lambda client: members(client, Cli(process.bootstrap))))
+
+
+async def members(client: ControllerClient, cli: Cli) -> None:
+    [own] = client.image.brokers
+    registrations = {own: client.image.brokers[own].registration_epoch}
+    registrations[OTHER] = await client.register_broker(RegisterBroker(OTHER, "check", "a", "h", 9092, "", ""))
+    await client.elect(OTHER, OTHER)
+    sets = client.replica_sets
+    await sets.add_replica(OTHER, OTHER, registrations[OTHER], f"wal-{OTHER}")
+
+    async def run(*args: str | int, code: int = 0) -> str:
+        done = await asyncio.to_thread(cli, "replica-set", *args, code=code)
+        return done.text if code == 0 else done.err
+
+    assert "there is no broker 99" in await run("add-member", OTHER, "--broker", 99, code=3)
+    assert "is assigned to" in await run("add-member", OTHER, "--broker", own, "--no-wait")
+    [row] = [each.split() for each in (await run("list")).splitlines() if each.split()[0] == str(OTHER)]
+    assert row[4:7] == [str(OTHER), "-", str(own)], "members, learners, joining"
+    assert [str(own), "joining"] in [line.split()[:2] for line in (await run("describe", OTHER)).splitlines()]
+    assert f"not in sync in replica set {OTHER} after 1 s" in await run(
+        "add-member", OTHER, "--broker", own, "--timeout", 1, code=5
+    )
+
+    waiting = asyncio.create_task(run("add-member", OTHER, "--broker", own))
+    await sets.add_replica(OTHER, own, registrations[own], f"wal-{own}")
+    record = client.image.replica_sets[OTHER]
+    wanted = frozenset(WalReplica(each, f"wal-{each}") for each in (own, OTHER))
+    await sets.alter_sync_state_set(
+        OTHER,
+        SetConfiguration(record.sync_state_set_epoch, wanted, 1),
+        master=(OTHER, registrations[OTHER]),
+        master_epoch=record.master_epoch,
+        ends={},
+        confirm_offset=0,
+    )
+    assert f"broker {own} is in sync" in await waiting
+
+    assert "is in the sync-state set" in await run("remove-member", OTHER, "--broker", own, code=1)
+    await sets.set_policy(OTHER, PolicyRecord(2, 1, 1))
+    assert "shall have 2 replicas" in await run("remove-member", OTHER, "--broker", own, code=2)
+    await sets.set_policy(OTHER, PolicyRecord())
+    record = client.image.replica_sets[OTHER]
+    await sets.alter_sync_state_set(
+        OTHER,
+        SetConfiguration(record.sync_state_set_epoch, frozenset({WalReplica(OTHER, f"wal-{OTHER}")}), 1),
+        master=(OTHER, registrations[OTHER]),
+        master_epoch=record.master_epoch,
+        ends={},
+        confirm_offset=0,
+    )
+    assert "keeps no replica" in await run("remove-member", OTHER, "--broker", own)
+    assert list(client.image.replication[OTHER].assigned) == [OTHER]

@@ -36,7 +36,15 @@ def test_a_topic_is_created_listed_and_described(cli: Cli) -> None:
     shown = cli("topic", "describe", "born").text
     assert "retention.ms=86400000" in shown
     assert "HIGH-WATERMARK" in shown
+    assert ["0", "1", "1", "0", "0", "1", "1"] in cli("topic", "describe", "born").rows()
+    assert topic["partitions"][0]["replicas"] == topic["partitions"][0]["in_sync"] == [1]
     assert "max.message.bytes" in cli("topic", "describe", "born", "--configs").text
+
+
+def test_a_replication_factor_that_no_replica_set_gives_is_refused_with_the_largest(cli: Cli) -> None:
+    refused = cli("topic", "create", "wide", "--replication-factor", 3, code=2).err
+    assert "the largest replica set that takes partitions has 1" in refused
+    cli("topic", "create", "narrow", "-r", 1)
 
 
 def test_a_topic_that_exists_is_an_error_unless_it_may(cli: Cli) -> None:

@@ -1,6 +1,7 @@
 """`tidelog replica-set`: the replica sets, that is the WALs of a cluster and the brokers that keep them.
 
-The controllers elect: `elect` begins an election and shows how it ends.
+The controllers elect: `elect` begins an election and shows how it ends. They also choose the brokers that keep
+replicas, as many as the policy wants; `add-member` and `remove-member` are for an operator who wants others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0)
 
 @click.group("replica-set")
 def replica_set_() -> None:
-    """Show replica sets, elect their masters and set their replication policies."""
+    """Show replica sets, elect their masters, and set their replication policies and members."""
 
 
 @replica_set_.command("list")
@@ -38,7 +39,7 @@ def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
 
 
 def _render_list(rows: list[Document]) -> str:
-    headers = ["ID", "STATE", "MASTER", "EPOCH", "MEMBERS", "LEARNERS", "IN-SYNC", "QUORUM", "PARTITIONS"]
+    headers = ["ID", "STATE", "MASTER", "EPOCH", "MEMBERS", "LEARNERS", "JOINING", "IN-SYNC", "QUORUM", "PARTITIONS"]
     cells = [
         [
             row["id"],
@@ -47,6 +48,7 @@ def _render_list(rows: list[Document]) -> str:
             row["master_epoch"],
             _ids(row["members"]),
             _ids(row["learners"]),
+            _ids(row["joining"]),
             _ids(row["in_sync"]),
             row["quorum"],
             row["partitions"],
@@ -171,6 +173,58 @@ def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, time
                 hint=f"`tidelog replica-set describe {replica_set}` shows whose promise is missing; it goes on",
             )
         time.sleep(POLL_S)
+
+
+@replica_set_.command("add-member")
+@_set_id
+@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to keep a replica.")
+@click.option("--no-wait", is_flag=True, help="Return when the replica is assigned.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait."
+)
+@format_option
+@admin_options
+def add_member(replica_set: int, broker: int, no_wait: bool, timeout_s: float, style: str, bootstrap: str) -> None:
+    """Have a broker keep a replica of a set, and wait until it is in sync.
+
+    One beyond the number that the policy wants is removed again if it does not get in sync.
+    """
+    cluster = ClusterConnection(bootstrap)
+    cluster.post(f"/replica-sets/add-member?{urlencode({'id': replica_set, 'broker': broker})}")
+    document = _described(cluster, replica_set) if no_wait else _wait_in_sync(cluster, replica_set, broker, timeout_s)
+    if style == "json":
+        output.emit(json.dumps(document, indent=2))
+    elif broker in document["in_sync"]:
+        output.emit(f"broker {broker} is in sync in replica set {replica_set}")
+    else:
+        output.emit(f"a replica of replica set {replica_set} is assigned to broker {broker}")
+
+
+def _wait_in_sync(cluster: ClusterConnection, replica_set: int, broker: int, timeout_s: float) -> Document:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        document = _described(cluster, replica_set)
+        if broker in document["in_sync"]:
+            return document
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"broker {broker} is not in sync in replica set {replica_set} after {timeout_s:g} s",
+                hint=f"`tidelog replica-set describe {replica_set}` shows whether it has joined; it goes on",
+            )
+        time.sleep(POLL_S)
+
+
+@replica_set_.command("remove-member")
+@_set_id
+@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to remove.")
+@format_option
+@admin_options
+def remove_member(replica_set: int, broker: int, style: str, bootstrap: str) -> None:
+    """Remove a broker's replica of a set, or its assignment. Its copy of the WAL is deleted."""
+    cluster = ClusterConnection(bootstrap)
+    found = cluster.post(f"/replica-sets/remove-member?{urlencode({'id': replica_set, 'broker': broker})}")
+    told = f"broker {broker} keeps no replica of replica set {replica_set}"
+    output.emit(json.dumps(found, indent=2) if style == "json" else told)
 
 
 @replica_set_.command("set-policy")

@@ -32,6 +32,13 @@ def topic() -> None:
 @topic.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="Partitions; default: kafka.num_partitions.")
+@click.option(
+    "-r",
+    "--replication-factor",
+    "replicas",
+    type=click.IntRange(min=1),
+    help="Place it on replica sets with as many replicas; default: on any.",
+)
 @click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic config; may repeat.")
 @click.option("--if-not-exists", is_flag=True, help="An existing topic is not an error.")
 @format_option
@@ -39,6 +46,7 @@ def topic() -> None:
 def create(
     names: tuple[str, ...],
     partitions: int | None,
+    replicas: int | None,
     configs: tuple[str, ...],
     if_not_exists: bool,
     style: str,
@@ -52,7 +60,7 @@ def create(
     for name in dict.fromkeys(names):
         created = True
         try:
-            _create(cluster, name, partitions, wanted)
+            _create(cluster, name, partitions or -1, replicas or -1, wanted)
         except AlreadyExists as error:
             if not if_not_exists:
                 failures.add(error)
@@ -76,10 +84,10 @@ def create(
     failures.exit()
 
 
-def _create(cluster: ClusterConnection, name: str, partitions: int | None, configs: dict[str, str]) -> None:
-    what = f"cannot create topic {name!r}" + (f" with {partitions} partitions" if partitions else "")
+def _create(cluster: ClusterConnection, name: str, partitions: int, replicas: int, configs: dict[str, str]) -> None:
+    what = f"cannot create topic {name!r}" + (f" with {partitions} partitions" if partitions > 0 else "")
     with refusals(what):
-        new = kafka_admin().NewTopic(name, num_partitions=partitions or -1, replication_factor=-1, config=configs)
+        new = kafka_admin().NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=configs)
         futures = cluster.admin.create_topics([new], request_timeout=REQUEST_TIMEOUT_S)
     cluster.wait(futures[name], f"cannot create topic {name!r}")
 
@@ -187,6 +195,7 @@ def _describe(cluster: ClusterConnection, described: Any, all_configs: bool) -> 
                 "log_start_offset": found.log_start_offset if found is not None else None,
                 "high_watermark": found.high_watermark if found is not None else None,
                 "replicas": [node.id for node in one.replicas],
+                "in_sync": [node.id for node in one.isr],
             }
         )
     configs = _configs(cluster, name)
@@ -215,10 +224,13 @@ def _configs(cluster: ClusterConnection, name: str) -> list[dict[str, Any]]:
 def _render_topic(document: dict[str, Any]) -> str:
     own = ", ".join(f"{key}={value}" for key, value in document["configs"].items())
     about = output.pairs([("topic", document["name"]), ("id", document["id"]), ("configs", own or "defaults")])
-    headers = ["PARTITION", "LEADER", "EPOCH", "LOG-START", "HIGH-WATERMARK"]
+    numbers = ["PARTITION", "LEADER", "EPOCH", "LOG-START", "HIGH-WATERMARK"]
     keys = ["partition", "leader", "leader_epoch", "log_start_offset", "high_watermark"]
-    rows = [[one[key] for key in keys] for one in document["partitions"]]
-    text = f"{about}\n\n{output.table(headers, rows, right=headers)}"
+    rows = [
+        [*(one[key] for key in keys), *(",".join(map(str, one[key])) for key in ("replicas", "in_sync"))]
+        for one in document["partitions"]
+    ]
+    text = f"{about}\n\n{output.table([*numbers, 'REPLICAS', 'IN-SYNC'], rows, right=numbers)}"
     if "all_configs" in document:
         configs = [[one["name"], one["value"], one["source"]] for one in document["all_configs"]]
         text += f"\n\n{output.table(['CONFIG', 'VALUE', 'SOURCE'], configs)}"

@@ -1,0 +1,122 @@
+"""What Kafka's clients are told of a replicated WAL across its elections: epochs, their ends, and writes that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker.test_hot_storage import ServingSet, contents, produce, values
+from tests.controller.controller_helpers import until
+from tests.support.kafka_world import batch
+from tests.support.kept_set import SET
+from tidelog.broker.kafka.fetch_sessions import FetchSessions
+from tidelog.broker.kafka.handlers import leader_epoch
+from tidelog.broker.kafka.handlers import produce as produce_api
+from tidelog.broker.kafka.services import RequestContext, Services
+from tidelog.broker.kafka.wire.messages.logs import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from tidelog.broker.kafka.wire.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
+from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.runtime.clock import SystemClock
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+async def serving(tmp_path: Path) -> AsyncIterator[ServingSet]:
+    here = ServingSet(tmp_path)
+    await here.begin()
+    await here.processes[1].client.create_topic("t", 1, {}, assignment=[SET])
+    yield here
+    await here.finish()
+
+
+def context(serving: ServingSet, broker_id: int, api_key: int, version: int) -> RequestContext:
+    """A request to this broker."""
+    parts: Any = None
+    services = Services(
+        node_id=broker_id,
+        clock=SystemClock(),
+        kafka=KafkaSettings(),
+        log=LogSettings(),
+        group=GroupSettings(),
+        controller=serving.processes[broker_id].client,
+        partitions=serving.serving[broker_id].partitions,
+        groups=parts,
+        producer_ids=parts,
+        metrics=Metrics(process=False),
+        fetch_sessions=FetchSessions(0, random.Random(3)),
+    )
+    return RequestContext(services, api_key, version, 7, "test", "127.0.0.1")
+
+
+async def end_of(serving: ServingSet, epoch: int, *, current: int = -1) -> tuple[int, int, int]:
+    """Ask the leader for the end of an epoch: `(error, epoch, end offset)`."""
+    asked = OffsetForLeaderPartition(partition=0, current_leader_epoch=current, leader_epoch=epoch)
+    request = OffsetForLeaderEpochRequest(topics=(OffsetForLeaderTopic(topic="t", partitions=(asked,)),))
+    response = await leader_epoch.handle(context(serving, serving.leader().broker_id, 23, 4), request)
+    found = response.topics[0].partitions[0]
+    return found.error_code, found.leader_epoch, found.end_offset
+
+
+async def sent(serving: ServingSet, broker_id: int, value: bytes) -> PartitionProduceResponse:
+    """Produce with acks=1, which a master takes however few replicas are in sync, and which waits for the quorum."""
+    data = PartitionProduceData(0, memoryview(bytearray(batch(value))))
+    request = ProduceRequest(None, 1, 120_000, [TopicProduceData("t", b"", [data])])
+    response = await produce_api.handle(context(serving, broker_id, 0, 12), request)
+    assert response is not None
+    return response.topics[0].partitions[0]
+
+
+async def test_the_leader_epoch_grows_with_each_election_and_the_ends_of_epochs_stay(serving: ServingSet) -> None:
+    ends: dict[int, int] = {}
+    for step in range(4):
+        log = await serving.partition()
+        partition = next(serving.node.image.all_partitions())
+        assert serving.node.image.leader(partition) == (serving.leader().broker_id, log.leader_epoch)
+        assert all(epoch < log.leader_epoch for epoch in ends)
+        await produce(log, values(10 * step, 10))
+        ends[log.leader_epoch] = 10 * (step + 1)
+        for epoch, end in ends.items():
+            assert await end_of(serving, epoch, current=log.leader_epoch) == (0, epoch, end)
+            if epoch < log.leader_epoch:
+                assert (await end_of(serving, epoch, current=epoch))[0] == 74
+        assert (await end_of(serving, log.leader_epoch, current=log.leader_epoch + 1))[0] == 75
+        epoch = serving.node.image.replica_sets[SET].master_epoch
+        await serving.processes[2].client.replica_sets.begin_election(SET, epoch, f"again {step}")
+        await serving.later_than(epoch)
+    log = await serving.partition()
+    await until(lambda: log.high_watermark == 40)
+    assert await contents(log) == values(0, 40)
+
+
+async def test_a_write_that_waits_for_its_quorum_is_told_at_once_that_the_term_has_ended(serving: ServingSet) -> None:
+    log = await serving.partition()
+    await produce(log, values(0, 5))
+    for follower in (2, 3):
+        await serving.end(follower)
+    writing = asyncio.create_task(sent(serving, 1, b"value-5"))
+    await until(lambda: log.log_end_offset == 6)
+    assert not writing.done() and log.high_watermark == 5
+    epoch = serving.node.image.replica_sets[SET].master_epoch
+    await serving.processes[1].client.replica_sets.begin_election(SET, epoch, "a follower may be elected")
+    outcome = await writing
+    assert outcome.error_code == 6 and "has ended" in (outcome.error_message or "")
+    await serving.launch(2)
+    again = await serving.partition()
+    await until(lambda: again.high_watermark == 6)
+    assert await contents(again) == values(0, 6), "what was refused may be in the log all the same, as in Kafka"
