@@ -70,6 +70,7 @@ class HotSet:
         self.replica_set_id = replica_set_id
         self.wal = opened.wal
         self._tail = WarmTail(LogCache(shared.log_cache_bytes), base.controller.committed_wal_offset(replica_set_id))
+        self._replica: HotReplica | None = None
         self._hot: HotStorage | None = None
         self.duty: ReplicaDuty | None = None
         """None before `begin`."""
@@ -134,7 +135,7 @@ class HotSet:
             registration_epoch,
             learner=joined is not None and joined.is_learner,
         )
-        replica = HotReplica(
+        replica = self._replica = HotReplica(
             self.wal,
             self._tail,
             ReplicaParts(
@@ -208,6 +209,14 @@ class HotSet:
     def is_known(self) -> bool:
         """Return whether the loss of this WAL would be noticed, or nothing would be lost with it."""
         return self._keeper is None or self._keeper.is_known
+
+    @property
+    def lost_master(self) -> int | None:
+        """Return the broker that it follows, if it has lost the connection to it."""
+        follower = self._replica.follower if self._replica is not None else None
+        if follower is None or follower.lost_at is None or follower.target is None:
+            return None
+        return follower.target.broker_id
 
     async def settle(self) -> None:
         """As `WalKeeper.settle`, if the set has one member."""

@@ -213,6 +213,10 @@ class HotSets:
         """Return whether the loss of each WAL would be noticed, or nothing would be lost with it."""
         return all(one.is_known for one in self._sets.values())
 
+    def suspects(self) -> set[int]:
+        """Return the brokers that this one follows, and has lost its connection to: they may be dead."""
+        return {broker for one in self._sets.values() if (broker := one.lost_master) is not None}
+
     async def settle(self) -> None:
         """Report WALs of which everything is committed as such, where that is told (`WalKeeper.settle`)."""
         for one in list(self._sets.values()):

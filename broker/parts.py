@@ -28,6 +28,7 @@ from tidelog.broker.admin.storage_status import memory_section
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts, build_data_parts
 from tidelog.broker.kafka.apis import all_apis
+from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
@@ -207,6 +208,7 @@ def _services(
         producer_ids=producer_ids,
         metrics=metrics,
         fetch_sessions=fetch_sessions,
+        elections=ElectionWaits(base.image, base.world.clock, data.hot_sets.suspects),
         cold_throttle=data.throttle,
         quorum=quorum.report,
         broker_configs=lambda: {**settings.flat(), "tidelog.admin.url": admin.url},

@@ -17,6 +17,7 @@ from tidelog.runtime.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from tidelog.broker.groups.coordinator import GroupCoordinator
+    from tidelog.broker.kafka.election_waits import ElectionWaits
     from tidelog.broker.kafka.fetch_sessions import FetchSessions
     from tidelog.broker.kafka.producer_ids import ProducerIds
     from tidelog.broker.kafka.wire.codec import AnyResponse
@@ -48,6 +49,7 @@ class Services:
     producer_ids: ProducerIds
     metrics: Metrics
     fetch_sessions: FetchSessions
+    elections: ElectionWaits
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Time-outs of requests."""
     cold_throttle: ColdThrottle | None = None

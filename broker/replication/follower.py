@@ -95,6 +95,8 @@ class ReplicaFollower:
         self._backoff = Backoff(limits.retry_base_s, limits.retry_cap_s, world.rng)
         self.problem = ""
         """Why it is not following now; empty while it is, or before it tries."""
+        self.lost_at: float | None = None
+        """When it lost the connection to its present master (monotonic seconds); None while it has one."""
         self.stopped: TidelogError | None = None
         """What has stopped it by itself."""
 
@@ -127,6 +129,7 @@ class ReplicaFollower:
         if target.epoch > known and not isinstance(self.stopped, WalFailed):
             self.stopped = None
         self._target = target
+        self.lost_at = None
         self._backoff.reset()
         self._changed.set()
         if self._session is not None:
@@ -252,6 +255,7 @@ class ReplicaFollower:
     async def _next(self, connection: WalConnection) -> Frame:
         while not self._inbox:
             if not connection.is_open:
+                self.lost_at = self._world.clock.monotonic()
                 raise MasterGone(f"the connection to the master was lost: {connection.problem or 'closed'}")
             self._arrived.clear()
             await self._arrived.wait()
@@ -305,6 +309,7 @@ class ReplicaFollower:
             await wal.restart_at(match.offset, master_epoch=epoch, kept_as=kept_as)
         tail.reconcile(wal)
         self._is_matched = True
+        self.lost_at = None
         self.problem = ""
         self._backoff.reset()
         self._acknowledge(wal.durable_offset)

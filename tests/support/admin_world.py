@@ -18,6 +18,7 @@ import msgspec
 from kio.index import load_request_schema
 
 from tests.support import schema
+from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.services import ApiHandler, RequestContext, Services
 from tidelog.broker.kafka.wire.messages import REQUESTS
@@ -287,6 +288,7 @@ class AdminWorld:
             producer_ids=parts,
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(0, random.Random(3)),
+            elections=ElectionWaits(lambda: self.controller.image, SystemClock(), tuple),
             broker_configs=lambda: configs,
         )
 

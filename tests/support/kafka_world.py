@@ -20,6 +20,7 @@ from tests.support.admin_world import WorldController, judged
 from tests.support.kafka_client import KafkaClient
 from tidelog.batch.batch import Record, build_batch
 from tidelog.broker.groups.coordinator import GroupCoordinator
+from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
 from tidelog.broker.kafka.producer_ids import ProducerIds
@@ -238,6 +239,7 @@ class KafkaWorld:
             producer_ids=ProducerIds(controller, NODE_ID, lambda: epoch),
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
+            elections=ElectionWaits(lambda: controller.image, self._clock, tuple),
         )
         self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)
         await self.server.start()

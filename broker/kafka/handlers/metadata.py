@@ -133,6 +133,8 @@ async def handle(context: RequestContext, request: MetadataRequest) -> EncodedBo
         errors = await _create_missing(services, topics)
     if topics:
         await _wait_opened(services, topics)
+    if topics is None or topics:
+        await services.elections.wait(None if topics is None else _known_ids(services.controller.image, topics))
     image = services.controller.image
     question = _Question(
         context.api_version,
@@ -159,6 +161,12 @@ def _topics_of(version: int, request: MetadataRequest) -> tuple[_WantedTopics, .
 
 def _id_bytes(value: uuid.UUID | None) -> bytes:
     return value.bytes if value is not None else b""
+
+
+def _known_ids(image: Image, wanted: Iterable[_WantedTopics]) -> list[bytes]:
+    """Return the ids of those topics that exist."""
+    found = (topic_id if name is None else image.topic_ids.get(name, b"") for name, topic_id in wanted)
+    return [each for each in found if each in image.topics]
 
 
 # --- creating ------------------------------------------------------------------------------------------------------
