@@ -9,7 +9,7 @@ Entry: `members_of`, `replicas_of`, `named_replica_set`, `default_replicas`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidelog.controller.image.image import Image
@@ -42,8 +42,10 @@ def replicas_of(image: Image, partition: PartitionRecord) -> PartitionReplicas:
     return PartitionReplicas(nodes, _preferred_first(record.id, record.sync_state_set), offline)
 
 
-def _preferred_first(replica_set: int, brokers: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(brokers, key=lambda each: (each != replica_set, each)))
+def _preferred_first(replica_set: int, brokers: tuple[int, ...]) -> tuple[int, ...]:
+    if replica_set not in brokers[1:]:
+        return brokers
+    return (replica_set, *(each for each in brokers if each != replica_set))
 
 
 def _is_alive(image: Image, broker_id: int) -> bool:
@@ -77,6 +79,7 @@ def named_replica_set(image: Image, brokers: Sequence[int], partition: str) -> i
 
 
 def default_replicas(image: Image) -> int:
-    """Return how many replicas a topic has at least that asks for no number: as the smallest set with a master."""
-    sizes = (image.replicas_of(each) for each in image.replica_sets if image.master_of(each) is not None)
-    return min(sizes, default=1)
+    """Return how many replicas a topic has at least that asks for no number: as the smallest set that takes it."""
+    masters = ((each, image.master_of(each)) for each in image.replica_sets)
+    open_sets = [each for each, master in masters if master is not None and not master.draining]
+    return min(map(image.replica_count, open_sets), default=1)

@@ -33,7 +33,7 @@ from tidelog.controller.model.records import (
     StreamRecord,
     TopicRecord,
 )
-from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord, replicas_of
+from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord, replica_count
 from tidelog.storage.commits import ObjectSlice, unpack_ranges
 from tidelog.storage.replication.configuration import SetConfiguration
 
@@ -244,10 +244,10 @@ class Image:
         master = self.brokers.get(record.master) if record is not None else None
         return master if master is not None and master.alive else None
 
-    def replicas_of(self, replica_set_id: int) -> int:
-        """Return how many replicas a replica set has, or gets (`tidelog.controller.model.replication.replicas_of`)."""
+    def replica_count(self, replica_set_id: int) -> int:
+        """Return how many replicas a replica set has, or gets (`tidelog.controller.model.replication`)."""
         record = self.replica_sets.get(replica_set_id)
-        return 0 if record is None else replicas_of(record, self.replication.get(replica_set_id), len(self.brokers))
+        return 0 if record is None else replica_count(record, self.replication.get(replica_set_id), len(self.brokers))
 
     def configuration(self, replica_set_id: int) -> SetConfiguration | None:
         """Return the SyncStateSet and write quorum of a replica set; None if its members' WALs are not known.

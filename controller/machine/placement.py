@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from tidelog.controller.machine.moves import takes_partitions
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.errors import InvalidReplicaAssignment, InvalidReplicationFactor
-from tidelog.controller.model.replication import replicas_of
+from tidelog.controller.model.replication import replica_count
 
 Loads = tuple[tuple[int, int], ...] | None
 """`(replica set, thousandths of a mean partition)`."""
@@ -71,7 +71,7 @@ def _open_racks(tables: Tables) -> dict[int, str]:
 
 def _replicas(tables: Tables, replica_set: int) -> int:
     record = tables.replica_sets.get(replica_set)
-    return 0 if record is None else replicas_of(record, tables.replication.get(replica_set), len(tables.brokers))
+    return 0 if record is None else replica_count(record, tables.replication.get(replica_set), len(tables.brokers))
 
 
 def _large_enough(tables: Tables, racks: dict[int, str], replicas: int) -> dict[int, str]:

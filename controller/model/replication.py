@@ -130,7 +130,7 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
         return SetConfiguration(number, frozenset(each.replica for each in self.in_sync), self.quorum)
 
 
-def replicas_of(record: ReplicaSetRecord, row: ReplicationRecord | None, brokers: int) -> int:
+def replica_count(record: ReplicaSetRecord, row: ReplicationRecord | None, brokers: int) -> int:
     """Return how many replicas a set has, or gets: what its policy wants of `brokers`, all that are registered."""
     wanted = row.policy.total_replicas if row is not None else 1
     return max(len(record.members), min(wanted, brokers))

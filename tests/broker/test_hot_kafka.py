@@ -75,10 +75,10 @@ async def end_of(serving: ServingSet, epoch: int, *, current: int = -1) -> tuple
     return found.error_code, found.leader_epoch, found.end_offset
 
 
-async def sent(serving: ServingSet, broker_id: int, value: bytes) -> PartitionProduceResponse:
-    """Produce with acks=1, which a master takes however few replicas are in sync, and which waits for the quorum."""
+async def sent(serving: ServingSet, broker_id: int, value: bytes, acks: int = 1) -> PartitionProduceResponse:
+    """Produce. With acks=1 a master takes it however few replicas are in sync, and it waits for the quorum."""
     data = PartitionProduceData(0, memoryview(bytearray(batch(value))))
-    request = ProduceRequest(None, 1, 120_000, [TopicProduceData("t", b"", [data])])
+    request = ProduceRequest(None, acks, 120_000, [TopicProduceData("t", b"", [data])])
     response = await produce_api.handle(context(serving, broker_id, 0, 12), request)
     assert response is not None
     return response.topics[0].partitions[0]
@@ -104,6 +104,31 @@ async def test_the_leader_epoch_grows_with_each_election_and_the_ends_of_epochs_
     log = await serving.partition()
     await until(lambda: log.high_watermark == 40)
     assert await contents(log) == values(0, 40)
+
+
+async def test_acks_all_is_refused_while_too_few_replicas_are_in_sync(serving: ServingSet) -> None:
+    log = await serving.partition()
+    master = serving.leader().replica.master
+    assert master is not None and serving.leader().broker_id == 1
+    serving.serving[1].storages.get(SET).check_writable = master.check_writable
+    await serving.processes[1].client.alter_topic_configs(log.topic_id, {"min.insync.replicas": "3"})
+    await until(lambda: log.config.min_insync_replicas == 3)
+    assert (await sent(serving, 1, b"value-0", acks=-1)).error_code == 0
+    await serving.end(3)
+    await until(lambda: len(master.configuration.members) == 2)
+    refused = await sent(serving, 1, b"never", acks=-1)
+    assert refused.error_code == 19
+    assert "the sync-state set has 2 members; min.insync.replicas is 3" in (refused.error_message or "")
+    assert (await sent(serving, 1, b"value-1", acks=1)).error_code == 0
+    await serving.end(2)  # the set's own rule: its quorum is two
+    await serving.processes[1].client.alter_topic_configs(log.topic_id, {"min.insync.replicas": None})
+    await until(lambda: log.config.min_insync_replicas == 1 and bool(master.refusal()))
+    assert (await sent(serving, 1, b"never", acks=-1)).error_code == 19
+    await serving.launch(2)
+    await until(lambda: not master.refusal())
+    assert (await sent(serving, 1, b"value-2", acks=-1)).error_code == 0
+    await until(lambda: log.high_watermark == 3)
+    assert await contents(log) == values(0, 3)
 
 
 async def test_a_write_that_waits_for_its_quorum_is_told_at_once_that_the_term_has_ended(serving: ServingSet) -> None:

@@ -156,7 +156,7 @@ def _create_result(
 def _given_replicas(services: Services, record: TopicRecord, asked: int) -> int:
     """Return the replicas that every partition of a topic has, or gets; at least, of one that was only validated."""
     image = services.controller.image
-    given = (image.replicas_of(partition.replica_set) for partition in image.partitions(record.id))
+    given = (image.replica_count(partition.replica_set) for partition in image.partitions(record.id))
     return min(given, default=max(asked, default_replicas(image)))
 
 
