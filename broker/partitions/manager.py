@@ -29,7 +29,7 @@ from tidelog.controller.image.image import Delta
 from tidelog.controller.model.errors import UnknownTopicId
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, TopicRecord
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import CorruptData, NotFound, NotLeader, TidelogError
+from tidelog.runtime.errors import CorruptData, Fenced, NotFound, NotLeader, TidelogError
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
@@ -347,10 +347,10 @@ class PartitionManager:
             else:
                 await one.close()
         except TidelogError as error:
-            logger.error(
-                "partition did not close cleanly",
-                extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
-            )
+            # When the term is over, another master has the partition, and recovers it.
+            level = logging.INFO if isinstance(error, Fenced) else logging.ERROR
+            fields = {"topic": one.topic, "partition": one.partition, "error": str(error)}
+            logger.log(level, "partition did not close cleanly", extra=fields)
         finally:
             self._ended([key])
 

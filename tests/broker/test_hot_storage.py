@@ -184,6 +184,8 @@ async def test_a_storage_whose_term_has_ended_reaches_the_wal_no_more(serving: S
         await produce(log, values(taken, 10))
         taken += 10
         old.append(log)
+        await serving.same()  # the designated one is elected if it has what two of the others have
+        await serving.settled()
         epoch = serving.node.image.replica_sets[SET].master_epoch
         await serving.processes[2].client.replica_sets.begin_election(SET, epoch, "again", designated=designated)
         await serving.later_than(epoch)
