@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from tidelog.broker.base import BrokerBase
@@ -66,6 +67,10 @@ def level_of(image: Image) -> int:
     return image.cluster.level if image.cluster is not None else 0
 
 
+def _nothing() -> None:
+    """There is no subscription yet."""
+
+
 class HotSets:
     """See the module. Used on the event loop's thread."""
 
@@ -82,6 +87,7 @@ class HotSets:
         """Sets of which there were files at the start, and that are not wanted."""
         self._registration_epoch = -1
         self._changed = asyncio.Event()
+        self._unsubscribe: Callable[[], None] = _nothing
         self._tasks = TaskSet("hot-sets", shared.base.failure.fail if shared is not None else None)
         self._closed = False
 
@@ -115,7 +121,7 @@ class HotSets:
         for one in self._sets.values():
             one.begin(self._registration_epoch)
         self._strays = set(self._disks.kept() if self._disks is not None else ())
-        base.controller.subscribe(self._image_changed)
+        self._unsubscribe = base.controller.subscribe(self._image_changed)
         self._tasks.keep(self._run, "keep")
 
     async def wait_settled(self) -> None:
@@ -264,6 +270,7 @@ class HotSets:
     async def close(self, budget_s: float, *, upload: bool) -> None:
         """End; with `upload`, first upload what is confirmed of the sets that it leads, within the budget."""
         self._closed = True
+        self._unsubscribe()
         await self._tasks.close()
         for one in list(self._sets.values()):
             try:
