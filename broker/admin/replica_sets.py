@@ -5,9 +5,9 @@
                                       that have not joined
     GET  /replica-sets/describe       ?id=ID: also its replicas, its policy, and the election under way with its
                                       promises
-    POST /replica-sets/elect          ?id=ID&broker=B: begins an election; `broker` is elected if it is as far as the
-                                      best. &accept_loss=true: elects it in the election under way, although it may lack
-                                      confirmed records; the loss is recorded (`/losses/accepted`)
+    POST /replica-sets/elect          ?id=ID&broker=B: begins an election; `broker` is elected if it has all that may be
+                                      confirmed. &accept_loss=true: elects it in the election under way, although it may
+                                      lack confirmed records; the loss is recorded (`/losses/accepted`)
     POST /replica-sets/policy         ?id=ID and fields of the policy; those that are not named stay
     POST /replica-sets/add-member     ?id=ID&broker=B: assigns a replica to the broker, which joins by itself
     POST /replica-sets/remove-member  ?id=ID&broker=B: removes its replica, or its assignment

@@ -9,7 +9,7 @@ It begins an election when
   at a time, because each of them interrupts its partitions.
 
 What is decided follows from the promises alone (`tidelog.controller.machine.replica_elections`); the broker that is to
-lead is only designated, so an election may end with the old master. It is then repeated later. The work is derived from
+lead is only designated, so an election may end with another one. It is then repeated later. The work is derived from
 the image each time, so what was missed, by a failed command or a change of the active controller, is found by the next
 scan.
 

@@ -60,7 +60,8 @@ class BeginElection(Command, frozen=True, array_like=True, tag=81):
     """The current epoch, which ends."""
     reason: str
     designated: int = NO_BROKER
-    """The broker to elect if it is as far as the best; its promise is awaited while it is alive."""
+    """The broker to elect if the promises that are not ahead of its own are enough; its promise is awaited while it is
+    alive, and those of others that may help."""
     is_patient: bool = True
     """Whether the promise of a living master is awaited."""
 

@@ -119,7 +119,9 @@ def _render_election(election: Document) -> str:
 
 @replica_set_.command()
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it is as far as the best.")
+@click.option(
+    "--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it has all that may be confirmed."
+)
 @click.option(
     "--accept-loss", is_flag=True, help="Elect --broker now, although it may lack confirmed records. They are lost."
 )
