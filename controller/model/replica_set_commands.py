@@ -129,7 +129,17 @@ class ElectUnclean(Command, frozen=True, array_like=True, tag=86):
 
 
 class AssignReplica(Command, frozen=True, array_like=True, tag=87):
-    """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing."""
+    """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing.
+
+    A broker that was to leave stays.
+    """
+
+    replica_set_id: int
+    broker_id: int
+
+
+class RetireReplica(Command, frozen=True, array_like=True, tag=88):
+    """Have a member that is not the master leave the SyncStateSet; then the active controller removes it."""
 
     replica_set_id: int
     broker_id: int
@@ -144,4 +154,5 @@ ReplicaSetCommand = (
     | RemoveReplica
     | ElectUnclean
     | AssignReplica
+    | RetireReplica
 )

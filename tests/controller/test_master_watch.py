@@ -211,6 +211,23 @@ def test_a_draining_member_is_not_elected_when_another_may_be() -> None:
     assert cluster.record(0).master == 2
 
 
+def test_a_master_that_is_to_leave_its_set_hands_it_over() -> None:
+    cluster = made()
+    cluster.run(r.RetireReplica(0, 1))
+    cluster.hung = {1, 2}
+    cluster.set_alive(0, False)
+    (election,) = [each for each in begun(cluster.tick()) if each.replica_set_id == 0]
+    assert election.designated == 2
+    cluster.promise(0, 1, end=50)
+    cluster.promise(0, 2, end=20)
+    assert cluster.record(0).master == 1, "it alone may have what was confirmed"
+    (election,) = [each for each in begun(cluster.tick()) if each.replica_set_id == 0]
+    assert election.designated == 2 and "is to leave" in election.reason
+    cluster.promise(0, 1, end=50)
+    cluster.promise(0, 2, end=50)
+    assert cluster.record(0).master == 2
+
+
 # --- preferred masters ---
 
 

@@ -46,6 +46,7 @@ COMMANDS: list[c.AnyCommand] = [
     r.RemoveReplica(0, 0),
     r.ElectUnclean(0, 1, 0),
     r.AssignReplica(0, 0),
+    r.RetireReplica(0, 0),
 ]
 
 
