@@ -2,7 +2,9 @@
 
 A broker keeps a replica of each set that it is assigned to (`ReplicationRecord.assigned`), and one of its own set if
 that is to have several members. It opens a replica when it is assigned to another set, and deletes one when it is
-neither assigned nor a member any more: whoever removed it has others that are in sync.
+neither assigned nor a member any more: whoever removed it has others that are in sync. Files that it finds at its
+start, of a set that the metadata do not know, or that has no master, are kept, and are a problem: the metadata may be
+the ones that are wrong.
 
 Invariants: at most one replica of a set is open; the files of a replica are deleted only after the metadata have said
 that it is not wanted, and it was closed; a set that cannot be opened is a problem, and does not stop the others.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from tidelog.broker.base import BrokerBase
@@ -22,6 +25,7 @@ from tidelog.broker.inputs import ReplicaDisks
 from tidelog.broker.membership import BrokerMembership
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.model.levels import REPLICATION_LEVEL
+from tidelog.controller.model.records import NO_BROKER
 from tidelog.controller.model.replication import has_several
 from tidelog.runtime.errors import ConfigError, TidelogError
 from tidelog.runtime.tasks import TaskSet
@@ -31,6 +35,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 5.0
 """Pause before a replica that could not be opened or deleted is tried again, unless the metadata change first."""
 DISK_WAL = "disk"
+_STRAY = "is none that this broker is assigned to, and its set is unknown or has no master: its files are kept"
 
 
 def is_replicated(base: BrokerBase) -> bool:
@@ -62,6 +67,10 @@ def level_of(image: Image) -> int:
     return image.cluster.level if image.cluster is not None else 0
 
 
+def _nothing() -> None:
+    """There is no subscription yet."""
+
+
 class HotSets:
     """See the module. Used on the event loop's thread."""
 
@@ -74,8 +83,11 @@ class HotSets:
         self._sets: dict[int, HotSet] = {}
         self._failures: dict[int, str] = {}
         """Why a replica could not be opened, or deleted, by replica set."""
+        self._strays: set[int] = set()
+        """Sets of which there were files at the start, and that are not wanted."""
         self._registration_epoch = -1
         self._changed = asyncio.Event()
+        self._unsubscribe: Callable[[], None] = _nothing
         self._tasks = TaskSet("hot-sets", shared.base.failure.fail if shared is not None else None)
         self._closed = False
 
@@ -108,7 +120,8 @@ class HotSets:
             await own.begin_alone(membership)
         for one in self._sets.values():
             one.begin(self._registration_epoch)
-        base.controller.subscribe(self._image_changed)
+        self._strays = set(self._disks.kept() if self._disks is not None else ())
+        self._unsubscribe = base.controller.subscribe(self._image_changed)
         self._tasks.keep(self._run, "keep")
 
     async def wait_settled(self) -> None:
@@ -153,12 +166,33 @@ class HotSets:
 
     async def _keep(self, shared: HotShared) -> None:
         wanted = self._wanted(shared)
-        self._failures = {each: why for each, why in self._failures.items() if each in wanted or each in self._sets}
+        kept = wanted | self._sets.keys() | self._strays
+        self._failures = {each: why for each, why in self._failures.items() if each in kept}
         for replica_set in sorted(self._sets.keys() - wanted):
             await self._drop(shared, replica_set)
+        await self._clear(shared, wanted)
         for replica_set in sorted(wanted - self._sets.keys()):
             if await self._open(shared, replica_set):
                 self._sets[replica_set].begin(self._registration_epoch)
+
+    async def _clear(self, shared: HotShared, wanted: set[int]) -> None:
+        """Delete what is left of replicas that were removed while this broker was down."""
+        assert self._disks is not None
+        image = shared.base.image()
+        self._strays -= wanted | self._sets.keys()
+        for replica_set in sorted(self._strays):
+            row, record = image.replication.get(replica_set), image.replica_sets.get(replica_set)
+            if row is None or not row.in_sync or record is None or record.master == NO_BROKER:
+                self._failures.setdefault(replica_set, _STRAY)
+                continue
+            try:
+                await self._disks.remove(replica_set)
+            except TidelogError as error:
+                self._note(replica_set, "cannot be deleted", error)
+                continue
+            self._strays.discard(replica_set)
+            self._failures.pop(replica_set, None)
+            logger.info("a replica was deleted: this broker was removed from its set", extra={"set": replica_set})
 
     async def _open(self, shared: HotShared, replica_set: int) -> bool:
         assert self._disks is not None
@@ -236,6 +270,7 @@ class HotSets:
     async def close(self, budget_s: float, *, upload: bool) -> None:
         """End; with `upload`, first upload what is confirmed of the sets that it leads, within the budget."""
         self._closed = True
+        self._unsubscribe()
         await self._tasks.close()
         for one in list(self._sets.values()):
             try:

@@ -122,6 +122,10 @@ class ReplicaDisks(Protocol):
         """
         ...
 
+    def kept(self) -> list[int]:
+        """Return the replica sets of other brokers of which there are files. Raises `StorageFailed`."""
+        ...
+
     async def remove(self, replica_set_id: int) -> None:
         """Delete the files of a replica set of another broker, after they were closed. Raises `StorageFailed`."""
         ...

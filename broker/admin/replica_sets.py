@@ -5,12 +5,13 @@
                                       that have not joined
     GET  /replica-sets/describe       ?id=ID: also its replicas, its policy, and the election under way with its
                                       promises
-    POST /replica-sets/elect          ?id=ID&broker=B: begins an election; `broker` is elected if it is as far as the
-                                      best. &accept_loss=true: elects it in the election under way, although it may lack
-                                      confirmed records; the loss is recorded (`/losses/accepted`)
+    POST /replica-sets/elect          ?id=ID&broker=B: begins an election; `broker` is elected if it has all that may be
+                                      confirmed. &accept_loss=true: elects it in the election under way, although it may
+                                      lack confirmed records; the loss is recorded (`/losses/accepted`)
     POST /replica-sets/policy         ?id=ID and fields of the policy; those that are not named stay
     POST /replica-sets/add-member     ?id=ID&broker=B: assigns a replica to the broker, which joins by itself
-    POST /replica-sets/remove-member  ?id=ID&broker=B: removes its replica, or its assignment
+    POST /replica-sets/remove-member  ?id=ID&broker=B: removes its replica, or its assignment. One in sync leaves when
+                                      the master has let go of it
 
 Any broker accepts the requests. Entry: `ReplicaSetRoutes.routes`.
 """
@@ -118,7 +119,7 @@ class ReplicaSetRoutes:
     async def _remove_member(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), _broker(request)
         row = self._controller.image.replication.get(record.id) or ReplicationRecord(record.id)
-        left = {*row.assigned, *record.members} - {broker}
+        left = {*row.assigned, *record.members} - {broker, *row.leaving}
         wanted = row.policy.total_replicas
         if broker in row.assigned and len(left) < wanted:
             raise InvalidInput(
@@ -127,7 +128,10 @@ class ReplicaSetRoutes:
                 hint=f"`tidelog replica-set add-member {record.id} --broker B` names the other one; or lower its"
                 f" total_replicas: `tidelog replica-set set-policy {record.id} --total-replicas {len(left)}`",
             )
-        await self._controller.replica_sets.remove_replica(record.id, broker)
+        if broker in record.sync_state_set:
+            await self._controller.replica_sets.retire_replica(record.id, broker)
+        else:
+            await self._controller.replica_sets.remove_replica(record.id, broker)
         logger.info("an operator removed a member", extra={"replica_set": record.id, "broker": broker})
         return json_answer({"id": record.id, "broker": broker})
 
@@ -206,6 +210,8 @@ def _replica(image: Image, record: ReplicaSetRecord, row: ReplicationRecord, bro
         role = "learner"
     elif broker_id not in record.members:
         role = "joining"
+    elif broker_id in row.leaving:
+        role = "leaving"
     return {
         "broker": broker_id,
         "role": role,

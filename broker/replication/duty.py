@@ -198,6 +198,9 @@ class ReplicaDuty:
         policy = row.policy.checked()
         if policy != self._replica.policy:
             self._replica.use_policy(policy)
+        leaving = frozenset(row.leaving)
+        if leaving != self._replica.leaving:
+            self._replica.let_go(leaving)
         if row.election is not None:
             await self._promise(record, row)
         elif record.master == identity.replica.broker_id:

@@ -194,6 +194,11 @@ class ReplicaMaster:
         self._core.policy = policy
         self._review.set()
 
+    def let_go(self, brokers: frozenset[int]) -> None:
+        """Ask for a configuration without these brokers, as soon as the policy allows it."""
+        self._core.leaving = brokers
+        self._review.set()
+
     async def confirmed(self, wal_offset: int) -> None:
         """Return when everything before `wal_offset` is confirmed.
 

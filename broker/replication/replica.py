@@ -73,6 +73,8 @@ class HotReplica:
         self.tail = tail
         self._parts = parts
         self.policy = parts.policy
+        self.leaving: frozenset[int] = frozenset()
+        """See `let_go`."""
         self._turn = asyncio.Lock()
         self._closed = False
         self.follower: ReplicaFollower | None = None
@@ -103,6 +105,12 @@ class HotReplica:
         self.policy = policy
         if self.master is not None:
             self.master.use_policy(policy)
+
+    def let_go(self, brokers: frozenset[int]) -> None:
+        """Lead without these brokers, whether the replica leads already or later."""
+        self.leaving = brokers
+        if self.master is not None:
+            self.master.let_go(brokers)
 
     async def promise(self, epoch: int) -> ReplicaPosition:
         """Take nothing from a master of an older epoch any more, durably; return where the WAL ends then.
@@ -163,6 +171,7 @@ class HotReplica:
                 await wal.begin_epoch(epoch)
             setup = MasterSetup(parts.identity, self.policy, parts.authority, parts.world, parts.events, parts.limits)
             self.master = ReplicaMaster(wal, setup, configuration, self.tail.committed_offset)
+            self.master.let_go(self.leaving)
             self.master.start()
             parts.door.open(parts.identity.replica_set_id, self.master)
             extra = {"set": parts.identity.replica_set_id, "epoch": epoch, "end": wal.end_offset}

@@ -6,7 +6,8 @@
     `successors`  a broker is dead and its WAL is in the bucket            ElectSuccessor
     `masters`     a replica set of several members has no live master,     BeginElection
                   or another one than it should have
-    `replicas`    a replica set has fewer or other replicas than wanted    AssignReplica, RemoveReplica
+    `replicas`    a replica set has fewer or other replicas than wanted    AssignReplica, RetireReplica,
+                                                                           RemoveReplica
     `members`     the quorum's members are not those in the metadata       SetControllers
     `expiry`      prepared object ids have expired                         ExpireObjects: they are deleted as orphans
     `garbage`     there is more garbage than one command sweeps            Barrier

@@ -3,13 +3,14 @@
 It begins an election when
 
 - a master is dead, or there is none; a member that does not drain is designated if another one drains,
-- a master's broker drains, and another member may lead: a few sets of it at a time. The home set of a broker that an
-  operator drains stays with it: its partitions move to other sets (`tidelog.controller.active.drain_plan`),
+- a master's broker drains, or is to leave the set, and another member may lead: a few sets of it at a time. The home
+  set of a broker that an operator drains stays with it: its partitions move to other sets
+  (`tidelog.controller.active.drain_plan`),
 - the home broker of a set, its preferred master, has been in sync for a while, and another one leads. One such election
   at a time, because each of them interrupts its partitions.
 
 What is decided follows from the promises alone (`tidelog.controller.machine.replica_elections`); the broker that is to
-lead is only designated, so an election may end with the old master. It is then repeated later. The work is derived from
+lead is only designated, so an election may end with another one. It is then repeated later. The work is derived from
 the image each time, so what was missed, by a failed command or a change of the active controller, is found by the next
 scan.
 
@@ -28,7 +29,7 @@ from collections.abc import Iterator
 from tidelog.controller.active.ages import Ages
 from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import may_lead, other_leaders
-from tidelog.controller.model.records import NO_BROKER, DrainMode, ReplicaSetRecord
+from tidelog.controller.model.records import NO_BROKER, BrokerRecord, DrainMode, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import BeginElection
 from tidelog.controller.model.replication import ElectionRecord, has_several
 
@@ -103,7 +104,7 @@ class MasterWatch:
         due: dict[int, float] = {}
         for record in records:
             master = image.master_of(record.id)
-            if master is None or not master.draining:
+            if master is None or not _is_to_go(image, record, master):
                 continue
             if master.draining == DrainMode.OPERATOR and record.id == master.id:
                 continue
@@ -116,7 +117,8 @@ class MasterWatch:
             due[record.id] = now_s
             # the preferred master, else another one at each attempt
             to = record.id if record.id in others else others[record.master_epoch % len(others)]
-            yield BeginElection(record.id, record.master_epoch, f"broker {master.id} drains", to)
+            why = f"broker {master.id} {'drains' if master.draining else 'is to leave the set'}"
+            yield BeginElection(record.id, record.master_epoch, why, to)
         self._handed_over = due
 
     def _to_preferred(self, image: Image, records: list[ReplicaSetRecord], now_s: float) -> Iterator[BeginElection]:
@@ -126,7 +128,7 @@ class MasterWatch:
             for each in records
             if each.master != each.id
             and (master := image.master_of(each.id)) is not None
-            and not master.draining
+            and not _is_to_go(image, each, master)
             and may_lead(image, each, each.id)
         ]
         ages = self._preferred.look(image, back, now_s)
@@ -144,9 +146,14 @@ def _rather(image: Image, record: ReplicaSetRecord) -> int:
     """Return the member to designate so that no draining one is elected; -1 if none drains, or all do."""
     living = (image.brokers.get(each) for each in record.sync_state_set)
     others = other_leaders(image, record)
-    if not others or not any(each is not None and each.alive and each.draining for each in living):
+    if not others or not any(each is not None and each.alive and _is_to_go(image, record, each) for each in living):
         return NO_BROKER
     return record.id if record.id in others else others[0]
+
+
+def _is_to_go(image: Image, record: ReplicaSetRecord, broker: BrokerRecord) -> bool:
+    row = image.replication.get(record.id)
+    return bool(broker.draining) or (row is not None and broker.id in row.leaving)
 
 
 def _may_be_designated(image: Image, set_id: int, election: ElectionRecord) -> bool:

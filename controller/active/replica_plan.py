@@ -2,13 +2,15 @@
 
 A replica set whose policy wants several replicas, and whose master has told its WAL, is given as many *usable* members
 as the policy wants. A member is usable while its broker is known, keeps its WAL on a disk, is not drained by an
-operator, and has not been dead for `repair_after_s`. Learners are not counted.
+operator or retired, and has not been dead for `repair_after_s`. Learners are not counted.
 
 - Too few usable members: another broker is assigned, which joins by itself. It is alive, not draining, has a WAL on a
   disk and a listener for other brokers; of these one in the rack with the fewest members of the set, then the one with
   the fewest replicas, then the one with the smallest id.
 - As many usable members in the SyncStateSet as are wanted: unusable members outside it are removed at once, and members
-  beyond the wanted number after `repair_after_s`, so that one that an operator adds has time to catch up.
+  beyond the wanted number after `repair_after_s`, so that one that an operator adds has time to catch up. One that is
+  in sync, and drained by an operator, is retired: the master lets go of it.
+- A retired member is removed when it is outside the SyncStateSet.
 
 Invariants: no member of the SyncStateSet is removed, nor the home broker, which is the preferred master; a member is
 removed only when enough others are in sync. The only state are ages, so the next active controller goes on. A set whose
@@ -34,7 +36,7 @@ from tidelog.controller.model.records import (
     DrainMode,
     ReplicaSetRecord,
 )
-from tidelog.controller.model.replica_set_commands import AssignReplica, RemoveReplica
+from tidelog.controller.model.replica_set_commands import AssignReplica, RemoveReplica, RetireReplica
 from tidelog.controller.model.replication import ReplicationRecord
 from tidelog.storage.replication.policy import MAX_REPLICAS
 
@@ -67,13 +69,17 @@ class ReplicaPlan:
         self._surplus: Ages[tuple[int, int]] = Ages()
         """By replica set and broker."""
 
-    def due(self, image: Image, now_s: float) -> Iterator[AssignReplica | RemoveReplica]:
+    def due(self, image: Image, now_s: float) -> Iterator[AssignReplica | RemoveReplica | RetireReplica]:
         """Iterate over what is to be changed."""
         dead = ((each.id, each.registration_epoch) for each in image.brokers.values() if not each.alive)
         ages = self._dead.look(image, dead, now_s)
         lost = {broker_id for (broker_id, _), age_s in ages.items() if age_s >= self._repair_after_s}
         sets = [found for each in sorted(image.replication) if (found := _set(image, each, lost)) is not None]
-        removals = self._removals(image, sets, now_s)
+        removals: list[RemoveReplica | RetireReplica] = [
+            *_retirements(image, sets),
+            *_retired(image),
+            *self._removals(image, sets, now_s),
+        ]
         for assignment in _assignments(image, sets):
             logger.info(
                 "a broker shall have a replica",
@@ -82,7 +88,8 @@ class ReplicaPlan:
             yield assignment
         for removal in removals[:MAX_CHANGES]:
             logger.info(
-                "a replica is removed", extra={"replica_set": removal.replica_set_id, "broker": removal.broker_id}
+                "a replica is removed" if isinstance(removal, RemoveReplica) else "a replica is to leave",
+                extra={"replica_set": removal.replica_set_id, "broker": removal.broker_id},
             )
             yield removal
 
@@ -96,7 +103,7 @@ class ReplicaPlan:
             if len(one.usable & in_sync) < wanted:
                 continue
             learners = {*one.record.learners} & {each for each in one.places if _keeps(image, each)}
-            able = sorted(one.places - in_sync - {one.record.id} - learners)
+            able = sorted(one.places - in_sync - {one.record.id} - learners - {*one.row.leaving})
             found += [RemoveReplica(one.record.id, each) for each in able if each not in one.usable]
             surplus += [(one.record.id, each) for each in able if each in one.usable]
         ages = self._surplus.look(image, surplus, now_s)
@@ -113,8 +120,33 @@ def _set(image: Image, set_id: int, lost: set[int]) -> _Set | None:
     if home is None or home.draining == DrainMode.OPERATOR:
         return None
     places = {*row.assigned, *record.members, *record.learners}
-    usable = {each for each in places if each not in lost and each not in record.learners and _keeps(image, each)}
+    not_counted = {*lost, *record.learners, *row.leaving}
+    usable = {each for each in places - not_counted if _keeps(image, each)}
     return _Set(record, row, places, usable)
+
+
+def _retirements(image: Image, sets: list[_Set]) -> list[RetireReplica]:
+    """Return the members in sync that the master shall let go of, because an operator drains their brokers."""
+    found: list[RetireReplica] = []
+    for one in sets:
+        in_sync = {*one.record.sync_state_set}
+        if len(one.usable & in_sync) < one.row.policy.total_replicas:
+            continue
+        for each in sorted(in_sync - one.usable - {*one.row.leaving, one.record.id, one.record.master}):
+            broker = image.brokers.get(each)
+            if broker is not None and broker.draining == DrainMode.OPERATOR:
+                found.append(RetireReplica(one.record.id, each))
+    return found
+
+
+def _retired(image: Image) -> list[RemoveReplica]:
+    """Return the members to remove that the masters have let go of."""
+    found: list[RemoveReplica] = []
+    for set_id, row in sorted(image.replication.items()):
+        record = image.replica_sets.get(set_id)
+        if record is not None and row.election is None:
+            found += [RemoveReplica(set_id, each) for each in row.leaving if each not in record.sync_state_set]
+    return found
 
 
 def _keeps(image: Image, broker_id: int) -> bool:

@@ -106,6 +106,10 @@ class ReplicaSetClient:
         """Assign a replica to a broker, which joins by itself. Raises `NotFound`, `NotEligible`, `InvalidInput`."""
         await self._send(r.AssignReplica(replica_set_id, broker_id), None)
 
+    async def retire_replica(self, replica_set_id: int, broker_id: int) -> None:
+        """Have a member leave, which is not the master. Raises `NotFound`, `NotEligible`."""
+        await self._send(r.RetireReplica(replica_set_id, broker_id), None)
+
     async def remove_replica(self, replica_set_id: int, broker_id: int) -> None:
         """Remove a replica that is not in the SyncStateSet, or not joined yet. Raises `NotFound`, `NotEligible`."""
         await self._send(r.RemoveReplica(replica_set_id, broker_id), None)

@@ -34,12 +34,12 @@ def partitions_led(image: Image, broker_id: int) -> int:
 
 
 def may_lead(image: Image, record: ReplicaSetRecord, broker_id: int) -> bool:
-    """Whether a broker is alive, does not drain, and has the WAL with which it is in the SyncStateSet.
+    """Whether a broker is alive, does not drain or leave, and has the WAL with which it is in the SyncStateSet.
 
     Only a promise shows that its WAL has what an election needs.
     """
     broker, row = image.brokers.get(broker_id), image.replication.get(record.id)
-    if broker is None or not broker.alive or broker.draining or row is None:
+    if broker is None or not broker.alive or broker.draining or row is None or broker_id in row.leaving:
         return False
     joined = row.replica(broker_id)
     return joined is not None and any(

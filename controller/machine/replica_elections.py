@@ -215,16 +215,28 @@ def _winner(
     promises = [
         Promise(each.replica, each.last_epoch, each.end_offset, _priority(row, each.broker_id)) for each in counted
     ]
-    awaited = {election.last_master, election.designated} - {NO_BROKER} if patient else set()
-    best = elected(
-        promises,
-        found.configuration,
-        designated=election.designated,
-        waits_for=sorted(each for each in awaited if _may_promise(tables, row, each)),
-    )
-    if best is None or confirmed_offset(row, counted) > max(best.end_offset, record.committed_wal_offset):
-        return None
-    return by_replica[best.replica]
+    designated = election.designated
+    awaited = {election.last_master, designated} - {NO_BROKER} if patient else set()
+    waits_for = sorted(each for each in awaited if _may_promise(tables, row, each))
+    needed = confirmed_offset(row, counted)
+    for wanted in dict.fromkeys((designated, NO_BROKER)):
+        best = elected(promises, found.configuration, designated=wanted, waits_for=waits_for)
+        if best is None or needed > max(best.end_offset, record.committed_wal_offset):
+            continue  # a designated one that lacks confirmed bytes leaves the others
+        if best.replica.broker_id != designated and patient and _others_may_help(tables, found, counted):
+            return None
+        return by_replica[best.replica]
+    return None
+
+
+def _others_may_help(tables: Tables, found: ReplicaSetRows, counted: list[PromiseRecord]) -> bool:
+    """Whether more promises may come, and have the designated broker elected."""
+    record, row = found
+    election = row.election
+    assert election is not None
+    told = {each.broker_id for each in counted}
+    silent = [each for each in record.sync_state_set if each not in told and _may_promise(tables, row, each)]
+    return bool(silent) and election.designated != NO_BROKER and _may_promise(tables, row, election.designated)
 
 
 def confirmed_offset(row: ReplicationRecord, counted: list[PromiseRecord]) -> int:
@@ -253,13 +265,17 @@ def _may_promise(tables: Tables, row: ReplicationRecord, broker_id: int) -> bool
 def _assert_rule_8(
     found: ReplicaSetRows, counted: list[PromiseRecord], winner: PromiseRecord, after: SetConfiguration
 ) -> None:
-    """Any quorum that confirmed a byte has a member among the promises, and the winner has all that any of them has."""
-    before = found.configuration
-    members = [each for each in counted if each.replica in before.members]
-    assert found.record.master == NO_BROKER and winner in members, winner
-    assert len(members) >= len(before.members) - before.quorum + 1, (members, before)
+    """Any quorum that confirmed a byte has a member among the promises that the winner has all of.
+
+    Only an election that designates the winner may leave others out.
+    """
+    before, election = found.configuration, found.row.election
     position = winner.last_epoch, winner.end_offset
-    assert all((each.last_epoch, each.end_offset) <= position for each in members), (members, winner)
+    members = [each for each in counted if each.replica in before.members]
+    behind = [each for each in members if (each.last_epoch, each.end_offset) <= position]
+    assert found.record.master == NO_BROKER and winner in behind, winner
+    assert len(behind) >= len(before.members) - before.quorum + 1, (members, before)
+    assert election is not None and (behind == members or winner.broker_id == election.designated), (members, winner)
     assert after.members <= before.members and winner.replica in after.members, (before, after)
     # With fewer members the quorum of before must have been all of them: each has every confirmed byte.
     assert after.members == before.members or before.quorum == len(before.members), (before, after)
@@ -343,7 +359,9 @@ def broker_died(tables: Tables, broker_id: int) -> None:
     """Go on with elections that awaited a broker that is dead now."""
     for row in _ordered(tables):
         election = row.election
-        if election is not None and broker_id in (election.last_master, election.designated):
+        if election is None:
+            continue
+        if election.designated != NO_BROKER or broker_id == election.last_master:
             advance(tables, rows_of(tables, row.id))
 
 

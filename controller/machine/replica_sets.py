@@ -27,6 +27,7 @@ from tidelog.controller.model.replica_set_commands import (
     AlterSyncStateSet,
     AssignReplica,
     RemoveReplica,
+    RetireReplica,
     SetReplicaSetPolicy,
 )
 from tidelog.controller.model.replication import InSyncRecord, ReplicaRecord, ReplicationRecord, has_several
@@ -109,6 +110,8 @@ def _check_members(tables: Tables, found: ReplicaSetRows, wanted: SetConfigurati
             raise ConfigurationRefused(
                 f"broker {member.broker_id} has not joined replica set {record.id} with {member.wal_id}"
             )
+        if member.broker_id in row.leaving:
+            raise ConfigurationRefused(f"broker {member.broker_id} leaves replica set {record.id}")
         if joined.is_learner:
             raise ConfigurationRefused(f"broker {member.broker_id} is a learner of replica set {record.id}")
         broker = tables.brokers.get(member.broker_id)
@@ -207,10 +210,34 @@ def assign_replica(tables: Tables, command: AssignReplica) -> None:
     if broker is None:
         raise NotFound(f"there is no broker {command.broker_id}", hint="`tidelog broker list` shows them")
     row = tables.replication.get(record.id) or ReplicationRecord(record.id)
-    if broker.id in row.assigned:
+    if broker.id in row.assigned and broker.id not in row.leaving:
         return
     _check_keeps_replicas(record, broker)
-    tables.replication.put(record.id, msgspec.structs.replace(row, assigned=_assigned(record, row, broker.id)))
+    assigned, leaving = _assigned(record, row, broker.id), _without(row.leaving, broker.id)
+    tables.replication.put(record.id, msgspec.structs.replace(row, assigned=assigned, leaving=leaving))
+
+
+def retire_replica(tables: Tables, command: RetireReplica) -> None:
+    """See `RetireReplica`. Raises `NotFound`, `NotEligible`."""
+    record, row = _record(tables, command.replica_set_id), tables.replication.get(command.replica_set_id)
+    broker_id = command.broker_id
+    if row is None or broker_id not in row.assigned:
+        raise NotFound(
+            f"broker {broker_id} has no replica of replica set {record.id}",
+            hint=f"`tidelog replica-set describe {record.id}` shows its members",
+        )
+    if broker_id == record.master or record.sync_state_set == (broker_id,):
+        raise NotEligible(
+            f"broker {broker_id} is the master of replica set {record.id}",
+            hint=f"`tidelog replica-set elect {record.id} --broker B` elects another member",
+        )
+    leaving = tuple(sorted({*row.leaving, broker_id}))
+    if leaving != row.leaving:
+        tables.replication.put(record.id, msgspec.structs.replace(row, leaving=leaving))
+
+
+def _without(brokers: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
+    return tuple(each for each in brokers if each != broker_id)
 
 
 def _check_keeps_replicas(record: ReplicaSetRecord, broker: BrokerRecord) -> None:
@@ -249,15 +276,17 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
     if command.broker_id in record.sync_state_set:
         raise NotEligible(
             f"broker {command.broker_id} is in the sync-state set of replica set {record.id}",
-            hint="its master asks for one without it when it no longer follows, and the policy allows a smaller one:"
-            " stop the broker, and elect another master if it is the master",
+            hint="its master asks for one without it when it is to leave, or no longer follows, and the policy allows a"
+            " smaller one",
         )
-    assigned = tuple(each for each in row.assigned if each != command.broker_id)
+    row = msgspec.structs.replace(
+        row, assigned=_without(row.assigned, command.broker_id), leaving=_without(row.leaving, command.broker_id)
+    )
     if row.replica(command.broker_id) is None:
-        tables.replication.put(record.id, msgspec.structs.replace(row, assigned=assigned))
+        tables.replication.put(record.id, row)
         return
     if row.election is not None:
         raise NotEligible(f"an election of replica set {record.id} is under way", hint="try again when it is over")
     replicas = tuple(each for each in row.replicas if each.broker_id != command.broker_id)
-    tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas, assigned=assigned))
+    tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas))
     tables.replica_sets.put(record.id, _with_replicas(record, replicas))

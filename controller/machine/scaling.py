@@ -105,12 +105,11 @@ def _leave_other_sets(tables: Tables, broker_id: int) -> None:
     if joined:
         raise BrokerNotDrained(
             f"broker {broker_id} has replicas of replica sets {joined}",
-            hint=f"`tidelog broker drain {broker_id}` has them replaced; `tidelog replica-set describe {joined[0]}`"
-            " shows its members. Stop the broker when others are in sync: it leaves the sets then",
+            hint=f"`tidelog broker drain {broker_id}` has them replaced; it leaves these sets when others are in sync",
         )
     for row in assigned:
-        left = tuple(each for each in row.assigned if each != broker_id)
-        tables.replication.put(row.id, msgspec.structs.replace(row, assigned=left))
+        stay, leaving = (tuple(each for each in ids if each != broker_id) for ids in (row.assigned, row.leaving))
+        tables.replication.put(row.id, msgspec.structs.replace(row, assigned=stay, leaving=leaving))
 
 
 def _target(tables: Tables, key: tuple[bytes, int]) -> int:

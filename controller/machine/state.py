@@ -153,6 +153,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     r.RemoveReplica: replica_sets.remove_replica,
     r.ElectUnclean: replica_elections.elect_unclean,
     r.AssignReplica: replica_sets.assign_replica,
+    r.RetireReplica: replica_sets.retire_replica,
 }
 
 

@@ -33,6 +33,7 @@ from tidelog.controller.model.replica_set_commands import (
     PromiseEpoch,
     RemoveReplica,
     ReplicaSetCommand,
+    RetireReplica,
     SetReplicaSetPolicy,
 )
 from tidelog.controller.model.wal_notes import WalNote
@@ -491,7 +492,7 @@ INTERNAL: frozenset[type] = frozenset(
 FIRST_LEVEL: dict[type, int] = {
     **dict.fromkeys((NoteWal, DeletePartitions, AcceptWalLoss), 1),
     **dict.fromkeys((AlterSyncStateSet, BeginElection, PromiseEpoch, SetReplicaSetPolicy), 2),
-    **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean, AssignReplica), 2),
+    **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean, AssignReplica, RetireReplica), 2),
 }
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 

@@ -60,7 +60,8 @@ class BeginElection(Command, frozen=True, array_like=True, tag=81):
     """The current epoch, which ends."""
     reason: str
     designated: int = NO_BROKER
-    """The broker to elect if it is as far as the best; its promise is awaited while it is alive."""
+    """The broker to elect if the promises that are not ahead of its own are enough; its promise is awaited while it is
+    alive, and those of others that may help."""
     is_patient: bool = True
     """Whether the promise of a living master is awaited."""
 
@@ -128,7 +129,17 @@ class ElectUnclean(Command, frozen=True, array_like=True, tag=86):
 
 
 class AssignReplica(Command, frozen=True, array_like=True, tag=87):
-    """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing."""
+    """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing.
+
+    A broker that was to leave stays.
+    """
+
+    replica_set_id: int
+    broker_id: int
+
+
+class RetireReplica(Command, frozen=True, array_like=True, tag=88):
+    """Have a member that is not the master leave the SyncStateSet; then the active controller removes it."""
 
     replica_set_id: int
     broker_id: int
@@ -143,4 +154,5 @@ ReplicaSetCommand = (
     | RemoveReplica
     | ElectUnclean
     | AssignReplica
+    | RetireReplica
 )

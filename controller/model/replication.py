@@ -6,7 +6,7 @@ its promises. It is a row of its own, so that commits do not carry it, and it ex
 replica sets that an operator or a master gave one.
 
 Invariants: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`, once the row
-names any; every broker of `replicas` is in `assigned`.
+names any; every broker of `replicas`, and of `leaving`, is in `assigned`.
 
 Entry: `ReplicationRecord`.
 """
@@ -120,6 +120,9 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     assigned: tuple[int, ...] = ()
     """The brokers that shall have a replica, sorted. One that is here joins by itself; one that is no longer here, and
     has no replica any more, deletes its copy."""
+    leaving: tuple[int, ...] = ()
+    """Those of `assigned`, sorted, that the master shall do without: it asks for a SyncStateSet without them as soon as
+    the policy allows it, and never for one with them."""
 
     def replica(self, broker_id: int) -> ReplicaRecord | None:
         """Return a broker's replica."""

@@ -6,6 +6,10 @@ confirmed, which is `SetConfiguration.promises_needed` of them (hot-tier rule B6
 with the newest last epoch, then the largest end (64 bits), because that one holds all that any other holds (the Raft
 paper, section 5.4.1); priority and the smaller id decide between equals.
 
+A promise that is not needed may be left out, as if it had not arrived. So a designated member may be elected although
+another one is ahead of it, by bytes that nobody confirmed: if the promises that are not ahead are enough by themselves.
+Under load a master that hands its role over is always a little ahead.
+
 Entry: `elected`, `settled`.
 """
 
@@ -40,7 +44,7 @@ def elected(
     """Return the promise of the replica to elect; None: more promises are needed.
 
     Promises of replicas outside the configuration are ignored, a broker's with another WAL among them. `designated`, a
-    broker id, is elected instead of the best if it has promised and is as far as the best. `waits_for` names brokers,
+    broker id, is elected instead of the best if enough promises are not ahead of its own. `waits_for` names brokers,
     such as a master that hands its role over, whose promises are awaited although enough others are there.
     """
     members = {each.broker_id for each in configuration.members}
@@ -51,7 +55,10 @@ def elected(
         return None
     best = max(counted.values(), key=_preference)
     wanted = counted.get(designated)
-    return wanted if wanted is not None and wanted.position == best.position else best
+    if wanted is None:
+        return best
+    not_ahead = sum(each.position <= wanted.position for each in counted.values())
+    return wanted if not_ahead >= configuration.promises_needed else best
 
 
 def settled(

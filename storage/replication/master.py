@@ -72,6 +72,8 @@ class Master:
         assert confirm_offset <= epoch_confirmable_at
         self.replica = replica
         self.policy = policy
+        self.leaving: frozenset[int] = frozenset()
+        """Ids of brokers that shall leave: no configuration with them is asked for, if the policy allows that."""
         self.configuration = configuration.check()
         """The one that the controller has told last."""
         self.pending: SetConfiguration | None = None
@@ -217,7 +219,11 @@ class Master:
 
     def _wanted(self, now: float) -> SetConfiguration:
         present = self.configuration
-        connected = [one for one in self._followers.values() if one.connected and not one.learner]
+        connected = [
+            one
+            for one in self._followers.values()
+            if one.connected and not one.learner and one.replica.broker_id not in self.leaving
+        ]
         patience_s = self.policy.max_behind_s
         stay = {one.replica for one in connected if now - max(one.caught_up_at, one.attached_at) <= patience_s}
         join = {one.replica for one in connected if self._has_caught_up(one, now)}

@@ -104,6 +104,19 @@ async def test_a_replica_that_was_removed_does_not_join_again(kept: SelfKeptSet)
     assert first.broker_id == 1 and third.failures == []
 
 
+async def test_a_member_that_is_to_leave_is_let_go_of_while_it_follows_and_then_removed(kept: SelfKeptSet) -> None:
+    first = await kept.settled()
+    await kept.write(first, 50)
+    await kept.confirmed(first)
+    await kept.processes[2].client.replica_sets.retire_replica(SET, 3)
+    await until(lambda: kept.processes[3].duty.role is ReplicaRole.REMOVED)
+    assert list(kept.node.image.replica_sets[SET].members) == [1, 2]
+    assert kept.node.image.replication[SET].leaving == ()
+    await kept.write(first, 50)
+    await kept.confirmed(first)
+    assert kept.node.image.replica_sets[SET].master == 1 and first.wal.end_offset > 0
+
+
 async def test_a_directory_that_was_set_back_promises_nothing(kept: SelfKeptSet, tmp_path: Path) -> None:
     first = await kept.settled()
     patient = PolicyRecord(3, 2, 1, max_behind_s=600.0, slave_timeout_s=1.0)  # who is away stays in the SyncStateSet

@@ -108,6 +108,7 @@ class ReplicaCluster(Driver):
         if not row.in_sync:
             return
         living = {each.broker_id for each in row.replicas if self.works(each.broker_id) and not each.is_learner}
+        living -= {*row.leaving}
         members = living if len(living) >= 2 else {*record.sync_state_set}
         if members == {*record.sync_state_set}:
             return

@@ -194,13 +194,19 @@ def test_a_hand_over_that_elects_the_old_master_again_is_repeated_after_a_while(
     cluster = made()
     cluster.drain(0, DrainMode.SHUTDOWN)
     cluster.hung = {0, 1, 2}
-    for _ in range(3):
-        assert len(begun(cluster.tick(HAND_OVER_AGAIN_S))) == 1
-        cluster.promise(0, 1, end=10)
-        cluster.promise(0, 2, end=10)
-        cluster.promise(0, 0, end=20)
-        assert cluster.record(0).master == 0, "it is ahead"
+    designated = []
+    for _ in range(2):
+        (election,) = begun(cluster.tick(HAND_OVER_AGAIN_S))
+        designated.append(election.designated)
+        for each in (0, 1, 2):
+            cluster.promise(0, each, end=10 if each == election.designated else 20)
+        assert cluster.record(0).master == 0, "both others are ahead of the designated one"
         assert begun(cluster.tick(HAND_OVER_AGAIN_S - 0.5)) == []
+    assert sorted(designated) == [1, 2]
+    (election,) = begun(cluster.tick(HAND_OVER_AGAIN_S))
+    for each in (0, 1, 2):
+        cluster.promise(0, each, end={0: 40, election.designated: 30}.get(each, 25))
+    assert cluster.record(0).master == election.designated, "the old master's newest bytes were not confirmed"
 
 
 def test_a_draining_member_is_not_elected_when_another_may_be() -> None:
@@ -211,6 +217,23 @@ def test_a_draining_member_is_not_elected_when_another_may_be() -> None:
     (election,) = begun(cluster.tick())[:1]
     assert (election.replica_set_id, election.designated) == (0, 2)
     cluster.settle(5)
+    assert cluster.record(0).master == 2
+
+
+def test_a_master_that_is_to_leave_its_set_hands_it_over() -> None:
+    cluster = made()
+    cluster.run(r.RetireReplica(0, 1))
+    cluster.hung = {1, 2}
+    cluster.set_alive(0, False)
+    (election,) = [each for each in begun(cluster.tick()) if each.replica_set_id == 0]
+    assert election.designated == 2
+    cluster.promise(0, 1, end=50)
+    cluster.promise(0, 2, end=20)
+    assert cluster.record(0).master == 1, "it alone may have what was confirmed"
+    (election,) = [each for each in begun(cluster.tick()) if each.replica_set_id == 0]
+    assert election.designated == 2 and "is to leave" in election.reason
+    cluster.promise(0, 1, end=50)
+    cluster.promise(0, 2, end=50)
     assert cluster.record(0).master == 2
 
 

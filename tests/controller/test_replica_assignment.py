@@ -8,7 +8,7 @@ from tests.controller.controller_helpers import Driver
 from tests.controller.replica_trio import TWO_OF_THREE, Trio
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
-from tidelog.controller.model.errors import BrokerNotDrained, NotEligible
+from tidelog.controller.model.errors import BrokerNotDrained, ConfigurationRefused, NotEligible
 from tidelog.controller.model.records import DrainMode
 from tidelog.controller.model.replication import ReplicationRecord
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -109,3 +109,20 @@ def test_a_broker_with_replicas_of_other_sets_is_not_removed_but_one_that_is_onl
     trio.run(r.AssignReplica(0, 2))
     trio.run(c.RemoveBroker(2))
     assert list(trio.assigned) == [0, 1]
+
+
+def test_a_member_that_is_to_leave_does_not_enter_the_sync_state_set_until_it_is_assigned_anew() -> None:
+    trio = Trio()
+    trio.unchanged(r.RetireReplica(0, 0), NotEligible, "is the master")
+    trio.unchanged(r.RetireReplica(0, 7), NotFound, "has no replica")
+    trio.run(r.RetireReplica(0, 2))
+    trio.alter((0, 1, 2), 2)  # it is still in it
+    trio.alter((0, 1), 2)
+    trio.unchanged(trio.alteration((0, 1, 2), 2), ConfigurationRefused, "leaves replica set 0")
+    trio.run(r.AssignReplica(0, 2))
+    assert trio.image.replication[0].leaving == ()
+    trio.alter((0, 1, 2), 2)
+    trio.run(r.RetireReplica(0, 2))
+    trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    assert trio.image.replication[0].leaving == () and list(trio.assigned) == [0, 1]

@@ -20,7 +20,7 @@ from tidelog.runtime.errors import TidelogError
 
 
 def changes(found: list[c.AnyCommand]) -> list[c.AnyCommand]:
-    return [each for each in found if isinstance(each, r.AssignReplica | r.RemoveReplica)]
+    return [each for each in found if isinstance(each, r.AssignReplica | r.RemoveReplica | r.RetireReplica)]
 
 
 @pytest.mark.parametrize("brokers", range(3, 10))
@@ -127,16 +127,39 @@ def test_the_replicas_of_a_broker_that_an_operator_drains_are_replaced_and_its_o
     own = cluster.assigned(4)
     cluster.drain(4, DrainMode.OPERATOR)
     cluster.settle()
-    held = [each for each in range(4) if 4 in cluster.assigned(each)]
     assert all(len({*cluster.record(each).sync_state_set} - {4}) == 3 for each in range(4))
-    assert held, "it is in sync, so the master has to let go of it"
+    assert not any(4 in cluster.assigned(each) for each in range(4)), "the masters have let go of it"
     assert cluster.assigned(4) == own
-    cluster.set_alive(4, False)
-    cluster.settle()
-    assert not any(4 in cluster.assigned(each) for each in range(4))
     cluster.run(c.RemoveBroker(4))
     assert 4 not in cluster.image.replication and 4 not in cluster.image.replica_sets
     assert changes(cluster.settle()) == []
+
+
+def test_a_drained_broker_stays_a_member_until_others_are_in_sync() -> None:
+    cluster = ReplicaCluster([""] * 4)
+    cluster.settle()
+    held = [each for each in range(3) if 3 in cluster.assigned(each)]
+    cluster.hung = {*range(4)} - {3, *held}
+    cluster.drain(3, DrainMode.OPERATOR)
+    cluster.settle()
+    assert all(3 in cluster.record(each).sync_state_set or len(cluster.assigned(each)) > 3 for each in held)
+    cluster.hung = set()
+    cluster.settle()
+    assert not any(3 in cluster.assigned(each) for each in range(3))
+
+
+def test_a_retired_member_is_replaced_and_removed_when_the_master_has_let_go() -> None:
+    cluster = ReplicaCluster([""] * 4)
+    cluster.settle()
+    gone = max(each for each in cluster.assigned(0) if each != 0)
+    other = next(each for each in range(4) if each not in cluster.assigned(0))
+    cluster.run(r.RetireReplica(0, gone))
+    cluster.hung = {0}
+    assert changes(cluster.settle()) == [r.AssignReplica(0, other)], "its master has not let go"
+    cluster.hung = set()
+    assert changes(cluster.settle()) == [r.RemoveReplica(0, gone)]
+    assert {*cluster.record(0).sync_state_set} == {*range(4)} - {gone}
+    assert cluster.image.replication[0].leaving == ()
 
 
 def test_a_policy_that_wants_fewer_removes_only_who_is_not_in_sync_and_not_at_once() -> None:
@@ -195,6 +218,13 @@ class Planning(RuleBasedStateMachine):
     def set_policy(self, replica_set: int, total: int) -> None:
         self.cluster.run(r.SetReplicaSetPolicy(self.broker(replica_set), PolicyRecord(total, min(total, 2), 1)))
 
+    @rule(replica_set=brokers, broker=brokers)
+    def retire(self, replica_set: int, broker: int) -> None:
+        try:
+            self.cluster.run(r.RetireReplica(self.broker(replica_set), self.broker(broker)))
+        except TidelogError:
+            return
+
     @rule(seconds=st.sampled_from([1.0, 3.0, REPAIR_S / 2, 2 * REPAIR_S]))
     def tick(self, seconds: float) -> None:
         self.cluster.tick(seconds)
@@ -215,7 +245,8 @@ class Planning(RuleBasedStateMachine):
                 continue
             drained = {each.id for each in cluster.image.brokers.values() if each.draining}
             free = {*cluster.image.brokers} - {*row.assigned} - drained
-            usable = [each for each in row.assigned if cluster.image.brokers[each].draining != DrainMode.OPERATOR]
+            kept = {*row.assigned} - {*row.leaving}
+            usable = [each for each in kept if cluster.image.brokers[each].draining != DrainMode.OPERATOR]
             assert len(usable) >= total or not free or not row.in_sync, row
         assert not [each for _ in range(30) for each in changes(cluster.tick(REPAIR_S / 10))]
 
@@ -225,6 +256,7 @@ class Planning(RuleBasedStateMachine):
             return
         for set_id, row in self.cluster.image.replication.items():
             assert {*self.cluster.record(set_id).sync_state_set} <= {*row.assigned} or not row.in_sync
+            assert {*row.leaving} <= {*row.assigned}
 
 
 TestPlanning = Planning.TestCase

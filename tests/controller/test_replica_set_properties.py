@@ -107,6 +107,11 @@ class ReplicaSetMachine(RuleBasedStateMachine):
     def assign(self, broker: int) -> None:
         assert self.try_to(r.AssignReplica(0, broker))
 
+    @rule(broker=st.sampled_from(BROKERS))
+    def retire(self, broker: int) -> None:
+        accepted = self.try_to(r.RetireReplica(0, broker))
+        assert not (accepted and self.is_master(broker))
+
     @rule()
     def restart_controllers(self) -> None:
         before = self.controllers.machine
@@ -342,6 +347,7 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         assert record.members == tuple(each.broker_id for each in row.replicas)
         assert {*record.sync_state_set} <= {*record.members} <= {*row.assigned}
         assert list(row.assigned) == sorted({*row.assigned})
+        assert {*row.leaving} <= {*row.assigned} and list(row.leaving) == sorted({*row.leaving})
         assert state.configuration.members <= self.joined
         assert (record.master == -1) == (row.election is not None)
 

@@ -46,6 +46,7 @@ COMMANDS: list[c.AnyCommand] = [
     r.RemoveReplica(0, 0),
     r.ElectUnclean(0, 1, 0),
     r.AssignReplica(0, 0),
+    r.RetireReplica(0, 0),
 ]
 
 
@@ -327,9 +328,44 @@ def test_priority_decides_among_equals_and_a_designated_one_before_it() -> None:
     assert trio.promise(1).master == 1
     trio.begin(designated=1)
     trio.promise(2, end=200)
-    assert trio.promise(1, end=150).master == 2, "only among equals"
+    assert trio.promise(1, end=150).master == 2, "0 is dead, so 2 may have confirmed bytes that 1 lacks"
     trio.unchanged(r.BeginElection(0, trio.record.master_epoch, "", 0), NotEligible, "broker 0 is not alive")
     trio.unchanged(r.BeginElection(0, trio.record.master_epoch, "", 9), NotEligible, "broker 9 is not alive")
+
+
+def test_a_designated_broker_is_elected_although_the_old_master_is_ahead_by_what_nobody_confirmed() -> None:
+    trio = Trio()
+    trio.begin(designated=1)
+    trio.promise(1, end=150)
+    assert trio.promise(0, end=200).master == -1, "2 lives, and its promise may show that 0 alone has the rest"
+    assert trio.promise(2, end=140).master == 1
+    trio.begin(designated=2)
+    trio.promise(1, end=300)
+    trio.promise(0, end=290)
+    assert trio.promise(2, end=280).master == 1, "two are ahead, and may have confirmed it"
+
+
+def test_who_might_help_a_designated_broker_is_waited_for_until_it_dies() -> None:
+    trio = Trio()
+    trio.begin(designated=1)
+    trio.promise(1, end=150)
+    trio.promise(0, end=200)
+    trio.die(2)
+    assert trio.record.master == 0
+    trio = Trio()
+    trio.begin(designated=1)
+    trio.promise(0, end=200)
+    trio.promise(2, end=140)
+    trio.die(1)
+    assert trio.record.master == 0, "the designated one"
+
+
+def test_a_designated_broker_that_lacks_what_is_known_to_be_confirmed_is_not_elected() -> None:
+    trio = Trio()
+    trio.begin(designated=1)
+    trio.promise(1, end=150)
+    trio.promise(2, end=140)
+    assert trio.promise(0, end=200, confirm=180).master == 0, "two disks have lost something"
 
 
 def test_a_living_master_is_waited_for_until_it_dies() -> None:

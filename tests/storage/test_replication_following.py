@@ -127,6 +127,19 @@ def test_a_designated_candidate_is_elected_only_if_it_lacks_nothing() -> None:
     assert elected([Promise(A, 5, 100), Promise(C, 5, 99)], three, designated=3) == Promise(A, 5, 100)
 
 
+def test_a_designated_candidate_is_elected_although_another_is_ahead_if_enough_are_not() -> None:
+    three = members(A, B, C, quorum=2)
+    promises = [Promise(A, 5, 100), Promise(B, 5, 98), Promise(C, 5, 99)]
+    assert elected(promises, three, designated=3) == Promise(C, 5, 99), "as if A had not promised"
+    assert elected(promises, three, designated=2) == Promise(A, 5, 100)
+    assert elected(promises, members(A, B, C, quorum=1), designated=3) == Promise(A, 5, 100), (
+        "A may have confirmed alone"
+    )
+    assert elected(promises, members(A, B, C, quorum=3), designated=2) == Promise(B, 5, 98), (
+        "each has what is confirmed"
+    )
+
+
 def test_the_promise_of_a_living_master_is_waited_for() -> None:
     three = members(A, B, C, quorum=2)
     two = [Promise(B, 5, 100), Promise(C, 5, 100)]

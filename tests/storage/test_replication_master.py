@@ -287,3 +287,20 @@ def test_all_ack_refuses_when_the_set_is_too_small() -> None:
         A, policy, configuration(A, quorum=1), epoch_confirmable_at=START, durable_offset=START, confirm_offset=0
     )
     assert "min_in_sync_replicas is 2" in one.refusal(0.0)
+
+
+def test_a_follower_that_is_to_leave_is_let_go_of_when_the_quorum_allows_it() -> None:
+    one = master()
+    for each in (B, C):
+        one.attached(each, START, 0.0)
+    one.leaving = frozenset({C.broker_id})
+    wanted = one.change(0.1)
+    assert wanted is not None and (wanted.members, wanted.quorum) == (frozenset({A, B}), 2)
+    accept(one, wanted)
+    one.acknowledged(C, START, 0.2)
+    assert one.change(0.2) is None, "it follows, and does not come back"
+    one.leaving = frozenset({B.broker_id, C.broker_id})
+    assert one.change(0.3) is None, "two must hold a byte"
+    one.leaving = frozenset()
+    back = one.change(0.4)
+    assert back is not None and back.members == {A, B, C}

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from tests.support.clients import wait_until
 from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
-from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
 from tidelog.chaos.ports import free_port
 from tidelog.controller.image.image import Image
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
@@ -30,6 +30,8 @@ from tidelog.controller.model.commands import PartitionMove
 from tidelog.controller.model.records import PartitionRecord
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.process.replica_disks import DirectoryReplicaDisks
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import Unavailable
@@ -91,9 +93,13 @@ class Cluster:
         log: LogSettings | None = None,
         wal: str = "disk",
         session_timeout_ms: int = 10_000,
+        replication: ReplicationSettings | None = None,
         **upload: int,
     ) -> None:
+        """`replication`: the cluster has a secret, and WALs that are replicated so."""
         self._directory = directory
+        self.replication = replication or ReplicationSettings()
+        self._secret = b"s" * 32 if replication is not None else None
         self.log = log or LogSettings()
         self._upload = UploadSettings(**upload)
         self._wal_kind = wal
@@ -102,7 +108,7 @@ class Cluster:
         self.bucket = Bucket()
         self.nodes: dict[int, BrokerNode] = {}
         self.controller: ControllerNode
-        self._disks: dict[int, FileDisk] = {}
+        self._disks: dict[int, list[FileDisk]] = {}
         self._ports: dict[int, int] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -140,7 +146,7 @@ class Cluster:
     async def _start(self) -> None:
         settings = ControllerSettings(host="127.0.0.1", port=0, session_timeout_ms=self._session_timeout_ms)
         self.controller = ControllerNode(
-            ControllerIdentity(0, self._directory / "controller"),
+            ControllerIdentity(0, self._directory / "controller", self._credentials(0)),
             ControllerSections(settings),
             ControllerWorld(TcpNetwork(), SystemClock(), random.Random()),
         )
@@ -148,11 +154,14 @@ class Cluster:
         await self.controller.wait_active(30)
         await asyncio.gather(*(self.start_broker(broker) for broker in self._ids))
 
+    def _credentials(self, node: int) -> Credentials | None:
+        return Credentials(self._secret, node) if self._secret is not None else None
+
     async def start_broker(self, broker: int) -> None:
         """Start a broker, for the first time or again."""
         path = self._directory / f"broker-{broker}"
         path.mkdir(parents=True, exist_ok=True)
-        disk = self._disks[broker] = FileDisk(path / "wal")
+        disks = self._disks[broker] = []
         port = self._ports.setdefault(broker, free_port())
         store = GuardedObjectStore(self.bucket, PriorityGate(64), SystemClock(), proof=BucketProof(SystemClock()))
 
@@ -169,7 +178,8 @@ class Cluster:
         def own_wal(cluster_id: str) -> Wal:
             if self._wal_kind == "s3":
                 return bucket_wal(cluster_id, broker)
-            return DiskWal(disk, WalSettings(), rng=random.Random())
+            disks.append(FileDisk(path / "wal"))
+            return DiskWal(disks[-1], WalSettings(), rng=random.Random())
 
         node = BrokerNode(
             identity=BrokerIdentity(broker, f"check-{broker}", True, lambda _cluster_id: None),
@@ -184,12 +194,24 @@ class Cluster:
                 clean=CleanSettings(),
                 roles=["broker"],
                 flat=dict,
+                replication=self.replication,
             ),
-            controllers=ControllerAccess([self.controller.address], 0.2),
-            wal=WalAccess(self._wal_kind, own_wal, bucket_wal),
+            controllers=ControllerAccess(
+                [self.controller.address], 0.2, credentials=self._credentials(broker), follows_controllers=False
+            ),
+            wal=WalAccess(
+                self._wal_kind,
+                own_wal,
+                bucket_wal,
+                replicas=DirectoryReplicaDisks(path, broker, WalSettings(), random.Random()),
+            ),
             world=BrokerWorld(TcpNetwork(), SystemClock(), random.Random(), store),
         )
-        await node.start()
+        try:
+            await node.start()
+        except BaseException:
+            await node.stop(1.0)
+            raise
         self.nodes[broker] = node
 
     async def _stop(self) -> None:
@@ -199,7 +221,8 @@ class Cluster:
     async def stop_broker(self, broker: int) -> None:
         """End a broker; what it leads waits for it."""
         await self.nodes.pop(broker).stop(10.0)
-        await self._disks.pop(broker).close()
+        for disk in self._disks.pop(broker):
+            await disk.close()
 
     # -- what tests ask
 

@@ -17,6 +17,11 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
         "len(self.members) - self.quorum + 1",
         "max(1, len(self.members) - self.quorum + int(mutated()))",
     ),
+    "a designated member is elected although confirmed bytes may be ahead": (
+        f"{_ROOM}.election:elected",
+        "return wanted if not_ahead >= configuration.promises_needed else best",
+        "return wanted if not mutated() else best",
+    ),
     "another disk counts as the one before": (
         f"{_ROOM}.election:elected",
         "if each.replica in configuration.members}",

@@ -156,10 +156,14 @@ async def members(client: ControllerClient, cli: Cli) -> None:
     )
     assert f"broker {own} is in sync" in await waiting
 
-    assert "is in the sync-state set" in await run("remove-member", OTHER, "--broker", own, code=1)
+    assert "is the master of" in await run("remove-member", OTHER, "--broker", OTHER, code=1)
     await sets.set_policy(OTHER, PolicyRecord(2, 1, 1))
     assert "shall have 2 replicas" in await run("remove-member", OTHER, "--broker", own, code=2)
     await sets.set_policy(OTHER, PolicyRecord())
+    assert "is to leave" in await run("remove-member", OTHER, "--broker", own, "--no-wait")
+    assert [str(own), "leaving"] in [line.split()[:2] for line in (await run("describe", OTHER)).splitlines()]
+    assert "still a member" in await run("remove-member", OTHER, "--broker", own, "--timeout", 1, code=5)
+    leaving = asyncio.create_task(run("remove-member", OTHER, "--broker", own))
     record = client.image.replica_sets[OTHER]
     await sets.alter_sync_state_set(
         OTHER,
@@ -169,5 +173,5 @@ async def members(client: ControllerClient, cli: Cli) -> None:
         ends={},
         confirm_offset=0,
     )
-    assert "keeps no replica" in await run("remove-member", OTHER, "--broker", own)
+    assert "keeps no replica" in await leaving
     assert list(client.image.replication[OTHER].assigned) == [OTHER]

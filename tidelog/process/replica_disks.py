@@ -20,6 +20,7 @@ from tidelog.storage.settings import WalSettings
 from tidelog.storage.wal.disk.wal import DiskWal
 
 OWN = "wal"
+PREFIX = "replica-"
 
 
 class DirectoryReplicaDisks:
@@ -33,7 +34,7 @@ class DirectoryReplicaDisks:
         self._rng = rng
 
     def _directory(self, replica_set_id: int) -> Path:
-        return self._path / (OWN if replica_set_id == self._own_id else f"replica-{replica_set_id}")
+        return self._path / (OWN if replica_set_id == self._own_id else f"{PREFIX}{replica_set_id}")
 
     def open(self, replica_set_id: int) -> OpenedReplicaWal:
         """See `ReplicaDisks.open`."""
@@ -43,6 +44,14 @@ class DirectoryReplicaDisks:
         except OSError as error:
             raise StorageFailed(f"the directory {path} cannot be used: {error}") from error
         return OpenedReplicaWal(DiskWal(disk, self._settings, rng=self._rng), disk)
+
+    def kept(self) -> list[int]:
+        """See `ReplicaDisks.kept`."""
+        try:
+            names = [each.name.removeprefix(PREFIX) for each in self._path.glob(f"{PREFIX}*")]
+        except OSError as error:
+            raise StorageFailed(f"the directory {self._path} cannot be read: {error}") from error
+        return sorted(int(each) for each in names if each.isascii() and each.isdigit())
 
     async def remove(self, replica_set_id: int) -> None:
         """See `ReplicaDisks.remove`."""

@@ -119,7 +119,9 @@ def _render_election(election: Document) -> str:
 
 @replica_set_.command()
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it is as far as the best.")
+@click.option(
+    "--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it has all that may be confirmed."
+)
 @click.option(
     "--accept-loss", is_flag=True, help="Elect --broker now, although it may lack confirmed records. They are lost."
 )
@@ -217,14 +219,45 @@ def _wait_in_sync(cluster: ClusterConnection, replica_set: int, broker: int, tim
 @replica_set_.command("remove-member")
 @_set_id
 @click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to remove.")
+@click.option("--no-wait", is_flag=True, help="Return when the removal has begun.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait."
+)
 @format_option
 @admin_options
-def remove_member(replica_set: int, broker: int, style: str, bootstrap: str) -> None:
-    """Remove a broker's replica of a set, or its assignment. Its copy of the WAL is deleted."""
+def remove_member(replica_set: int, broker: int, no_wait: bool, timeout_s: float, style: str, bootstrap: str) -> None:
+    """Remove a broker's replica of a set, or its assignment. Its copy of the WAL is deleted.
+
+    One that is in sync leaves when the master has let go of it, which the policy must allow. The master cannot be
+    removed: elect another member first.
+    """
     cluster = ClusterConnection(bootstrap)
-    found = cluster.post(f"/replica-sets/remove-member?{urlencode({'id': replica_set, 'broker': broker})}")
-    told = f"broker {broker} keeps no replica of replica set {replica_set}"
-    output.emit(json.dumps(found, indent=2) if style == "json" else told)
+    cluster.post(f"/replica-sets/remove-member?{urlencode({'id': replica_set, 'broker': broker})}")
+    document = _described(cluster, replica_set) if no_wait else _wait_gone(cluster, replica_set, broker, timeout_s)
+    if style == "json":
+        output.emit(json.dumps(document, indent=2))
+    elif _keeps(document, broker):
+        output.emit(f"broker {broker} is to leave replica set {replica_set}")
+    else:
+        output.emit(f"broker {broker} keeps no replica of replica set {replica_set}")
+
+
+def _keeps(document: Document, broker: int) -> bool:
+    return any(row["broker"] == broker for row in document["replicas"])
+
+
+def _wait_gone(cluster: ClusterConnection, replica_set: int, broker: int, timeout_s: float) -> Document:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        document = _described(cluster, replica_set)
+        if not _keeps(document, broker):
+            return document
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"broker {broker} is still a member of replica set {replica_set} after {timeout_s:g} s",
+                hint="its master lets go of it when enough others are in sync for the policy; it goes on",
+            )
+        time.sleep(POLL_S)
 
 
 @replica_set_.command("set-policy")

@@ -1,0 +1,110 @@
+"""The replicated WALs of real brokers: who keeps one, what becomes of it, and who may not.
+
+Controller, sockets, disks and brokers are real, in one process; the bucket is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.support.clients import wait_until
+from tests.support.cluster import Cluster
+from tidelog.broker.settings import ReplicationSettings
+from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.runtime.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(300)
+
+THREE = ReplicationSettings(total_replicas=3)
+
+
+def record(cluster: Cluster, replica_set: int) -> ReplicaSetRecord:
+    return cluster.image.replica_sets[replica_set]
+
+
+def is_whole(cluster: Cluster, members: tuple[int, ...] = (1, 2, 3)) -> bool:
+    """Whether each of these brokers' sets has these members, all in sync, and a master."""
+    sets = [record(cluster, each) for each in members]
+    return all(each.members == each.sync_state_set == members and each.master in members for each in sets)
+
+
+def produce(cluster: Cluster, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True})
+    for number in range(count):
+        producer.produce(topic, b"%d" % number)
+    assert producer.flush(60) == 0
+
+
+def test_every_broker_keeps_a_replica_of_each_set_and_a_stopped_master_is_followed_by_another(tmp_path: Path) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        client = cluster.nodes[1].controller
+        cluster.run(client.create_topic("t", 1, {}, assignment=[1]))
+        produce(cluster, "t", 20)
+        cluster.run(cluster.stop_broker(1))
+        wait_until(lambda: record(cluster, 1).master in (2, 3), "another broker leads the set")
+        heir = record(cluster, 1).master
+        wait_until(lambda: cluster.serves(heir, "t", 0), "the partition is served")
+        partition = cluster.nodes[heir].parts.partitions.manager.get("t", 0)
+        wait_until(lambda: partition.high_watermark == 20, "everything is confirmed")
+        produce(cluster, "t", 5)
+        cluster.run(cluster.start_broker(1))
+        wait_until(lambda: is_whole(cluster), "the broker has caught up")
+        assert cluster.nodes[1].parts.data.hot_sets.problems() == []
+
+
+def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tmp_path: Path) -> None:
+    with Cluster(tmp_path, brokers=4, replication=ReplicationSettings(total_replicas=2)) as cluster:
+
+        def others() -> tuple[int, ...]:
+            return tuple(each for each in record(cluster, 1).sync_state_set if each != 1)
+
+        wait_until(lambda: len(others()) == 1, "the set has a second member")
+        (old,) = others()
+        new = next(each for each in (2, 3, 4) if each != old)
+        client = cluster.nodes[1].controller
+        kept = tmp_path / f"broker-{old}" / "replica-1"
+        assert kept.is_dir()
+        cluster.run(client.replica_sets.assign_replica(1, new))
+        wait_until(lambda: new in others(), "the assigned broker is in sync")
+        cluster.run(cluster.stop_broker(old))
+        wait_until(lambda: old not in others(), "the stopped one is not in sync any more", 120)
+        cluster.run(client.replica_sets.remove_replica(1, old))
+        cluster.run(cluster.start_broker(old))
+        wait_until(lambda: not kept.exists(), "the replica was deleted")
+        assert others() == (new,)
+
+
+def test_a_set_of_one_grows_when_its_broker_is_started_with_more_replicas(tmp_path: Path) -> None:
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings()) as cluster:
+        cluster.run(cluster.nodes[1].controller.create_topic("t", 3, {}, assignment=[1, 2, 3]))
+        for _ in range(3):
+            produce(cluster, "t", 10)
+        cluster.replication = THREE
+        for each in (1, 2, 3):
+            cluster.run(cluster.stop_broker(each))
+            cluster.run(cluster.start_broker(each))
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        ends = []
+        for index in range(3):
+            leader = cluster.leader("t", index)
+            wait_until(partial(cluster.serves, leader, "t", index), "it is served")
+            ends.append(cluster.nodes[leader].parts.partitions.manager.get("t", index).high_watermark)
+        assert sum(ends) == 30
+
+
+@pytest.mark.parametrize(
+    ("wal", "secret", "what"), [("s3", True, "wal.kind is s3"), ("disk", False, "the cluster has no secret")]
+)
+def test_a_broker_that_cannot_replicate_says_why_and_does_not_start(
+    tmp_path: Path, wal: str, secret: bool, what: str
+) -> None:
+    with Cluster(tmp_path, brokers=0, wal=wal, replication=THREE if secret else None) as cluster:
+        cluster.replication = THREE
+        with pytest.raises(ConfigError, match=what):
+            cluster.run(asyncio.wait_for(cluster.start_broker(1), 30))
