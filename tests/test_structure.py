@@ -115,6 +115,16 @@ def test_every_route_of_the_admin_server_is_on_the_page_for_operators() -> None:
     assert [each for each in told if not re.search(rf"`{re.escape(each)}[`?]", page)] == []
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    written: dict[str, str] = defaultdict(str)
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        written[file.name] += file.read_text(encoding="utf-8")
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"\b(test_\w+\.py)::(test_\w+)", pages))
+    assert len(named) > 50
+    assert [f"{file}::{name}" for file, name in sorted(named) if f"def {name}(" not in written[file]] == []
+
+
 def test_there_are_no_circles_and_no_upward_arrows(figures: dict[str, Figure]) -> None:
     assert [f"{item.where} {item.what}" for item in figures["arrows"].items if "by types" not in item.what] == []
 
