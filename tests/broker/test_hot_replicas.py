@@ -290,6 +290,36 @@ async def test_a_follower_that_reads_nothing_is_sent_a_window_and_dropped_when_i
     assert records[0].offset == 0
 
 
+async def test_a_follower_with_nothing_to_receive_acknowledges_at_once(hot: HotSet) -> None:
+    """It does not wait for a heartbeat: there is none here."""
+    hot.limits = replace(hot.limits, link=replace(hot.limits.link, heartbeat_s=3600.0, silence_s=7200.0))
+    master = await hot.start_all()
+    await hot.write(master, 20)
+    await hot.confirmed(master)
+    await hot.same()
+    await hot.kill(3)
+    await until(lambda: master.master.status()["in_sync"] == [1, 2])
+    end = master.wal.end_offset
+    await hot.start(3)
+    await hot.let_follow()
+    await until(lambda: master.master.status()["in_sync"] == [1, 2, 3])
+    assert master.wal.end_offset == end
+
+
+@pytest.mark.processes  # real time-outs
+async def test_a_follower_leaves_a_master_that_is_silent_and_connects_again(hot: HotSet) -> None:
+    limits = hot.limits
+    hot.limits = replace(limits, link=replace(limits.link, heartbeat_s=3600.0, silence_s=7200.0))
+    await hot.start(1)
+    hot.limits = replace(limits, link=replace(limits.link, silence_s=0.3))
+    await hot.start(2)
+    master = await hot.elect(1)
+    await until(lambda: master.proxy.connections >= 3)
+    follower = hot.brokers[2].replica.follower
+    assert follower is not None and follower.stopped is None
+    await hot.same()
+
+
 @pytest.mark.processes  # real time-outs
 async def test_a_hung_follower_stalls_no_producer_where_the_quorum_is_smaller(hot: HotSet) -> None:
     master = await hot.start_all()

@@ -81,6 +81,17 @@ def test_a_silent_broker_is_marked_dead_once(world: World) -> None:
     assert world.asked(world.duties.liveness, now=16.0) == []
 
 
+def test_the_late_end_of_an_old_connection_leaves_a_broker_alone_that_has_reconnected(world: World) -> None:
+    registration = world.image().brokers[0].registration_epoch
+    for connection in ("old", "new"):
+        world.sessions.heartbeat(0, registration, connection, 0.0, 0.0)
+    assert not world.sessions.connection_closed("old")
+    assert world.asked(world.duties.liveness, now=1.0) == []
+    assert world.sessions.connection_closed("new")
+    (command,) = world.asked(world.duties.liveness, now=1.0)
+    assert isinstance(command, c.SetBrokerAlive) and (command.broker_id, command.alive) == (0, False)
+
+
 def test_the_target_of_a_move_whose_owner_is_silent_is_elected_when_the_streams_are_closed(world: World) -> None:
     world.driver.run(c.CreateTopic(TOPIC, "t", 1, {}, False, False, (0,)))
     epoch = world.image().replica_sets[0].master_epoch

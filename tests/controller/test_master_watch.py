@@ -54,6 +54,15 @@ def test_the_active_controller_begins_an_election_when_a_master_is_dead_and_once
     assert len(one.due(4.0)) == 1, "the new master died"
 
 
+def test_an_election_whose_command_failed_is_begun_at_the_next_scan_by_whichever_controller_is_active() -> None:
+    one = Watched()
+    one.die(0)
+    (lost,) = one.duties.masters(1.0, 0)
+    assert list(one.duties.masters(2.0, 0)) == [lost]
+    another = Duties(lambda: one.image, BrokerSessions(10.0), dict, ControllerSettings())
+    assert list(another.masters(0.0, 0)) == [lost]
+
+
 def test_an_election_that_waits_for_a_silent_broker_begins_anew() -> None:
     one = Watched()
     one.begin()

@@ -210,6 +210,16 @@ def test_the_quorum_stays_when_members_go_and_is_lowered_by_auto_degrade_alone()
     assert auto.is_degraded
 
 
+def test_a_broker_that_connects_twice_is_counted_once() -> None:
+    one = master(ReplicationPolicy(total_replicas=3, in_sync_replicas=3), configuration(A, B, C, quorum=3))
+    for at in (0.0, 0.1):
+        one.attached(B, START, at)
+        one.acknowledged(B, START, at)
+    assert one.confirm_offset == 100, "C has nothing"
+    one.attached(C, START, 0.2)
+    assert one.confirm_offset == START
+
+
 def test_a_broker_that_comes_back_with_another_wal_is_another_replica() -> None:
     one = master(present=configuration(A, B))
     one.attached(B, START, 0.0)

@@ -52,6 +52,21 @@ def test_racks_are_given_in_turn_and_kept(tmp_path: Path) -> None:
     assert racks(cluster_layout.plan(loaded(tmp_path / "more", "kafka.rack=all"), 2)) == ["all", "all"]
 
 
+def test_three_brokers_or_more_keep_three_replicas_unless_told_otherwise(tmp_path: Path) -> None:
+    def planned(name: str, brokers: int, *assignments: str) -> list[int]:
+        nodes = cluster_layout.plan(loaded(tmp_path / name, *assignments), brokers)
+        return [node.config.replication.total_replicas for node in nodes]
+
+    assert planned("two", 2) == [1, 1]
+    assert planned("three", 3) == [3, 3, 3]
+    replication = cluster_layout.add_broker(loaded(tmp_path / "three"), [1, 2, 3]).config.replication
+    policy = replication.policy()
+    assert (policy.total_replicas, policy.in_sync_replicas, policy.min_in_sync_replicas) == (3, 2, 1)
+    assert not policy.enable_auto_in_sync_replicas and not policy.all_ack_in_sync_state_set
+    assert planned("told", 3, "replication.total_replicas=1") == [1, 1, 1]
+    assert planned("bucket", 3, "wal.kind=s3") == [1, 1, 1]
+
+
 def test_an_empty_rack_is_wrong_usage() -> None:
     assert parse_racks(None) == [] and parse_racks("a, b") == ["a", "b"]
     for text in ("", "a,", ",b"):
