@@ -28,6 +28,7 @@ from tidelog.simulation.actors.workload import Workload
 from tidelog.simulation.checkers import CheckOptions, Finding, check
 from tidelog.simulation.checkers.history import History
 from tidelog.simulation.inside import find_orphans, look_inside
+from tidelog.simulation.replicas import compare_replicas, unsettled_replicas
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.consensus import RaftWatch
 from tidelog.simulation.world.loop import START_S, Deadlock, VirtualLoop, current_life
@@ -87,6 +88,7 @@ class _SimulationRun:
         shape.draw_feed(random.Random(f"feed {seed}"))
         shape.draw_state(random.Random(f"state {seed}"))
         shape.draw_level(random.Random(f"level {seed}"))
+        shape.draw_replication(random.Random(f"replicas {seed}"))
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.cluster.raft_watch = raft_watch
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
@@ -94,6 +96,7 @@ class _SimulationRun:
         self.faults = Faults(self.loop, self.cluster, generator, tuple(faults), self.note, frozenset(skip))
         roles = "controllers in brokers" if shape.embedded else "controllers"
         about = f"{shape.controllers} {roles}, {shape.brokers} brokers, wal {shape.wal}, level {shape.level}"
+        about += f", {shape.replicas} replicas" if shape.replicas > 1 else ""
         self.note("world", about)
 
     def note(self, who: str, what: str) -> None:
@@ -150,7 +153,7 @@ class _SimulationRun:
                 self.note("world", "at rest")
                 what = "the last readers"
                 await read_all(self.workload)
-                self.outcome.findings += look_inside(self.cluster)
+                self.outcome.findings += look_inside(self.cluster) + await compare_replicas(self.cluster)
             if self.outcome.seed % CLEANS_EVERY == 0:
                 await self._let_clean()
         except TimeoutError:
@@ -202,6 +205,7 @@ class _SimulationRun:
         image = active.image
         found += [f"broker {one.id} counts as dead" for one in image.brokers.values() if not one.alive]
         found += [f"{one.topic_id.hex()[:6]}-{one.index} is moving" for one in image.moving()]
+        found += unsettled_replicas(self.cluster, image)
         found += [
             f"stream {stream.id} is quarantined: {stream.quarantined}"
             for stream in image.streams.values()
@@ -229,7 +233,7 @@ class _SimulationRun:
         outcome.turns = self.loop.turns
         outcome.acknowledged = sum(len(op.values) for op in outcome.history.ops if op.kind == "send" and op.ok)
         outcome.findings += self.cluster.watch.findings + self.cluster.raft_watch.findings + self.workload.findings
-        outcome.findings += check(outcome.history, CheckOptions())
+        outcome.findings += check(outcome.history, CheckOptions(tail_waits=self.cluster.shape.replicas > 1))
         outcome.faults_done = tuple(self.faults.done)
         for finding in outcome.findings:
             self.note("finding", f"{finding.rule}: {finding.message.splitlines()[0]}")

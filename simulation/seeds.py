@@ -21,7 +21,7 @@ from typing import Self
 from tidelog.simulation.mutants.mutant import Mutation, apply
 from tidelog.simulation.run import SimulationOutcome, simulate
 
-WARM_UP_SEED = 11
+WARM_UP_SEED = 13
 """A seed with several controllers and brokers as separate processes: it uses all protocols."""
 MAX_TRIES = 120
 """Maximum number of simulations of one `shrink`."""

@@ -244,6 +244,9 @@ class ReplicaDuty:
             self.role = ReplicaRole.WAITING
             return
         position = await self._replica.promise(record.master_epoch)
+        if position.last_epoch >= record.master_epoch:
+            self.role = ReplicaRole.WAITING  # it has followed that master already: the election is over
+            return
         self.role = ReplicaRole.PROMISED
         told = next((each for each in row.election.promises if each.broker_id == identity.replica.broker_id), None)
         if told is not None and told.registration_epoch == identity.registration_epoch:

@@ -17,6 +17,7 @@ from tidelog.runtime.errors import TidelogError
 from tidelog.simulation.world.bucket import HOST as BUCKET_HOST
 from tidelog.simulation.world.bucket import BucketFaults
 from tidelog.simulation.world.cluster import SimCluster, SimNode
+from tidelog.simulation.world.directories import may_be_lost
 from tidelog.simulation.world.loop import VirtualLoop
 
 PERIOD_S = 5.0
@@ -115,8 +116,7 @@ class Faults:
             node.resume()
             if node.consensus is not None:
                 node.consensus.files.heal()
-            if node.disk is not None:
-                node.disk.slow_s, node.disk.full_bytes, node.disk.fail_next_sync = 0.0, 1 << 62, False
+            node.disks.heal()
             node.recover()
 
 
@@ -149,12 +149,14 @@ class _Doer:
         node = self._node()
         if node is None:
             return None
-        disk, life = node.disk, node.life
+        disks, life = node.open_disks, node.life
         if node.consensus is not None and self.rng.random() < 0.5:
             return self._crash_in_raft_files(node)
-        if disk is None or self.rng.random() < 0.5:
+        if not disks or self.rng.random() < 0.5:
             node.crash(power=True)
             return node.recover
+
+        disk = disks[0] if len(disks) == 1 else self.rng.choice(disks)
 
         def crash() -> None:
             if node.life is life:
@@ -308,22 +310,21 @@ class _Doer:
 
     def disk(self) -> Undo | None:
         """The disk of one broker is slow, full, or fails an fsync."""
-        nodes = [node for node in self.cluster.brokers if node.disk is not None]
+        nodes = [node for node in self.cluster.brokers if node.open_disks]
         if not nodes:
             return None
         node = self.rng.choice(nodes)
-        disk, kind = node.disk, self.rng.choice(("slow", "full", "fsync"))
-        assert disk is not None
+        disks, kind = node.open_disks, self.rng.choice(("slow", "full", "fsync"))
         self.note(node.host, f"disk {kind}")
-        if kind == "slow":
-            disk.slow_s = self.rng.choice((0.02, 0.2, 1.0))
-        elif kind == "full":
-            disk.full_bytes = 0
-        else:
-            disk.fail_next_sync = True
+        slow_s = self.rng.choice((0.02, 0.2, 1.0)) if kind == "slow" else 0.0
+        for disk in disks:
+            disk.slow_s, disk.fail_next_sync = slow_s, kind == "fsync"
+            if kind == "full":
+                disk.full_bytes = 0
 
         def undo() -> None:
-            disk.slow_s, disk.full_bytes, disk.fail_next_sync = 0.0, 1 << 62, False
+            for disk in disks:
+                disk.slow_s, disk.full_bytes, disk.fail_next_sync = 0.0, 1 << 62, False
 
         return undo
 
@@ -331,7 +332,7 @@ class _Doer:
         """Flip bits in some responses of the bucket, and in unused places on brokers' disks."""
         rng, flips = self.rng, self.cluster.bucket.flips
         flips.rng, flips.probability = random.Random(rng.getrandbits(64)), rng.choice((0.1, 0.5, 1.0))
-        rotten = sum(node.platters.rot(rng) for node in self.cluster.brokers)
+        rotten = sum(node.disks.rot(rng) for node in self.cluster.brokers)
         self.note("world", f"{flips.probability:.0%} of answers damaged, {rotten} bits on disks")
 
         def undo() -> None:
@@ -481,23 +482,30 @@ class _Doer:
         It is what the start after a crash finds while a disk is not mounted, or an older copy is. A broker that refuses
         to start with it is given the other one by `SimNode`. Only where the controllers know of the WAL: not in a
         cluster that began at level 0, and not while a broker goes on although they do not answer
-        (`tidelog.broker.wal_keeper`).
+        (`tidelog.broker.wal_keeper`). Of a replica set with several members one loses its directory at a time.
         """
-        if self.cluster.shape.wal_settings.kind != "disk" or self.cluster.shape.level == OLDEST:
+        cluster = self.cluster
+        if cluster.shape.wal_settings.kind != "disk" or cluster.shape.level == OLDEST:
             return None
-        nodes = [node for node in self.cluster.brokers if node.alive and _is_wal_known(node)]
-        if not nodes:
+        places = [
+            (node, each)
+            for node in cluster.brokers
+            if node.alive and _is_wal_known(node)
+            for each in sorted(node.disks.mounts)
+            if may_be_lost(cluster, each, node.id)
+        ]
+        if not places:
             return None
-        node = self.rng.choice(nodes)
+        node, replica_set = self.rng.choice(places)
         node.crash(power=self.rng.random() < 0.3)
-        node.change_wal_directory()
+        node.change_wal_directory(replica_set)
         node.recover()
         stays = self.rng.random() < 0.3
 
         def undo() -> None:
-            if not stays and node.alive and _is_wal_known(node):
+            if not stays and node.alive and _is_wal_known(node) and may_be_lost(cluster, replica_set, node.id):
                 node.crash(power=False)
-                node.change_wal_directory()
+                node.change_wal_directory(replica_set)
             node.recover()
 
         return undo

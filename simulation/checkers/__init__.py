@@ -60,7 +60,7 @@ def check(history: History, options: CheckOptions | None = None) -> list[Finding
         check_writes(index, partition, gaps, end_us, options, found)
         check_reads(index, partition, found)
         check_sends(partition, found)
-        check_marks(partition, found)
+        check_marks(partition, options, found)
         check_rest(index, partition, end_us, options, found)
     order = {rule: number for number, rule in enumerate(RULES)}
     return sorted(found.found, key=lambda one: (order[one.rule], one.ops[-1].index))

@@ -32,6 +32,9 @@ class CheckOptions(msgspec.Struct, kw_only=True):
     """Topics from which acknowledged records may disappear by design, e.g. by log compaction."""
     max_lag_us: int | None = None
     """Maximum lag: an empty poll is a finding if a record was acknowledged longer ago; None: only measured."""
+    tail_waits: bool = False
+    """The high watermark of a poll may be lower after an election, until the new master has confirmed again (replica
+    sets with several members; KIP-207). No record below it is lost all the same."""
     settle_us: int | None = None
     """A `send` that begins later than this after `heal` must succeed; None: not checked."""
 

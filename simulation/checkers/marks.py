@@ -15,18 +15,17 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tidelog.simulation.checkers.finding import Findings
+from tidelog.simulation.checkers.finding import CheckOptions, Findings
 from tidelog.simulation.checkers.history import UNKNOWN, Op
 from tidelog.simulation.checkers.index import FOREVER, Partition
 
 Told = Iterator[tuple[int, Op]]
 
 
-def check_marks(partition: Partition, found: Findings) -> None:
+def check_marks(partition: Partition, options: CheckOptions, found: Findings) -> None:
     """High watermark, log start and leader epochs of one partition."""
-    _only_grows(
-        partition, "high-watermark-back", "high watermark", _high_told(partition), _high_asked(partition), found
-    )
+    asked = (each for each in _high_asked(partition) if not (options.tail_waits and each[1].kind == "poll"))
+    _only_grows(partition, "high-watermark-back", "high watermark", _high_told(partition), asked, found)
     _only_grows(partition, "log-start-back", "log start", _start_told(partition), _start_asked(partition), found)
     _check_epochs(partition, found)
     for group, ops in partition.commits.items():

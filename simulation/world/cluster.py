@@ -15,6 +15,7 @@ import contextvars
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tidelog.broker.inputs import BrokerIdentity, BrokerWorld, ControllerAccess, WalAccess
@@ -31,12 +32,14 @@ from tidelog.runtime.tasks import unless_failed
 from tidelog.simulation.world.bucket import SimBucket
 from tidelog.simulation.world.clock import IdleCpu, SimClock
 from tidelog.simulation.world.consensus import RaftHost, RaftWatch, SimConsensus
-from tidelog.simulation.world.disk import Platters, SimDisk
+from tidelog.simulation.world.disk import SimDisk
 from tidelog.simulation.world.loop import Life, VirtualLoop
 from tidelog.simulation.world.network import SimNetwork
 from tidelog.simulation.world.raft_files import RaftPlatters
+from tidelog.simulation.world.replica_disks import NodeDisks, SimReplicaDisks
 from tidelog.simulation.world.settings import FIRST_CONTROLLER, KAFKA_PORT, SECRET, Shape, host_of
 from tidelog.simulation.world.watch import PARTITIONS_PER_DELETION, Watch
+from tidelog.simulation.world.watched_replica import watched_replica
 from tidelog.simulation.world.watched_wal import watched
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
@@ -46,7 +49,7 @@ from tidelog.storage.cleaning.deleter import ObjectCleaner
 from tidelog.storage.cleaning.orphan_cleaner import OrphanCleaner
 from tidelog.storage.cleaning.orphan_scan import OrphanMetadata
 from tidelog.storage.commits import CommitRefused
-from tidelog.storage.wal.base import Wal
+from tidelog.storage.wal.base import ReplicatedWal, Wal
 from tidelog.storage.wal.disk.wal import DiskWal
 from tidelog.storage.wal.s3.wal import S3Wal
 from tidelog.stream.partition_log import PartitionLog
@@ -75,16 +78,13 @@ class SimNode:
         self.host = host_of(node_id)
         usual_ms = cluster.rng.choice((0, 0, cluster.rng.randint(-MAX_SKEW_MS, MAX_SKEW_MS)))
         self.clock = SimClock(cluster.loop, usual_ms, odd=cluster.network.odd, host=self.host)
-        self.platters = Platters()
-        """Of the WAL directory that is mounted."""
-        self.unmounted: Platters | None = None
-        """Of the one that was mounted before; see `change_wal_directory`."""
+        self.disks = NodeDisks(node_id)
+        """The directories of its WALs, by replica set."""
         self.raft_platters = RaftPlatters()
         self.cluster_id = ""
         """The cluster id that the data directory is bound to."""
         self.starts = 0
         self.life: Life | None = None
-        self.disk: SimDisk | None = None
         self.broker: BrokerNode | None = None
         self.controller: ControllerNode | None = None
         self.consensus: SimConsensus | None = None
@@ -94,6 +94,11 @@ class SimNode:
         self.wanted = False
         """Whether a process that ends by itself is restarted."""
         self.stop_asked: asyncio.Event | None = None
+
+    @property
+    def open_disks(self) -> list[SimDisk]:
+        """Those of the process that runs, by replica set."""
+        return [self.disks.open[each] for each in sorted(self.disks.open)]
 
     @property
     def alive(self) -> bool:
@@ -121,12 +126,13 @@ class SimNode:
         self._end(life)
         self.cluster.network.crash(self.host, silent=power)
         if power:
-            self.platters.lose_power(self.cluster.rng)
+            self.disks.lose_power(self.cluster.rng)
             self.raft_platters.lose_power(self.cluster.rng)
 
     def _end(self, life: Life) -> None:
         life.end(self.cluster.loop)
-        self.life = self.broker = self.controller = self.consensus = self.disk = self.stop_asked = None
+        self.life = self.broker = self.controller = self.consensus = self.stop_asked = None
+        self.disks.open.clear()
         self.ready = False
 
     def recover(self) -> None:
@@ -135,12 +141,25 @@ class SimNode:
             self.cluster.network.revive(self.host)
             self.start()
 
-    def change_wal_directory(self) -> None:
-        """While no process runs: mount the other directory for the WAL. The first time that one is empty."""
+    def change_wal_directory(self, replica_set: int) -> None:
+        """While no process runs: mount the other directory for the WAL of a replica set. The first one is empty."""
         assert self.life is None
-        self.platters.settle()
-        self.platters, self.unmounted = self.unmounted or Platters(), self.platters
-        self.cluster.note(self.host, f"finds another WAL directory, of {len(self.platters.files)} files")
+        mount = self.disks.mount(replica_set)
+        mount.exchange()
+        self.cluster.watch.replicas.exchanged(replica_set, self.id)
+        which = "" if replica_set == self.id else f" of set {replica_set}"
+        self.cluster.note(self.host, f"finds another WAL directory{which}, of {len(mount.platters.files)} files")
+
+    def open_disk(self, replica_set: int, rng: random.Random) -> SimDisk:
+        """Open the directory of a replica set's WAL, in a process."""
+        disk = self.disks.open[replica_set] = SimDisk(
+            self.disks.mount(replica_set).platters,
+            self.cluster.loop,
+            rng,
+            odd=self.cluster.network.odd,
+            host=self.host,
+        )
+        return disk
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -184,8 +203,8 @@ class SimNode:
         self.cluster.note(self.host, told)
         self._end(life)
         self.cluster.network.crash(self.host, silent=False)
-        if is_other_wal and self.unmounted is not None:
-            self.change_wal_directory()  # an operator does what the error's hint says
+        if is_other_wal and self.disks.mount(self.id).unmounted is not None:
+            self.change_wal_directory(self.id)  # an operator does what the error's hint says
         if self.wanted:
             self.cluster.later(RESTART_S, self._start_again)
 
@@ -253,15 +272,15 @@ class _Process:
         assert self._broker is not None
         watch, broker_id = self._cluster.watch, self._node.id
         for replica_set, epoch in self._broker.parts.data.storages.terms().items():
-            if watch.is_master(replica_set, epoch):
+            if watch.is_master(broker_id, replica_set, epoch):
                 watch.found("needless-fence", f"broker {broker_id} ended in its own master epoch {epoch}: {error}")
 
     async def stop(self) -> None:
         """Stop all started parts."""
         if self._broker is not None:
             await self._broker.stop(STOP_GRACE_S, returns=self._node.wanted)
-        if self._node.disk is not None:
-            await self._node.disk.close()
+        for disk in self._node.open_disks:
+            await disk.close()
         if self._orphans is not None:
             await self._orphans.close()
         if self._controller is not None:
@@ -350,7 +369,15 @@ class _Process:
                 local=controller.feed if controller is not None and shape.is_local(node.id) else None,
                 searches_orphans=lambda: controller is not None and controller.is_active,
             ),
-            wal=WalAccess(shape.wal, self._open_wal, self._bucket_wal),
+            wal=WalAccess(
+                shape.wal,
+                self._open_wal,
+                self._bucket_wal,
+                replicas=SimReplicaDisks(node.disks, self._open_disk, self._replica_wal)
+                if shape.wal == "disk"
+                else None,
+                max_record_bytes=shape.wal_settings.max_record_bytes,
+            ),
             world=BrokerWorld(self._network, node.clock, self._rng, self._store, IdleCpu()),
         )
         await broker.start()
@@ -367,11 +394,17 @@ class _Process:
     def _open_wal(self, cluster_id: str) -> Wal:
         node, settings = self._node, self._shape.wal_settings
         if settings.kind == "disk":
-            disk = node.disk = SimDisk(
-                node.platters, self._cluster.loop, self._rng, odd=self._cluster.network.odd, host=node.host
-            )
-            return watched(DiskWal(disk, settings, rng=self._rng), self._cluster.watch, node.id)
+            wal = DiskWal(self._open_disk(node.id), settings, rng=self._rng)
+            return watched(wal, self._cluster.watch, node.id)
         return self._bucket_wal(cluster_id, node.id)
+
+    def _open_disk(self, replica_set_id: int) -> SimDisk:
+        return self._node.open_disk(replica_set_id, self._rng)
+
+    def _replica_wal(self, replica_set_id: int, disk: SimDisk) -> ReplicatedWal:
+        wal = DiskWal(disk, self._shape.wal_settings, rng=self._rng)
+        note = partial(self._cluster.note, self._node.host)
+        return watched_replica(wal, self._cluster.watch, replica_set_id, self._node.id, note)
 
     def _bucket_wal(self, cluster_id: str, replica_set_id: int) -> Wal:
         wal = S3Wal(
@@ -397,6 +430,8 @@ class SimCluster:
         self.note = note
         self.defect = defect
         self.network = SimNetwork(loop, random.Random(rng.getrandbits(64)))
+        if shape.replicas > 1:
+            self.network.pieces = random.Random(rng.getrandbits(64))
         self.clock = SimClock(loop)
         """The clock without skew, used by the bucket."""
         self.watch = Watch()

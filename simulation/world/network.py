@@ -9,6 +9,8 @@ reordering appear as they do to applications: connections that stall, are reset,
   receive nothing until they time out or the host is back.
 - Bytes are delivered in the receiver's life (`tidelog.simulation.world.loop`): a paused life receives them when it
   resumes.
+- An `asyncio.BufferedProtocol` gets as much at a time as its buffer takes, and nothing more once it has paused reading
+  or the connection has another protocol; `pieces` has reads end at any byte besides.
 
 Entry: `SimNetwork.host`, the network of one host; `SimNetwork.cut`, `heal`, `slow`, `reset_some`, `crash`.
 """
@@ -32,6 +34,10 @@ GIVE_UP_S = 12.0
 """How long a connection may be cut before both ends reset it (like TCP_USER_TIMEOUT)."""
 HIGH_WATER_BYTES = 64 << 10
 """The default of asyncio."""
+KERNEL_BYTES = 16 << 10
+"""What the kernel takes of a connection whose transport is to keep nothing (`set_write_buffer_limits(high=0)`)."""
+WHOLE_READS = 2 / 3
+"""The share of reads that do not end at some byte, where `SimNetwork.pieces` divides them."""
 FIRST_FREE_PORT = 40_000
 _LOCALHOST_S = 0.00002
 
@@ -99,8 +105,8 @@ class SimTransport(asyncio.Transport):
             self.peer._schedule()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """See `asyncio.WriteTransport`."""
-        self._high = HIGH_WATER_BYTES if high is None else high
+        """See `asyncio.WriteTransport`. `_out` is the transport's buffer and the kernel's in one."""
+        self._high = HIGH_WATER_BYTES if high is None else high or KERNEL_BYTES
 
     def get_write_buffer_size(self) -> int:
         """See `asyncio.WriteTransport`."""
@@ -202,9 +208,11 @@ class SimTransport(asyncio.Transport):
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
         self._out.clear()
         self._out_bytes = 0
-        if data:
-            peer._receive(data)
-        if self._paused_writing:
+        rest = peer._receive(data) if data else b""
+        if rest and not peer.lost:
+            self._out.insert(0, rest)
+            self._out_bytes += len(rest)
+        if self._paused_writing and self._out_bytes <= self._high // 4:
             self._paused_writing = False
             self._loop.call_soon(self._resume_writing, context=self._context)
         if self._out:
@@ -216,18 +224,21 @@ class SimTransport(asyncio.Transport):
         if not self.lost:
             self._protocol.resume_writing()
 
-    def _receive(self, data: bytes) -> None:
-        if not self._buffered:
-            self._protocol.data_received(data)
-            return
-        at = 0
-        view = memoryview(data)
-        while at < len(data) and not self._closing:
-            buffer = self._protocol.get_buffer(len(data) - at)
-            size = min(len(buffer), len(data) - at)
+    def _receive(self, data: bytes) -> bytes:
+        """Give bytes to the protocol, which may be replaced meanwhile, and return those that it does not read now."""
+        at, view = 0, memoryview(data)
+        while at < len(data) and self._reading and not self._closing:
+            left = len(data) - at
+            if not self._buffered:
+                self._protocol.data_received(bytes(view[at:]) if at else data)
+                return b""
+            buffer = self._protocol.get_buffer(left)
+            assert len(buffer), "get_buffer() returned an empty buffer"
+            size = self._network.piece_bytes(min(len(buffer), left))
             buffer[:size] = view[at : at + size]
             self._protocol.buffer_updated(size)
             at += size
+        return data[at:]
 
     def _take_eof(self) -> None:
         if not self._closing:
@@ -284,6 +295,8 @@ class SimNetwork:
         """Additional latency of this host's links in seconds; also per 64 KiB."""
         self._ports: dict[str, int] = {}
         self.odd = OddErrors()
+        self.pieces: random.Random | None = None
+        """If set, it divides what buffered protocols read."""
 
     def host(self, name: str) -> HostNetwork:
         """Return the network of one host."""
@@ -375,6 +388,12 @@ class SimNetwork:
             extra = self._slow.get(source, 0.0) + self._slow.get(target, 0.0)
             seconds += extra * (1 + size / 65_536)
         return seconds
+
+    def piece_bytes(self, size: int) -> int:
+        """Return how many of `size` bytes a buffered protocol reads at a time, at least one."""
+        if self.pieces is None or self.pieces.random() < WHOLE_READS:
+            return size
+        return self.pieces.randint(1, size)
 
     def forget(self, end: SimTransport) -> None:
         """Remove a closed end."""

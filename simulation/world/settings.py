@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from tidelog.broker.inputs import BrokerSettings
-from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
 from tidelog.controller.image.feed import DEFAULT_LIMITS, FeedLimits
 from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
@@ -31,6 +31,10 @@ FIRST_CONTROLLER = 101
 
 WRITES_STATE = 1 / 5
 """The share of clusters that write their metadata to the bucket."""
+REPLICATED = 1 / 3
+"""The share of clusters whose WALs have several replicas."""
+RAISED_LATER = 1 / 4
+"""The share of those in which replication may have to wait for the feature level."""
 AT_LEVEL_0 = 1 / 4
 """The share of clusters that were founded by a version before feature levels."""
 
@@ -78,6 +82,12 @@ class Shape:
     """Whether the active controller writes its metadata to the bucket."""
     level: int = NEWEST
     """The feature level that it begins at (docs/design/0013-feature-levels.md)."""
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+
+    @property
+    def replicas(self) -> int:
+        """How many brokers keep each WAL."""
+        return self.replication.total_replicas
 
     @property
     def members(self) -> dict[int, str]:
@@ -153,6 +163,33 @@ class Shape:
             chunk_bytes=rng.choice((200, 1 << 20)),
         )
 
+    def draw_replication(self, rng: random.Random) -> None:
+        """Draw whether several brokers keep each WAL, and by which policy; then there are enough of them, with disks.
+
+        Whether it costs a broker more than the loss of its own disk is up to the policy (`tolerates_loss`).
+        """
+        if rng.random() >= REPLICATED:
+            return
+        total, policy = rng.choice(((3, "majority"), (3, "majority"), (3, "degrade"), (3, "all"), (2, "degrade")))
+        self.replication = ReplicationSettings(
+            total_replicas=total,
+            enable_auto_in_sync_replicas=policy == "degrade",
+            all_ack_in_sync_state_set=policy == "all",
+            slave_timeout_ms=rng.choice((500, 1_500)),
+            max_behind_ms=rng.choice((1_000, 4_000)),
+            heartbeat_ms=rng.choice((200, 500)),
+            silence_ms=rng.choice((1_000, 3_000)),
+            window_bytes=MIB,
+            live_bytes=MIB,
+        )
+        if rng.random() >= RAISED_LATER:
+            self.level = NEWEST
+        self.brokers = max(self.brokers, total)
+        self.wal = "disk"
+        self.wal_settings = msgspec.structs.replace(self.wal_settings, kind="disk")
+        members = [f"{node_id}@{address}" for node_id, address in self.members.items()]
+        self.controller = msgspec.structs.replace(self.controller, members=members)
+
     def draw_level(self, rng: random.Random) -> None:
         """Draw the feature level that the cluster begins at."""
         self.level = OLDEST if rng.random() < AT_LEVEL_0 else NEWEST
@@ -178,6 +215,7 @@ class Shape:
             cache=self.cache,
             compaction=self.compaction,
             clean=self.clean,
+            replication=self.replication,
             roles=["controller", "broker"] if is_controller else ["broker"],
             flat=dict,
         )

@@ -12,7 +12,8 @@ violations that a later command would hide are found, too:
   while the master that opened it is the current one (rule 4);
 - `deleted-under-reader`: no broker that may read from the bucket has metadata that names an object when the object is
   deleted (rule 6; `tidelog.simulation.world.cluster`);
-- `unbounded-command`: one command removes a bounded number of a deleted topic's partitions (rule 12).
+- `unbounded-command`: one command removes a bounded number of a deleted topic's partitions (rule 12);
+- `two-masters`, `confirmed-alone`: see `tidelog.simulation.world.replica_watch`.
 
 What `one-owner` says of trims, and `unbounded-command`, hold for commands that were written at feature level 1.
 
@@ -34,6 +35,7 @@ from tidelog.controller.model.records import (
 from tidelog.controller.model.records import StreamRecord as Row
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.world.confirmed import Confirmed
+from tidelog.simulation.world.replica_watch import ReplicaWatch
 
 MAX_FINDINGS = 20
 PARTITIONS_PER_DELETION = 1
@@ -50,6 +52,8 @@ class Watch:
         self.findings: list[Finding] = []
         self.confirmed = Confirmed(self.found)
         """Data confirmed by brokers, reported by `tidelog.simulation.world.watched_wal`."""
+        self.replicas = ReplicaWatch(self.found)
+        """What the replicas of WALs with several members hold."""
         self._version = 0
         self._streams: dict[int, Row] = {}
         self._sets: dict[int, ReplicaSetRecord] = {}
@@ -83,6 +87,8 @@ class Watch:
                 self._replica_set(key, record)
             elif table == "partitions":
                 self._partition(key, record)
+            elif table == "replication" and record is not None:
+                self.replicas.rows[key] = record
             elif table == "streams" and record is not None:
                 later.append((key, record))
         for stream_id, row in later:  # the placement is known here
@@ -95,10 +101,14 @@ class Watch:
             said = f"the WAL of replica set {set_id} is trimmed to {wal_offset}, committed up to"
             self.found("trimmed-early", f"{said} {row.committed_wal_offset}")
 
-    def is_master(self, broker_id: int, master_epoch: int) -> bool:
-        """Whether a broker is the master of its replica set in this master epoch."""
-        row = self._sets.get(broker_id)
+    def is_master(self, broker_id: int, set_id: int, master_epoch: int) -> bool:
+        """Whether a broker is the master of a replica set in this master epoch."""
+        row = self._sets.get(set_id)
         return row is not None and (row.master, row.master_epoch) == (broker_id, master_epoch)
+
+    def replica_set(self, set_id: int) -> ReplicaSetRecord | None:
+        """Return the newest metadata of a replica set."""
+        return self._sets.get(set_id)
 
     def found(self, rule: str, message: str) -> None:
         """Report a finding."""
@@ -167,6 +177,7 @@ class Watch:
         old = self._sets.pop(set_id, None)
         if now is None:
             self.confirmed.forget_wal(set_id)
+            self.replicas.forget(set_id)
             return
         self._sets[set_id] = now
         if old is not None:

@@ -6,12 +6,14 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.controller.controller_helpers import until
 from tests.support.kept_set import SET, SelfKeptSet
 from tidelog.broker.replication.duty import ReplicaRole
-from tidelog.controller.model.replication import PolicyRecord
+from tidelog.controller.model.records import NO_BROKER
+from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import TidelogError
 
@@ -146,3 +148,24 @@ async def test_a_directory_that_was_set_back_promises_nothing(kept: SelfKeptSet,
     second = await kept.launch(2)
     await until(lambda: kept.node.image.replica_sets[SET].master in (1, 2))
     assert second.failures == []
+
+
+async def test_metadata_of_an_election_that_is_over_end_no_replica_that_has_followed_its_master(
+    kept: SelfKeptSet,
+) -> None:
+    first = await kept.settled()
+    await kept.write(first, 20)
+    await kept.confirmed(first)
+    await kept.same()
+    await until(lambda: kept.node.image.replica_sets[SET].sync_state_set == (1, 2, 3))
+    record, row = kept.node.image.replica_sets[SET], kept.node.image.replication[SET]
+    third = kept.processes[3]
+    image = third.client.image
+    await until(lambda: image.version == kept.node.image.version)
+    image.replica_sets[SET] = msgspec.structs.replace(record, master=NO_BROKER)  # as they were a moment ago
+    image.replication[SET] = msgspec.structs.replace(row, election=ElectionRecord("another master", 0))
+    await kept.processes[1].client.create_topic("t", 1, {})  # has the metadata looked at
+    await until(lambda: kept.node.image.replica_sets[SET].sync_state_set_epoch > record.sync_state_set_epoch)
+    await until(lambda: third.failures != [] or kept.node.image.replica_sets[SET].sync_state_set == (1, 2, 3))
+    await until(lambda: third.failures != [] or third.duty.role is ReplicaRole.FOLLOWING)
+    assert third.failures == []

@@ -19,7 +19,7 @@ from tidelog.simulation.world.clock import SimClock
 from tidelog.simulation.world.consensus import RaftHost, RaftWatch, SimConsensus
 from tidelog.simulation.world.disk import Platters, SimDisk
 from tidelog.simulation.world.loop import START_S, Deadlock, Life, VirtualLoop
-from tidelog.simulation.world.network import GIVE_UP_S, SimNetwork
+from tidelog.simulation.world.network import GIVE_UP_S, KERNEL_BYTES, SimNetwork
 from tidelog.simulation.world.raft_files import RaftPlatters
 from tidelog.simulation.world.settings import SECRET, RaftShape, Shape
 from tidelog.storage.bucket.store import ObjectExists
@@ -151,6 +151,125 @@ def test_a_connection_that_is_cut_too_long_is_reset_at_both_ends(loop: VirtualLo
         client.transport.write(b"x")
         await asyncio.sleep(2 * GIVE_UP_S)
         assert isinstance(client.lost[0], ConnectionResetError) and isinstance(server.lost[0], ConnectionResetError)
+
+    run(loop, work())
+
+
+class BufferedPeer(asyncio.BufferedProtocol):
+    """Reads into 16 bytes at a time, and stops reading after `limit` bytes."""
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self.data = b""
+        self.reads = 0
+        self.limit = limit
+        self.full: list[bool] = []
+        self.lost: list[Exception | None] = []
+        self.transport: Any = None
+        self._buffer = bytearray(16)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self._buffer[:nbytes]
+        self.reads += 1
+        if len(self.data) >= self.limit:
+            self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self.full.append(True)
+
+    def resume_writing(self) -> None:
+        self.full.append(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.append(exc)
+
+
+async def taken_over(network: SimNetwork, limit: int = 1 << 30) -> tuple[Peer, BufferedPeer]:
+    """Return the ends of a connection whose server has given it to a buffered protocol."""
+    client, server = await connected(network)
+    other = BufferedPeer(limit)
+    server.transport.pause_reading()
+    server.transport.set_protocol(other)
+    other.connection_made(server.transport)
+    server.transport.resume_reading()
+    return client, other
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_buffered_protocol_reads_all_bytes_in_order_in_pieces(loop: VirtualLoop, pieces: bool) -> None:
+    async def work() -> None:
+        network = SimNetwork(loop, random.Random(1))
+        network.pieces = random.Random(2) if pieces else None
+        client, server = await taken_over(network)
+        sent = b"".join(b"%d," % number for number in range(200))
+        for at in range(0, len(sent), 50):
+            client.transport.writelines([sent[at : at + 20], memoryview(sent)[at + 20 : at + 50]])
+            await asyncio.sleep(0.0003)
+        await asyncio.sleep(1)
+        assert server.data == sent
+        least = len(sent) // 16
+        assert server.reads > 1.2 * least if pieces else least <= server.reads < 1.3 * least
+
+    run(loop, work())
+
+
+def test_a_buffered_protocol_that_pauses_gets_the_rest_when_it_resumes(loop: VirtualLoop) -> None:
+    async def work() -> None:
+        network = SimNetwork(loop, random.Random(1))
+        client, server = await taken_over(network, limit=40)
+        client.transport.write(bytes(range(100)))
+        await asyncio.sleep(1)
+        assert server.data == bytes(range(48)), "reads end at 16 bytes"
+        client.transport.write(bytes(range(100, 120)))
+        await asyncio.sleep(1)
+        server.limit = 1 << 30
+        server.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert server.data == bytes(range(120))
+
+    run(loop, work())
+
+
+def test_another_protocol_gets_what_the_first_one_has_not_read(loop: VirtualLoop) -> None:
+    async def work() -> None:
+        network = SimNetwork(loop, random.Random(1))
+        client, server = await taken_over(network, limit=16)
+        client.transport.write(bytes(range(64)))
+        await asyncio.sleep(1)
+        last = Peer()
+        server.transport.set_protocol(last)
+        last.connection_made(server.transport)
+        assert last.data == b""
+        last.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert (server.data, last.data) == (bytes(range(16)), bytes(range(16, 64)))
+        client.transport.abort()
+        await asyncio.sleep(1)
+        assert (len(server.lost), len(last.lost)) == (0, 1)
+
+    run(loop, work())
+
+
+def test_a_transport_that_keeps_nothing_is_full_when_the_kernel_is(loop: VirtualLoop) -> None:
+    async def work() -> None:
+        network = SimNetwork(loop, random.Random(1))
+        client, server = await taken_over(network)
+        server.transport.set_write_buffer_limits(high=0)
+        network.cut("b", "a")
+        server.transport.write(bytes(KERNEL_BYTES))
+        assert server.full == []
+        server.transport.write(b"more")
+        await asyncio.sleep(1)
+        assert server.full == [True]
+        network.heal()
+        await asyncio.sleep(1)
+        assert server.full == [True, False]
+        assert len(client.data) == KERNEL_BYTES + 4
 
     run(loop, work())
 

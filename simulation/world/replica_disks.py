@@ -1,0 +1,94 @@
+"""The WAL directories of a simulated node: one for each replica set of which its broker has a replica.
+
+They are on one device: a power loss takes unsynced bytes of all of them, and a device that is slow, full or failing is
+that for all. Each can be exchanged for another one by itself (`Mount.exchange`), as if it had been lost, or another
+copy had been mounted.
+
+Entry: `NodeDisks`, `SimReplicaDisks`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tidelog.broker.inputs import OpenedReplicaWal
+from tidelog.simulation.world.disk import Platters, SimDisk
+from tidelog.storage.wal.base import ReplicatedWal
+from tidelog.storage.wal.disk.identity import ID_FILE
+
+
+class Mount:
+    """The directory of one replica set's WAL."""
+
+    def __init__(self) -> None:
+        self.platters = Platters()
+        """What is mounted."""
+        self.unmounted: Platters | None = None
+        """What was mounted before; see `exchange`."""
+
+    def exchange(self) -> None:
+        """While no process runs: mount the other directory. The first time that one is empty."""
+        self.platters.settle()
+        self.platters, self.unmounted = self.unmounted or Platters(), self.platters
+
+    def has_wal(self, wal_id: str) -> bool:
+        """Return whether the WAL with this id is mounted."""
+        data = self.platters.files.get(ID_FILE)
+        return data is not None and wal_id.encode() in data.seen
+
+
+class NodeDisks:
+    """All of one node, by replica set. They survive its processes; `open` has the disks of the present one."""
+
+    def __init__(self, own: int) -> None:
+        """`own`: the node's own replica set, whose directory is always there."""
+        self.mounts: dict[int, Mount] = {own: Mount()}
+        self.open: dict[int, SimDisk] = {}
+
+    def mount(self, replica_set: int) -> Mount:
+        """Return the directory of a set; an empty one if there is none."""
+        return self.mounts.setdefault(replica_set, Mount())
+
+    def remove(self, replica_set: int) -> None:
+        """Delete the mounted directory of a set."""
+        mount = self.mounts.get(replica_set)
+        if mount is not None:
+            mount.platters = Platters()
+
+    def lose_power(self, rng: random.Random) -> None:
+        """Keep synced data, and a random part of the rest."""
+        for mount in self.mounts.values():
+            mount.platters.lose_power(rng)
+
+    def rot(self, rng: random.Random) -> int:
+        """Flip some bits in unused places; return their number."""
+        return sum(mount.platters.rot(rng) for mount in self.mounts.values())
+
+    def heal(self) -> None:
+        """End the faults of the device."""
+        for disk in self.open.values():
+            disk.slow_s, disk.full_bytes, disk.fail_next_sync = 0.0, 1 << 62, False
+
+
+class SimReplicaDisks:
+    """A `tidelog.broker.inputs.ReplicaDisks` of one life."""
+
+    def __init__(
+        self, disks: NodeDisks, open_disk: Callable[[int], SimDisk], make_wal: Callable[[int, SimDisk], ReplicatedWal]
+    ) -> None:
+        self._disks = disks
+        self._open_disk = open_disk
+        self._make_wal = make_wal
+
+    def open(self, replica_set_id: int) -> OpenedReplicaWal:
+        """See `ReplicaDisks.open`."""
+        disk = self._open_disk(replica_set_id)
+        return OpenedReplicaWal(self._make_wal(replica_set_id, disk), disk)
+
+    async def remove(self, replica_set_id: int) -> None:
+        """See `ReplicaDisks.remove`."""
+        disk = self._disks.open.pop(replica_set_id, None)
+        if disk is not None:
+            await disk.background(0.001)
+        self._disks.remove(replica_set_id)

@@ -1,0 +1,68 @@
+"""Checks what the masters of replicated WALs confirm when they do, against what the replicas hold and the metadata say.
+
+- `two-masters`: one broker begins an epoch of a replica set (rule 4);
+- `confirmed-alone`: everything that a master confirms is held, durably and with the master's epochs, by as many members
+  of the SyncStateSet as the quorum of the metadata has (docs/design/0015-hot-tier.md, section 1).
+
+Entry: `ReplicaWatch`, which gets its events from `tidelog.simulation.world.watched_replica`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.storage.wal.disk.wal import DiskWal
+
+
+class ReplicaWatch:
+    """What all replicas hold. `found` is called with `(rule, message)`."""
+
+    def __init__(self, found: Callable[[str, str], None]) -> None:
+        self._found = found
+        self._wals: dict[tuple[int, int], DiskWal | None] = {}
+        """By replica set and broker: of the newest process that has read it; None: another directory is mounted."""
+        self._masters: dict[tuple[int, int], int] = {}
+        """The broker that has begun an epoch, by replica set and epoch."""
+        self.rows: dict[int, ReplicationRecord] = {}
+        """The newest metadata."""
+
+    def opened(self, set_id: int, broker_id: int, wal: DiskWal) -> None:
+        """Record that a process has read a replica."""
+        self._wals[set_id, broker_id] = wal
+
+    def exchanged(self, set_id: int, broker_id: int) -> None:
+        """Record that another directory was mounted: what it has is not known."""
+        self._wals[set_id, broker_id] = None
+
+    def forget(self, set_id: int) -> None:
+        """Drop a removed replica set."""
+        self.rows.pop(set_id, None)
+        for key in [key for key in self._masters if key[0] == set_id]:
+            del self._masters[key]
+
+    def begins(self, set_id: int, epoch: int, broker_id: int) -> None:
+        """Record that a master has begun its epoch."""
+        other = self._masters.setdefault((set_id, epoch), broker_id)
+        if other != broker_id:
+            said = f"brokers {other} and {broker_id} have both begun epoch {epoch} of replica set {set_id}"
+            self._found("two-masters", said)
+
+    def confirms(self, set_id: int, broker_id: int, epoch: int, offset: int) -> None:
+        """Check, before it takes effect, that a quorum holds what a master confirms."""
+        row = self.rows.get(set_id)
+        master = self._wals.get((set_id, broker_id))
+        if row is None or not row.in_sync or master is None:
+            return
+        last_epoch = master.epoch_history.epoch_at(offset - 1)
+        holding = [each.broker_id for each in row.in_sync if self._holds(set_id, each.broker_id, offset, last_epoch)]
+        if len(holding) < row.quorum:
+            members = [each.broker_id for each in row.in_sync]
+            said = f"broker {broker_id} confirms {offset} of replica set {set_id} in epoch {epoch}: {holding} of"
+            self._found("confirmed-alone", f"{said} {members} hold it, the quorum is {row.quorum}")
+
+    def _holds(self, set_id: int, broker_id: int, offset: int, last_epoch: int) -> bool:
+        wal = self._wals.get((set_id, broker_id))
+        if wal is None:
+            return (set_id, broker_id) in self._wals
+        return wal.durable_offset >= offset and wal.epoch_history.epoch_at(offset - 1) == last_epoch
