@@ -6,6 +6,7 @@ Controller, sockets, disks and brokers are real, in one process; the bucket is i
 from __future__ import annotations
 
 import asyncio
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from confluent_kafka import Producer
 
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
+from tests.support.held import Held
+from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.controller.model.records import ReplicaSetRecord
 from tidelog.runtime.errors import ConfigError
@@ -56,6 +59,25 @@ def test_every_broker_keeps_a_replica_of_each_set_and_a_stopped_master_is_follow
         cluster.run(cluster.start_broker(1))
         wait_until(lambda: is_whole(cluster), "the broker has caught up")
         assert cluster.nodes[1].parts.data.hot_sets.problems() == []
+
+
+def test_clients_are_not_let_in_before_a_broker_knows_its_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        address = cluster.nodes[1].bootstrap
+        cluster.run(cluster.stop_broker(1))
+        wait_until(lambda: record(cluster, 1).master in (2, 3), "another broker leads the set")
+        held = Held(monkeypatch, HotReplica, "follow")
+        starting = cluster.begin(cluster.start_broker(1))
+        assert held.reached.wait(30)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, 5)
+        assert not starting.done()
+        held.go_on.set()
+        starting.result(60)
+        socket.create_connection(address, 5).close()
 
 
 def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tmp_path: Path) -> None:
