@@ -43,12 +43,17 @@ class NodeDisks:
 
     def __init__(self, own: int) -> None:
         """`own`: the node's own replica set, whose directory is always there."""
+        self._own = own
         self.mounts: dict[int, Mount] = {own: Mount()}
         self.open: dict[int, SimDisk] = {}
 
     def mount(self, replica_set: int) -> Mount:
         """Return the directory of a set; an empty one if there is none."""
         return self.mounts.setdefault(replica_set, Mount())
+
+    def kept(self) -> list[int]:
+        """Return the other sets of which there are files."""
+        return sorted(each for each, mount in self.mounts.items() if each != self._own and mount.platters.files)
 
     def remove(self, replica_set: int) -> None:
         """Delete the mounted directory of a set."""
@@ -85,6 +90,10 @@ class SimReplicaDisks:
         """See `ReplicaDisks.open`."""
         disk = self._open_disk(replica_set_id)
         return OpenedReplicaWal(self._make_wal(replica_set_id, disk), disk)
+
+    def kept(self) -> list[int]:
+        """See `ReplicaDisks.kept`."""
+        return self._disks.kept()
 
     async def remove(self, replica_set_id: int) -> None:
         """See `ReplicaDisks.remove`."""
