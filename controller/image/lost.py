@@ -44,6 +44,10 @@ class LostReplicaSet(NamedTuple):
     successor: int
     since_ms: int
     """When the takeover began; 0 if none has."""
+    missing: int = 0
+    """Promises that the election under way still needs."""
+    silent: tuple[int, ...] = ()
+    """The members that could give them, by id: down, or back with another WAL or an older copy of it."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for operators."""
@@ -58,16 +62,24 @@ class LostReplicaSet(NamedTuple):
 
     def sentence(self) -> str:
         """Return the same as a sentence."""
+        if self.state is TakeoverState.ELECTING:
+            return self._electing()
         what = f"broker {self.broker} is dead: its {self.partitions} partitions"
         if self.state is TakeoverState.RECOVERING:
             return f"{what} are recovered from the bucket by broker {self.successor}"
-        if self.state is TakeoverState.ELECTING:
-            return f"{what} wait for the election of another member of its replica set"
         if self.state is TakeoverState.DUE:
             return f"{what} wait for a broker that recovers them from the bucket"
         if self.wal_kind == BUCKET_WAL:
             return f"{what} wait for it to return"
         return f"{what} wait for it to come back (wal.kind is {self.wal_kind or 'unknown'}, not s3)"
+
+    def _electing(self) -> str:
+        """Who is missing need not be the last master: a broker may be back without its WAL."""
+        what = f"replica set {self.replica_set} has no master: its {self.partitions} partitions wait for an election"
+        if not self.missing:
+            return what
+        those = ", ".join(map(str, self.silent))
+        return f"{what}, which needs {self.missing} more of the WALs on brokers {those}"
 
 
 def lost_replica_sets(image: Image) -> list[LostReplicaSet]:
@@ -90,6 +102,7 @@ def lost_replica_sets(image: Image) -> list[LostReplicaSet]:
                     state,
                     record.successor,
                     record.takeover_since_ms,
+                    *_missing(image, record),
                 )
             )
     return found
@@ -103,6 +116,17 @@ def _state(image: Image, record: ReplicaSetRecord, broker: int, kind: str) -> Ta
     if kind != BUCKET_WAL or _is_alive(image, broker):
         return TakeoverState.WAITING
     return TakeoverState.DUE
+
+
+def _missing(image: Image, record: ReplicaSetRecord) -> tuple[int, tuple[int, ...]]:
+    """Return how many promises an election under way still needs, and who could give them."""
+    row, election = image.replication.get(record.id), image.election(record.id)
+    if row is None or election is None:
+        return 0, ()
+    configuration = row.configuration(record.sync_state_set_epoch)
+    told = {each.replica for each in election.promises}
+    silent = sorted(each.broker_id for each in configuration.members - told)
+    return max(0, configuration.promises_needed - len(configuration.members & told)), tuple(silent)
 
 
 def _is_alive(image: Image, broker_id: int) -> bool:

@@ -538,9 +538,23 @@ def test_a_dead_master_of_several_members_is_not_taken_over() -> None:
     trio.topic(partitions=3)
     trio.die(0)
     (lost,) = lost_replica_sets(trio.image)
-    assert lost.state is TakeoverState.ELECTING and "election" in lost.sentence()
+    assert lost.state is TakeoverState.ELECTING and lost.sentence().endswith("wait for an election")
     trio.begin()
     assert TOPIC in trio.image.topics and lost_replica_sets(trio.image)
+
+
+def test_a_set_without_a_master_tells_whose_wals_its_election_needs() -> None:
+    trio = Trio()
+    trio.topic(partitions=3)
+    trio.die(0, 1)
+    trio.begin()
+    trio.promise(2)
+    lost = lost_replica_sets(trio.image)[0]
+    assert (lost.missing, lost.silent) == (1, (0, 1))
+    assert "needs 1 more of the WALs on brokers 0, 1" in lost.sentence()
+    trio.restart(1)  # it is alive, and that is not what is missing
+    lost = lost_replica_sets(trio.image)[0]
+    assert (lost.missing, lost.silent) == (1, (0, 1))
 
 
 def test_an_error_says_the_same_on_the_wire() -> None:

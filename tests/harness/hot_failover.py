@@ -1,0 +1,138 @@
+"""Masters of replicated WALs are killed (`kill -9`) under load, again and again; then every promise is checked.
+
+Controllers and brokers in a process each, three replicas of each WAL, a write quorum of two, one idempotent producer
+over many partitions. In each round all replicas are in sync, each broker leads its own replica set, and one broker is
+killed. Measured in seconds, from the kill on:
+
+- `first`: until the first of its partitions had an acknowledgement of the new master;
+- `last`: until the last of them had one;
+- `others`: the longest time that a partition of another broker waited: what the death costs those that it does not
+  concern, or the machine's load;
+- `back`: until the broker that was started again leads its replica set again, with everything (it is elected at once;
+  by itself that happens after 30 s); `took` is the whole round.
+
+The producer sends a record to each partition every `--pause-ms`: `first` and `last` are exact up to that. At the end:
+no produce error, every acknowledged record at its offset, none twice, all in order. `make hot-failover`:
+
+    python -m tests.harness.hot_failover --rounds 20 --partitions 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.backends import create_topic
+from tests.harness.failover import percentiles
+from tests.support.hot_cluster import BROKERS, HotCluster, hot_cluster
+from tests.support.partition_load import PartitionLoad
+
+TOPIC = "load"
+HEADER = "round broker partitions   first    last  others    back    took  load"
+
+
+@dataclass(frozen=True)
+class HotRound:
+    """What one death came to; seconds."""
+
+    broker: int
+    partitions: int
+    first_s: float
+    last_s: float
+    others_s: float
+    back_s: float
+    took_s: float
+
+    def line(self, number: int) -> str:
+        """For the table."""
+        return (
+            f"{number:5} {self.broker:6} {self.partitions:10} {self.first_s:7.2f} {self.last_s:7.2f} "
+            f"{self.others_s:7.2f} {self.back_s:7.2f} {self.took_s:7.2f} {os.getloadavg()[0]:5.1f}"
+        )
+
+
+def one_round(hot: HotCluster, load: PartitionLoad, number: int, timeout_s: float) -> HotRound:
+    """Kill a master; returns when it leads again. Raises `AssertionError` when something is not in time."""
+    began_s = time.monotonic()
+    broker = BROKERS[number % len(BROKERS)]
+    hot.wait_full(timeout_s=timeout_s)
+    for replica_set, row in hot.sets().items():
+        if row["master"] != replica_set:
+            hot.elect(replica_set, replica_set)
+    load.wait_grown(10, timeout_s)
+    rows = hot.ask(f"/partitions?topic={TOPIC}")["partitions"]
+    mine = {row["partition"] for row in rows if row["leader"] == broker}
+    assert mine, f"broker {broker} leads nothing"
+    load.begin_round()
+    killed_s = time.monotonic()
+    hot.kill(broker)
+    hot.wait_masters([broker], timeout_s)
+    load.wait_grown(10, timeout_s)
+    gaps = load.gaps_s()
+    hot.begin(broker)
+    hot.ready(broker)
+    hot.wait_full(timeout_s=timeout_s)
+    hot.elect(broker, broker)
+    back_s = time.monotonic() - killed_s
+    return HotRound(
+        broker,
+        len(mine),
+        min(gaps[at] for at in mine),
+        max(gaps[at] for at in mine),
+        max((gap for at, gap in gaps.items() if at not in mine), default=0.0),
+        back_s,
+        time.monotonic() - began_s,
+    )
+
+
+def run(arguments: argparse.Namespace, directory: Path) -> list[str]:
+    """All rounds; what was wrong."""
+    rounds: list[HotRound] = []
+    problems: list[str] = []
+    with hot_cluster(directory / "cluster", controllers=arguments.controllers) as hot:
+        create_topic(hot.bootstrap, TOPIC, arguments.partitions)
+        print(HEADER, flush=True)
+        with PartitionLoad(hot.bootstrap, TOPIC, arguments.partitions, pause_s=arguments.pause_ms / 1000) as load:
+            for number in range(arguments.rounds):
+                try:
+                    one = one_round(hot, load, number, arguments.round_timeout_s)
+                except AssertionError as error:
+                    problems.append(f"round {number + 1} did not end: {error}")
+                    for node in hot.nodes:
+                        print(f"--- node {node}\n{hot.said(node)}", flush=True)
+                    break
+                rounds.append(one)
+                print(one.line(number + 1), flush=True)
+        problems += load.verify(hot.bootstrap)
+    print(f"\n{len(rounds)} rounds, {load.count():,} records acknowledged, {arguments.partitions} partitions")
+    print(f"{os.cpu_count()} cores, load average at the end {os.getloadavg()[0]:.1f}")
+    for name in ("first", "last", "others", "back"):
+        print(f"{name:6}  {percentiles([getattr(one, f'{name}_s') for one in rounds])}")
+    return problems
+
+
+def main() -> int:
+    """Run; exit code 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--partitions", type=int, default=100)
+    parser.add_argument("--controllers", type=int, default=3)
+    parser.add_argument("--pause-ms", type=float, default=50.0, help="between two records of a partition")
+    parser.add_argument("--round-timeout-s", type=float, default=90.0)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # and end the nodes
+    with tempfile.TemporaryDirectory(prefix="tidelog-hot-failover-") as directory:
+        problems = run(arguments, Path(directory))
+    print(json.dumps(problems, indent=1) if problems else "nothing lost, doubled or reordered; no produce error")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
