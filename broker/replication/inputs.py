@@ -24,12 +24,6 @@ class NotEnoughReplicas(Unavailable):
     kafka_code = 19
 
 
-class NotConfirmedInTime(Unavailable):
-    """The record is in the WAL, and its quorum is not there yet. Kafka: NOT_ENOUGH_REPLICAS_AFTER_APPEND (20)."""
-
-    kafka_code = 20
-
-
 class AlterRefused(InvalidInput):
     """The controllers have refused a configuration for good: no request for it can take effect any more."""
 

@@ -26,7 +26,6 @@ from typing import Any
 from tidelog.broker.replication.connection import WalConnection
 from tidelog.broker.replication.inputs import (
     AlterRefused,
-    NotConfirmedInTime,
     NotEnoughReplicas,
     ReplicaEvents,
     ReplicaIdentity,
@@ -198,24 +197,6 @@ class ReplicaMaster:
         """Ask for a configuration without these brokers, as soon as the policy allows it."""
         self._core.leaving = brokers
         self._review.set()
-
-    async def confirmed(self, wal_offset: int) -> None:
-        """Return when everything before `wal_offset` is confirmed.
-
-        Raises `NotConfirmedInTime` after the policy's `slave_timeout_s` (the record stays in the WAL, and may be
-        confirmed later), and the error that has ended this master.
-        """
-        if wal_offset <= self.confirm.value:
-            return
-        timeout_s = self._core.policy.slave_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.confirm.wait(wal_offset)
-        except TimeoutError:
-            raise NotConfirmedInTime(
-                f"{self._core.configuration.quorum} replicas do not hold WAL offset {wal_offset} after {timeout_s} s",
-                hint="the record may be confirmed later; an idempotent producer repeats it without a duplicate",
-            ) from None
 
     def serve(self, connection: WalConnection, hello: FollowerHello) -> None:
         """Serve a follower that has proven to be the broker of its HELLO (`ReplicationDoor`). Raises `BadFrame`."""

@@ -43,7 +43,7 @@ class ReplicationPolicy:
     max_gap_bytes: int = 256 << 10
     """A member this far behind is not in sync unless it has caught up lately (`ha_max_gap_not_in_sync`)."""
     slave_timeout_s: float = 3.0
-    """How long a producer waits for followers."""
+    """A member that had everything within this time is in sync, however far behind it is now."""
     max_behind_s: float = 15.0
     """A member that has not caught up for so long leaves the SyncStateSet (`ha_max_time_slave_not_catchup`)."""
 

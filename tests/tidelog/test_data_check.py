@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ from tidelog.cli.options import load_config
 from tidelog.process import cluster_layout
 from tidelog.process.data_check import DataReport, check_all, nothing_there
 from tidelog.process.data_dir import IDENTITY_FILE, DataDirectory
+from tidelog.process.replica_disks import DirectoryReplicaDisks
 from tidelog.runtime.errors import NotFound
+from tidelog.storage.records import StreamAppend
+from tidelog.storage.settings import WalSettings
+from tidelog.storage.wal.disk.identity import ID_FILE, read_wal_id
 
 
 @pytest.fixture
@@ -51,6 +56,29 @@ def test_damage_of_a_node_and_of_the_layout_is_named(cluster: Path) -> None:
     assert errors(check(cluster)) == ["node-2/identity.json"]
     flip(cluster / cluster_layout.LAYOUT_FILE)
     assert errors(check(cluster)) == ["cluster.json", "node-2/identity.json"]
+
+
+async def make_replica(directory: Path, replica_set: int) -> str:
+    """Keep some records of another broker's set; return the id of the WAL."""
+    rng = random.Random(1)
+    wal, disk = DirectoryReplicaDisks(directory, 1, WalSettings(), rng).open(replica_set)
+    wal_id = await read_wal_id(disk, rng)
+    await wal.recover(lambda _record: None)
+    await wal.begin_epoch(1)
+    wal.append(StreamAppend(7, 1, 0, 1, (b"value" * 100,)))
+    await wal.close()
+    await disk.close()
+    return wal_id
+
+
+def test_replicas_of_other_brokers_sets_and_their_ids_are_checked(cluster: Path) -> None:
+    asyncio.run(make_replica(cluster / "node-1", 2))
+    (found,) = [one.replicas for one in check(cluster) if one.replicas]
+    assert list(found) == [2] and found[2].end_offset > 500
+    assert errors(check(cluster)) == []
+    folder = cluster / "node-1" / "replica-2"
+    flip(folder / ID_FILE)
+    assert errors(check(cluster)) == [f"node-1/replica-2/{ID_FILE}"]
 
 
 @pytest.mark.processes

@@ -19,11 +19,14 @@ from tidelog.config import Config
 from tidelog.controller.directory_check import ControllerFiles, check_directory
 from tidelog.process import cluster_layout
 from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, read_identity
+from tidelog.process.replica_disks import PREFIX as REPLICA_PREFIX
+from tidelog.process.replica_disks import replicas_in
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import CorruptData, DamagedFile, NotFound
 from tidelog.storage.bucket.open import EMBEDDED_BUCKET, open_store
 from tidelog.storage.wal.disk import inspect as wal_tool
+from tidelog.storage.wal.disk.identity import ID_FILE, stored_wal_id
 from tidelog.storage.wal.disk.inspect import OnRecord, Progress, WalFinding, WalInfo
 from tidelog.storage.wal.s3 import inspect as wal_s3_tool
 from tidelog.storage.wal.s3.inspect import BucketWalInfo
@@ -41,6 +44,8 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
     controller: ControllerFiles | None
     info: WalInfo | BucketWalInfo | None
     """The WAL."""
+    replicas: dict[int, WalInfo] = {}
+    """The WALs of other brokers' replica sets of which the broker has a replica."""
     findings: list[WalFinding]
     """Names of files are relative to the data directory; objects are named by their key."""
 
@@ -104,12 +109,14 @@ async def check_data(config: Config, cluster_id: str, progress: Progress | None 
             info = report.info
             findings += report.findings
     elif has_wal_on_disk(data_dir):
-        on_disk = await _check_disk(data_dir, progress)
-        info = on_disk.info
-        findings += [msgspec.structs.replace(one, file=f"{WAL_FOLDER}/{one.file}") for one in on_disk.findings]
+        info = await _check_folder(data_dir, WAL_FOLDER, findings, progress)
+    replicas = {
+        each: await _check_folder(data_dir, f"{REPLICA_PREFIX}{each}", findings, progress)
+        for each in replicas_in(data_dir)
+    }
     if identity is None and controller is None and info is None and not findings:
         raise nothing_there(data_dir)
-    return DataReport(identity=identity, controller=controller, info=info, findings=findings)
+    return DataReport(identity=identity, controller=controller, info=info, replicas=replicas, findings=findings)
 
 
 def nothing_there(data_dir: Path) -> NotFound:
@@ -179,12 +186,21 @@ async def _check_bucket(config: Config, cluster_id: str, progress: Progress | No
         await store.close()
 
 
-async def _check_disk(data_dir: Path, progress: Progress | None) -> wal_tool.VerifyReport:
-    disk = FileDisk(data_dir / WAL_FOLDER)
+async def _check_folder(data_dir: Path, folder: str, findings: list[WalFinding], progress: Progress | None) -> WalInfo:
+    """Check the WAL in one folder."""
+    disk = FileDisk(data_dir / folder)
     try:
-        return await wal_tool.verify(disk, progress=progress)
+        report = await wal_tool.verify(disk, progress=progress)
+        findings += [msgspec.structs.replace(one, file=f"{folder}/{one.file}") for one in report.findings]
+        await stored_wal_id(disk)
+    except DamagedFile as error:
+        what = f"{folder}/{ID_FILE}"
+        findings.append(
+            WalFinding(kind="corrupt", file=what, file_offset=error.position, wal_offset=-1, message=error.what)
+        )
     finally:
         await disk.close()
+    return report.info
 
 
 def _check_identity(data_dir: Path, findings: list[WalFinding]) -> dict[str, Any] | None:

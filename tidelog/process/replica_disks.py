@@ -23,6 +23,12 @@ OWN = "wal"
 PREFIX = "replica-"
 
 
+def replicas_in(path: Path) -> list[int]:
+    """Return the other brokers' replica sets of which a data directory has files. Raises `OSError`."""
+    names = [each.name.removeprefix(PREFIX) for each in path.glob(f"{PREFIX}*")]
+    return sorted(int(each) for each in names if each.isascii() and each.isdigit())
+
+
 class DirectoryReplicaDisks:
     """See `tidelog.broker.inputs.ReplicaDisks`."""
 
@@ -48,10 +54,9 @@ class DirectoryReplicaDisks:
     def kept(self) -> list[int]:
         """See `ReplicaDisks.kept`."""
         try:
-            names = [each.name.removeprefix(PREFIX) for each in self._path.glob(f"{PREFIX}*")]
+            return replicas_in(self._path)
         except OSError as error:
             raise StorageFailed(f"the directory {self._path} cannot be read: {error}") from error
-        return sorted(int(each) for each in names if each.isascii() and each.isdigit())
 
     async def remove(self, replica_set_id: int) -> None:
         """See `ReplicaDisks.remove`."""

@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from tidelog.runtime.disk import Disk
 from tidelog.runtime.errors import DamagedFile
+from tidelog.runtime.msgpack import DECODE_ERRORS
 
 ID_FILE = "id"
 ID_BITS = 128
@@ -37,12 +38,18 @@ def _checksum(wal_id: str) -> int:
 
 async def read_wal_id(disk: Disk, rng: random.Random) -> str:
     """Return the id of the WAL on a disk; makes one if it has none. Raises `DamagedFile`, `OSError`."""
+    found = await stored_wal_id(disk)
+    return await renew_wal_id(disk, rng) if found is None else found
+
+
+async def stored_wal_id(disk: Disk) -> str | None:
+    """Return the id of the WAL on a disk, if it has one. Raises `DamagedFile`, `OSError`."""
     data = await disk.load(ID_FILE)
     if data is None:
-        return await renew_wal_id(disk, rng)
+        return None
     try:
         found = msgspec.json.decode(data, type=_IdFile)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise _damaged(str(error)) from error
     if found.format != FORMAT or found.crc32c != _checksum(found.id):
         raise _damaged(f"format {found.format}, or its checksum, is wrong")

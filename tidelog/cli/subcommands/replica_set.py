@@ -278,7 +278,12 @@ def _wait_gone(cluster: ClusterConnection, replica_set: int, broker: int, timeou
     help="Whether every member of the sync-state set must hold a record.",
 )
 @click.option("--max-gap-bytes", type=click.IntRange(min=1), metavar="BYTES", help="Less behind is in sync.")
-@click.option("--slave-timeout-s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="A producer's wait.")
+@click.option(
+    "--slave-timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Caught up within so long is in sync.",
+)
 @click.option(
     "--max-behind-s", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Behind so long, a member leaves."
 )

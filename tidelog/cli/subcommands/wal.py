@@ -240,6 +240,7 @@ def accept_loss(loss: str, data_dir: Path | None, config_file: Path | None, assi
 def _parts_document(report: DataReport) -> dict[str, Any]:
     return {
         "info": _as_document(report.info) if report.info is not None else None,
+        "replicas": {str(each): _as_document(found) for each, found in report.replicas.items()},
         "identity": report.identity,
         "controller": _as_document(report.controller) if report.controller is not None else None,
     }
@@ -407,6 +408,10 @@ def _parts(report: DataReport) -> list[str]:
         records = sum(one["records"] for one in pieces)
         offsets = f"WAL offsets {info.start_offset} to {info.end_offset}"
         parts.append(f"{records} records in {len(pieces)} {what} ({offsets})")
+    parts += [
+        f"replica of set {each}: WAL offsets {found.start_offset} to {found.end_offset}"
+        for each, found in sorted(report.replicas.items())
+    ]
     if report.controller is not None:
         files = report.controller
         parts.append(f"controller entries up to {files.last_index} (snapshot up to {files.snapshot_index})")

@@ -1,0 +1,47 @@
+"""The id of a WAL is made once, kept in its directory, and another one only when somebody says so."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tidelog.runtime.disk import FileDisk
+from tidelog.runtime.errors import DamagedFile
+from tidelog.storage.wal.disk.identity import ID_FILE, read_wal_id, renew_wal_id, stored_wal_id
+
+
+async def test_an_id_is_made_once_and_renewed_on_request(tmp_path: Path) -> None:
+    disk, rng = FileDisk(tmp_path), random.Random(1)
+    assert await stored_wal_id(disk) is None
+    first = await read_wal_id(disk, rng)
+    assert len(first) == 32 and await read_wal_id(disk, rng) == first == await stored_wal_id(disk)
+    second = await renew_wal_id(disk, rng)
+    assert second != first and await read_wal_id(disk, rng) == second
+    await disk.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 2, "id": "00", "crc32c": 0}', b'{"format": 1}'])
+async def test_a_damaged_file_is_no_new_wal(tmp_path: Path, damage: bytes) -> None:
+    disk = FileDisk(tmp_path)
+    (tmp_path / ID_FILE).write_bytes(damage)
+    with pytest.raises(DamagedFile):
+        await read_wal_id(disk, random.Random(1))
+    assert (tmp_path / ID_FILE).read_bytes() == damage
+    await disk.close()
+
+
+async def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    known = await read_wal_id(disk, random.Random(1))
+    data = (tmp_path / ID_FILE).read_bytes()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / ID_FILE).write_bytes(flipped)
+        try:
+            assert await read_wal_id(disk, random.Random(2)) == known  # a key's name, of no meaning
+        except DamagedFile:
+            continue
+    await disk.close()
