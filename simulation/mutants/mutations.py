@@ -10,10 +10,17 @@ from __future__ import annotations
 
 from tidelog.simulation.mutants.in_broker import MUTATIONS_IN_BROKER
 from tidelog.simulation.mutants.in_controller import MUTATIONS_IN_CONTROLLER
+from tidelog.simulation.mutants.in_replication import MUTATIONS_IN_REPLICATION
 from tidelog.simulation.mutants.in_storage import MUTATIONS_IN_STORAGE
 from tidelog.simulation.mutants.in_stream import MUTATIONS_IN_STREAM
 
 MUTATIONS = {
     mutation.name: mutation
-    for mutation in (*MUTATIONS_IN_STREAM, *MUTATIONS_IN_STORAGE, *MUTATIONS_IN_CONTROLLER, *MUTATIONS_IN_BROKER)
+    for mutation in (
+        *MUTATIONS_IN_STREAM,
+        *MUTATIONS_IN_STORAGE,
+        *MUTATIONS_IN_REPLICATION,
+        *MUTATIONS_IN_CONTROLLER,
+        *MUTATIONS_IN_BROKER,
+    )
 }

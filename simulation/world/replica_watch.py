@@ -2,7 +2,8 @@
 
 - `two-masters`: one broker begins an epoch of a replica set (rule 4);
 - `confirmed-alone`: everything that a master confirms is held, durably and with the master's epochs, by as many members
-  of the SyncStateSet as the quorum of the metadata has (docs/design/0015-hot-tier.md, section 1).
+  of the SyncStateSet as the quorum of the metadata has, the start of its own epoch included
+  (docs/design/0015-hot-tier.md, sections 1 and 5).
 
 Entry: `ReplicaWatch`, which gets its events from `tidelog.simulation.world.watched_replica`.
 """
@@ -55,6 +56,9 @@ class ReplicaWatch:
         if row is None or not row.in_sync or master is None:
             return
         last_epoch = master.epoch_history.epoch_at(offset - 1)
+        if last_epoch != epoch:
+            said = f"broker {broker_id} confirms {offset} of replica set {set_id} in epoch {epoch}, by bytes of epoch"
+            self._found("confirmed-alone", f"{said} {last_epoch} alone")
         holding = [each.broker_id for each in row.in_sync if self._holds(set_id, each.broker_id, offset, last_epoch)]
         if len(holding) < row.quorum:
             members = [each.broker_id for each in row.in_sync]
