@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.backends import create_topic
-from tests.support.hot_cluster import BROKERS, HotCluster, assert_equal_logs, hot_cluster
+from tests.support.hot_cluster import BROKERS, HotCluster, assert_equal_logs, hot_cluster, kept_log
 from tests.support.partition_load import PartitionLoad
 from tidelog.chaos.serve_cluster import eventually, tidelog_json
 from tidelog.cli.client import ClusterConnection
@@ -163,6 +163,35 @@ def test_a_member_with_an_old_copy_of_its_directory_follows_a_living_master(tmp_
             load.wait_grown()
             hot.begin(102)
             hot.ready(102)
+        check(hot, load)
+
+
+def test_a_member_that_joined_when_everything_was_uploaded_counts_after_a_kill(tmp_path: Path) -> None:
+    """It begins at the end of its masters' WALs, with nothing, and is in sync."""
+    with hot_cluster(tmp_path / "hot", {"upload": {"size_bytes": 100_000, "age_ms": 1000}}) as hot:
+        create_topic(hot.bootstrap, TOPIC, PARTITIONS)
+        with PartitionLoad(hot.bootstrap, TOPIC, PARTITIONS) as load:
+            load.wait_grown()
+        hot.kill(101)
+        lose(hot, 101, "wals")
+        hot.wait_masters([101])
+
+        def uploaded() -> bool:
+            replicas = [hot.ask("/status", [101, other])["replicas"].values() for other in (102, 103)]
+            masters = [one for each in replicas for one in each if one["role"] == "leading"]
+            return len(masters) == 3 and all(one["start_offset"] == one["end_offset"] for one in masters)
+
+        eventually(uploaded)
+        hot.begin(101)
+        hot.ready(101)
+        hot.wait_full()
+        hot.kill(*BROKERS)
+        assert not any(kept_log(hot.files(101), each, 101).records for each in BROKERS)
+        hot.begin(101, 103)
+        hot.ready(101, 103)
+        hot.wait_masters([102])
+        hot.begin(102)
+        hot.ready(102)
         check(hot, load)
 
 

@@ -405,11 +405,56 @@ async def test_a_crash_while_starting_over_leaves_a_log_that_recovers() -> None:
         back = make_wal(disk.power_loss(random.Random(steps)), max_bytes=MAX_BYTES)
         records = await recovered(back)
         assert back.promised_epoch == 2
-        assert back.end_offset == (records[-1].end_offset if records else 0)
+        if records:
+            assert back.end_offset == records[-1].end_offset
+        else:
+            assert back.end_offset in ((1 << 30,) if finished else (0, 1 << 30))
         await back.close()
         task.cancel()
         steps += 1
     assert steps > 8
+
+
+async def test_a_log_that_has_started_over_and_received_nothing_is_found_where_it_ends(tmp_path: Path) -> None:
+    """Its follower has told the end, and is in sync with it: a crash must not make it look like a lost log."""
+    disk = FileDisk(tmp_path / "wal")
+    wal = make_wal(disk, max_bytes=MAX_BYTES)
+    await recovered(wal)
+    await wal.restart_at(5_000_000, master_epoch=3)
+    killed, records = await look(tmp_path / "wal")
+    assert not records
+    assert (killed.start_offset, killed.end_offset, killed.confirm_offset) == (5_000_000, 5_000_000, 5_000_000)
+    assert killed.promised_epoch == 3 and not killed.epoch_history.entries
+    await wal.close()
+    assert (await verify(disk)).is_sound
+    await disk.close()
+    stopped, _ = await look(tmp_path / "wal")
+    assert (stopped.start_offset, stopped.end_offset) == (5_000_000, 5_000_000)
+
+
+async def test_a_log_that_received_something_and_lost_its_files_is_not_taken_for_one_that_did_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "wal"
+    disk, other = FileDisk(path), FileDisk(tmp_path / "master")
+    wal, master = make_wal(disk, max_bytes=MAX_BYTES), make_wal(other, max_bytes=MAX_BYTES)
+    await recovered(wal)
+    await recovered(master)
+    await master.begin_epoch(3)
+    await write(master, 30)
+    boundary = 64 + 20 * 1064
+    await master.trim(boundary)
+    await wal.restart_at(boundary, master_epoch=3)
+    await ship(master, wal)
+    await durable(wal)
+    for file in path.glob("*.wal"):
+        file.unlink()
+    lost, _ = await look(path)
+    assert lost.end_offset == 0 and lost.promised_epoch == 3
+    for each in (wal, master):
+        await each.close()
+    await disk.close()
+    await other.close()
 
 
 async def test_an_unfinished_truncation_is_told_and_completed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidelog.chaos.ports import free_port
 from tidelog.chaos.serve_cluster import ServeCluster, ServeNode, eventually, tidelog_json
@@ -182,13 +182,22 @@ def hot_cluster(
         cluster.close()
 
 
-def records_of(directory: Path, replica_set: int, own_id: int) -> dict[int, tuple[Any, ...]]:
-    """What the WAL of a replica set holds in the data directory of a broker that has ended, by WAL offset.
+class KeptLog(NamedTuple):
+    """What a WAL on disk holds."""
+
+    start: int
+    end: int
+    records: dict[int, tuple[Any, ...]]
+    """By WAL offset."""
+
+
+def kept_log(directory: Path, replica_set: int, own_id: int) -> KeptLog:
+    """What the WAL of a replica set holds in the data directory of a broker that has ended.
 
     A torn tail is cut, as a start of the broker would do.
     """
 
-    async def read() -> dict[int, tuple[Any, ...]]:
+    async def read() -> KeptLog:
         found: dict[int, tuple[Any, ...]] = {}
 
         def add(record: WalRecord) -> None:
@@ -198,10 +207,10 @@ def records_of(directory: Path, replica_set: int, own_id: int) -> dict[int, tupl
         opened = DirectoryReplicaDisks(directory, own_id, WalSettings(), random.Random(0)).open(replica_set)
         try:
             await opened.wal.recover(add)
+            return KeptLog(opened.wal.start_offset, opened.wal.end_offset, found)
         finally:
             await opened.wal.close()
             await opened.disk.close()
-        return found
 
     return asyncio.run(read())
 
@@ -209,8 +218,9 @@ def records_of(directory: Path, replica_set: int, own_id: int) -> dict[int, tupl
 def assert_equal_logs(cluster: HotCluster, brokers: Iterable[int]) -> None:
     """After the brokers were killed: their logs are the same from the first offset that all of them still have."""
     for replica_set in cluster.kafka_ports:
-        logs = {each: records_of(cluster.files(each), replica_set, each) for each in brokers}
-        first = max(min(log, default=0) for log in logs.values())
-        kept = [{at: record for at, record in log.items() if at >= first} for log in logs.values()]
-        assert all(each == kept[0] for each in kept), (replica_set, {each: max(logs[each], default=0) for each in logs})
-        assert kept[0], f"replica set {replica_set}: the logs have no record in common"
+        logs = {each: kept_log(cluster.files(each), replica_set, each) for each in brokers}
+        first = max(log.start for log in logs.values())
+        kept = [{at: record for at, record in log.records.items() if at >= first} for log in logs.values()]
+        told = {each: (log.start, log.end, len(log.records)) for each, log in logs.items()}
+        assert all(each == kept[0] for each in kept), (replica_set, told)
+        assert len({log.end for log in logs.values()}) == 1, (replica_set, told)

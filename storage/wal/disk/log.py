@@ -194,6 +194,8 @@ class DiskLog(ReplicaState):
                     await self._disk.remove(segment.file.name)
                 self._segments.pop()
                 self._pool.live_bytes -= segment.file.size
+            if marks.is_replica:  # its end is told, and counted, before it has a file
+                await self._store_epochs(EpochHistory(), offset, marks)
         except OSError as error:
             raise self._fail(error) from error
         self._file = None

@@ -166,6 +166,10 @@ async def _scan_all(
     on_record: Callable[[WalRecord], None],
 ) -> WalRecovery:
     if not segments:
+        if marks.is_replica and epochs is not None and not epochs.history.entries:
+            # It has started over there and received nothing yet: an epoch's entry is durable before its first byte.
+            offset = epochs.durable_offset
+            return WalRecovery([], offset, offset, max(offset, marks.confirm_offset), EpochHistory(), marks, [])
         if epochs is not None and proven_offset(epochs) > 0:
             logger.warning(
                 "the WAL has no files; it starts empty",
