@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause before a replica that could not be opened or deleted is tried again, unless the metadata change first."""
+POLL_S = 0.02
 DISK_WAL = "disk"
 _STRAY = "is none that this broker is assigned to, and its set is unknown or has no master: its files are kept"
 
@@ -126,12 +127,12 @@ class HotSets:
 
     async def wait_settled(self) -> None:
         """Wait until each replica serves, follows, or cannot do either; bound it with a time-out."""
-        while any(not one.is_settled for one in self._sets.values()):
-            await self._changed_soon()
+        while self._shared is not None and self.unsettled():
+            await self._shared.base.world.clock.sleep(POLL_S)
 
-    async def _changed_soon(self) -> None:
-        assert self._shared is not None
-        await self._shared.base.world.clock.sleep(0.02)
+    def unsettled(self) -> list[int]:
+        """Return the sets whose replica here neither serves nor follows, and still may."""
+        return [each for each, one in sorted(self._sets.items()) if not one.is_settled]
 
     # --- following the metadata ----------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 20.0
 """How long a start waits for its partitions to open before it serves those that have."""
+SETTLED_TIMEOUT_S = 5.0
+"""How long a start waits for its replicas to lead or to follow: an election may wait for brokers that are not up."""
 
 
 class RunningBroker:
@@ -64,10 +66,14 @@ class RunningBroker:
         await data.hot_sets.begin(led.membership)
 
     async def _wait_settled(self) -> None:
-        manager = self.parts.partitions.manager
+        manager, hot_sets = self.parts.partitions.manager, self.parts.data.hot_sets
+        try:
+            async with asyncio.timeout(SETTLED_TIMEOUT_S):
+                await hot_sets.wait_settled()
+        except TimeoutError:
+            logger.warning("some replicas neither lead nor follow yet", extra={"waiting": hot_sets.unsettled()})
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await self.parts.data.hot_sets.wait_settled()
                 await manager.wait_settled()
         except TimeoutError:
             logger.warning(
