@@ -185,6 +185,7 @@ class ReplicaDuty:
         row = image.replication.get(identity.replica_set_id)
         if record is None:
             raise NotFound(f"there is no replica set {identity.replica_set_id}")
+        self._replica.note_committed(record.committed_wal_offset)
         if record.master_epoch != self._leading:
             self._end_term()
         if not self._is_in(row):

@@ -166,6 +166,8 @@ class HotReplica:
                     f"this replica ends at {wal.end_offset}; it knows that {wal.confirm_offset} is confirmed",
                     hint="it must not lead: keep the directories of all members of the replica set",
                 )
+            if wal.end_offset < self.tail.committed_offset:
+                await self._begin_at_committed(epoch)
             await self.tail.complete(wal)
             if wal.master_epoch != epoch:  # it is, if an earlier call was cancelled
                 await wal.begin_epoch(epoch)
@@ -177,6 +179,17 @@ class HotReplica:
             extra = {"set": parts.identity.replica_set_id, "epoch": epoch, "end": wal.end_offset}
             logger.info("this replica leads", extra=extra)
             return self.master
+
+    async def _begin_at_committed(self, epoch: int) -> None:
+        """Let the WAL go on behind what is in the bucket: it has less than that, and nothing past that was confirmed.
+
+        A follower's WAL that was begun anew behind trimmed records, and has received none, is found empty by a start.
+        """
+        wal, offset = self.wal, self.tail.committed_offset
+        places = {"set": self._parts.identity.replica_set_id, "end": wal.end_offset, "committed": offset}
+        logger.warning("the WAL of the new master ends before the committed WAL offset; it begins there", extra=places)
+        await wal.restart_at(offset, master_epoch=epoch, kept_as=f".behind-{epoch}")
+        self.tail.reconcile(wal)
 
     def hand_over(self) -> WarmTail:
         """Give the records that the WAL holds beyond the bucket to the storage of the term that has begun, once.

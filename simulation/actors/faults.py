@@ -163,10 +163,13 @@ class _Doer:
                 node.crash(power=True)
 
         def undo() -> None:
-            disk.on_write = None
+            disk.on_write = disk.on_replace = None
             node.recover()
 
-        disk.on_write = lambda: self.cluster.later(MID_WRITE_S, crash)
+        if self.cluster.shape.replicas > 1 and self.rng.random() < 0.5:  # what is promised, cut or begun is in a file
+            disk.on_replace = lambda: self.cluster.later(self.rng.uniform(0.0, 2 * MID_WRITE_S), crash)
+        else:
+            disk.on_write = lambda: self.cluster.later(MID_WRITE_S, crash)
         return undo
 
     def _crash_in_raft_files(self, node: SimNode) -> Undo:

@@ -28,6 +28,8 @@ class Operator:
         self._rng = workload.random()
         self._client = workload.cluster.controller_client("operator", workload.random(), COMMAND_S)
         self._draining = 0
+        self._forgotten: set[int] = set()
+        """Brokers that were drained before another one was to be removed."""
         self._removing = 0
 
     @property
@@ -49,8 +51,10 @@ class Operator:
                 await self._remove()
             else:
                 self._add()
-        while self._draining and not await self._end_drain():  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
+        for each in [self._draining, *sorted(self._forgotten - {self._draining})]:
+            self._draining = each
+            while self._draining and not await self._end_drain():  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
         while self._removing and not w.cluster.nodes[self._removing].belongs:
             await self._remove()
             await asyncio.sleep(0.5)
@@ -94,10 +98,13 @@ class Operator:
                 while node.alive:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
                 with suppress(NotFound):  # an earlier attempt took effect, and its answer was lost
+                    if w.cluster.shape.replicas > 1:  # the drain ended with the process: its replicas are to leave
+                        await self._client.drain_broker(broker_id, DrainMode.OPERATOR)
                     await self._client.remove_broker(broker_id)
         except (TidelogError, TimeoutError) as error:
             w.cluster.note("operator", f"removal of broker {broker_id}: {error or 'time is up'}")
             if node.belongs:
+                self._forgotten.add(self._draining)
                 self._draining = broker_id
             return
         self._removing = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from tidelog.simulation.mutants.findings import GONE, LOUD
 from tidelog.simulation.mutants.mutant import Edit, Mutation
 
-_UNEQUAL = ("confirmed-alone", "two-masters", "replicas-differ", *GONE)
+_UNEQUAL = ("confirmed-alone", "two-masters", "promise-broken", "replicas-differ", *GONE)
 """Rules for replicas that are not what a quorum has, and for what comes of it."""
 _ELECTIONS = ("kill", "power", "pause", "isolate", "uninformed", "reset", "slow")
 
@@ -42,7 +42,7 @@ MUTATIONS_IN_REPLICATION = [
             ),
         ),
         (*_UNEQUAL, *LOUD, "defect"),
-        ("kill", "power", "kill-all", "pause", "isolate", "disk"),
+        ("power", "kill", "uninformed"),
     ),
     Mutation(
         "pending-set-ignored",
@@ -130,7 +130,7 @@ MUTATIONS_IN_REPLICATION = [
             Edit("tidelog.broker.replication.replica:HotReplica.promise", "await wal.promise(epoch)", "pass"),
         ),
         _UNEQUAL,
-        _ELECTIONS,
+        ("uninformed", "slow"),
     ),
     Mutation(
         "quorum-before-commit",

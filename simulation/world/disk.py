@@ -225,6 +225,8 @@ class SimDisk:
         self.fail_next_sync = False
         self.on_write: Callable[[], None] | None = None
         """Called once, when a write has begun and is not yet durable."""
+        self.on_replace: Callable[[], None] | None = None
+        """Called once, when a file was replaced, which whoever asked for it has not heard of."""
 
     # Ordered lane
 
@@ -322,6 +324,9 @@ class SimDisk:
         await self.background(SYNC_S)
         self.check_room(len(data))
         self._platters.files[name] = _Inode(bytes(data))
+        if self.on_replace is not None:
+            called, self.on_replace = self.on_replace, None
+            called()
 
     async def free_bytes(self) -> int:
         """See `Disk.free_bytes`."""

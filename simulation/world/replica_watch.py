@@ -1,6 +1,8 @@
 """Checks what the masters of replicated WALs confirm when they do, against what the replicas hold and the metadata say.
 
 - `two-masters`: one broker begins an epoch of a replica set (rule 4);
+- `promise-broken`: a replica takes bytes from a master of an older epoch than the controllers know it to have promised
+  (rule 15);
 - `confirmed-alone`: everything that a master confirms is held, durably and with the master's epochs, by as many members
   of the SyncStateSet as the quorum of the metadata has, the start of its own epoch included
   (docs/design/0015-hot-tier.md, sections 1 and 5).
@@ -25,8 +27,23 @@ class ReplicaWatch:
         """By replica set and broker: of the newest process that has read it; None: another directory is mounted."""
         self._masters: dict[tuple[int, int], int] = {}
         """The broker that has begun an epoch, by replica set and epoch."""
+        self._promised: dict[tuple[int, int], int] = {}
+        """The newest epoch that a broker has promised, by replica set and broker."""
         self.rows: dict[int, ReplicationRecord] = {}
         """The newest metadata."""
+
+    def take(self, row: ReplicationRecord, epoch: int) -> None:
+        """Note a row of the metadata, and the master epoch of its set."""
+        self.rows[row.id] = row
+        for each in row.election.promises if row.election is not None else ():
+            self._promised[row.id, each.broker_id] = epoch
+
+    def receives(self, set_id: int, broker_id: int, epoch: int) -> None:
+        """Check, when a replica has taken bytes from a master of an epoch, that it may."""
+        promised = self._promised.get((set_id, broker_id), -1)
+        if epoch < promised:
+            said = f"broker {broker_id} takes bytes of replica set {set_id} from a master of epoch {epoch}"
+            self._found("promise-broken", f"{said}; it has promised {promised}")
 
     def opened(self, set_id: int, broker_id: int, wal: DiskWal) -> None:
         """Record that a process has read a replica."""
@@ -35,12 +52,14 @@ class ReplicaWatch:
     def exchanged(self, set_id: int, broker_id: int) -> None:
         """Record that another directory was mounted: what it has is not known."""
         self._wals[set_id, broker_id] = None
+        self._promised.pop((set_id, broker_id), None)
 
     def forget(self, set_id: int) -> None:
         """Drop a removed replica set."""
         self.rows.pop(set_id, None)
-        for key in [key for key in self._masters if key[0] == set_id]:
-            del self._masters[key]
+        for known in (self._masters, self._promised):
+            for key in [key for key in known if key[0] == set_id]:
+                del known[key]
 
     def begins(self, set_id: int, epoch: int, broker_id: int) -> None:
         """Record that a master has begun its epoch."""

@@ -13,7 +13,7 @@ violations that a later command would hide are found, too:
 - `deleted-under-reader`: no broker that may read from the bucket has metadata that names an object when the object is
   deleted (rule 6; `tidelog.simulation.world.cluster`);
 - `unbounded-command`: one command removes a bounded number of a deleted topic's partitions (rule 12);
-- `two-masters`, `confirmed-alone`: see `tidelog.simulation.world.replica_watch`.
+- `two-masters`, `promise-broken`, `confirmed-alone`: see `tidelog.simulation.world.replica_watch`.
 
 What `one-owner` says of trims, and `unbounded-command`, hold for commands that were written at feature level 1.
 
@@ -33,6 +33,7 @@ from tidelog.controller.model.records import (
     StreamState,
 )
 from tidelog.controller.model.records import StreamRecord as Row
+from tidelog.controller.model.replication import ReplicationRecord
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.world.confirmed import Confirmed
 from tidelog.simulation.world.replica_watch import ReplicaWatch
@@ -76,6 +77,7 @@ class Watch:
         for stream_id, row in ends.items():
             self._stream(stream_id, row)
         later: list[tuple[int, Row]] = []
+        replicated: list[ReplicationRecord] = []
         removed = sum(1 for table, _, record in delta.mutations if table == "partitions" and record is None)
         for table, _, record in delta.mutations:
             if table == "cluster":
@@ -88,11 +90,14 @@ class Watch:
             elif table == "partitions":
                 self._partition(key, record)
             elif table == "replication" and record is not None:
-                self.replicas.rows[key] = record
+                replicated.append(record)
             elif table == "streams" and record is not None:
                 later.append((key, record))
         for stream_id, row in later:  # the placement is known here
             self._stream(stream_id, row)
+        for one in replicated:
+            if one.id in self._sets:
+                self.replicas.take(one, self._sets[one.id].master_epoch)
 
     def trims(self, set_id: int, wal_offset: int) -> None:
         """Check a trim of a replica set's WAL before it happens."""

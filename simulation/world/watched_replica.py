@@ -101,6 +101,7 @@ class WatchedReplica:
     ) -> list[WalRecord]:
         """See `ReplicatedWal.receive`."""
         accepted = await self._wal.receive(offset, epoch, epoch_start, records, master_epoch=master_epoch)
+        self._watch.replicas.receives(self._set_id, self._broker_id, master_epoch)
         for record in accepted:
             self._holds(record)
         return accepted
