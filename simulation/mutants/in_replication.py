@@ -90,7 +90,7 @@ MUTATIONS_IN_REPLICATION = [
             ),
         ),
         (*_UNEQUAL, *LOUD, "defect", "assertion"),
-        ("kill", "power", "kill-all", "pause", "isolate"),
+        ("isolate", "power", "kill-all"),
     ),
     Mutation(
         "batch-over-epochs",
