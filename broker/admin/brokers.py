@@ -70,7 +70,12 @@ class BrokerRoutes:
         for _, record in sorted(image.brokers.items()):
             led = [each.id for each in led_sets(image, record.id)]
             moves = sum(leaving[each] for each in led), sum(coming[each] for each in led)
-            rows.append(_row(record, partitions_led(image, record.id), *moves, is_drained(image, record.id)))
+            counts = {"partitions": partitions_led(image, record.id), "leaving": moves[0], "coming": moves[1]}
+            counts["replicas"] = sum(
+                row.id != record.id and (row.replica(record.id) is not None or record.id in row.assigned)
+                for row in image.replication.values()
+            )
+            rows.append(_row(record, counts, is_drained(image, record.id)))
         return json_answer({"brokers": rows})
 
     async def _plan(self, request: web.Request) -> web.Response:
@@ -133,7 +138,7 @@ def _id(request: web.Request) -> int:
     return integer(text, "id", 0, MAX_BROKER_ID)
 
 
-def _row(record: BrokerRecord, partitions: int, leaving: int, coming: int, drained: bool) -> dict[str, Any]:
+def _row(record: BrokerRecord, counts: dict[str, int], drained: bool) -> dict[str, Any]:
     if not record.alive:
         state = "dead"
     elif not record.draining:
@@ -146,8 +151,6 @@ def _row(record: BrokerRecord, partitions: int, leaving: int, coming: int, drain
         "rack": record.rack or None,
         "state": state,
         "drain": DrainMode(record.draining).name.lower(),
-        "partitions": partitions,
-        "leaving": leaving,
-        "coming": coming,
+        **counts,
         "admin_url": record.admin_url,
     }

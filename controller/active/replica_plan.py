@@ -99,13 +99,12 @@ class ReplicaPlan:
         surplus: list[tuple[int, int]] = []
         for one in sets:
             in_sync = {*one.record.sync_state_set}
-            wanted = one.row.policy.total_replicas
-            if len(one.usable & in_sync) < wanted:
-                continue
+            count, wanted = len(one.usable & in_sync), one.row.policy.total_replicas
             learners = {*one.record.learners} & {each for each in one.places if _keeps(image, each)}
             able = sorted(one.places - in_sync - {one.record.id} - learners - {*one.row.leaving})
-            found += [RemoveReplica(one.record.id, each) for each in able if each not in one.usable]
-            surplus += [(one.record.id, each) for each in able if each in one.usable]
+            unusable = [each for each in able if each not in one.usable]
+            found += [RemoveReplica(one.record.id, each) for each in unusable if count >= _needed(image, one, each)]
+            surplus += [(one.record.id, each) for each in able if each in one.usable and count >= wanted]
         ages = self._surplus.look(image, surplus, now_s)
         return found + [RemoveReplica(*each) for each, age_s in ages.items() if age_s >= self._repair_after_s]
 
@@ -130,13 +129,24 @@ def _retirements(image: Image, sets: list[_Set]) -> list[RetireReplica]:
     found: list[RetireReplica] = []
     for one in sets:
         in_sync = {*one.record.sync_state_set}
-        if len(one.usable & in_sync) < one.row.policy.total_replicas:
-            continue
         for each in sorted(in_sync - one.usable - {*one.row.leaving, one.record.id, one.record.master}):
             broker = image.brokers.get(each)
-            if broker is not None and broker.draining == DrainMode.OPERATOR:
+            if broker is None or broker.draining != DrainMode.OPERATOR:
+                continue
+            if len(one.usable & in_sync) >= _needed(image, one, each):
                 found.append(RetireReplica(one.record.id, each))
     return found
+
+
+def _needed(image: Image, one: _Set, broker_id: int) -> int:
+    """Return how many usable members must be in sync before a broker may leave the set.
+
+    As many as the policy wants; an operator may drain brokers until fewer are left than that, and then all these.
+    """
+    wanted, broker = one.row.policy.total_replicas, image.brokers.get(broker_id)
+    if broker is None or broker.draining != DrainMode.OPERATOR:
+        return wanted
+    return min(wanted, sum(_keeps(image, each) for each in image.brokers))
 
 
 def _retired(image: Image) -> list[RemoveReplica]:

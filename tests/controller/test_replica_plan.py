@@ -135,6 +135,19 @@ def test_the_replicas_of_a_broker_that_an_operator_drains_are_replaced_and_its_o
     assert changes(cluster.settle()) == []
 
 
+def test_an_operator_may_drain_brokers_until_fewer_are_left_than_the_policy_wants() -> None:
+    cluster = ReplicaCluster([""] * 3)
+    cluster.settle()
+    cluster.drain(2, DrainMode.OPERATOR)
+    cluster.settle()
+    assert cluster.assigned(0) == cluster.assigned(1) == [0, 1]
+    cluster.run(c.RemoveBroker(2))
+    assert changes(cluster.settle()) == []
+    cluster.drain(1, DrainMode.OPERATOR)
+    cluster.settle()
+    assert cluster.record(0).sync_state_set == (0, 1), "the write quorum needs it"
+
+
 def test_a_drained_broker_stays_a_member_until_others_are_in_sync() -> None:
     cluster = ReplicaCluster([""] * 4)
     cluster.settle()

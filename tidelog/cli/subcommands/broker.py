@@ -141,20 +141,29 @@ def _find(cluster: ClusterConnection, broker_id: int) -> Row:
 
 
 def wait_drained(cluster: ClusterConnection, broker_id: int, timeout_s: float) -> None:
-    """Wait until the broker owns nothing, reporting progress. Raises `Unavailable` after the time-out."""
+    """Wait until the broker owns nothing, and has no replicas of other brokers' sets, reporting progress.
+
+    Raises `Unavailable` after the time-out.
+    """
     deadline = time.monotonic() + timeout_s
     total = _find(cluster, broker_id)["partitions"]
     told = total
     while True:
         row = _find(cluster, broker_id)
-        left = row["partitions"] + row["coming"]
+        left, replicas = row["partitions"] + row["coming"], row["replicas"]
         if row["partitions"] != told:
             told = row["partitions"]
             click.echo(f"broker {broker_id}: {max(0, total - told)} of {total} partitions moved", err=True)
-        if not left:
+        if not left + replicas:
             return
         if row["drain"] == "none":
             raise Unavailable(f"the drain of broker {broker_id} was ended, with {left} partitions left on it")
+        if time.monotonic() > deadline and not left:
+            raise Unavailable(
+                f"broker {broker_id} still has replicas of {replicas} replica sets after {timeout_s:g} s:"
+                " others are not in sync yet, or the write quorum needs it",
+                hint="`tidelog replica-set list` shows the sets; `replica-set set-policy` changes what they need",
+            )
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"broker {broker_id} still has {left} partitions after {timeout_s:g} s; the drain continues",
