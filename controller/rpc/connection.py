@@ -485,6 +485,10 @@ class RpcConnection(asyncio.Protocol):
 Endpoint = tuple[str, int]
 
 
+def _not_asked(endpoint: Endpoint) -> Unavailable:
+    return Unavailable("{}:{} is not to be asked any more".format(*endpoint))
+
+
 class RpcChannel:
     """A client's connection to any reachable controller: opened on demand, replaced when lost.
 
@@ -509,6 +513,8 @@ class RpcChannel:
         self._credentials = credentials
         self._at = 0
         self._connection: RpcConnection | None = None
+        self._opening: RpcConnection | None = None
+        """The connection whose handshake is going on."""
         self._connecting = asyncio.Lock()
         self._is_closed = False
         self._timeouts = 0
@@ -549,7 +555,7 @@ class RpcChannel:
             self._turn(connection, to=error.endpoint())
             raise
         except Unavailable:
-            if connection is None or not connection.is_open:
+            if connection is not None and not connection.is_open:
                 self._turn(connection)
             raise
         except (TidelogError, AssertionError):
@@ -557,7 +563,7 @@ class RpcChannel:
         except Exception as error:
             if connection is not None:
                 connection.abort()  # whatever state it is in
-            self._turn(connection)
+                self._turn(connection)
             raise as_unavailable("network", error) from error
         finally:
             if connection is not None and connection.answers > seen:
@@ -566,27 +572,41 @@ class RpcChannel:
     async def _open(self, timeout_s: float) -> RpcConnection:
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
-                host, port = self.endpoint
-                limit_s = min(timeout_s, HANDSHAKE_S)
-                _, protocol = await self._network.connect(
-                    lambda: RpcConnection(credentials=self._credentials), host, port, timeout_s=limit_s
-                )
-                assert isinstance(protocol, RpcConnection)
+                endpoint = self.endpoint
                 try:
-                    async with asyncio.timeout(limit_s):
-                        await protocol.wait_authentic()
-                except TimeoutError:
-                    protocol.abort()
-                    raise Unavailable(f"{host}:{port} does not answer the handshake") from None
-                except BaseException:
-                    protocol.abort()
+                    protocol = await self._connect(endpoint, min(timeout_s, HANDSHAKE_S))
+                except Exception as error:
+                    if endpoint != self.endpoint:
+                        raise _not_asked(endpoint) from error
+                    if isinstance(error, Unavailable) or not isinstance(error, TidelogError):
+                        self._turn(None)
                     raise
-                if self._is_closed:
+                if self._is_closed or endpoint != self.endpoint:
                     protocol.abort()
-                    raise Unavailable(f"the channel to {host}:{port} is closed")
+                    raise _not_asked(endpoint)
                 self._connection = protocol
                 self.opened += 1
             return self._connection
+
+    async def _connect(self, endpoint: Endpoint, limit_s: float) -> RpcConnection:
+        host, port = endpoint
+        _, protocol = await self._network.connect(
+            lambda: RpcConnection(credentials=self._credentials), host, port, timeout_s=limit_s
+        )
+        assert isinstance(protocol, RpcConnection)
+        self._opening = protocol
+        try:
+            async with asyncio.timeout(limit_s):
+                await protocol.wait_authentic()
+        except TimeoutError:
+            protocol.abort()
+            raise Unavailable(f"{host}:{port} does not answer the handshake") from None
+        except BaseException:
+            protocol.abort()
+            raise
+        finally:
+            self._opening = None
+        return protocol
 
     def _turn(self, failed: RpcConnection | None, *, drop: bool = False, to: Endpoint | None = None) -> None:
         if failed is not None and failed is not self._connection:
@@ -615,7 +635,9 @@ class RpcChannel:
         self._turn(self._connection, drop=True)
 
     def drop(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the connection, also one that is being opened; the next call opens another."""
+        if self._opening is not None:
+            self._opening.abort()
         if self._connection is not None:
             self._connection.abort()
             self._connection = None

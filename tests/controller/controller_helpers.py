@@ -122,6 +122,8 @@ class KeptNetwork(TcpNetwork):
         self.connections: list[RpcConnection] = []
         self.open = asyncio.Event()
         self.open.set()
+        self.waiting = 0
+        """Calls of `connect` that wait for `open`."""
         self.redirected: dict[Endpoint, Endpoint] = {}
 
     async def listen(self, factory: ProtocolFactory, host: str, port: int) -> Listener:
@@ -130,7 +132,9 @@ class KeptNetwork(TcpNetwork):
     async def connect(
         self, factory: ProtocolFactory, host: str, port: int, *, timeout_s: float
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        self.waiting += 1
         await self.open.wait()
+        self.waiting -= 1
         to = self.redirected.get((host, port), (host, port))
         return await super().connect(lambda: self._kept(factory()), *to, timeout_s=timeout_s)
 

@@ -36,7 +36,8 @@ from tidelog.controller.model.records import ObjectState
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.raft.consensus import MemoryConsensus, Role
-from tidelog.controller.rpc.connection import DELTA_VERSION, CommandParams, PollParams, RpcConnection
+from tidelog.controller.rpc.connection import DELTA_VERSION, CommandParams, PollParams, RpcChannel, RpcConnection
+from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced, InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.network import TcpNetwork
@@ -574,6 +575,47 @@ async def test_commands_leave_a_silent_controller_when_the_image_names_another_a
     await client.close()
     silent.close()
     await silent.wait_closed()
+    await node.close()
+    await asyncio.gather(*(ended.wait() for ended in ends))
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["while-it-connects", "in-the-handshake"])
+async def test_a_call_leaves_the_controller_that_it_is_connecting_to_when_another_is_preferred(
+    tmp_path: Path, *, silent: bool
+) -> None:
+    ends: list[asyncio.Event] = []
+
+    class Silent(asyncio.Protocol):
+        def __init__(self) -> None:
+            ends.append(asyncio.Event())
+            self._end = ends[-1]
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._end.set()
+
+    server = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
+    paused = server.sockets[0].getsockname()[:2]
+    node = make_node(tmp_path)
+    await node.start()
+    await node.wait_active(60)
+    network = KeptNetwork()
+    if not silent:
+        network.open.clear()
+    channel = RpcChannel(
+        [paused, node.address], network, Credentials(b"a secret of enough bytes", 1) if silent else None
+    )
+    call = asyncio.create_task(channel.call("status", None, 60))
+    await until(lambda: bool(ends) if silent else network.waiting > 0)
+    channel.prefer(node.address)
+    network.open.set()
+    with pytest.raises(Unavailable, match="not to be asked any more"):
+        await call
+    assert channel.endpoint == node.address
+    if not silent:
+        await channel.call("status", None, 60)
+    await channel.close()
+    server.close()
+    await server.wait_closed()
     await node.close()
     await asyncio.gather(*(ended.wait() for ended in ends))
 
