@@ -225,7 +225,7 @@ class PartitionLoad:
                 return [f"{where} is readable up to {due} only, its end is {end}"]
             op = self.history.begin("poll", _READER, _now_us(), **place, offset=due)
             offsets, values = [], []
-            for message in consumer.consume(5000, 0.5):
+            for message in consumer.consume(min(5000, end - due), 0.5):
                 offset = message.offset()
                 if message.error() is not None or offset is None:
                     return [f"{where}: {message.error()}"]
