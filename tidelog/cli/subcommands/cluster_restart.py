@@ -28,6 +28,8 @@ STEADY_S = 1.0
 """How long a broker has followed before it is elected: one that has just caught up may lack the newest bytes again."""
 ELECT_AGAIN_S = 3.0
 """After an election that another one has won."""
+BETWEEN_S = 2.0
+"""Between two steps: clients find the leaders of the last one before those of the next one change."""
 MOVES_AT_ONCE = 1_000
 MOVE_AGAIN_S = 5.0
 Document = dict[str, Any]
@@ -77,6 +79,8 @@ def restart(
         if step.skipped:
             output.warn(f"broker {step.broker} is left alone: {step.skipped}")
             continue
+        if done:
+            time.sleep(BETWEEN_S)
         done.append(
             _BrokerRestart(cluster, step.broker, timeout_s).run(timeout_s if done else min(timeout_s, FIRST_PATIENCE_S))
         )
