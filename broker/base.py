@@ -5,6 +5,7 @@ Entry: `BrokerBase`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidelog.broker.bucket_probe import BucketProbe
@@ -31,6 +32,8 @@ class BrokerBase:
     probe: BucketProbe
     registry: PartRegistry
     health: HealthMonitor
+    ask_restart: Callable[[], None]
+    """Sets `BrokerNode.restart_asked`."""
 
     @property
     def broker_id(self) -> int:

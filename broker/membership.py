@@ -121,7 +121,7 @@ class BrokerMembership:
 
         The broker stays marked as draining until it registers again.
         """
-        if not self.serves or self._failure.happened or budget_s <= 0 or not self._has_others():
+        if not self.is_to_drain(budget_s):
             return
         logger.info("draining before the stop", extra={"partitions": self._owned(), "timeout_s": budget_s})
         try:
@@ -135,6 +135,10 @@ class BrokerMembership:
                 "stopping with partitions that were not moved: they wait for this broker, or for a takeover",
                 extra={"partitions": self._owned(), "error": str(error) or "time is up"},
             )
+
+    def is_to_drain(self, budget_s: float) -> bool:
+        """Return whether a drain with this budget does anything."""
+        return self.serves and not self._failure.happened and budget_s > 0 and self._has_others()
 
     def _owned(self) -> int:
         return partitions_led(self._controller.image, self._identity.broker_id)

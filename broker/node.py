@@ -62,7 +62,11 @@ class BrokerNode:
             probe=BucketProbe(world.store, world.clock, world.rng, self._failure.fail),
             registry=PartRegistry(),
             health=HealthMonitor(world.clock, self._failure.fail),
+            ask_restart=self._ask_restart,
         )
+        self.restart_asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when an operator has asked for a restart, which the controllers have allowed: the owner drains this
+        broker, stops it, and lets another process be started."""
         self._running: RunningBroker | None = None
         """None until the cluster is known."""
 
@@ -85,6 +89,10 @@ class BrokerNode:
         )
         running = self._running = RunningBroker(base, build_parts(base))
         await running.start()
+
+    def _ask_restart(self) -> None:
+        if not self.restart_asked.done():
+            self.restart_asked.set_result(None)
 
     async def _prove_bucket(self) -> None:
         """Find the cluster's objects in the bucket. Raises `WrongBucket`, and the errors of the bucket."""

@@ -10,6 +10,7 @@ Entry: `build_parts`.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
 from tidelog.broker.admin.quorum import QuorumView
 from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
+from tidelog.broker.admin.restart import RestartRoutes
 from tidelog.broker.admin.storage_status import memory_section
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts, build_data_parts
@@ -34,11 +36,15 @@ from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
+from tidelog.broker.partitions.checkpoints import write_checkpoints
+from tidelog.broker.partitions.manager import PartitionManager
+from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.telemetry import figures
 from tidelog.broker.telemetry.bucket_metrics import collect_accounts
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.model.records import TopicRecord
 from tidelog.controller.rpc.secret import admin_token
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.storage.bucket.accounts import TopicNames
@@ -137,16 +143,39 @@ def _admin(
         suspects=lambda: {*data.compactor.excluded, *(one.object_id for one in data.reports.damage.all())},
         on_sound=data.compactor.readmit,
     )
+    manager = partitions.manager
     jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
     routes = [
         *jobs.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *LevelRoutes(base.controller).routes(),
-        *ReplicaSetRoutes(base.controller).routes(),
+        *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each))).routes(),
         *_placement_routes(base, partitions, quorum),
+        *_restart_routes(base, manager, quorum),
     ]
     return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
+
+
+def _restart_routes(base: BrokerBase, manager: PartitionManager, quorum: QuorumView) -> Sequence[web.RouteDef]:
+    settings = base.settings
+
+    def min_in_sync(topic: TopicRecord) -> int:
+        configs = base.image().configs
+        cluster, broker = configs.get(("cluster", ""), {}), configs.get(("broker", str(base.broker_id)), {})
+        found = log_config(topic.configs, settings.kafka, settings.log, cluster=cluster, broker=broker)
+        return found.min_insync_replicas
+
+    routes = RestartRoutes(
+        base.controller,
+        base.broker_id,
+        base.ask_restart,
+        is_controller="controller" in settings.roles,
+        quorum=quorum.report,
+        min_in_sync=min_in_sync,
+        prepare=lambda: write_checkpoints(manager.all()),
+    )
+    return routes.routes()
 
 
 def _placement_routes(base: BrokerBase, partitions: PartitionParts, quorum: QuorumView) -> list[web.RouteDef]:

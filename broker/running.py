@@ -18,6 +18,7 @@ import asyncio
 import logging
 
 from tidelog.broker.base import BrokerBase
+from tidelog.broker.partitions.checkpoints import write_checkpoints
 from tidelog.broker.parts import BrokerParts
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,10 @@ class RunningBroker:
 
     async def drain(self, budget_s: float) -> None:
         """Move the partitions to other living brokers before a stop. See `BrokerMembership.drain`."""
-        await self.parts.partitions.membership.drain(budget_s)
+        led = self.parts.partitions
+        if led.membership.is_to_drain(budget_s):
+            await write_checkpoints(led.manager.all())
+        await led.membership.drain(budget_s)
 
     async def stop(self, grace_s: float) -> None:
         """Finish requests in flight, close the partitions, upload, and release resources."""

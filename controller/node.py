@@ -536,7 +536,8 @@ class ControllerNode:
         if isinstance(command, c.CreateTopic | c.CreatePartitions):
             command = msgspec.structs.replace(command, loads=self._balancer.schedule.weights(self._clock.monotonic()))
         result = await self._propose_envelope(command, term, params.client_id, params.sequence, params.done)
-        if isinstance(command, c.DrainBroker | c.HandOver) and any(one.draining for one in self.image.brokers.values()):
+        drains = isinstance(command, c.DrainBroker | c.BeginRestart | c.HandOver)
+        if drains and any(one.draining for one in self.image.brokers.values()):
             self._lifecycle.wake()  # the next partitions may move
         if isinstance(command, c.HandOver):
             self._balancer.wake()

@@ -5,7 +5,7 @@ hangs or a directory is gone. So the signals are blocked in every thread but one
 stop the process, and kills the process when that takes too long. Only a thread that waits in the kernel for a disk can
 outlast that, as long as the disk does.
 
-Entry: `StopSignals`.
+Entry: `StopSignals`, `end_within`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ def kill_after(limit_s: float, why: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_within(limit_s: float, why: str) -> None:
+    """Have this process killed if it has not ended within `limit_s` seconds from now."""
+    threading.Thread(target=kill_after, args=(limit_s, why), daemon=True, name="limit").start()
+
+
 class StopSignals:
     """The signals of a process. Make it before the process has other threads: they inherit what is blocked."""
 
@@ -54,7 +59,7 @@ class StopSignals:
                 number = signal.Signals(signal.sigwait(self._numbers))
                 call, limit_s = on[number]
                 if limit_s is not None:
-                    threading.Thread(target=kill_after, args=(limit_s, number.name), daemon=True, name="limit").start()
+                    end_within(limit_s, number.name)
                 with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
                     loop.call_soon_threadsafe(call)
 

@@ -68,6 +68,8 @@ _OFFSET = Struct(">q")
 _EPOCH = Struct(">i")
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
+_HANDED_OVER_CHECKPOINT_BYTES = 8 << 10
+"""A scan of fewer bytes is shorter than what a checkpoint costs."""
 
 
 class AppendResult(NamedTuple):
@@ -584,6 +586,17 @@ class PartitionLog:
         if not self._closed:
             await self._trimmer.trim_meta()
         return self._start
+
+    async def write_checkpoint(self) -> None:
+        """Shorten the scan of an open without a clean close: another broker is about to lead this partition.
+
+        Raises `Closed`, `Overloaded`, `WalFull`, `WalFailed`; then the scan is as long as it was.
+        """
+        self._require_open()
+        state = self._state
+        if state.bytes_since_checkpoint >= _HANDED_OVER_CHECKPOINT_BYTES:
+            state.checkpoint()
+            await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
 
     async def _in_steps(self, step: Callable[[], bool]) -> None:
         """Call `step` until it returns False or the log is closed; the loop is free between the calls."""

@@ -29,6 +29,8 @@
     POST /quarantine/release ?stream=ID…: reopens them at their committed ends
     GET  /cluster            ?level=N: the feature level, and what every member supports
     POST /cluster/upgrade    ?level=N: raises it
+    GET  /restart            the brokers, and what speaks against restarting each of them now
+    POST /restart            ?id=ID&registration_epoch=E: this process hands over, ends, and is started again
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, responds when it is committed
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every

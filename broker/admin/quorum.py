@@ -162,6 +162,23 @@ def _problems(members: Sequence[Document]) -> list[str]:
     return found
 
 
+def quorum_hindrances(members: Sequence[Document]) -> list[str]:
+    """Return what speaks against ending a controller's process now, one sentence each.
+
+    `members`: those of `QuorumView.report`.
+    """
+    found = [f"controller {row['id']} is away" for row in members if row["error"]]
+    if not any(row["state"] == "active" for row in members):
+        found.append("no controller is active")
+    away = {row["id"] for row in members if row["error"]}
+    peers = [peer for row in members if row["state"] == "active" for peer in row.get("peers") or ()]
+    return found + [
+        f"controller {peer['id']} is behind, or cannot be reached by the active one"
+        for peer in peers
+        if peer["id"] not in away and (peer["problem"] or (peer["lag"] or 0) > LAG_WORTH_TELLING)
+    ]
+
+
 def merge_nodes(brokers: Sequence[Document], controllers: Sequence[Document]) -> list[Document]:
     """One row per node: that of the broker with the state of its controller, or that of a controller."""
     rows = {row["id"]: dict(row) for row in brokers}

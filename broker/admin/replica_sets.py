@@ -19,7 +19,7 @@ Any broker accepts the requests. Entry: `ReplicaSetRoutes.routes`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,8 +44,12 @@ POLICY_FIELDS = PolicyRecord.__struct_fields__
 class ReplicaSetRoutes:
     """The handlers."""
 
-    def __init__(self, controller: ControllerClient) -> None:
+    def __init__(self, controller: ControllerClient, prepare: Callable[[int], Awaitable[None]]) -> None:
+        """`prepare` is called with a replica set of which another broker may become the master; quick if it is not led
+        here.
+        """
         self._controller = controller
+        self._prepare = prepare
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to the admin HTTP server."""
@@ -90,6 +94,7 @@ class ReplicaSetRoutes:
                 extra={"replica_set": record.id, "broker": broker},
             )
         else:
+            await self._prepare(record.id)
             after = await client.begin_election(record.id, record.master_epoch, "an operator", designated=broker)
             logger.info("an operator began an election", extra={"replica_set": record.id, "designated": broker})
         return json_answer({"id": record.id, "master_epoch": after.master_epoch})

@@ -170,6 +170,15 @@ class PartitionManager:
         """Return every open log, in no particular order."""
         return list(self._logs.values())
 
+    def of_set(self, replica_set: int) -> list[PartitionLog]:
+        """Return the open logs of the partitions of a replica set."""
+        image = self._controller.image
+        return [
+            one
+            for (topic_id, index), one in self._logs.items()
+            if (record := image.partition(topic_id, index)) is not None and record.replica_set == replica_set
+        ]
+
     def problems(self) -> list[str]:
         """Return the partitions that could not be opened, with the reason, for operators."""
         return self._reconciler.problems() + self.moves.table.problems()

@@ -32,7 +32,7 @@ from tidelog.controller.model.errors import StaleBrokerEpoch, StaleCommand
 from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import PromiseEpoch
-from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Closed, CorruptData, InvalidInput, NotFound, TidelogError, Unavailable
@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_BASE_S, RETRY_CAP_S = 0.05, 2.0
 """Pauses after a request that failed, unless the metadata change first."""
+
+LAST_BYTES_S = 0.5
+"""How long a designated replica waits for the old master's last bytes before it promises."""
 
 _FOR_GOOD = (WalLost, WalFailed, CorruptData, InvalidInput, StaleBrokerEpoch)
 """What another attempt of this process does not mend, but for `_PASSING`."""
@@ -240,10 +243,16 @@ class ReplicaDuty:
         identity = self._identity
         assert row.election is not None
         self._end_term()
-        self._target = None
         if identity.learner:
+            self._target = None
             self.role = ReplicaRole.WAITING
             return
+        if self._takes_over(row.election):
+            await self._replica.follow_to_the_end(LAST_BYTES_S)
+            newer = self._client.image.replica_sets.get(record.id)
+            if newer is None or newer.master_epoch != record.master_epoch:
+                return  # another election has begun: the next look sees it
+        self._target = None
         position = await self._replica.promise(record.master_epoch)
         if position.last_epoch >= record.master_epoch:
             self.role = ReplicaRole.WAITING  # it has followed that master already: the election is over
@@ -263,6 +272,16 @@ class ReplicaDuty:
             )
         )
         self._changed.set()
+
+    def _takes_over(self, election: ElectionRecord) -> bool:
+        """Whether this replica is designated to go on where a living master ends.
+
+        The master ends its term when it promises, and says goodbye. Whoever promises after that has all that it sent,
+        so the other replicas are not ahead, which the designated one needs to be elected.
+        """
+        me = self._identity.replica.broker_id
+        master = self._client.image.brokers.get(election.last_master)
+        return election.designated == me != election.last_master and master is not None and master.alive
 
     async def _lead(self, image: Image, record: ReplicaSetRecord) -> None:
         if self._leading == record.master_epoch:

@@ -39,6 +39,9 @@ from tidelog.storage.wal.base import ReplicatedWal, WalFailed
 
 logger = logging.getLogger(__name__)
 
+END_POLL_S = 0.005
+"""A hand-over waits for the end of the old master's term, which is milliseconds away."""
+
 
 class ReplicaPosition(NamedTuple):
     """What a promise tells of a replica."""
@@ -126,6 +129,13 @@ class HotReplica:
             wal = self.wal
             await wal.promise(epoch)
             return ReplicaPosition(wal.epoch_history.epoch_at(wal.end_offset - 1), wal.end_offset, wal.confirm_offset)
+
+    async def follow_to_the_end(self, limit_s: float) -> None:
+        """Return when the connection to the master that it follows has ended, at the latest after `limit_s`."""
+        clock = self._parts.world.clock
+        deadline = clock.monotonic() + limit_s
+        while self.follower is not None and self.follower.is_following and clock.monotonic() < deadline:
+            await clock.sleep(END_POLL_S)
 
     async def follow(self, target: MasterTarget) -> bool:
         """Follow this master; return False, and change nothing, for one of an older epoch."""

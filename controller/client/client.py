@@ -446,6 +446,13 @@ class ControllerClient:
         """
         await self._command(c.DrainBroker(broker_id, mode, registration_epoch))
 
+    async def begin_restart(self, broker_id: int, registration_epoch: int) -> None:
+        """Begin the drain of a broker whose process ends, to be started again.
+
+        Raises `RestartRefused`, `NotFound`, `StaleBrokerEpoch`.
+        """
+        await self._command(c.BeginRestart(broker_id, registration_epoch))
+
     async def remove_broker(self, broker_id: int) -> None:
         """Remove a broker. Raises `NotFound`, `BrokerNotDrained`."""
         await self._command(c.RemoveBroker(broker_id))

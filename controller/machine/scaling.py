@@ -1,4 +1,4 @@
-"""Commands that take brokers out of use: drain and remove.
+"""Commands that take brokers out of use: drain, restart and remove.
 
 A drain is a mark on the broker's record: no new partition is placed on the broker, and the active controller moves the
 ones that it owns (`tidelog.controller.active.drain_plan`), or lets other members lead them
@@ -6,7 +6,10 @@ ones that it owns (`tidelog.controller.active.drain_plan`), or lets other member
 another set, so its removal loses nothing. Of a removed broker only numbers are kept
 (`tidelog.controller.machine.nodes.Kept`), so that epochs do not decrease when its id is used again.
 
-Both commands may be repeated: a drain in the same mode changes nothing, and a second removal finds no broker.
+A restart is a drain that begins only while the cluster can do without the broker
+(`tidelog.controller.model.restart`). Decided here, so that no two brokers are restarted at the same time.
+
+All commands may be repeated: a drain in the same mode changes nothing, and a second removal finds no broker.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ import msgspec
 
 from tidelog.controller.machine.nodes import Kept, keep
 from tidelog.controller.machine.tables import Tables
-from tidelog.controller.model.commands import DrainBroker, RemoveBroker
-from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, StaleBrokerEpoch
+from tidelog.controller.model.commands import BeginRestart, DrainBroker, RemoveBroker
+from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, RestartRefused, StaleBrokerEpoch
 from tidelog.controller.model.levels import level_key
 from tidelog.controller.model.records import BrokerRecord, DrainMode
+from tidelog.controller.model.restart import restart_hindrances
 from tidelog.controller.model.wal_notes import note_key
 from tidelog.runtime.errors import InvalidInput, NotFound
+
+MAX_TOLD = 5
+"""Reasons that a refusal names."""
 
 
 def _broker(tables: Tables, broker_id: int) -> BrokerRecord:
@@ -38,8 +45,7 @@ def drain_broker(tables: Tables, command: DrainBroker) -> None:
     if command.mode == record.draining:
         return
     if command.mode == DrainMode.SHUTDOWN:
-        if command.registration_epoch != record.registration_epoch:
-            raise StaleBrokerEpoch(f"registration {command.registration_epoch} of broker {record.id} is not current")
+        _check_registration(record, command.registration_epoch)
         if record.draining == DrainMode.OPERATOR:
             return
     others = any(one.alive and not one.draining and one.id != record.id for one in tables.brokers.values())
@@ -49,6 +55,36 @@ def drain_broker(tables: Tables, command: DrainBroker) -> None:
             hint="start or add another broker, or end the drain of one",
         )
     tables.brokers.put(record.id, msgspec.structs.replace(record, draining=command.mode))
+
+
+def begin_restart(tables: Tables, command: BeginRestart) -> None:
+    """See `BeginRestart`. Raises `NotFound`, `StaleBrokerEpoch`, `RestartRefused`."""
+    record = _broker(tables, command.broker_id)
+    _check_registration(record, command.registration_epoch)
+    if record.draining == DrainMode.SHUTDOWN:
+        return
+    if record.draining:
+        raise RestartRefused(
+            f"broker {record.id} is drained by an operator",
+            hint=f"stop and start its process when it is empty, or `tidelog broker drain {record.id} --cancel`",
+        )
+    found = restart_hindrances(
+        record.id,
+        sorted(tables.brokers.values(), key=lambda each: each.id),
+        sorted(tables.replica_sets.values(), key=lambda each: each.id),
+        tables.replication.get,
+    )
+    if found:
+        raise RestartRefused(
+            f"broker {record.id} cannot be restarted now: {'; '.join(found[:MAX_TOLD])}",
+            hint="`tidelog status` and `tidelog replica-set list` show the cluster; try again when that is over",
+        )
+    tables.brokers.put(record.id, msgspec.structs.replace(record, draining=DrainMode.SHUTDOWN))
+
+
+def _check_registration(record: BrokerRecord, registration_epoch: int) -> None:
+    if registration_epoch != record.registration_epoch:
+        raise StaleBrokerEpoch(f"registration {registration_epoch} of broker {record.id} is not current")
 
 
 def _serves(tables: Tables, broker_id: int) -> bool:

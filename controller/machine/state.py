@@ -139,6 +139,7 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     c.ElectPartitions: state_moves.elect_partitions,
     c.ReclaimPartitions: state_moves.reclaim_partitions,
     c.DrainBroker: state_scaling.drain_broker,
+    c.BeginRestart: state_scaling.begin_restart,
     c.RemoveBroker: state_scaling.remove_broker,
     c.ElectSuccessor: takeover_commands.elect_successor,
     c.PlaceTakenOver: takeover_commands.place_taken_over,

@@ -354,6 +354,18 @@ class DrainBroker(Command, frozen=True, array_like=True, tag=44):
     """For SHUTDOWN: the registration of the process that is stopping."""
 
 
+class BeginRestart(Command, frozen=True, array_like=True, tag=47):
+    """Begin the drain of a broker whose process ends, to be started again, if the cluster can do without it now.
+
+    The drain is that of SHUTDOWN: it ends when a new process registers. Refused as `RestartRefused` while anything
+    speaks against it (`tidelog.controller.model.restart`). The same again, while it drains, changes nothing.
+    """
+
+    broker_id: int
+    registration_epoch: int
+    """The registration of the process that shall end."""
+
+
 class RemoveBroker(Command, frozen=True, array_like=True, tag=45):
     """Remove a broker that owns nothing, and its replica set."""
 
@@ -473,6 +485,7 @@ AnyCommand = (
     | ElectPartitions
     | ReclaimPartitions
     | DrainBroker
+    | BeginRestart
     | RemoveBroker
     | ElectSuccessor
     | PlaceTakenOver
@@ -493,6 +506,7 @@ FIRST_LEVEL: dict[type, int] = {
     **dict.fromkeys((NoteWal, DeletePartitions, AcceptWalLoss), 1),
     **dict.fromkeys((AlterSyncStateSet, BeginElection, PromiseEpoch, SetReplicaSetPolicy), 2),
     **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean, AssignReplica, RetireReplica), 2),
+    BeginRestart: 2,
 }
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 

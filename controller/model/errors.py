@@ -116,6 +116,13 @@ class NoPlaceToDrain(InvalidInput):
     """No other live broker can take the partitions."""
 
 
+class RestartRefused(TidelogError):
+    """A broker is not to be restarted now: another one is away, or a replica set cannot do without it."""
+
+    retriable = True
+    exit_code = 5
+
+
 class TargetNotAlive(NotEligible):
     """The target of a partition's move is not alive. Kafka: PREFERRED_LEADER_NOT_AVAILABLE (80)."""
 

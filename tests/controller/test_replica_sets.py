@@ -47,6 +47,7 @@ COMMANDS: list[c.AnyCommand] = [
     r.ElectUnclean(0, 1, 0),
     r.AssignReplica(0, 0),
     r.RetireReplica(0, 0),
+    c.BeginRestart(0, 1),
 ]
 
 

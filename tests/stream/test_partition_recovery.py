@@ -178,6 +178,36 @@ async def test_an_unclean_open_scans_only_from_the_last_checkpoint() -> None:
 
 
 @sync
+async def test_a_checkpoint_before_a_hand_over_leaves_next_to_nothing_to_scan() -> None:
+    assert await first_scanned(writes=False) == 0
+    assert await first_scanned(writes=True) == 300
+
+
+async def first_scanned(*, writes: bool) -> int:
+    """The first data offset that an unclean open reads; `writes`: a checkpoint is written after 300 of 301 batches."""
+    world, clock, config = FakeWorld(), FakeClock(NOW), LogConfig()
+    log = await filled(world, clock, 300, config)
+    if writes:
+        await log.write_checkpoint()
+        length = len(world.wal)
+        await log.write_checkpoint()
+        assert len(world.wal) == length, "nothing was appended since"
+    log.append(batch(300))
+    process = Process(world, clock)
+    starts: list[int] = []
+    original = process.storage.read
+
+    async def watched(stream_id: int, start: int, end: int, max_bytes: int) -> list[StreamEntry]:
+        if stream_id == DATA:
+            starts.append(start)
+        return await original(stream_id, start, end, max_bytes)
+
+    process.storage.read = watched  # type: ignore[method-assign]
+    assert (await process.open(config)).log_end_offset == 301
+    return min(starts)
+
+
+@sync
 async def test_an_open_producer_transaction_survives() -> None:
     world, clock = FakeWorld(), FakeClock(NOW)
     log = await filled(world, clock, 10)

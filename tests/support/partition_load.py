@@ -26,6 +26,8 @@ from tidelog.simulation.checkers import check
 from tidelog.simulation.checkers.history import History, Op
 
 DEADLINE_S = 120.0
+EAGER = {"linger.ms": 2, "retry.backoff.ms": 10, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
+"""Settings of a producer that is to measure the cluster, and not itself."""
 _WRITER, _READER = 1, 2
 _NOT_OURS = -2
 """Stands in the history for a record without a number: nobody sent it."""
@@ -43,7 +45,8 @@ def number_of(value: bytes | None) -> int:
 class PartitionLoad:
     """See the module. `pause_s` lies between two records of a partition, `settings` are librdkafka's.
 
-    Each record has `value_bytes`, if need be more. `pause_s` may be changed at any time.
+    `defaults`: none but idempotence is set. Each record has `value_bytes`, if need be more. `pause_s` may be changed at
+    any time.
     Methods are for the thread that made it.
     """
 
@@ -55,6 +58,7 @@ class PartitionLoad:
         pause_s: float = 0.01,
         settings: Mapping[str, str] | None = None,
         value_bytes: int = 0,
+        defaults: bool = False,
     ) -> None:
         self.topic = topic
         self.partitions = partitions
@@ -73,10 +77,7 @@ class PartitionLoad:
                 "bootstrap.servers": bootstrap,
                 "log_level": 0,  # it would report every connection that is refused
                 "enable.idempotence": True,
-                "linger.ms": 2,
-                "retry.backoff.ms": 10,
-                "reconnect.backoff.ms": 10,
-                "reconnect.backoff.max.ms": 100,
+                **({} if defaults else EAGER),
                 **(settings or {}),
             }
         )
@@ -153,6 +154,10 @@ class PartitionLoad:
     def gaps_s(self) -> dict[int, float]:
         """The longest time between two acknowledgements of each partition since the round began, until now."""
         return self._gaps.longest_s()
+
+    def two_longest_gaps_s(self) -> dict[int, float]:
+        """The sum of the two longest times between two acknowledgements of each partition since the round began."""
+        return self._gaps.two_longest_s()
 
     def count(self) -> int:
         """Acknowledged records."""

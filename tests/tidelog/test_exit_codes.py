@@ -9,7 +9,7 @@ import tidelog.process.serve  # noqa: F401 — imports every class of errors
 from tidelog.cli.main import EXIT_CODES
 from tidelog.cli.subcommands.produce import INTERRUPTED
 from tidelog.cli.subcommands.status import SOMETHING_WRONG
-from tidelog.process.supervisor import RESTARTED_EXIT_CODES
+from tidelog.process.supervisor import RESTART_EXIT_CODE, RESTARTED_EXIT_CODES
 from tidelog.runtime.errors import TidelogError
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -26,6 +26,6 @@ def test_the_table_of_the_docs_is_that_of_the_code() -> None:
 
 
 def test_every_code_that_is_used_is_in_the_table() -> None:
-    used = {kind.exit_code for kind in errors(TidelogError)} | {0, INTERRUPTED, SOMETHING_WRONG}
+    used = {kind.exit_code for kind in errors(TidelogError)} | {0, INTERRUPTED, SOMETHING_WRONG, RESTART_EXIT_CODE}
     assert used == set(EXIT_CODES)
     assert set(EXIT_CODES) >= RESTARTED_EXIT_CODES

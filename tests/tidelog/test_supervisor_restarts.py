@@ -148,6 +148,41 @@ async def test_one_broker_whose_disk_fails_does_not_end_the_others(
     assert processes.starts == {1: 1, 2: supervisor.FUTILE_STARTS}
 
 
+async def test_a_process_that_an_operator_restarts_is_started_at_once_as_often_as_it_is_asked_for(
+    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def long_delay(_base_s: float, _cap_s: float, rng: random.Random) -> Backoff:
+        return Backoff(1000.0, 1000.0, rng)
+
+    monkeypatch.setattr(supervisor, "Backoff", long_delay)
+    one = loaded(tmp_path)
+    times = 2 * supervisor.FUTILE_STARTS
+    processes.ends[one.config.node.id] = chain([(supervisor.RESTART_EXIT_CODE, True)] * times, [RUNS])
+    above = Supervisor([one], lambda _bootstrap: None, one, processes.launch)
+    running = asyncio.ensure_future(above.run())
+    async with asyncio.timeout(10.0):
+        await until(lambda: processes.starts.get(one.config.node.id) == times + 1)
+        above.stop()
+        assert await running == 0
+    assert capsys.readouterr().err.count("as an operator asked") == times
+
+
+async def test_a_restart_that_was_asked_for_while_the_supervisor_stops_ends_it_without_an_error(
+    tmp_path: Path, processes: Processes
+) -> None:
+    base = loaded(tmp_path)
+    processes.ends = {1: iter([RUNS])}
+    ready = asyncio.Event()
+    above = Supervisor([base], lambda _bootstrap: ready.set(), base, processes.launch)
+    processes.ends = {base.config.node.id: iter([RUNS])}
+    running = asyncio.ensure_future(above.run())
+    async with asyncio.timeout(10.0):
+        await ready.wait()
+        above.stop()
+        processes.newest[base.config.node.id].end(supervisor.RESTART_EXIT_CODE)
+        assert await running == 0
+
+
 async def cluster_of_two(directory: Path, processes: Processes) -> tuple[Supervisor, asyncio.Task[int]]:
     """A supervisor of two brokers that are ready."""
     base = loaded(directory)

@@ -63,6 +63,7 @@ EXIT_CODES = {
     8: "port in use (`up`, `serve`)",
     9: "wrong data directory or wrong bucket (`up`, `serve`)",
     10: "`status` or `controller status` found something wrong",
+    11: "`serve`: a restart was asked for (`cluster restart`); start it again",
     130: "ended by Ctrl-C before it was done",
 }
 """Exit code → meaning, as in docs/cli.md. `TidelogError.exit_code` is the code of an error."""

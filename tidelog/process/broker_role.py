@@ -98,6 +98,11 @@ class BrokerRole:
         """See `NodeRole.failed`."""
         return self._node.failed
 
+    @property
+    def restart_asked(self) -> asyncio.Future[None]:
+        """See `NodeRole.restart_asked`."""
+        return self._node.restart_asked
+
     async def start(self) -> None:
         """See `NodeRole.start`. Waits for the controllers."""
         await self._node.start()

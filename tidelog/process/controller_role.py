@@ -29,6 +29,7 @@ class ControllerRole:
         config, outside = base.config, base.outside
         self._config = config
         self.failed = failed
+        self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bucket = base.store.for_purpose(Purpose.CLEAN)
         self.node = ControllerNode(
             ControllerIdentity(config.node.id, base.path / "controller", base.credentials, serves_broker=base.is_local),
@@ -62,6 +63,11 @@ class ControllerRole:
     def ready_line(self) -> str:
         """See `NodeRole.ready_line`."""
         return "controller={}:{}".format(*self.node.address)
+
+    @property
+    def restart_asked(self) -> asyncio.Future[None]:
+        """See `NodeRole.restart_asked`: only brokers are asked."""
+        return self._never
 
     async def start(self) -> None:
         """Start it; the only controller of a cluster is active then."""

@@ -27,6 +27,11 @@ class NodeRole(Protocol):
         """A future that is set to the error that ended this role."""
         ...
 
+    @property
+    def restart_asked(self) -> asyncio.Future[None]:
+        """A future that is done when an operator has asked for a restart of the process."""
+        ...
+
     async def start(self) -> None:
         """Start it. Raises a `TidelogError` if the operator must correct something."""
         ...

@@ -84,13 +84,14 @@ class NodeProcess:
         self._closing.push_async_callback(role.close)
         await role.start()
 
-    async def run_until(self, stop: asyncio.Task[bool]) -> None:
-        """Serve until `stop` has completed.
+    async def run_until(self, stop: asyncio.Task[bool]) -> bool:
+        """Serve until `stop` has completed, or a restart is asked for; return whether it is to be started again.
 
         Raises `StorageFailed` when a role has failed permanently; `BucketSuperseded`, `WrongBucket`.
         """
         failures = [role.failed for role in self._roles]
-        waiting: set[asyncio.Future[Any]] = {stop, *failures}
+        restarts = [role.restart_asked for role in self._roles]
+        waiting: set[asyncio.Future[Any]] = {stop, *failures, *restarts}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for failure in failures:
             if failure.done():
@@ -98,6 +99,7 @@ class NodeProcess:
                 if isinstance(error, BucketSuperseded | WrongBucket):
                     raise error
                 raise StorageFailed(f"this process cannot continue: {error}", hint="restart it") from error
+        return not stop.done() and any(each.done() for each in restarts)
 
     async def drain(self) -> None:
         """Move the broker's partitions to other brokers, within `node.drain_timeout_ms`. May be cancelled."""

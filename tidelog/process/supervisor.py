@@ -3,9 +3,10 @@
 If a child fails before its first readiness, the supervisor ends with the same exit code, unless the code says that a
 restart may help. A broker added to a running cluster that fails so is given up, and its own error is the answer to the
 request. After any other end it restarts the child after a growing, jittered delay, which is reset once the child has
-been ready for a while. A failed storage (exit code 6) or a taken port is often cured by a restart, but after
-`FUTILE_STARTS` in a row the supervisor ends, or gives up this child alone if others run. When the supervisor is killed,
-its children notice it by a pipe and stop as when it stops them, so no process is left behind.
+been ready for a while; one that ended because an operator asked for a restart is started at once. A failed storage
+(exit code 6) or a taken port is often cured by a restart, but after `FUTILE_STARTS` in a row the supervisor ends, or
+gives up this child alone if others run. When the supervisor is killed, its children notice it by a pipe and stop as
+when it stops them, so no process is left behind.
 
 A child gets its configuration in an anonymous in-memory file: credentials are on no disk, and no file is left however
 the supervisor ends.
@@ -43,6 +44,9 @@ from tidelog.runtime.errors import InvalidInput, NotFound, StorageFailed, Tidelo
 RESTARTED_EXIT_CODES = frozenset({0, 5, 6, 130})
 """Exit codes after which even a child that has never been ready is restarted: it was stopped, or a bucket or controller
 did not answer (`tidelog.cli.main` lists them)."""
+RESTART_EXIT_CODE = 11
+"""A process ends with it to be started again at once, because an operator asked for that. It is no failure; it is not
+0, so that supervisors that restart only what has failed do it, too."""
 FUTILE_STARTS = 10
 """Starts in a row that end before readiness with a code that says that a restart does not help, or with
 `StorageFailed`; with the delays between them about half a minute.
@@ -331,7 +335,12 @@ class _Child:
             started = time.monotonic()
             code, was_ready = await self._run(stopping)
             if stopping.is_set():
-                return 0 if code in (0, -signal.SIGTERM, -signal.SIGINT) else max(code, 1)
+                return 0 if code in (0, RESTART_EXIT_CODE, -signal.SIGTERM, -signal.SIGINT) else max(code, 1)
+            if code == RESTART_EXIT_CODE:
+                click.echo(f"{self._name} ended to be started again, as an operator asked", err=True)
+                backoff.reset()
+                futile = 0
+                continue
             may_restart = code < 0 or code in RESTARTED_EXIT_CODES
             cannot_run = not was_ready and not may_restart
             if cannot_run and not self._supervisor.is_announced:

@@ -1,4 +1,4 @@
-"""`tidelog cluster`: show the feature level and what every member supports, raise it; rebuild, back up, restore.
+"""`tidelog cluster`: the feature level and what every member supports, raise it; restart; rebuild, back up, restore.
 
 Every other subcommand sends its request to a broker, which forwards it to the controllers.
 """
@@ -14,6 +14,7 @@ from tidelog.cli.client import ClusterConnection
 from tidelog.cli.options import admin_options, bootstrap_option, format_option
 from tidelog.cli.subcommands.cluster_backup import backup, restore
 from tidelog.cli.subcommands.cluster_rebuild import rebuild
+from tidelog.cli.subcommands.cluster_restart import restart
 from tidelog.runtime.errors import NotFound
 
 Document = dict[str, Any]
@@ -22,7 +23,7 @@ Document = dict[str, Any]
 @click.group(invoke_without_command=True)
 @click.pass_context
 def cluster(context: click.Context) -> None:
-    """Show the cluster's feature level, raise it after an upgrade, or rebuild a cluster from its bucket."""
+    """Show the cluster's feature level, raise it after an upgrade, restart brokers, or rebuild a cluster."""
     if context.invoked_subcommand is None:
         with status.make_context("status", [], parent=context) as own:
             status.invoke(own)
@@ -31,6 +32,7 @@ def cluster(context: click.Context) -> None:
 cluster.add_command(rebuild)
 cluster.add_command(backup)
 cluster.add_command(restore)
+cluster.add_command(restart)
 
 
 @cluster.command()

@@ -3,7 +3,8 @@
 It runs the roles in `[node] roles` (controller, broker or both) and prints the line `ready bootstrap=HOST:PORT` once
 clients can connect (a controller without a broker: `ready controller=HOST:PORT`). On SIGTERM it moves its partitions to
 other live brokers, if there are any and `node.drain_timeout_ms` allows it, completes the requests in flight, uploads,
-and exits with 0; on SIGINT, or a second SIGTERM, it does so without moving partitions. SIGUSR1 stops only the broker
+and exits with 0; on SIGINT, or a second SIGTERM, it does so without moving partitions. When an operator asks for a
+restart (`tidelog cluster restart`) it does the same as on SIGTERM, and exits with 11. SIGUSR1 stops only the broker
 and prints `broker stopped`: to stop a whole cluster, stop all brokers first, while the controllers can still commit
 their last uploads. A child of `tidelog up` stops as on SIGINT when its parent dies. A process that was told to stop is
 killed when it has not within `node.shutdown_timeout_ms` and `STOP_GRACE_S`, after SIGTERM `node.drain_timeout_ms` more;
@@ -30,7 +31,7 @@ from tidelog.runtime.children import watch_parent
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import TidelogError
 from tidelog.runtime.scheduling import wake_promptly
-from tidelog.runtime.stop_signals import OnSignal, StopSignals
+from tidelog.runtime.stop_signals import OnSignal, StopSignals, end_within
 from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ STOP_GRACE_S = 30.0
 def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[str, ...]) -> None:
     """Run one process of a real deployment."""
     from tidelog.cli.subcommands.up import check_bucket
-    from tidelog.process.supervisor import FAILED_PREFIX
+    from tidelog.process.supervisor import FAILED_PREFIX, RESTART_EXIT_CODE
 
     signals = StopSignals(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -64,15 +65,18 @@ def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[
     memory.tune()
     wake_promptly()  # the thread of the event loop
     try:
-        uvloop.run(_serve(loaded.config, parent_pipe, signals))
+        restarts = uvloop.run(_serve(loaded.config, parent_pipe, signals))
     except TidelogError as error:
         if parent_pipe is not None:
             told = {"kind": type(error).__name__, "error": error.message, "hint": error.hint}
             click.echo(FAILED_PREFIX + json.dumps(told))
         raise
+    if restarts:
+        raise click.exceptions.Exit(RESTART_EXIT_CODE)
 
 
-async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) -> None:
+async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) -> bool:
+    """Run the process. Returns whether it is to be started again."""
     from tidelog.process.serve import NodeProcess
     from tidelog.process.supervisor import STOPPED_LINE
 
@@ -118,6 +122,7 @@ async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) 
     starting = loop.create_task(process.start())
     stop = loop.create_task(stopping.wait())
     tasks = TaskSet("serve")
+    restarts = False
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():
@@ -125,7 +130,9 @@ async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) 
             memory.give_back()
             tasks.spawn(memory.collect_when_due(SystemClock(), lambda: process.accounted_bytes), "collect")
             click.echo(f"ready {process.ready_line}")
-            await process.run_until(stop)
+            restarts = await process.run_until(stop)
+            if restarts:
+                end_within(limit_s + config.node.drain_timeout_ms / 1000, "the request to restart")
             await _drain(process, at_once)
         else:
             starting.cancel()
@@ -133,8 +140,10 @@ async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) 
     finally:
         await asyncio.gather(*parts)
         await process.stop()
+        is_stopped = stopping.is_set()
         stop.cancel()
         await tasks.close()
+    return restarts and not is_stopped
 
 
 async def _drain(process: NodeProcess, at_once: asyncio.Event) -> None:
