@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit coverage rest test lint bench reliability controller-kills failover hot-failover chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit coverage rest test lint bench reliability controller-kills failover hot-failover quorum-table chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -72,6 +72,10 @@ failover: install
 # kill -9 of masters of replicated WALs under load, the run whose output is in docs/reliability.md.
 hot-failover: install
 	$(BIN)/python -m tests.harness.hot_failover $(ARGS)
+
+# What acks=all gets while followers are dead, hung or slow, the table in docs/reliability.md. Twenty minutes.
+quorum-table: install
+	$(BIN)/python -m tests.harness.quorum_table $(ARGS)
 
 # Real processes under every fault, judged by the checkers (docs/checkers.md). More: make chaos ARGS="--seconds 600"
 chaos: install

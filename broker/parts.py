@@ -143,7 +143,7 @@ def _admin(
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *LevelRoutes(base.controller).routes(),
-        *ReplicaSetRoutes(base.controller).routes(),
+        *ReplicaSetRoutes(base.controller, data.led).routes(),
         *_placement_routes(base, partitions, quorum),
     ]
     return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
