@@ -117,7 +117,8 @@ class Measured:
     def line(self) -> str:
         """The row of the table."""
         total = self.answers.total()
-        told = ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in self.answers.most_common())
+        shares = {name: 100 * count / total for name, count in self.answers.most_common()}
+        told = ", ".join(f"{name} {share:.0f} %" if share >= 0.5 else f"{name} < 1 %" for name, share in shares.items())
         return (
             f"{self.case.text()} | {told or 'no answer'} | {self.stall_s:.1f} | {self.resumed} | {self.described} |"
             f" {self.in_sync_s:.1f} |"
@@ -174,9 +175,8 @@ class PlainProducer:
 class QuorumTable:
     """Runs rows against one cluster, whose brokers all are members of the set that `MASTER` leads."""
 
-    def __init__(self, hot: HotCluster, members: int, fault_s: float) -> None:
+    def __init__(self, hot: HotCluster, fault_s: float) -> None:
         self._hot = hot
-        self._members = members
         self._fault_s = fault_s
         self._rows = 0
         connection = ClusterConnection(hot.address(MASTER))
@@ -257,6 +257,7 @@ class QuorumTable:
             self._signal(case, signal.SIGSTOP)
             try:
                 yield
+                self._check_stopped(case)
             finally:
                 self._signal(case, signal.SIGCONT)
         else:
@@ -275,6 +276,13 @@ class QuorumTable:
             ending.wait(LAG_STOP_S)
             self._signal(case, signal.SIGCONT)
             ending.wait(LAG_RUN_S)
+
+    def _check_stopped(self, case: Case) -> None:
+        """Raise `AssertionError` if somebody has continued a process: the kernel does when a process group is orphaned,
+        that is, when the shell ends that has started this in the background."""
+        for each in case.brokers:
+            state = Path(f"/proc/{self._hot.nodes[each].pid}/stat").read_text().rpartition(")")[2].split()[0]
+            assert state == "T", f"broker {each} was continued: start this with setsid, or in the foreground"
 
     def _signal(self, case: Case, number: signal.Signals) -> None:
         for each in case.brokers:
@@ -307,7 +315,7 @@ def run(wanted: Callable[[Case], bool], fault_s: float, directory: Path) -> Iter
         if not rows:
             continue
         with hot_cluster(directory / f"members-{members}", brokers=members) as hot:
-            table = QuorumTable(hot, members, fault_s)
+            table = QuorumTable(hot, fault_s)
             for case in rows:
                 yield table.row(case)
 

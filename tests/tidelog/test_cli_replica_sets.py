@@ -10,6 +10,7 @@ import pytest
 
 from tests.controller.controller_helpers import make_client
 from tests.support.cli import Cli
+from tests.support.ports import free_port
 from tests.support.tidelog_process import running
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model.addresses import split_address
@@ -140,7 +141,9 @@ def test_a_member_is_added_waited_for_and_removed(tmp_path: Path) -> None:
 async def members(client: ControllerClient, cli: Cli) -> None:
     [own] = client.image.brokers
     registrations = {own: client.image.brokers[own].registration_epoch}
-    registrations[OTHER] = await client.register_broker(RegisterBroker(OTHER, "check", "a", "h", 9092, "", ""))
+    nobody = f"http://127.0.0.1:{free_port()}"
+    registration = RegisterBroker(OTHER, "check", "a", "h", 9092, "", admin_url=nobody)
+    registrations[OTHER] = await client.register_broker(registration)
     await client.elect(OTHER, OTHER)
     sets = client.replica_sets
     await sets.add_replica(OTHER, OTHER, registrations[OTHER], f"wal-{OTHER}")
@@ -149,6 +152,10 @@ async def members(client: ControllerClient, cli: Cli) -> None:
         done = await asyncio.to_thread(cli, "replica-set", *args, code=code)
         return done.text if code == 0 else done.err
 
+    shown = " ".join((await run("describe", OTHER)).split())
+    assert (
+        f"not known the master, broker {OTHER}, does not answer: the admin HTTP at {nobody} cannot be reached" in shown
+    )
     assert "there is no broker 99" in await run("add-member", OTHER, "--broker", 99, code=3)
     assert "is assigned to" in await run("add-member", OTHER, "--broker", own, "--no-wait")
     [row] = [each.split() for each in (await run("list")).splitlines() if each.split()[0] == str(OTHER)]
