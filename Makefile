@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit coverage rest test lint bench reliability controller-kills failover hot-failover rolling-restart chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit coverage rest test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -76,6 +76,10 @@ hot-failover: install
 # Rolling restarts of all brokers under load, the run whose output is in docs/reliability.md.
 rolling-restart: install
 	$(BIN)/python -m tests.harness.rolling_restart $(ARGS)
+
+# What acks=all gets while followers are dead, hung or slow, the table in docs/reliability.md. Twenty minutes.
+quorum-table: install
+	$(BIN)/python -m tests.harness.quorum_table $(ARGS)
 
 # Real processes under every fault, judged by the checkers (docs/checkers.md). More: make chaos ARGS="--seconds 600"
 chaos: install

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidelog.broker.admin.storage_status import WAL_FIELDS, upload_section, wal_section
 from tidelog.broker.base import BrokerBase
@@ -67,6 +67,10 @@ class DataParts:
     def is_wal_known(self) -> bool:
         """Return whether the loss of each WAL would be noticed, or nothing would be lost with it."""
         return self.hot_sets.is_known and (self.single is None or self.single.keeper.is_known)
+
+    def led(self) -> dict[int, dict[str, Any]]:
+        """Return what this broker knows of the replica sets that it leads (`ReplicaMaster.status`)."""
+        return _led(self.single, self.hot_sets)
 
     async def upload_now(self) -> None:
         """Upload everything that is confirmed, and report a WAL of which everything is committed as such."""
@@ -180,6 +184,14 @@ def _hot_sets(
     return HotSets(shared, base.wal.replicas, keeps_own=keeps_own)
 
 
+def _led(single: SingleWal | None, hot_sets: HotSets) -> dict[int, dict[str, Any]]:
+    found = hot_sets.master_statuses()
+    status = single.master_status() if single is not None else None
+    if single is not None and status is not None:
+        found[single.storage.replica_set_id] = status
+    return found
+
+
 def _register(base: BrokerBase, reports: StorageReports, single: SingleWal | None, hot_sets: HotSets) -> None:
     """Register what WALs and storages report."""
 
@@ -199,6 +211,7 @@ def _register(base: BrokerBase, reports: StorageReports, single: SingleWal | Non
     base.registry.add_section("wal", wal)
     base.registry.add_section("upload", lambda: upload_section(reports.stats()))
     base.registry.add_section("replicas", hot_sets.report)
+    base.registry.add_figures("replica sets", lambda: _led(single, hot_sets), figures.replica_set_families)
 
 
 def _compactor(base: BrokerBase, storages: MasterStorages, appended: Callable[[], int]) -> Compactor:

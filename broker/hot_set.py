@@ -225,15 +225,18 @@ class HotSet:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the replica, one sentence each."""
-        found = self.duty.problems() if self.duty is not None else []
-        if self._failure:
-            found.append(f"the replica of replica set {self.replica_set_id} has stopped: {self._failure}")
-        return found
+        if self._failure:  # the duty has noted the same
+            return [f"the replica of replica set {self.replica_set_id} has stopped: {self._failure}"]
+        return self.duty.problems() if self.duty is not None else []
+
+    def master_status(self) -> dict[str, Any] | None:
+        """Return what the master of the set knows, as JSON (`ReplicaMaster.status`); None unless it leads."""
+        master = self._hot.master if self._hot is not None else None
+        return master.status() if master is not None else None
 
     def report(self) -> dict[str, Any]:
         """Return the replica as JSON."""
-        duty, hot, wal = self.duty, self._hot, self.wal
-        master = hot.master if hot is not None else None
+        duty, wal = self.duty, self.wal
         return {
             "replica_set": self.replica_set_id,
             "role": duty.role.value if duty is not None else "opening",
@@ -244,7 +247,7 @@ class HotSet:
             "confirm_offset": wal.confirm_offset,
             "promised_epoch": wal.promised_epoch,
             "problem": self._failure or (duty.problem if duty is not None else "") or None,
-            "master": master.status() if master is not None else None,
+            "master": self.master_status(),
         }
 
     # --- end -----------------------------------------------------------------------------------------------------

@@ -262,6 +262,11 @@ class HotSets:
         found = [f"the replica of replica set {each} {why}" for each, why in sorted(self._failures.items())]
         return found + [problem for one in self._sets.values() for problem in one.problems()]
 
+    def master_statuses(self) -> dict[int, dict[str, Any]]:
+        """Return what this broker knows of the sets that it leads, by replica set (`ReplicaMaster.status`)."""
+        found = ((each, one.master_status()) for each, one in sorted(self._sets.items()))
+        return {each: status for each, status in found if status is not None}
+
     def report(self) -> dict[str, Any]:
         """Return the replicas as JSON, by replica set."""
         return {str(each): one.report() for each, one in sorted(self._sets.items())}

@@ -95,7 +95,7 @@ class HotStorage:
                 return  # it has ended while an earlier storage was being closed
             tail = self._replica.hand_over()
             storage = self._make(
-                HandedWal(tail.records, tail.cache, master.confirm, master.gate, master.check_writable)
+                HandedWal(tail.records, tail.cache, master.confirm, master.gate, master.check_writable, master.durable)
             )
             try:
                 await storage.start(epoch)

@@ -150,7 +150,7 @@ def _admin(
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *LevelRoutes(base.controller).routes(),
-        *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each))).routes(),
+        *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each)), data.led).routes(),
         *_placement_routes(base, partitions, quorum),
         *_restart_routes(base, manager, quorum),
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.membership import BrokerMembership
@@ -58,6 +59,29 @@ class SingleWal:
             f"replica set {row.id} is to have {row.policy.total_replicas} replicas: that begins when broker {row.id} is"
             " started again"
         ]
+
+    def master_status(self) -> dict[str, Any] | None:
+        """Return what `ReplicaMaster.status` tells of a set of several, of this set of one; None before it serves."""
+        storage, wal, me = self.storage, self.wal, self._base.broker_id
+        if storage.master_epoch < 0:
+            return None
+        record = self._base.image().replica_sets.get(me)
+        return {
+            "epoch": storage.master_epoch,
+            "confirm_offset": storage.confirm_offset,
+            "end_offset": wal.end_offset,
+            "durable_offset": wal.durable_offset,
+            "committed_offset": storage.committed_offset,
+            "sync_state_set": [me],
+            "sync_state_epoch": record.sync_state_set_epoch if record is not None else -1,
+            "quorum": 1,
+            "need": 1,
+            "in_sync": [me],
+            "changing": False,
+            "degraded": False,
+            "refusal": "",
+            "followers": [],
+        }
 
     async def close(self, budget_s: float, *, upload: bool) -> None:
         """Upload what is confirmed, within the budget, and close; valid after a start that failed."""

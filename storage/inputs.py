@@ -58,6 +58,8 @@ class HandedWal:
     check: Callable[[int], None] = takes_every_write
     """Raises if fewer replicas than this are in sync, or the master takes no writes (`ReplicaMaster.check_writable`).
     """
+    durable: ConfirmOffset | None = None
+    """WAL offset up to which the master's own disk has everything (`ReplicaMaster.durable`); None: use `confirm`."""
 
 
 @dataclass(frozen=True, slots=True)

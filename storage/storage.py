@@ -96,6 +96,9 @@ class Storage:
         self._events = events
         self.confirm = handed.confirm if handed is not None else ConfirmOffset()
         """WAL offset up to which the quorum rule is met. The broker uses `PartitionLog.when_acked`."""
+        self.durable = handed.durable if handed is not None and handed.durable is not None else self.confirm
+        """WAL offset up to which this broker's WAL alone is durable: the same with one replica. Nothing is visible or
+        uploaded because of it; see `PartitionLog.when_durable`."""
         self.check_writable = data.check_writable
         """Raises if fewer replicas than this are in sync (`HandedWal.check`)."""
         self.gate = handed.gate if handed is not None else AckGate()
@@ -573,6 +576,7 @@ class Storage:
         """Stop acknowledging; confirmed records are still uploaded. For the owner of a `HandedWal`."""
         logger.error("the WAL failed", extra={"replica_set": self.replica_set_id, "error": error})
         self.confirm.fail(error)
+        self.durable.fail(error)
         self._wake_writers()
         self._events.wal_failed(error)
 
@@ -594,6 +598,7 @@ class Storage:
             return False
         self._failure = error
         self.confirm.fail(error)
+        self.durable.fail(error)
         for stream_log in self._logs.values():
             stream_log.accepts = False
         self._wake_writers()

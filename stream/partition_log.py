@@ -474,6 +474,15 @@ class PartitionLog:
         """
         self._storage.confirm.add_listener(wal_end, callback, failed)
 
+    def when_durable(
+        self, wal_end: int, callback: Callable[[], None], failed: Callable[[Exception], None] | None = None
+    ) -> None:
+        """As `when_acked`, but once everything up to `wal_end` is durable in the WAL of this broker alone (acks=1).
+
+        The quorum may lack it: nobody reads it yet, and it may be cut if another broker is elected.
+        """
+        self._storage.durable.add_listener(wal_end, callback, failed)
+
     async def wait_acked(self, wal_end: int) -> None:
         """Return when everything up to `wal_end` is durable by the quorum rule.
 

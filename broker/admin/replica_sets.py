@@ -3,8 +3,10 @@
     GET  /replica-sets                each with `state`: led, electing (replicas promise), recovering (another broker
                                       takes the WAL over from the bucket) or leaderless; `joining`: assigned brokers
                                       that have not joined
-    GET  /replica-sets/describe       ?id=ID: also its replicas, its policy, and the election under way with its
-                                      promises
+    GET  /replica-sets/describe       ?id=ID: also its replicas, its policy, the last election and the one under way
+                                      with its promises; `live`, what its master knows: confirm offset, members in sync,
+                                      and how far each is behind. Null unless this broker leads it: `master_admin_url`
+                                      names the one that does
     POST /replica-sets/elect          ?id=ID&broker=B: begins an election; `broker` is elected if it has all that may be
                                       confirmed. &accept_loss=true: elects it in the election under way, although it may
                                       lack confirmed records; the loss is recorded (`/losses/accepted`)
@@ -19,7 +21,7 @@ Any broker accepts the requests. Entry: `ReplicaSetRoutes.routes`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,12 +46,18 @@ POLICY_FIELDS = PolicyRecord.__struct_fields__
 class ReplicaSetRoutes:
     """The handlers."""
 
-    def __init__(self, controller: ControllerClient, prepare: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        controller: ControllerClient,
+        prepare: Callable[[int], Awaitable[None]],
+        led: Callable[[], Mapping[int, Mapping[str, Any]]],
+    ) -> None:
         """`prepare` is called with a replica set of which another broker may become the master; quick if it is not led
-        here.
+        here. `led`: what this broker knows of the sets that it leads, by replica set (`ReplicaMaster.status`).
         """
         self._controller = controller
         self._prepare = prepare
+        self._led = led
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to the admin HTTP server."""
@@ -75,7 +83,8 @@ class ReplicaSetRoutes:
         return json_answer({"replica_sets": rows})
 
     async def _describe(self, request: web.Request) -> web.Response:
-        return json_answer(_document(self._controller.image, self._found(request)))
+        record = self._found(request)
+        return json_answer({**_document(self._controller.image, record), "live": self._led().get(record.id)})
 
     async def _elect(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), number(request, "broker", NO_BROKER, 0, MAX_ID)
@@ -192,8 +201,10 @@ def _joining(record: ReplicaSetRecord, row: ReplicationRecord | None) -> list[in
 
 def _document(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
     row = image.replication.get(record.id) or ReplicationRecord(record.id)
+    master = image.master_of(record.id)
     return {
         **_row(image, record),
+        "master_admin_url": master.admin_url if master is not None else None,
         "sync_state_set_epoch": record.sync_state_set_epoch,
         "committed_offset": record.committed_wal_offset,
         "policy": msgspec.structs.asdict(row.policy),
@@ -202,6 +213,7 @@ def _document(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
             for each in sorted((*record.members, *record.learners, *_joining(record, row)))
         ],
         "election": _election(image, record, row),
+        "last_election": _last_election(row),
     }
 
 
@@ -226,6 +238,22 @@ def _replica(image: Image, record: ReplicaSetRecord, row: ReplicationRecord, bro
         "in_sync_wal": member.wal_id if member is not None else None,
         "priority": joined.priority if joined is not None else 0,
         "known_end": member.known_end if member is not None and member.known_end >= 0 else None,
+    }
+
+
+def _last_election(row: ReplicationRecord) -> dict[str, Any] | None:
+    ended = row.last_election
+    if ended is None:
+        return None
+    return {
+        "master_epoch": ended.master_epoch,
+        "master": ended.master,
+        "reason": ended.reason,
+        "began_ms": ended.began_ms,
+        "elected_ms": ended.elected_ms,
+        "last_master": ended.last_master if ended.last_master != NO_BROKER else None,
+        "designated": ended.designated if ended.designated != NO_BROKER else None,
+        "accepted_loss": ended.accepted_loss,
     }
 
 

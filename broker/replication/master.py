@@ -87,9 +87,12 @@ class ReplicaMaster:
         )
         self.confirm = ConfirmOffset(confirmed)
         """Who waits for the confirm offset."""
+        self.durable = ConfirmOffset(wal.durable_offset)
+        """Who waits for this broker's own disk alone (acks=1); nothing is visible because of it."""
         self.gate = AckGate()
-        """Nothing is confirmed past it: for a set of one, whose master's WAL alone has what was acknowledged."""
-        self.gate.on_opened = self._confirm_more
+        """Nothing is confirmed past it, or acknowledged by this disk alone: for a set of one, whose master's WAL alone
+        has what was acknowledged."""
+        self.gate.on_opened = self._on_opened
         self._committed = committed_offset
         self._live = LiveTail(wal.durable_offset, self._limits.live_bytes)
         self._source = SourceOfBytes(wal, self._live, self._core)
@@ -148,17 +151,24 @@ class ReplicaMaster:
             raise NotEnoughReplicas(refusal, hint="are the other brokers of the replica set up?")
 
     def status(self) -> dict[str, Any]:
-        """Return what operators see: configuration, quorum, and each follower's gap in bytes."""
+        """Return what operators see: configuration, quorum, and how far each follower is behind.
+
+        `need`: members that must be in sync for acks=all to be taken; `quorum`: those that confirm now. Ages are those
+        of this process's monotonic clock.
+        """
         core, now = self._core, self._clock.monotonic()
-        end = self._wal.end_offset
+        end, near = self._wal.end_offset, core.in_sync(now)
         return {
             "epoch": self.epoch,
             "confirm_offset": core.confirm_offset,
             "end_offset": end,
+            "durable_offset": self._wal.durable_offset,
+            "committed_offset": self._committed,
             "sync_state_set": sorted(member.broker_id for member in core.configuration.members),
             "sync_state_epoch": core.configuration.number,
             "quorum": core.configuration.quorum,
-            "in_sync": sorted(member.broker_id for member in core.in_sync(now)),
+            "need": core.needed(now),
+            "in_sync": sorted(member.broker_id for member in near),
             "changing": core.pending is not None,
             "degraded": core.is_degraded,
             "refusal": core.refusal(now),
@@ -167,10 +177,13 @@ class ReplicaMaster:
                     "broker": one.replica.broker_id,
                     "connected": one.connected,
                     "learner": one.learner,
+                    "in_sync": one.replica in near,
                     "end_offset": one.end_offset,
-                    "gap_bytes": end - max(0, one.end_offset),
+                    "gap_bytes": lag.gap_bytes,
+                    "caught_up_ms": round(lag.caught_up_s * 1000) if lag.caught_up_s is not None else None,
                 }
-                for one in core.followers()
+                for one in core.brokers()
+                for lag in (core.lag(one, now),)
             ],
         }
 
@@ -283,9 +296,15 @@ class ReplicaMaster:
         for one in self._served():
             self._pump(one)
 
+    def _on_opened(self) -> None:
+        """The gate has opened."""
+        self._confirm_more()
+        self.durable.advance(self._wal.durable_offset)
+
     def _on_durable(self, offset: int) -> None:
         self._core.durable(offset)
         self._confirm_more()
+        self.durable.advance(self.gate.admit(offset))
         for one in self._served():
             if one.link.next_offset < self._live.start_offset:
                 self._pump(one)  # the files have more for it now
@@ -431,6 +450,7 @@ class ReplicaMaster:
             return
         self._ended = error
         self.confirm.fail(error)
+        self.durable.fail(error)
         for one in self._served():
             one.connection.say_goodbye(GoodbyeCode.CLOSING, "this broker's term as master has ended")
 

@@ -145,6 +145,62 @@ def orphan_families(figures: Mapping[str, int]) -> Iterable[Metric]:
         yield CounterMetricFamily(f"tidelog_orphan_{name}", f"Orphans: {name}", value=value)
 
 
+def replica_set_families(led: Mapping[int, Mapping[str, Any]]) -> Iterable[Metric]:
+    """`ReplicaMaster.status` of each replica set that this broker leads: series by set, and by set and follower.
+
+    A set has at most `tidelog.storage.replication.policy.MAX_REPLICAS` members.
+    """
+    by_set = {
+        name: GaugeMetricFamily(f"tidelog_replica_set_{name}", text, labels=["replica_set"])
+        for name, text in _OF_A_SET.items()
+    }
+    by_member = {
+        name: GaugeMetricFamily(f"tidelog_replica_{name}", text, labels=["replica_set", "broker"])
+        for name, text in _OF_A_FOLLOWER.items()
+    }
+    for replica_set, status in led.items():
+        label = str(replica_set)
+        values = {
+            "master_epoch": status["epoch"],
+            "confirm_offset": status["confirm_offset"],
+            "unconfirmed_bytes": status["end_offset"] - status["confirm_offset"],
+            "quorum": status["quorum"],
+            "need": status["need"],
+            "in_sync": len(status["in_sync"]),
+            "members": len(status["sync_state_set"]),
+            "degraded": int(status["degraded"]),
+            "refuses": int(bool(status["refusal"])),
+        }
+        for name, value in values.items():
+            by_set[name].add_metric([label], value)
+        for one in status["followers"]:
+            labels = [label, str(one["broker"])]
+            by_member["connected"].add_metric(labels, int(one["connected"]))
+            by_member["lag_bytes"].add_metric(labels, one["gap_bytes"])
+            if one["caught_up_ms"] is not None:
+                by_member["caught_up_age_seconds"].add_metric(labels, one["caught_up_ms"] / 1000)
+    yield from by_set.values()
+    yield from by_member.values()
+
+
+_OF_A_SET = {
+    "master_epoch": "Master epoch of a replica set that this broker leads",
+    "confirm_offset": "WAL offset up to which the quorum has everything",
+    "unconfirmed_bytes": "Bytes of the WAL that the quorum does not have yet",
+    "quorum": "Members that must have a record before it is confirmed",
+    "need": "Members that must be in sync for acks=all to be taken",
+    "in_sync": "Members in sync now, the master included",
+    "members": "Members of the SyncStateSet",
+    "degraded": "1 while the quorum is smaller than the policy asks for",
+    "refuses": "1 while acks=all is refused because too few members are in sync",
+}
+_OF_A_FOLLOWER = {
+    "connected": "1 while a follower of a set that this broker leads is connected",
+    "lag_bytes": "Bytes of the WAL that a follower is not known to have",
+    "caught_up_age_seconds": "Time since a follower had everything that its master had",
+}
+
+
 def object_store_families(operations: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
     """`StoreStats.snapshot()`: figures by operation."""
     label = ["operation"]

@@ -31,6 +31,7 @@ from tidelog.controller.model.replica_set_commands import (
 from tidelog.controller.model.replication import (
     ElectionRecord,
     InSyncRecord,
+    PastElectionRecord,
     PromiseRecord,
     ReplicationRecord,
     has_several,
@@ -281,7 +282,14 @@ def _assert_rule_8(
     assert after.members == before.members or before.quorum == len(before.members), (before, after)
 
 
-def _install(tables: Tables, found: ReplicaSetRows, winner: PromiseRecord, after: SetConfiguration) -> ReplicaSetRecord:
+def _install(
+    tables: Tables,
+    found: ReplicaSetRows,
+    winner: PromiseRecord,
+    after: SetConfiguration,
+    *,
+    accepted_loss: bool = False,
+) -> ReplicaSetRecord:
     """Make the winner the master. Its WAL keeps what it has; the others may be truncated to it from now on."""
     record, row = found
     assert after.number == record.sync_state_set_epoch + 1, (after, record)
@@ -305,10 +313,32 @@ def _install(tables: Tables, found: ReplicaSetRows, winner: PromiseRecord, after
         sync_state_set=tuple(each.broker_id for each in in_sync),
         sync_state_set_epoch=after.number,
     )
-    settled_row = msgspec.structs.replace(row, quorum=after.quorum, in_sync=in_sync, replicas=replicas, election=None)
+    settled_row = msgspec.structs.replace(
+        row,
+        quorum=after.quorum,
+        in_sync=in_sync,
+        replicas=replicas,
+        election=None,
+        last_election=_ended(tables, found, winner, accepted_loss=accepted_loss),
+    )
     tables.replica_sets.put(record.id, master)
     tables.replication.put(record.id, settled_row)
     return master
+
+
+def _ended(tables: Tables, found: ReplicaSetRows, winner: PromiseRecord, *, accepted_loss: bool) -> PastElectionRecord:
+    election = found.row.election
+    assert election is not None
+    return PastElectionRecord(
+        found.record.master_epoch,
+        winner.broker_id,
+        election.reason,
+        election.began_ms,
+        tables.now_ms,
+        election.last_master,
+        election.designated,
+        accepted_loss,
+    )
 
 
 def elect_unclean(tables: Tables, command: ElectUnclean) -> ReplicaSetRecord:
@@ -333,7 +363,7 @@ def elect_unclean(tables: Tables, command: ElectUnclean) -> ReplicaSetRecord:
         )
     _record_loss(tables, found, counted)
     alone = SetConfiguration(record.sync_state_set_epoch + 1, frozenset({winner.replica}), 1).check()
-    return _install(tables, found, winner, alone)
+    return _install(tables, found, winner, alone, accepted_loss=True)
 
 
 def _record_loss(tables: Tables, found: ReplicaSetRows, counted: list[PromiseRecord]) -> None:
@@ -376,7 +406,8 @@ def broker_replaced(tables: Tables, broker_id: int) -> None:
         assert record is not None, row.id  # removed together
         if not has_several(record):
             if record.members == (broker_id,):
-                tables.replication.put(row.id, ReplicationRecord(row.id, row.policy, assigned=row.assigned))
+                kept = ReplicationRecord(row.id, row.policy, assigned=row.assigned, last_election=row.last_election)
+                tables.replication.put(row.id, kept)
         elif record.master == broker_id:
             begin(tables, ReplicaSetRows(record, row), f"broker {broker_id} was started again")
         elif row.election is not None and any(each.broker_id == broker_id for each in row.election.promises):

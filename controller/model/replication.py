@@ -105,6 +105,26 @@ class ElectionRecord(msgspec.Struct, frozen=True, array_like=True):
     """By broker id."""
 
 
+class PastElectionRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The election that ended last, for operators. Nothing is decided by it."""
+
+    master_epoch: int
+    """The epoch in which it elected."""
+    master: int
+    """Who was elected."""
+    reason: str
+    """Why the epoch before it ended."""
+    began_ms: int
+    elected_ms: int
+    """Wall clock."""
+    last_master: int = NO_BROKER
+    """The master of the term before, or -1."""
+    designated: int = NO_BROKER
+    """Whom somebody wanted elected, or -1."""
+    accepted_loss: bool = False
+    """Whether an operator elected a replica that may lack confirmed records."""
+
+
 class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     """Table `replication`, key: id of the replica set."""
 
@@ -123,6 +143,8 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     leaving: tuple[int, ...] = ()
     """Those of `assigned`, sorted, that the master shall do without: it asks for a SyncStateSet without them as soon as
     the policy allows it, and never for one with them."""
+    last_election: PastElectionRecord | None = None
+    """None: the set has had one member, whose broker is elected when it starts, or none has ended yet."""
 
     def replica(self, broker_id: int) -> ReplicaRecord | None:
         """Return a broker's replica."""

@@ -16,7 +16,7 @@ MUTATIONS_IN_BROKER = [
         (
             Edit(
                 "tidelog.broker.kafka.handlers.produce:_Produce.answer",
-                "self._log.when_acked(self._wal_end, self._acked, self._lost)",
+                "self._when_acked(self._log, self._wal_end, self._acked, self._lost)",
                 "mutated(); self._acked()",
             ),
         ),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica, confirmable
 from tidelog.storage.replication.policy import ReplicationPolicy
@@ -49,6 +50,15 @@ class FollowerState:
     sent_end: int = -1
     """The end that it must acknowledge to have caught up at `sent_at`; -1: nothing is awaited."""
     sent_at: float = 0.0
+
+
+class FollowerLag(NamedTuple):
+    """How far a follower is behind its master."""
+
+    gap_bytes: int
+    """Bytes of the WAL that it is not known to have durably."""
+    caught_up_s: float | None
+    """Seconds since it had everything that the master had then; 0: now; None: never in this term."""
 
 
 class Master:
@@ -198,6 +208,21 @@ class Master:
         normal = policy.total_replicas if policy.all_ack_in_sync_state_set else policy.in_sync_replicas
         return self.configuration.quorum < normal
 
+    def needed(self, now: float) -> int:
+        """Return how many members must be in sync for a write to be taken, as the policy has it now (`refusal`)."""
+        policy, size = self.policy, len(self.configuration.members)
+        if policy.all_ack_in_sync_state_set:
+            return policy.min_in_sync_replicas
+        return policy.quorum(len(self.in_sync(now)), size)
+
+    def lag(self, one: FollowerState, now: float) -> FollowerLag:
+        """Return how far behind a follower is."""
+        behind = max(0, self._end - max(0, one.end_offset))
+        age_s = now - one.caught_up_at if one.caught_up_at > -math.inf else None
+        if behind == 0 and one.connected:
+            age_s = 0.0
+        return FollowerLag(behind, age_s)
+
     def held(self) -> dict[WalReplica, int]:
         """Return the WAL offset up to which each replica has this WAL durably, as far as it is known; no learners."""
         held = {one.replica: one.end_offset for one in self._followers.values() if not one.learner}
@@ -207,6 +232,13 @@ class Master:
     def followers(self) -> list[FollowerState]:
         """Return what is known of each follower, by id, for operators."""
         return sorted(self._followers.values(), key=lambda one: one.replica)
+
+    def brokers(self) -> list[FollowerState]:
+        """Return the same, for each broker the copy of the WAL with which it has connected last."""
+        newest: dict[int, FollowerState] = {}
+        for one in sorted(self._followers.values(), key=lambda one: one.attached_at):
+            newest[one.replica.broker_id] = one
+        return [newest[each] for each in sorted(newest)]
 
     # --- inside --------------------------------------------------------------------------------------------------
 

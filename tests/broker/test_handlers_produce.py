@@ -17,6 +17,7 @@ from tidelog.batch.batch import Compression, parse_header
 from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced
+from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.settings import CacheSettings, UploadSettings
 
 PRODUCE = 0
@@ -351,6 +352,24 @@ async def test_of_two_wals_only_what_was_written_to_the_one_whose_term_ends_is_r
         world.release()
         response = await waiting
         assert [outcome(response, 0, index).error_code for index in (0, 1)] == [0, 6]
+        del world.partitions.logs[topic.id, 1]  # its storage takes no checkpoint of a close
+
+
+async def test_acks_1_waits_for_the_disk_of_this_broker_for_each_wal_and_not_for_the_quorum() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 2)
+        other = Process(FakeWorld(), FakeClock(SystemClock().time_ms()), auto_confirm=False)
+        other.storage.durable = ConfirmOffset()
+        world.partitions.logs[topic.id, 1] = await other.open(partition=1)
+        client.post(produce_request(9, {"t": {index: batch(b"a") for index in range(2)}}, acks=1, timeout=60_000))
+        await until(lambda: world.log("t").high_watermark == 1 == world.log("t", 1).log_end_offset, "append")
+        waiting = asyncio.ensure_future(client.receive())
+        await asyncio.sleep(0.02)
+        assert not waiting.done(), "the second WAL's disk has not told"
+        other.storage.durable.advance(len(other.storage.world.wal))
+        response = await waiting
+        assert [outcome(response, 0, index).error_code for index in (0, 1)] == [0, 0]
+        assert world.log("t", 1).high_watermark == 0, "the quorum lacks it"
         del world.partitions.logs[topic.id, 1]  # its storage takes no checkpoint of a close
 
 

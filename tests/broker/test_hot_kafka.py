@@ -33,6 +33,8 @@ from tidelog.broker.kafka.wire.produce import (
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.runtime.clock import SystemClock
+from tidelog.storage.inputs import takes_every_write
+from tidelog.storage.wal.base import WalFailed
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -75,9 +77,13 @@ async def end_of(serving: ServingSet, epoch: int, *, current: int = -1) -> tuple
     return found.error_code, found.leader_epoch, found.end_offset
 
 
-async def sent(serving: ServingSet, broker_id: int, value: bytes, acks: int = 1) -> PartitionProduceResponse:
-    """Produce. With acks=1 a master takes it however few replicas are in sync, and it waits for the quorum."""
-    data = PartitionProduceData(0, memoryview(bytearray(batch(value))))
+async def sent(serving: ServingSet, broker_id: int, value: bytes, acks: int = -1) -> PartitionProduceResponse:
+    """Produce one record."""
+    return await sent_batch(serving, broker_id, batch(value), acks)
+
+
+async def sent_batch(serving: ServingSet, broker_id: int, data_bytes: bytes, acks: int) -> PartitionProduceResponse:
+    data = PartitionProduceData(0, memoryview(bytearray(data_bytes)))
     request = ProduceRequest(None, acks, 120_000, [TopicProduceData("t", b"", [data])])
     response = await produce_api.handle(context(serving, broker_id, 0, 12), request)
     assert response is not None
@@ -136,6 +142,8 @@ async def test_a_write_that_waits_for_its_quorum_is_told_at_once_that_the_term_h
     await produce(log, values(0, 5))
     for follower in (2, 3):
         await serving.end(follower)
+    # as if it had been appended just before the followers were missed
+    serving.serving[1].storages.get(SET).check_writable = takes_every_write
     writing = asyncio.create_task(sent(serving, 1, b"value-5"))
     await until(lambda: log.log_end_offset == 6)
     assert not writing.done() and log.high_watermark == 5
@@ -147,3 +155,78 @@ async def test_a_write_that_waits_for_its_quorum_is_told_at_once_that_the_term_h
     again = await serving.partition()
     await until(lambda: again.high_watermark == 6)
     assert await contents(again) == values(0, 6), "what was refused may be in the log all the same, as in Kafka"
+
+
+async def test_acks_1_is_answered_by_the_masters_disk_alone_and_nobody_reads_it_before_the_quorum_has_it(
+    serving: ServingSet,
+) -> None:
+    log = await serving.partition()
+    await produce(log, values(0, 5))
+    for follower in (2, 3):
+        await serving.end(follower)
+    answer = await asyncio.wait_for(sent(serving, 1, b"value-5", acks=1), 30)
+    assert (answer.error_code, answer.base_offset) == (0, 5)
+    master = serving.leader().replica.master
+    assert master is not None
+    assert master.durable.value == serving.leader().wal.end_offset > master.confirm_offset, "it is on its own disk"
+    assert log.high_watermark == 5 and await contents(log) == values(0, 5)
+    await serving.launch(2)
+    await until(lambda: log.high_watermark == 6)
+    assert await contents(log) == values(0, 6)
+
+
+async def test_a_write_of_acks_1_is_told_that_the_wal_has_failed(serving: ServingSet) -> None:
+    log = await serving.partition()
+    await produce(log, values(0, 5))
+    serving.serving[1].hot.wal_failed(WalFailed("the disk is gone"))
+    assert (await sent(serving, 1, b"never", acks=1)).error_code != 0
+    assert log.high_watermark == 5
+
+
+async def takes_acks_all(serving: ServingSet) -> None:
+    """Wait until enough followers are in sync."""
+    master = serving.leader().replica.master
+    assert master is not None
+    await until(lambda: not master.refusal())
+
+
+def numbered(sequence: int) -> bytes:
+    """The batch of an idempotent producer that has this sequence number."""
+    return batch(b"value-%d" % sequence, producer_id=77, producer_epoch=0, base_sequence=sequence)
+
+
+async def test_what_acks_1_promised_is_lost_with_the_master_and_producer_state_with_it(serving: ServingSet) -> None:
+    log = await serving.partition()
+    assert (await sent_batch(serving, 1, numbered(0), -1)).error_code == 0
+    for follower in (2, 3):
+        await serving.end(follower)
+    lost = await sent_batch(serving, 1, numbered(1), 1)
+    again = await sent_batch(serving, 1, numbered(1), 1)
+    assert (lost.error_code, lost.base_offset) == (again.error_code, again.base_offset) == (0, 1), "a retry finds it"
+    assert log.log_end_offset == 2
+    await serving.end(1)
+    for follower in (2, 3):
+        await serving.launch(follower)
+    log = await serving.partition()
+    master = serving.leader().broker_id
+    assert master in (2, 3) and log.log_end_offset == 1
+    await takes_acks_all(serving)
+    gap = await sent_batch(serving, master, numbered(2), -1)
+    assert gap.error_code in (6, 45), "the new master never had number 1 (OUT_OF_ORDER_SEQUENCE_NUMBER; first: retry)"
+    assert log.log_end_offset == 1
+    await serving.launch(1)
+    await serving.settled()  # its own tail is cut
+    for sequence in (1, 2, 2):
+        answer = await sent_batch(serving, master, numbered(sequence), -1)
+        assert (answer.error_code, answer.base_offset) == (0, sequence)
+    epoch = serving.node.image.replica_sets[SET].master_epoch
+    await serving.same()
+    await serving.processes[2].client.replica_sets.begin_election(SET, epoch, "again", designated=1)
+    await serving.later_than(epoch)
+    log = await serving.partition()
+    assert serving.leader().broker_id == 1
+    await until(lambda: log.high_watermark == 3)
+    await takes_acks_all(serving)
+    answer = await sent_batch(serving, 1, numbered(2), -1)
+    assert (answer.error_code, answer.base_offset) == (0, 2), "and it knows what came in its place"
+    assert await contents(log) == values(0, 3)

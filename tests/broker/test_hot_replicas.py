@@ -344,6 +344,27 @@ async def test_a_hung_follower_stalls_no_producer_where_the_quorum_is_smaller(ho
     await stalled.close()
 
 
+async def test_a_closed_gate_holds_what_the_masters_disk_alone_has_and_lets_it_through_when_it_opens(
+    hot: HotSet,
+) -> None:
+    master = await hot.start_all()
+    end = await hot.write(master, 5)
+    await hot.confirmed(master)
+    wanted: list[bool] = []
+    gate = master.master.gate
+    gate.on_wanted = lambda: wanted.append(True)
+    gate.close(end)
+    later = await hot.write(master, 5)
+    await hot.same()  # everybody has it
+    assert master.wal.durable_offset == later
+    assert master.master.durable.value == master.master.confirm_offset == end and wanted == [True]
+    waiting = asyncio.create_task(master.master.durable.wait(later))
+    gate.open()
+    await asyncio.wait_for(waiting, 20)
+    assert master.master.durable.value == later
+    await hot.confirmed(master, later)
+
+
 @pytest.mark.processes  # real time-outs
 async def test_without_its_quorum_a_master_refuses_writes_and_a_record_in_the_wal_is_confirmed_later(
     hot: HotSet,

@@ -16,10 +16,12 @@ from confluent_kafka import Producer
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
+from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
+from tidelog.cli.client import http_json
 from tidelog.controller.model.records import ReplicaSetRecord
-from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.errors import ConfigError, CorruptData
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,6 +61,26 @@ def test_every_broker_keeps_a_replica_of_each_set_and_a_stopped_master_is_follow
         cluster.run(cluster.start_broker(1))
         wait_until(lambda: is_whole(cluster), "the broker has caught up")
         assert cluster.nodes[1].parts.data.hot_sets.problems() == []
+
+
+def test_what_stopped_a_replica_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        cluster.run(cluster.stop_broker(1))
+        wait_until(lambda: record(cluster, 1).master in (2, 3), "another broker leads the set")
+
+        async def is_damaged(_self: HotReplica, _target: MasterTarget) -> bool:
+            raise CorruptData("its epochs contradict each other")
+
+        monkeypatch.setattr(HotReplica, "follow", is_damaged)
+        cluster.run(cluster.start_broker(1))
+        node = cluster.nodes[1]
+        wait_until(lambda: len(node.parts.data.hot_sets.problems()) >= 3, "its three replicas have stopped")
+        problems = http_json(node.parts.servers.admin.url, "/status")["problems"]
+        told = [each for each in problems if "its epochs contradict each other" in each]
+        assert sorted(each.split(" has stopped")[0] for each in told) == [
+            f"the replica of replica set {each}" for each in (1, 2, 3)
+        ]
 
 
 def test_clients_are_not_let_in_before_a_broker_knows_its_roles(

@@ -177,6 +177,36 @@ def test_counting_a_request_makes_few_calls() -> None:
     assert len(calls) <= 3, calls  # the last one ends the counting
 
 
+def test_replica_sets_have_series_by_set_and_by_follower() -> None:
+    follower = {"broker": 2, "connected": True, "gap_bytes": 70, "caught_up_ms": 1500}
+    status = {
+        "epoch": 4,
+        "confirm_offset": 900,
+        "end_offset": 1000,
+        "quorum": 1,
+        "need": 2,
+        "in_sync": [1, 2],
+        "sync_state_set": [1, 2, 3],
+        "degraded": True,
+        "refusal": "too few",
+        "followers": [follower, {"broker": 3, "connected": False, "gap_bytes": 1000, "caught_up_ms": None}],
+    }
+    parts = PartRegistry()
+    parts.add_figures("replica sets", lambda: {1: status}, figures.replica_set_families)
+    found = scrape(Metrics(parts, process=False))
+    of_set = (("replica_set", "1"),)
+    values = {
+        name: found[f"tidelog_replica_set_{name}", of_set] for name in ("unconfirmed_bytes", "in_sync", "members")
+    }
+    assert values == {"unconfirmed_bytes": 100, "in_sync": 2, "members": 3}
+    assert found["tidelog_replica_set_degraded", of_set] == found["tidelog_replica_set_refuses", of_set] == 1
+    second, third = [tuple(sorted([*of_set, ("broker", each)])) for each in ("2", "3")]
+    lags = {labels: value for (name, labels), value in found.items() if name == "tidelog_replica_lag_bytes"}
+    assert {tuple(sorted(labels)): value for labels, value in lags.items()} == {second: 70, third: 1000}
+    ages = [value for (name, _), value in found.items() if name == "tidelog_replica_caught_up_age_seconds"]
+    assert ages == [1.5], "one that never caught up has no age"
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
     documented = set(re.findall(r"^\| `(tidelog_[a-z_]+)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
     storage = Storage(
@@ -201,6 +231,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.leaderless_families({}),
         *figures.fetch_session_families((1, 2, 3)),
         *figures.group_families({"groups": 1}),
+        *figures.replica_set_families({}),
         *health_families({}),
         *figures.image_families(1),
         *figures.bucket_state_families({"at_ms": 1, "age_s": 2.0, "size_bytes": 3}),

@@ -22,7 +22,7 @@ from tidelog.controller.model.errors import (
 )
 from tidelog.controller.model.levels import UnsupportedLevel
 from tidelog.controller.model.records import ReplicaSetRecord
-from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord
+from tidelog.controller.model.replication import PastElectionRecord, PolicyRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
 from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.plan import RebuildPlan
@@ -485,6 +485,33 @@ def test_a_new_registration_ends_a_masters_term_and_voids_its_promise() -> None:
     trio.promise(1)
     assert trio.promise(2).master == -1, "the last master lives"
     assert trio.promise(0).master == 0
+
+
+def test_the_election_that_ended_last_is_kept_with_its_reason() -> None:
+    trio = Trio()
+
+    def last() -> PastElectionRecord | None:
+        return trio.image.replication[0].last_election
+
+    assert last() is None
+    epoch = trio.record.master_epoch
+    trio.begin(designated=1)
+    assert last() is None, "it has not ended"
+    began_ms = trio.election().began_ms
+    for each in (1, 2, 0):
+        trio.promise(each)
+    ended = last()
+    assert ended is not None and ended.began_ms == began_ms <= ended.elected_ms
+    assert ended == PastElectionRecord(epoch + 1, 1, "test", began_ms, ended.elected_ms, 0, 1)
+    trio.restart(1)
+    assert last() == ended, "the next one is under way"
+    for each in (0, 1, 2):
+        trio.promise(each)
+    after = last()
+    assert after is not None and after.reason == "broker 1 was started again" and after.last_master == 1
+    again = ControllerState()
+    again.load(trio.state.dump())
+    assert again.tables.replication.rows == trio.state.tables.replication.rows == trio.local_image.replication
 
 
 # --- losses ---

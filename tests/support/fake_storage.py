@@ -71,7 +71,7 @@ class FakeStorage:
     def __init__(self, world: FakeWorld, *, auto_confirm: bool = True) -> None:
         self.world = world
         self.auto_confirm = auto_confirm
-        self.confirm = ConfirmOffset(world.confirmed)
+        self.confirm = self.durable = ConfirmOffset(world.confirmed)
         self.hot = True
         self.replica_set_id = 0
         self.master_epoch = 1

@@ -46,6 +46,11 @@ class HotCluster(ServeCluster):
         """Where a broker listens."""
         return f"127.0.0.1:{self.kafka_ports[broker]}"
 
+    def admin_url(self, broker: int) -> str:
+        """A broker's admin HTTP."""
+        nodes = self.ask("/status")["nodes"]
+        return str(next(node["admin_url"] for node in nodes if node["id"] == broker))
+
     def but(self, *brokers: int) -> str:
         """The addresses of the other brokers."""
         return ",".join(self.address(each) for each in self.kafka_ports if each not in brokers)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.controller.controller_helpers import make_client
 from tests.support.cli import Cli
+from tests.support.ports import free_port
 from tests.support.tidelog_process import running
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model.addresses import split_address
@@ -40,6 +41,13 @@ def test_a_set_of_one_is_shown_and_has_no_other_candidate(tmp_path: Path) -> Non
             3,
         )
         assert cli("replica-set", "list").rows()[0][:3] == [str(own), "led", str(own)]
+        document = cli("replica-set", "describe", own, "--format", "json").json()
+        live = document["live"]
+        assert (live["quorum"], live["need"], live["in_sync"], live["degraded"]) == (1, 1, [own], False)
+        assert live["confirm_offset"] == live["end_offset"] > 0 and document["live_problem"] is None
+        assert [row["caught_up_ms"] for row in document["replicas"]] == [0] and document["last_election"] is None
+        shown = cli("replica-set", "describe", own).text
+        assert ["in", "sync", "now", "1", "of", "1,", "needed", "1"] in [line.split() for line in shown.splitlines()]
         refused = cli("replica-set", "elect", own, code=2)
         assert "has one member" in refused.err and "several members" in refused.err
         assert "there is no replica set 99" in cli("replica-set", "describe", 99, code=3).err
@@ -112,6 +120,15 @@ async def elections(client: ControllerClient, cli: Cli) -> None:
     assert "electing" in await run("list")
     lossy = await run("elect", OTHER, "--broker", own, "--accept-loss")
     assert f"broker {own} is the master of replica set {OTHER}" in lossy
+    document = (await asyncio.to_thread(cli, "replica-set", "describe", OTHER, "--format", "json")).json()
+    ended = document["last_election"]
+    assert (ended["reason"], ended["accepted_loss"]) == ("an operator", True)
+    assert (ended["master"], ended["last_master"], ended["master_epoch"]) == (own, OTHER, document["master_epoch"])
+    assert (
+        document["live"] is None and document["live_problem"] == f"broker {own} does not lead the set yet, or any more"
+    )
+    assert {row["lag_bytes"] for row in document["replicas"]} == {None}
+    assert "a loss was accepted" in await run("describe", OTHER)
     assert "an operator elected" in (await asyncio.to_thread(cli, "wal", "losses", "--format", "json")).text
 
 
@@ -124,7 +141,9 @@ def test_a_member_is_added_waited_for_and_removed(tmp_path: Path) -> None:
 async def members(client: ControllerClient, cli: Cli) -> None:
     [own] = client.image.brokers
     registrations = {own: client.image.brokers[own].registration_epoch}
-    registrations[OTHER] = await client.register_broker(RegisterBroker(OTHER, "check", "a", "h", 9092, "", ""))
+    nobody = f"http://127.0.0.1:{free_port()}"
+    registration = RegisterBroker(OTHER, "check", "a", "h", 9092, "", admin_url=nobody)
+    registrations[OTHER] = await client.register_broker(registration)
     await client.elect(OTHER, OTHER)
     sets = client.replica_sets
     await sets.add_replica(OTHER, OTHER, registrations[OTHER], f"wal-{OTHER}")
@@ -133,6 +152,10 @@ async def members(client: ControllerClient, cli: Cli) -> None:
         done = await asyncio.to_thread(cli, "replica-set", *args, code=code)
         return done.text if code == 0 else done.err
 
+    shown = " ".join((await run("describe", OTHER)).split())
+    assert (
+        f"not known the master, broker {OTHER}, does not answer: the admin HTTP at {nobody} cannot be reached" in shown
+    )
     assert "there is no broker 99" in await run("add-member", OTHER, "--broker", 99, code=3)
     assert "is assigned to" in await run("add-member", OTHER, "--broker", own, "--no-wait")
     [row] = [each.split() for each in (await run("list")).splitlines() if each.split()[0] == str(OTHER)]

@@ -273,12 +273,22 @@ Token = Callable[[], str]
 """Returns the token that proves the cluster's secret; called only when the server asks for it."""
 
 
-def http_json(url: str, path: str, *, method: str = "GET", body: object = None, token: Token | None = None) -> Any:
+def http_json(
+    url: str,
+    path: str,
+    *,
+    method: str = "GET",
+    body: object = None,
+    token: Token | None = None,
+    timeout_s: float = REQUEST_TIMEOUT_S * 2,
+) -> Any:
     """Send `body` as JSON to `url` + `path` and return the parsed JSON of the response.
+
+    `timeout_s`: for connecting, and for each piece of the answer.
 
     Raises the `TidelogError` for the status, `Unavailable` if there is no response.
     """
-    with _Http(url, token) as connection:
+    with _Http(url, token, timeout_s) as connection:
         response = connection.request(method, path, body)
         try:
             return json.loads(response.read())
@@ -289,11 +299,11 @@ def http_json(url: str, path: str, *, method: str = "GET", body: object = None, 
 class _Http:
     """A connection to an admin HTTP server, closed at the end of the block."""
 
-    def __init__(self, url: str, token: Token | None = None) -> None:
+    def __init__(self, url: str, token: Token | None = None, timeout_s: float = REQUEST_TIMEOUT_S * 2) -> None:
         self._url = url
         self._token = token
         parts = urlsplit(url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT_S * 2)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
 
     def __enter__(self) -> _Http:
         return self

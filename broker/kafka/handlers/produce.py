@@ -1,4 +1,4 @@
-"""Produce (0): appends at once, answers when the WAL has confirmed.
+"""Produce (0): appends at once, answers when the WAL has confirmed, or with acks=1 when it is durable here.
 
 `handle` is a plain function: when it returns, the batches have their offsets and their position in the WAL, and its
 result is an `Answer`, which is set at the acknowledgement. So the next request of the connection may be appended while
@@ -7,9 +7,10 @@ delays the next request: idempotent producers depend on the order. So it is whil
 (`tidelog.broker.partitions.openings`): a refusal would let the batches behind it overtake, and lose those of a producer
 that does not retry. The other partitions of the request are appended meanwhile.
 
-Rules: exactly one batch for a partition; acks 0, 1 and -1 (0: no reply, and an error closes the connection); acks 1
-waits as long as -1 does, for the quorum of the replica set. Only -1 is refused before the append when fewer replicas
-are in sync than `min.insync.replicas`, or than the set's policy asks for (NOT_ENOUGH_REPLICAS). When the WAL or the log
+Rules: exactly one batch for a partition; acks 0, 1 and -1 (0: no reply, and an error closes the connection). -1 waits
+for the quorum of the replica set; 1 for the disk of this broker alone, and the record is lost if another broker is
+elected that does not have it. Only -1 is refused before the append when fewer replicas are in sync than
+`min.insync.replicas`, or than the set's policy asks for (NOT_ENOUGH_REPLICAS). When the WAL or the log
 cache is at its bound the append waits up to the request's time-out and then fails with KAFKA_STORAGE_ERROR, which
 producers retry. Where confirmation fails because the master's term has ended, the answer is NOT_LEADER_OR_FOLLOWER at
 once; where it does not come in time, REQUEST_TIMED_OUT. Either way the batch may be in the log all the same, as in
@@ -21,7 +22,7 @@ Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSI
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
@@ -243,7 +244,7 @@ class _Produce:
     # --- acknowledging ---------------------------------------------------------------------------------------------
 
     def answer(self) -> Answer[ProduceResponse | None]:
-        """Return the response, set once all batches are confirmed or the request's time-out has passed."""
+        """Return the response, set once all batches are acknowledged or the request's time-out has passed."""
         answer = self._answer
         if self.request.acks == 0:
             if self._failed:
@@ -255,12 +256,21 @@ class _Produce:
         if self._log is None:
             self._acked()
         elif self._others is None:
-            self._log.when_acked(self._wal_end, self._acked, self._lost)
+            self._when_acked(self._log, self._wal_end, self._acked, self._lost)
         else:
             self._wait_for_all([(self._log, self._wal_end), *self._others.values()])
         if not answer.done:
             self._slot = self.context.services.deadlines.add(self._remaining_s(), self._timed_out)
         return answer
+
+    def _when_acked(
+        self, log: PartitionLog, wal_end: int, acked: Callable[[], None], lost: Callable[[Exception], None]
+    ) -> None:
+        """Wait for what the request asks for: the quorum, or with acks=1 this broker's own WAL."""
+        if self.request.acks == 1:
+            log.when_durable(wal_end, acked, lost)
+        else:
+            log.when_acked(wal_end, acked, lost)
 
     def _wait_for_all(self, ends: list[tuple[PartitionLog, int]]) -> None:
         """Wait for several WALs: the last one that confirms, or fails, sets the answer."""
@@ -277,7 +287,7 @@ class _Produce:
             one_acked()
 
         for log, wal_end in ends:
-            log.when_acked(wal_end, one_acked, partial(one_lost, log.wal))
+            self._when_acked(log, wal_end, one_acked, partial(one_lost, log.wal))
 
     def _lost(self, error: Exception) -> None:
         """The only WAL confirms no more."""

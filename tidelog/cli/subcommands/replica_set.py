@@ -14,11 +14,13 @@ from urllib.parse import urlencode
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection
+from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.options import admin_options, format_option, watch_option
-from tidelog.runtime.errors import InvalidInput, Unavailable
+from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 
 POLL_S = 0.2
+MASTER_TIMEOUT_S = 3.0
+"""For the master's answer to what only it knows; it may hang."""
 Document = dict[str, Any]
 _set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0))
 
@@ -68,14 +70,59 @@ def _ids(brokers: list[int]) -> str | None:
 @watch_option
 @admin_options
 def describe(replica_set: int, style: str, watch_s: float | None, bootstrap: str) -> None:
-    """Show a replica set's replicas, its policy, and the election under way."""
+    """Show a replica set's replicas, how far they are behind, its policy, and its elections.
+
+    What only the master knows is asked of it.
+    """
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: _described(cluster, replica_set), _render, watch_s=watch_s)
+    output.show(style, lambda: _with_live(cluster, replica_set), _render, watch_s=watch_s)
 
 
 def _described(cluster: ClusterConnection, replica_set: int) -> Document:
+    """Return what any broker tells of a set from the metadata, without what only its master knows."""
     found: Document = cluster.get(f"/replica-sets/describe?id={replica_set}")
     return found
+
+
+def _with_live(cluster: ClusterConnection, replica_set: int) -> Document:
+    """Return the same, with what its master knows, which is asked if it is another broker.
+
+    `live` is null if it could not be asked; `live_problem` says why.
+    """
+    document = _described(cluster, replica_set)
+    live, url, problem = document["live"], document["master_admin_url"], None
+    if live is None and url:
+        try:
+            live = http_json(url, f"/replica-sets/describe?id={replica_set}", timeout_s=MASTER_TIMEOUT_S)["live"]
+            problem = (
+                None if live is not None else f"broker {document['master']} does not lead the set yet, or any more"
+            )
+        except TidelogError as error:
+            problem = f"the master, broker {document['master']}, does not answer: {error.message}"
+    elif live is None:
+        problem = "the set has no master" if document["master"] is None else "the master has told no admin HTTP"
+    followers = {row["broker"]: row for row in live["followers"]} if live is not None else {}
+    return {
+        **document,
+        "live": live,
+        "live_problem": problem,
+        "replicas": [{**row, **_lag(row, live, followers.get(row["broker"]))} for row in document["replicas"]],
+    }
+
+
+def _lag(row: Document, live: Document | None, follower: Document | None) -> Document:
+    """Return how far a replica is behind, as its master knows it; nulls where nobody does."""
+    if follower is not None:
+        return {
+            "connected": follower["connected"],
+            "end_offset": follower["end_offset"] if follower["end_offset"] >= 0 else None,
+            "lag_bytes": follower["gap_bytes"],
+            "caught_up_ms": follower["caught_up_ms"],
+        }
+    if live is not None and row["role"] == "master":
+        lag = live["end_offset"] - live["durable_offset"]
+        return {"connected": None, "end_offset": live["durable_offset"], "lag_bytes": lag, "caught_up_ms": 0}
+    return dict.fromkeys(("connected", "end_offset", "lag_bytes", "caught_up_ms"))
 
 
 def _render(document: Document) -> str:
@@ -87,18 +134,41 @@ def _render(document: Document) -> str:
         ("sync-state set", f"{_ids(document['in_sync'])} (epoch {document['sync_state_set_epoch']})"),
         ("write quorum", document["quorum"]),
         ("committed to", document["committed_offset"]),
+        *_render_live(document),
+        *_render_last_election(document["last_election"]),
         ("partitions", document["partitions"]),
         *((name.replace("_", " "), value) for name, value in document["policy"].items()),
     ]
-    headers = ["BROKER", "ROLE", "ALIVE", "IN-SYNC", "PRIORITY", "KNOWN-END", "WAL"]
-    cells = [
-        [row["broker"], row["role"], row["alive"], row["in_sync"], row["priority"], row["known_end"], row["wal"]]
-        for row in document["replicas"]
-    ]
-    parts = [output.pairs(about), output.table(headers, cells, right=["BROKER", "PRIORITY", "KNOWN-END"])]
+    numbers = ["BROKER", "PRIORITY", "KNOWN-END", "END", "LAG-BYTES", "CAUGHT-UP-MS"]
+    headers = ["BROKER", "ROLE", "ALIVE", "IN-SYNC", "CONNECTED", *numbers[3:], *numbers[1:3], "WAL"]
+    fields = ["broker", "role", "alive", "in_sync", "connected", "end_offset", "lag_bytes", "caught_up_ms"]
+    fields += ["priority", "known_end", "wal"]
+    cells = [[row[field] for field in fields] for row in document["replicas"]]
+    parts = [output.pairs(about), output.table(headers, cells, right=numbers)]
     if document["election"] is not None:
         parts.append(_render_election(document["election"]))
     return "\n\n".join(parts)
+
+
+def _render_live(document: Document) -> list[tuple[str, Any]]:
+    live = document["live"]
+    if live is None:
+        return [("not known", document["live_problem"])]
+    refusal = f", and acks=all is refused: {live['refusal']}" if live["refusal"] else ""
+    return [
+        ("confirmed to", live["confirm_offset"]),
+        ("WAL ends at", live["end_offset"]),
+        ("in sync now", f"{len(live['in_sync'])} of {len(live['sync_state_set'])}, needed {live['need']}{refusal}"),
+        ("degraded", live["degraded"]),
+    ]
+
+
+def _render_last_election(ended: Document | None) -> list[tuple[str, Any]]:
+    if ended is None:
+        return []
+    loss = ", a loss was accepted" if ended["accepted_loss"] else ""
+    text = f"{output.moment(ended['elected_ms'])}, epoch {ended['master_epoch']}, broker {ended['master']}{loss}"
+    return [("last election", text), ("because", ended["reason"])]
 
 
 def _render_election(election: Document) -> str:
