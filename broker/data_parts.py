@@ -171,7 +171,7 @@ def _hot_sets(
     shared = HotShared(
         base,
         door,
-        ReplicationWorld(world.network, world.clock, world.rng, credentials),
+        ReplicationWorld(world.between_brokers, world.clock, world.rng, credentials),
         limits,
         storages,
         make.storage,

@@ -40,6 +40,9 @@ from tidelog.storage.wal.disk.identity import read_wal_id, renew_wal_id
 
 logger = logging.getLogger(__name__)
 
+NOT_FOLLOWING_S = 5.0
+"""A replica that has not followed its master for so long is a problem for the operator."""
+
 MakeStorage = Callable[[int, ReplicatedWal, HandedWal], Storage]
 """`(replica set id, WAL, handed)`: makes the storage of a term."""
 
@@ -226,6 +229,8 @@ class HotSet:
     def problems(self) -> list[str]:
         """Return what is wrong with the replica, one sentence each."""
         found = self.duty.problems() if self.duty is not None else []
+        if not found and (why := self._not_following(NOT_FOLLOWING_S)):
+            found.append(f"the replica of replica set {self.replica_set_id} does not follow its master: {why}")
         if self._failure:
             found.append(f"the replica of replica set {self.replica_set_id} has stopped: {self._failure}")
         return found
@@ -243,9 +248,17 @@ class HotSet:
             "durable_offset": wal.durable_offset,
             "confirm_offset": wal.confirm_offset,
             "promised_epoch": wal.promised_epoch,
-            "problem": self._failure or (duty.problem if duty is not None else "") or None,
+            "problem": self._failure or (duty.problem if duty is not None else "") or self._not_following() or None,
             "master": master.status() if master is not None else None,
         }
+
+    def _not_following(self, for_s: float = 0.0) -> str:
+        """Return why it has not received from its master for so long, though it is to follow it; empty if it does."""
+        follower = self._replica.follower if self._replica is not None else None
+        if follower is None or follower.failing_since is None or self._failure:
+            return ""
+        is_long = self._shared.base.world.clock.monotonic() - follower.failing_since >= for_s
+        return follower.problem if is_long else ""
 
     # --- end -----------------------------------------------------------------------------------------------------
 

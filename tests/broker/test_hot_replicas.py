@@ -17,7 +17,7 @@ from msgspec import structs
 
 from tests.storage.wal_harness import until
 from tests.support.held import Held
-from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy
+from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy, TlsHotSet
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication.connection import connect_wal
 from tidelog.broker.replication.inputs import (
@@ -29,7 +29,6 @@ from tidelog.broker.replication.inputs import (
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
-from tidelog.runtime.network import TcpNetwork
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, FollowerHello, Frame, Goodbye, GoodbyeCode, Records, Welcome
 from tidelog.storage.wal.base import WalFailed
@@ -38,9 +37,9 @@ from tidelog.storage.wal.disk.wal import DiskWal
 LOOPS = BOTH_LOOPS
 
 
-@pytest.fixture
-async def hot(tmp_path: Path) -> AsyncIterator[HotSet]:
-    one = HotSet(tmp_path)
+@pytest.fixture(params=["plain", "tls"])
+async def hot(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[HotSet]:
+    one = HotSet(tmp_path) if request.param == "plain" else TlsHotSet(tmp_path)
     yield one
     await one.close()
 
@@ -236,7 +235,7 @@ async def test_a_broker_with_another_secret_is_refused(hot: HotSet) -> None:
 
 async def test_a_proven_connection_that_names_no_set_or_another_broker_is_dropped(hot: HotSet) -> None:
     master = await hot.start_all()
-    world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
+    world = ReplicationWorld(hot.network_of(9), SystemClock(), random.Random(1), Credentials(SECRET, 9))
     target = MasterTarget(1, 1, *master.listener.address)
     hello = FollowerHello(0, 9, 1, False, -1, 0, 0, 0, "wal-9", ())
 
@@ -268,7 +267,7 @@ async def test_a_proven_connection_that_names_no_set_or_another_broker_is_droppe
 @pytest.mark.processes  # real time-outs
 async def test_a_follower_that_reads_nothing_is_sent_a_window_and_dropped_when_it_is_silent(hot: HotSet) -> None:
     master = await hot.start_all()
-    world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
+    world = ReplicationWorld(hot.network_of(9), SystemClock(), random.Random(1), Credentials(SECRET, 9))
     target = MasterTarget(1, 1, *master.listener.address)
     connection = await connect_wal(world, target, max_body_bytes=1 << 20, timeout_s=5)
     got: list[Frame] = []
