@@ -34,6 +34,7 @@ from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.inputs import HandedWal
 from tidelog.storage.replication.configuration import WalReplica
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.storage import Storage
 from tidelog.storage.wal.base import ReplicatedWal
 from tidelog.storage.wal.disk.identity import read_wal_id, renew_wal_id
@@ -59,6 +60,8 @@ class HotShared:
     make_storage: MakeStorage
     log_cache_bytes: int
     """Bound of one replica's log cache."""
+    pace: CatchUpPace
+    """For followers that catch up."""
 
 
 class HotSet:
@@ -149,6 +152,7 @@ class HotSet:
                 shared.world,
                 ReplicaEvents(diverged=self._diverged, wal_failed=self._wal_failed),
                 shared.limits,
+                shared.pace,
             ),
         )
         self._hot = HotStorage(replica, self._make_storage, shared.storages, self._failed, self._term_begun)

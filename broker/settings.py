@@ -146,6 +146,10 @@ class ReplicationSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     """Bytes on their way to one follower; at the bound it waits for acknowledgements."""
     live_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 16 * MIB
     """Newest bytes of a replicated WAL kept in memory for followers; older ones are read from the files."""
+    catch_up_bytes_per_s: Annotated[int, Meta(ge=0)] = 0
+    """Bound on what a broker reads from its WALs for replicas that are not in sync, per second over all of them. It
+    must be more than producers write. 0: none, for the reads give way to producers anyway, and fewer copies are worse
+    than a busy disk. Replicas in sync are not bounded by it, nor any while writes are refused."""
     tls_cert_file: str = ""
     """PEM file with this broker's certificate for connections between brokers (`kafka.peer_port`). With it,
     `tls_key_file` and `tls_ca_file` these have TLS 1.3, and both sides check the other's certificate. Set all three, on

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidelog.broker.replication.door import ReplicationDoor
@@ -34,6 +34,7 @@ from tidelog.broker.replication.master import MasterSetup, ReplicaMaster
 from tidelog.broker.replication.warm import WarmTail
 from tidelog.runtime.errors import Closed, CorruptData, Fenced, InvalidInput
 from tidelog.storage.replication.configuration import SetConfiguration
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.wal.base import ReplicatedWal, WalFailed
 
@@ -63,6 +64,8 @@ class ReplicaParts:
     world: ReplicationWorld
     events: ReplicaEvents
     limits: ReplicationLimits
+    pace: CatchUpPace = field(default_factory=CatchUpPace)
+    """As `MasterSetup.pace`."""
 
 
 class HotReplica:
@@ -171,7 +174,9 @@ class HotReplica:
             await self.tail.complete(wal)
             if wal.master_epoch != epoch:  # it is, if an earlier call was cancelled
                 await wal.begin_epoch(epoch)
-            setup = MasterSetup(parts.identity, self.policy, parts.authority, parts.world, parts.events, parts.limits)
+            setup = MasterSetup(
+                parts.identity, self.policy, parts.authority, parts.world, parts.events, parts.limits, parts.pace
+            )
             self.master = ReplicaMaster(wal, setup, configuration, self.tail.committed_offset)
             self.master.let_go(self.leaving)
             self.master.start()

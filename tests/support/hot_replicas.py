@@ -42,6 +42,7 @@ from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.election import Promise, elected
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.replication.sending import LinkSettings
 from tidelog.storage.settings import WalSettings
@@ -211,6 +212,7 @@ class HotSet:
         self.policy = policy.check()
         self.settings = SETTINGS
         self.limits = LIMITS
+        self.pace = CatchUpPace()
         self.cache_bytes = 64 << 20
         self.wal_ids = {each: f"wal-{each}" for each in range(1, brokers + 1)}
         members = frozenset(WalReplica(*each) for each in self.wal_ids.items())
@@ -273,6 +275,7 @@ class HotSet:
                 lambda error: events[0].wal_failed.append(error),
             ),
             self.limits,
+            self.pace,
         )
         broker = Broker(broker_id, wal, disk, door, listener, proxy, port, HotReplica(wal, tail, parts))
         events.append(broker)
