@@ -134,12 +134,11 @@ class HotSet:
         """Join the replica set, and do what the metadata say from now on, under this registration of the broker."""
         shared, base = self._shared, self._shared.base
         row = base.image().replication.get(self.replica_set_id)
-        joined = row.replica(base.broker_id) if row is not None else None
         identity = ReplicaIdentity(
             self.replica_set_id,
             WalReplica(base.broker_id, self._wal_id),
             registration_epoch,
-            learner=joined is not None and joined.is_learner,
+            learner=row is not None and base.broker_id in row.learning,
         )
         replica = self._replica = HotReplica(
             self.wal,

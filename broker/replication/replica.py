@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tidelog.broker.replication.door import ReplicationDoor
@@ -114,6 +114,14 @@ class HotReplica:
         self.leaving = brokers
         if self.master is not None:
             self.master.let_go(brokers)
+
+    async def use_identity(self, identity: ReplicaIdentity) -> None:
+        """Be a learner, or none, from the next role on; the present one ends. The WAL and the registration stay."""
+        async with self._turn:
+            self._check_open()
+            assert identity.replica == self._parts.identity.replica, "another WAL is another replica"
+            self._parts = replace(self._parts, identity=identity)
+            await self._end_role()
 
     async def promise(self, epoch: int) -> ReplicaPosition:
         """Take nothing from a master of an older epoch any more, durably; return where the WAL ends then.
