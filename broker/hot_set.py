@@ -30,6 +30,7 @@ from tidelog.broker.replication.replica import HotReplica, ReplicaParts
 from tidelog.broker.replication.warm import WarmTail
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
 from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.inputs import HandedWal
@@ -64,6 +65,10 @@ class HotShared:
     """For followers that catch up."""
 
 
+def _nothing() -> None:
+    """Nobody replaces rejected WALs yet."""
+
+
 class HotSet:
     """See the module. Used on the event loop's thread."""
 
@@ -83,6 +88,10 @@ class HotSet:
         self._keeper: WalKeeper | None = None
         """Of the present term, while the set has one member."""
         self._failure = ""
+        self.is_rejected = False
+        """Whether the controllers have refused its promise: its WAL is an older copy, and it does nothing any more."""
+        self.on_rejected: Callable[[], None] = _nothing
+        """Called when that becomes known."""
 
     @classmethod
     async def open(cls, shared: HotShared, opened: OpenedReplicaWal, replica_set_id: int) -> HotSet:
@@ -192,12 +201,15 @@ class HotSet:
     def _failed(self, error: BaseException) -> None:
         """The replica has stopped for good. The broker goes on with the others, unless it is the master of this one."""
         self._failure = str(error)
+        self.is_rejected = isinstance(error, WalLost)
         record = self._shared.base.image().replica_sets.get(self.replica_set_id)
         leads = record is None or record.master == self._shared.base.broker_id
         if leads or isinstance(error, Fenced) or not isinstance(error, TidelogError):
             self._shared.base.failure.fail(error)
         else:
             logger.error("a replica has stopped", extra={"set": self.replica_set_id, "error": str(error)})
+            if self.is_rejected:
+                self.on_rejected()
 
     # --- reports -------------------------------------------------------------------------------------------------
 

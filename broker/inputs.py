@@ -138,6 +138,17 @@ class ReplicaDisks(Protocol):
         """Delete the files of a replica set of another broker, after they were closed. Raises `StorageFailed`."""
         ...
 
+    async def set_aside(self, replica_set_id: int) -> str:
+        """Keep the files of a replica set, which were closed, where `open` does not find them; return where.
+
+        Nothing that was kept before is overwritten, and no more than a few are kept. Raises `StorageFailed`.
+        """
+        ...
+
+    def rejected(self) -> list[str]:
+        """Return where files are that were set aside. Raises `StorageFailed`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class WalAccess:

@@ -71,7 +71,7 @@ class _TlsListener:
         """Listen at all addresses of the host. Raises `AddressInUse`."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
             for family, _, _, _, place in dict.fromkeys(found):
                 chosen = port or (self.address[1] if self._sockets else 0)
