@@ -36,6 +36,7 @@ from tidelog.storage.compaction.throttle import BusyMeter
 from tidelog.storage.inputs import HandedWal, LocalStreams, ReplicaSetData, StorageEvents, bucket_reader
 from tidelog.storage.reads.reader import BlockReader
 from tidelog.storage.reads.throttle import ColdThrottle
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.sending import LinkSettings
 from tidelog.storage.storage import Storage
 from tidelog.storage.wal.base import Wal
@@ -175,11 +176,12 @@ def _hot_sets(
     shared = HotShared(
         base,
         door,
-        ReplicationWorld(world.network, world.clock, world.rng, credentials),
+        ReplicationWorld(world.between_brokers, world.clock, world.rng, credentials),
         limits,
         storages,
         make.storage,
         settings.cache.log_bytes // max(1, replication.total_replicas),
+        CatchUpPace(replication.catch_up_bytes_per_s),
     )
     return HotSets(shared, base.wal.replicas, keeps_own=keeps_own)
 

@@ -30,15 +30,20 @@ from tidelog.broker.replication.replica import HotReplica, ReplicaParts
 from tidelog.broker.replication.warm import WarmTail
 from tidelog.broker.wal_keeper import WalKeeper, meet_known_wal
 from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.wal_notes import WalLost
 from tidelog.runtime.errors import Fenced, StorageFailed, TidelogError
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.inputs import HandedWal
 from tidelog.storage.replication.configuration import WalReplica
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.storage import Storage
 from tidelog.storage.wal.base import ReplicatedWal
 from tidelog.storage.wal.disk.identity import read_wal_id, renew_wal_id
 
 logger = logging.getLogger(__name__)
+
+NOT_FOLLOWING_S = 5.0
+"""A replica that has not followed its master for so long is a problem for the operator."""
 
 MakeStorage = Callable[[int, ReplicatedWal, HandedWal], Storage]
 """`(replica set id, WAL, handed)`: makes the storage of a term."""
@@ -56,6 +61,12 @@ class HotShared:
     make_storage: MakeStorage
     log_cache_bytes: int
     """Bound of one replica's log cache."""
+    pace: CatchUpPace
+    """For followers that catch up."""
+
+
+def _nothing() -> None:
+    """Nobody replaces rejected WALs yet."""
 
 
 class HotSet:
@@ -77,6 +88,10 @@ class HotSet:
         self._keeper: WalKeeper | None = None
         """Of the present term, while the set has one member."""
         self._failure = ""
+        self.is_rejected = False
+        """Whether the controllers have refused its promise: its WAL is an older copy, and it does nothing any more."""
+        self.on_rejected: Callable[[], None] = _nothing
+        """Called when that becomes known."""
 
     @classmethod
     async def open(cls, shared: HotShared, opened: OpenedReplicaWal, replica_set_id: int) -> HotSet:
@@ -128,12 +143,11 @@ class HotSet:
         """Join the replica set, and do what the metadata say from now on, under this registration of the broker."""
         shared, base = self._shared, self._shared.base
         row = base.image().replication.get(self.replica_set_id)
-        joined = row.replica(base.broker_id) if row is not None else None
         identity = ReplicaIdentity(
             self.replica_set_id,
             WalReplica(base.broker_id, self._wal_id),
             registration_epoch,
-            learner=joined is not None and joined.is_learner,
+            learner=row is not None and base.broker_id in row.learning,
         )
         replica = self._replica = HotReplica(
             self.wal,
@@ -146,6 +160,7 @@ class HotSet:
                 shared.world,
                 ReplicaEvents(diverged=self._diverged, wal_failed=self._wal_failed),
                 shared.limits,
+                shared.pace,
             ),
         )
         self._hot = HotStorage(replica, self._make_storage, shared.storages, self._failed, self._term_begun)
@@ -186,12 +201,15 @@ class HotSet:
     def _failed(self, error: BaseException) -> None:
         """The replica has stopped for good. The broker goes on with the others, unless it is the master of this one."""
         self._failure = str(error)
+        self.is_rejected = isinstance(error, WalLost)
         record = self._shared.base.image().replica_sets.get(self.replica_set_id)
         leads = record is None or record.master == self._shared.base.broker_id
         if leads or isinstance(error, Fenced) or not isinstance(error, TidelogError):
             self._shared.base.failure.fail(error)
         else:
             logger.error("a replica has stopped", extra={"set": self.replica_set_id, "error": str(error)})
+            if self.is_rejected:
+                self.on_rejected()
 
     # --- reports -------------------------------------------------------------------------------------------------
 
@@ -227,7 +245,10 @@ class HotSet:
         """Return what is wrong with the replica, one sentence each."""
         if self._failure:  # the duty has noted the same
             return [f"the replica of replica set {self.replica_set_id} has stopped: {self._failure}"]
-        return self.duty.problems() if self.duty is not None else []
+        found = self.duty.problems() if self.duty is not None else []
+        if not found and (why := self._not_following(NOT_FOLLOWING_S)):
+            found.append(f"the replica of replica set {self.replica_set_id} does not follow its master: {why}")
+        return found
 
     def master_status(self) -> dict[str, Any] | None:
         """Return what the master of the set knows, as JSON (`ReplicaMaster.status`); None unless it leads."""
@@ -246,9 +267,17 @@ class HotSet:
             "durable_offset": wal.durable_offset,
             "confirm_offset": wal.confirm_offset,
             "promised_epoch": wal.promised_epoch,
-            "problem": self._failure or (duty.problem if duty is not None else "") or None,
+            "problem": self._failure or (duty.problem if duty is not None else "") or self._not_following() or None,
             "master": self.master_status(),
         }
+
+    def _not_following(self, for_s: float = 0.0) -> str:
+        """Return why it has not received from its master for so long, though it is to follow it; empty if it does."""
+        follower = self._replica.follower if self._replica is not None else None
+        if follower is None or follower.failing_since is None or self._failure:
+            return ""
+        is_long = self._shared.base.world.clock.monotonic() - follower.failing_since >= for_s
+        return follower.problem if is_long else ""
 
     # --- end -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,11 @@ neither assigned nor a member any more: whoever removed it has others that are i
 start, of a set that the metadata do not know, or that has no master, are kept, and are a problem: the metadata may be
 the ones that are wrong.
 
+A replica whose promise the controllers have refused (`WalLost`) has an older copy of its WAL: its disk was rolled back.
+It does nothing until its set has a living master, which then has everything that was confirmed without it. Then its
+files are set aside, and it begins anew as another replica, with an empty WAL and another id, which the master fills.
+Nothing that counted for the old WAL counts for the new one.
+
 Invariants: at most one replica of a set is open; the files of a replica are deleted only after the metadata have said
 that it is not wanted, and it was closed; a set that cannot be opened is a problem, and does not stop the others.
 
@@ -66,6 +71,15 @@ def is_replicated(base: BrokerBase) -> bool:
 def level_of(image: Image) -> int:
     """Return the cluster's feature level."""
     return image.cluster.level if image.cluster is not None else 0
+
+
+def _is_led_by_another(image: Image, replica_set: int, me: int) -> bool:
+    """Return whether another broker, which lives, is the master of a set, and no election is under way."""
+    record, row = image.replica_sets.get(replica_set), image.replication.get(replica_set)
+    if record is None or row is None or row.election is not None or record.master in (NO_BROKER, me):
+        return False
+    master = image.brokers.get(record.master)
+    return master is not None and master.alive
 
 
 def _nothing() -> None:
@@ -172,9 +186,28 @@ class HotSets:
         for replica_set in sorted(self._sets.keys() - wanted):
             await self._drop(shared, replica_set)
         await self._clear(shared, wanted)
+        await self._replace_rejected(shared)
         for replica_set in sorted(wanted - self._sets.keys()):
             if await self._open(shared, replica_set):
                 self._sets[replica_set].begin(self._registration_epoch)
+
+    async def _replace_rejected(self, shared: HotShared) -> None:
+        """Set the WALs that were refused aside where the set goes on without them; `_keep` opens empty ones then."""
+        assert self._disks is not None
+        image = shared.base.image()
+        for replica_set, one in list(self._sets.items()):
+            if not one.is_rejected or not _is_led_by_another(image, replica_set, shared.base.broker_id):
+                continue
+            try:
+                await one.close(upload=False)
+                place = await self._disks.set_aside(replica_set)
+            except TidelogError as error:
+                self._note(replica_set, "cannot be replaced", error)
+                continue
+            del self._sets[replica_set]
+            self._failures.pop(replica_set, None)
+            extra = {"set": replica_set, "kept": place}
+            logger.warning("a rejected WAL was set aside; this replica begins anew, without it", extra=extra)
 
     async def _clear(self, shared: HotShared, wanted: set[int]) -> None:
         """Delete what is left of replicas that were removed while this broker was down."""
@@ -203,6 +236,7 @@ class HotSets:
         except TidelogError as error:
             self._note(replica_set, "cannot be opened", error)
             return False
+        self._sets[replica_set].on_rejected = self._changed.set
         self._failures.pop(replica_set, None)
         return True
 
@@ -260,12 +294,24 @@ class HotSets:
     def problems(self) -> list[str]:
         """Return what is wrong, one sentence each."""
         found = [f"the replica of replica set {each} {why}" for each, why in sorted(self._failures.items())]
+        found += [
+            f"a WAL that was refused is kept at {place}: this broker's disk had lost what it had made durable; look"
+            " why, then delete it"
+            for place in self._rejected()
+        ]
         return found + [problem for one in self._sets.values() for problem in one.problems()]
 
     def master_statuses(self) -> dict[int, dict[str, Any]]:
         """Return what this broker knows of the sets that it leads, by replica set (`ReplicaMaster.status`)."""
         found = ((each, one.master_status()) for each, one in sorted(self._sets.items()))
         return {each: status for each, status in found if status is not None}
+
+    def _rejected(self) -> list[str]:
+        try:
+            return self._disks.rejected() if self._disks is not None else []
+        except TidelogError as error:
+            logger.warning("rejected WALs cannot be listed", extra={"error": str(error)})
+            return []
 
     def report(self) -> dict[str, Any]:
         """Return the replicas as JSON, by replica set."""

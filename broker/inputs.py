@@ -14,6 +14,7 @@ from tidelog.broker.partitions.takeover import OpenWal
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.rpc.handshake import Credentials
+from tidelog.controller.rpc.tls_network import TlsNetwork
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.cpu_time import CpuMeter, SystemCpu
 from tidelog.runtime.disk import Disk
@@ -85,6 +86,13 @@ class BrokerWorld:
     rng: random.Random
     store: GuardedObjectStore
     cpu: CpuMeter = field(default_factory=SystemCpu)
+    tls: TlsNetwork | None = None
+    """The network between brokers, if it has TLS."""
+
+    @property
+    def between_brokers(self) -> Network:
+        """The network on which brokers listen for each other, and connect to each other."""
+        return self.tls if self.tls is not None else self.network
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,17 @@ class ReplicaDisks(Protocol):
 
     async def remove(self, replica_set_id: int) -> None:
         """Delete the files of a replica set of another broker, after they were closed. Raises `StorageFailed`."""
+        ...
+
+    async def set_aside(self, replica_set_id: int) -> str:
+        """Keep the files of a replica set, which were closed, where `open` does not find them; return where.
+
+        Nothing that was kept before is overwritten, and no more than a few are kept. Raises `StorageFailed`.
+        """
+        ...
+
+    def rejected(self) -> list[str]:
+        """Return where files are that were set aside. Raises `StorageFailed`."""
         ...
 
 

@@ -50,7 +50,9 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     membership = BrokerMembership(base.identity, controller, world.clock, base.failure, storages.terms)
     hints = HintBox(world.clock.monotonic)
     base.registry.add_figures("hints", lambda: hints.counts, figures.hint_families)
-    hint_sender = HintSender(hints, controller, world.network, world.clock, credentials)
+    hint_sender = HintSender(hints, controller, world.between_brokers, world.clock, credentials)
+    if world.tls is not None:
+        base.registry.add_problems("tls", world.tls.problems)
     manager = _manager(base, storages, hints, hint_sender)
     takeovers = _takeovers(base)
     groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
@@ -59,7 +61,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         membership=membership,
         hints=hints,
         peers=PeerListener(
-            hints, world.network, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
+            hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
         ),
         hint_sender=hint_sender,
         manager=manager,

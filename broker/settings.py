@@ -146,6 +146,20 @@ class ReplicationSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     """Bytes on their way to one follower; at the bound it waits for acknowledgements."""
     live_bytes: Annotated[int, Meta(ge=MIB, le=1024 * MIB)] = 16 * MIB
     """Newest bytes of a replicated WAL kept in memory for followers; older ones are read from the files."""
+    catch_up_bytes_per_s: Annotated[int, Meta(ge=0)] = 0
+    """Bound on what a broker reads from its WALs for replicas that are not in sync, per second over all of them. It
+    must be more than producers write. 0: none, for the reads give way to producers anyway, and fewer copies are worse
+    than a busy disk. Replicas in sync are not bounded by it, nor any while writes are refused."""
+    tls_cert_file: str = ""
+    """PEM file with this broker's certificate for connections between brokers (`kafka.peer_port`). With it,
+    `tls_key_file` and `tls_ca_file` these have TLS 1.3, and both sides check the other's certificate. Set all three, on
+    all brokers, or none. Files that change are read again."""
+    tls_key_file: str = ""
+    """PEM file with the private key that belongs to `tls_cert_file`, without a password."""
+    tls_ca_file: str = ""
+    """PEM file with the authority that has signed the certificates of all brokers, best one for this cluster alone."""
+    tls_check_host_names: bool = True
+    """Whether a broker's certificate must name the host at which the others reach it (kafka.peer_advertised_host)."""
 
     def policy(self) -> PolicyRecord:
         """Return the policy of a new replica set."""

@@ -65,6 +65,15 @@ def cannot_connect(host: str, port: int, error: Exception) -> Unavailable:
     return kind(f"cannot connect to {host}:{port}: {error or 'timed out'}", hint="check that the process is running")
 
 
+def cannot_listen(host: str, port: int, error: OSError) -> AddressInUse:
+    """Return the error that a `Network` raises for a port that it cannot listen on."""
+    if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
+        hint = f"stop it (`ss -tanp 'sport = :{port}'` shows it) or choose another port"
+        return AddressInUse(f"port {port} on {host} is in use by another process", hint=hint)
+    hint = "check the host and port in the configuration"
+    return AddressInUse(f"cannot listen on {host}:{port}: {error}", hint=hint)
+
+
 async def refuses(network: Network, host: str, port: int, timeout_s: float) -> bool:
     """Whether the address certainly has no listener. A time-out or another error proves nothing."""
     try:
@@ -124,14 +133,7 @@ class TcpNetwork:
         try:
             server = await loop.create_server(factory, host, port, backlog=1024)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE or "address already in use" in str(error):
-                raise AddressInUse(
-                    f"port {port} on {host} is in use by another process",
-                    hint=f"stop it (`ss -tanp 'sport = :{port}'` shows it) or choose another port",
-                ) from error
-            raise AddressInUse(
-                f"cannot listen on {host}:{port}: {error}", hint="check the host and port in the configuration"
-            ) from error
+            raise cannot_listen(host, port, error) from error
         return _TcpListener(server)
 
     async def connect(

@@ -28,6 +28,8 @@ from tidelog.runtime.errors import CorruptData, InvalidInput
 from tidelog.runtime.types import Buffer
 
 MAGIC: Final = 0x544C
+TLS_HANDSHAKE: Final = 0x16
+"""First byte of a connection that begins with TLS (RFC 8446, section 5.1)."""
 VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 32 << 20
 """Default bound on a payload. The largest message is one delta of a 10,000-partition topic (about 3 MB)."""
@@ -104,6 +106,8 @@ class FrameDecoder:
 
     def _header(self, view: Buffer, position: int) -> tuple[int, int, int]:
         magic, version, kind, length, crc = _HEADER.unpack_from(view, position)
+        if magic >> 8 == TLS_HANDSHAKE:
+            raise CorruptData("the peer begins with TLS, and this listener has none", hint="set TLS on all or on none")
         if magic != MAGIC:
             raise CorruptData(
                 f"frame magic is {magic:#06x}, not {MAGIC:#06x}", hint="the peer does not use Tidelog's RPC"

@@ -11,7 +11,8 @@
                                       confirmed. &accept_loss=true: elects it in the election under way, although it may
                                       lack confirmed records; the loss is recorded (`/losses/accepted`)
     POST /replica-sets/policy         ?id=ID and fields of the policy; those that are not named stay
-    POST /replica-sets/add-member     ?id=ID&broker=B: assigns a replica to the broker, which joins by itself
+    POST /replica-sets/add-member     ?id=ID&broker=B: assigns a replica to the broker, which joins by itself; a learner
+                                      becomes a member. &learner=true: as a learner, which is never counted
     POST /replica-sets/remove-member  ?id=ID&broker=B: removes its replica, or its assignment. One in sync leaves when
                                       the master has let go of it
 
@@ -126,16 +127,18 @@ class ReplicaSetRoutes:
 
     async def _add_member(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), _broker(request)
-        await self._controller.replica_sets.assign_replica(record.id, broker)
-        logger.info("an operator added a member", extra={"replica_set": record.id, "broker": broker})
+        learner = flag(request, "learner")
+        await self._controller.replica_sets.assign_replica(record.id, broker, is_learner=learner)
+        extra = {"replica_set": record.id, "broker": broker, "learner": learner}
+        logger.info("an operator added a replica", extra=extra)
         return json_answer({"id": record.id, "broker": broker})
 
     async def _remove_member(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), _broker(request)
         row = self._controller.image.replication.get(record.id) or ReplicationRecord(record.id)
-        left = {*row.assigned, *record.members} - {broker, *row.leaving}
+        left = {*row.assigned, *record.members} - {broker, *row.leaving, *row.learning}
         wanted = row.policy.total_replicas
-        if broker in row.assigned and len(left) < wanted:
+        if broker in row.assigned and broker not in row.learning and len(left) < wanted:
             raise InvalidInput(
                 f"replica set {record.id} shall have {wanted} replicas: without broker {broker} it would be given"
                 " another one",

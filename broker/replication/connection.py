@@ -2,15 +2,15 @@
 
 A follower connects, and proves itself with the handshake of the RPC connections, purpose `wal`
 (`tidelog.controller.rpc.handshake`); a master's broker takes over connections that its peer listener has authenticated.
-After that the bytes are as they are: neither sealed nor encrypted. The frames' own checks, and those of the WAL's
-records, notice damage; somebody who can change packets between brokers is kept out by the network only, until the peer
-listener has TLS.
+After that the frames are not sealed: their own checks, and those of the WAL's records, notice damage. Somebody who can
+read or change packets between brokers is kept out by TLS, where that is configured
+(`tidelog.controller.rpc.tls_network`), and else by the network only.
 
 Received bytes go straight into the buffers of `ReplicationReader`. What is sent is passed to the transport as it lies
 in the WAL's buffers, in one vectored write, at once: the transport's own buffer is for what the kernel does not take.
 
-Invariants: nothing is decoded before the peer is authentic; at most one batch waits in the transport: `is_writable` is
-False while it holds anything.
+Invariants: nothing is decoded before the peer is authentic; at most one batch waits in the transport, and with TLS one
+more, encrypted, below it: `is_writable` is False while it holds anything.
 
 Entry: `WalConnection`, `connect_wal`.
 """
@@ -41,6 +41,13 @@ GOODBYE_S = 1.0
 def _no_frame(_frame: Frame) -> None:
     """Before anybody listens: nothing can arrive then."""
     raise BadFrame("a frame arrived before it was expected")
+
+
+def _closed_in_handshake(error: Exception | None) -> NotAuthentic:
+    return NotAuthentic(
+        f"the connection was closed in the handshake: {error or 'closed'}",
+        hint="the log of the other broker says why; replication.tls_* must be set on all brokers or on none",
+    )
 
 
 def _nothing() -> None:
@@ -96,7 +103,8 @@ class WalConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)  # uvloop writes at once only what is over the limit
+        # uvloop writes at once only what is over the limit. With 0, transports of TLS would call an empty buffer full.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self.peer = str(transport.get_extra_info("peername"))
         if self._handshake is not None:
             self._authentic = asyncio.get_running_loop().create_future()
@@ -122,7 +130,7 @@ class WalConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         self._transport = None
-        self._prove(self.problem or NotAuthentic(f"the connection was closed in the handshake: {exc or 'closed'}"))
+        self._prove(self.problem or _closed_in_handshake(exc))
         self.on_lost()
 
     def eof_received(self) -> bool:

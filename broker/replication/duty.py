@@ -19,7 +19,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tidelog.broker.replication.inputs import MasterTarget, ReplicaIdentity
@@ -183,14 +183,15 @@ class ReplicaDuty:
     # --- what is due ---------------------------------------------------------------------------------------------
 
     async def _look(self, image: Image) -> None:
-        identity = self._identity
-        record = image.replica_sets.get(identity.replica_set_id)
-        row = image.replication.get(identity.replica_set_id)
+        set_id, me = self._identity.replica_set_id, self._identity.replica.broker_id
+        record = image.replica_sets.get(set_id)
+        row = image.replication.get(set_id)
         if record is None:
-            raise NotFound(f"there is no replica set {identity.replica_set_id}")
+            raise NotFound(f"there is no replica set {set_id}")
         self._replica.note_committed(record.committed_wal_offset)
         if record.master_epoch != self._leading:
             self._end_term()
+        await self._learn_or_not(row)
         if not self._is_in(row):
             if self._joined:
                 await self._leave()
@@ -207,12 +208,23 @@ class ReplicaDuty:
             self._replica.let_go(leaving)
         if row.election is not None:
             await self._promise(record, row)
-        elif record.master == identity.replica.broker_id:
+        elif record.master == me:
             await self._lead(image, record)
         elif record.master != NO_BROKER:
             await self._follow(image, record)
         else:
             self.role = ReplicaRole.WAITING
+
+    async def _learn_or_not(self, row: ReplicationRecord | None) -> None:
+        """Be a learner, or a member, as the metadata say; a replica that was promoted connects anew as a member."""
+        learner = row is not None and self._identity.replica.broker_id in row.learning
+        if learner == self._identity.learner:
+            return
+        extra = {"set": self._identity.replica_set_id, "learner": learner}
+        logger.info("this replica becomes a learner, or is none any more", extra=extra)
+        self._identity = replace(self._identity, learner=learner)
+        self._target = None
+        await self._replica.use_identity(self._identity)
 
     def _is_in(self, row: ReplicationRecord | None) -> bool:
         broker_id, wal_id = self._identity.replica

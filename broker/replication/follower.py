@@ -95,6 +95,8 @@ class ReplicaFollower:
         self._backoff = Backoff(limits.retry_base_s, limits.retry_cap_s, world.rng)
         self.problem = ""
         """Why it is not following now; empty while it is, or before it tries."""
+        self.failing_since: float | None = None
+        """Since when it could not follow anybody (monotonic seconds); None while it does, or before it tries."""
         self.lost_at: float | None = None
         """When it lost the connection to its present master (monotonic seconds); None while it has one."""
         self.stopped: TidelogError | None = None
@@ -196,6 +198,8 @@ class ReplicaFollower:
         elif error is not None:
             raise error
         self.problem = text
+        if self.failing_since is None:
+            self.failing_since = self._world.clock.monotonic()
 
     async def _follow(self, target: MasterTarget) -> None:
         """Follow a master until the connection ends, which raises."""
@@ -309,7 +313,7 @@ class ReplicaFollower:
             await wal.restart_at(match.offset, master_epoch=epoch, kept_as=kept_as)
         tail.reconcile(wal)
         self._is_matched = True
-        self.lost_at = None
+        self.lost_at = self.failing_since = None
         self.problem = ""
         self._backoff.reset()
         self._acknowledge(wal.durable_offset)

@@ -3,7 +3,8 @@
 What the WAL passes to its disk is sent at once, while the disk syncs it: a byte counts as confirmed only once it is
 durable here, too, so nothing is at stake, and an acknowledgement takes the longer of the two syncs and not both. A
 follower that is behind what is kept in memory is read for from the files, one read at a time over all followers. After
-each read while producers append, the reader rests for as long as the read took.
+each read while producers append, the reader rests for as long as the read took. Followers outside the SyncStateSet are
+read for at a bounded pace (`CatchUpPace`), and after those within, unless writes are refused and may wait for them.
 
 The core (`tidelog.storage.replication.master.Master`) says what is confirmed, who is in sync, and which configuration
 is wanted. The controllers are asked for it until their answer is known.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, BadFrame, FollowerHello, Frame, Goodbye, GoodbyeCode
 from tidelog.storage.replication.master import Master
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.replication.sending import FollowerLink, LinkState, NextBatch
 from tidelog.storage.wal.base import ReplicatedWal, Submitted, WalFailed
@@ -61,6 +63,8 @@ class MasterSetup:
     world: ReplicationWorld
     events: ReplicaEvents
     limits: ReplicationLimits
+    pace: CatchUpPace = field(default_factory=CatchUpPace)
+    """For followers that catch up, over all masters of the broker."""
 
 
 class ReplicaMaster:
@@ -158,6 +162,7 @@ class ReplicaMaster:
         """
         core, now = self._core, self._clock.monotonic()
         end, near = self._wal.end_offset, core.in_sync(now)
+        paced = {one.replica for one in self._behind if self._is_paced(one)}
         return {
             "epoch": self.epoch,
             "confirm_offset": core.confirm_offset,
@@ -172,6 +177,7 @@ class ReplicaMaster:
             "changing": core.pending is not None,
             "degraded": core.is_degraded,
             "refusal": core.refusal(now),
+            "catch_up_bytes_per_s": self._setup.pace.bytes_per_s,
             "followers": [
                 {
                     "broker": one.replica.broker_id,
@@ -181,6 +187,7 @@ class ReplicaMaster:
                     "end_offset": one.end_offset,
                     "gap_bytes": lag.gap_bytes,
                     "caught_up_ms": round(lag.caught_up_s * 1000) if lag.caught_up_s is not None else None,
+                    "paced": one.replica in paced,
                 }
                 for one in core.brokers()
                 for lag in (core.lag(one, now),)
@@ -335,16 +342,15 @@ class ReplicaMaster:
     # --- followers that are behind -------------------------------------------------------------------------------
 
     async def _read_forever(self) -> None:
-        clock = self._clock
+        clock, pace = self._clock, self._setup.pace
         while True:
-            await self._wanted.wait()
-            if not self._behind:
-                self._wanted.clear()
-                continue
-            one = next(iter(self._behind))
+            one = await self._whose_turn()
             began, appended = clock.monotonic(), self._appended
+            is_paced = self._is_paced(one)
             try:
-                await self._read_for(one)
+                count = await self._read_for(one)
+                if is_paced:
+                    pace.took(count, clock.monotonic())
             except Exception as error:  # noqa: BLE001  # noted; it is this connection's own
                 ERRORS.note("replica-master", error, ended=False)
                 one.connection.end(error)
@@ -355,25 +361,47 @@ class ReplicaMaster:
             if self._appended != appended:
                 await clock.sleep(clock.monotonic() - began)  # producers come first
 
-    async def _read_for(self, one: ServedFollower) -> None:
-        """Read and send one batch. Ends the connection if what it needs cannot be read."""
+    async def _whose_turn(self) -> ServedFollower:
+        """Return the follower to read for next: those that confirmations may wait for first."""
+        while True:
+            await self._wanted.wait()
+            found = next((one for one in self._behind if not self._is_paced(one)), None)
+            if found is not None:
+                return found
+            wait_s = self._setup.pace.wait_s(self._clock.monotonic())
+            if self._behind and wait_s <= 0:
+                return next(iter(self._behind))
+            self._wanted.clear()
+            if self._behind:  # unless somebody else is behind before that; and who is a member may change
+                await _wait(self._wanted, min(wait_s, self._limits.tick_s))
+                self._wanted.set()
+
+    def _is_paced(self, one: ServedFollower) -> bool:
+        """Return whether a follower is read for at the pace of catching up: nobody who writes waits for it."""
+        if not self._setup.pace.bytes_per_s or one.replica in self._core.configuration.members:
+            return False
+        return not self.refusal()
+
+    async def _read_for(self, one: ServedFollower) -> int:
+        """Read and send one batch; return its bytes. Ends the connection if what it needs cannot be read."""
         batch = one.link.batch(self._wal.epoch_history, self._wal.durable_offset)
         if batch is None:
-            return
+            return 0
         try:
             raw = await self._wal.read_raw(batch.offset, batch.max_end - batch.offset)
         except NotFound:
             one.connection.say_goodbye(GoodbyeCode.CLOSING, "what would follow was trimmed: connect again")
-            return
+            return 0
         except (CorruptData, WalFailed, Closed) as error:
             one.connection.say_goodbye(GoodbyeCode.CLOSING, "the master cannot read its WAL")
             if isinstance(error, CorruptData):
                 logger.error("the WAL cannot be read for a follower", exc_info=error, extra={"offset": batch.offset})
-            return
+            return 0
         if raw is None or one.link.state is not LinkState.TRANSFER or one.link.next_offset != raw.offset:
-            return
+            return 0
         sent = NextBatch(raw.offset, raw.epoch, raw.epoch_start, raw.end_offset, raw.end_offset)
         one.send(sent, raw.end_offset, raw.buffers, self._clock.monotonic(), self._committed)
+        return raw.end_offset - raw.offset
 
     # --- time, and the configuration -----------------------------------------------------------------------------
 
@@ -462,6 +490,15 @@ class ReplicaMaster:
         await self._tasks.close()
         for one in self._served():
             self._lost(one)
+
+
+async def _wait(event: asyncio.Event, limit_s: float) -> None:
+    """Wait for an event, at most so long."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return
 
 
 def _ignore_offset(_offset: int) -> None:

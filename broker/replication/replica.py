@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tidelog.broker.replication.door import ReplicationDoor
@@ -34,6 +34,7 @@ from tidelog.broker.replication.master import MasterSetup, ReplicaMaster
 from tidelog.broker.replication.warm import WarmTail
 from tidelog.runtime.errors import Closed, CorruptData, Fenced, InvalidInput
 from tidelog.storage.replication.configuration import SetConfiguration
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.wal.base import ReplicatedWal, WalFailed
 
@@ -66,6 +67,8 @@ class ReplicaParts:
     world: ReplicationWorld
     events: ReplicaEvents
     limits: ReplicationLimits
+    pace: CatchUpPace = field(default_factory=CatchUpPace)
+    """As `MasterSetup.pace`."""
 
 
 class HotReplica:
@@ -114,6 +117,14 @@ class HotReplica:
         self.leaving = brokers
         if self.master is not None:
             self.master.let_go(brokers)
+
+    async def use_identity(self, identity: ReplicaIdentity) -> None:
+        """Be a learner, or none, from the next role on; the present one ends. The WAL and the registration stay."""
+        async with self._turn:
+            self._check_open()
+            assert identity.replica == self._parts.identity.replica, "another WAL is another replica"
+            self._parts = replace(self._parts, identity=identity)
+            await self._end_role()
 
     async def promise(self, epoch: int) -> ReplicaPosition:
         """Take nothing from a master of an older epoch any more, durably; return where the WAL ends then.
@@ -181,7 +192,9 @@ class HotReplica:
             await self.tail.complete(wal)
             if wal.master_epoch != epoch:  # it is, if an earlier call was cancelled
                 await wal.begin_epoch(epoch)
-            setup = MasterSetup(parts.identity, self.policy, parts.authority, parts.world, parts.events, parts.limits)
+            setup = MasterSetup(
+                parts.identity, self.policy, parts.authority, parts.world, parts.events, parts.limits, parts.pace
+            )
             self.master = ReplicaMaster(wal, setup, configuration, self.tail.committed_offset)
             self.master.let_go(self.leaving)
             self.master.start()

@@ -100,7 +100,7 @@ class ReplicaPlan:
         for one in sets:
             in_sync = {*one.record.sync_state_set}
             count, wanted = len(one.usable & in_sync), one.row.policy.total_replicas
-            learners = {*one.record.learners} & {each for each in one.places if _keeps(image, each)}
+            learners = {*one.record.learners, *one.row.learning} & {each for each in one.places if _keeps(image, each)}
             able = sorted(one.places - in_sync - {one.record.id} - learners - {*one.row.leaving})
             unusable = [each for each in able if each not in one.usable]
             found += [RemoveReplica(one.record.id, each) for each in unusable if count >= _needed(image, one, each)]
@@ -119,7 +119,7 @@ def _set(image: Image, set_id: int, lost: set[int]) -> _Set | None:
     if home is None or home.draining == DrainMode.OPERATOR:
         return None
     places = {*row.assigned, *record.members, *record.learners}
-    not_counted = {*lost, *record.learners, *row.leaving}
+    not_counted = {*lost, *record.learners, *row.learning, *row.leaving}
     usable = {each for each in places - not_counted if _keeps(image, each)}
     return _Set(record, row, places, usable)
 

@@ -102,9 +102,9 @@ class ReplicaSetClient:
         command = r.AddReplica(replica_set_id, broker_id, registration_epoch, wal_id, is_learner, priority)
         await self._send(command, None)
 
-    async def assign_replica(self, replica_set_id: int, broker_id: int) -> None:
+    async def assign_replica(self, replica_set_id: int, broker_id: int, *, is_learner: bool = False) -> None:
         """Assign a replica to a broker, which joins by itself. Raises `NotFound`, `NotEligible`, `InvalidInput`."""
-        await self._send(r.AssignReplica(replica_set_id, broker_id), None)
+        await self._send(r.AssignReplica(replica_set_id, broker_id, is_learner), None)
 
     async def retire_replica(self, replica_set_id: int, broker_id: int) -> None:
         """Have a member leave, which is not the master. Raises `NotFound`, `NotEligible`."""

@@ -406,14 +406,20 @@ def broker_replaced(tables: Tables, broker_id: int) -> None:
         assert record is not None, row.id  # removed together
         if not has_several(record):
             if record.members == (broker_id,):
-                kept = ReplicationRecord(row.id, row.policy, assigned=row.assigned, last_election=row.last_election)
-                tables.replication.put(row.id, kept)
+                tables.replication.put(row.id, _without_wals(row))
         elif record.master == broker_id:
             begin(tables, ReplicaSetRows(record, row), f"broker {broker_id} was started again")
         elif row.election is not None and any(each.broker_id == broker_id for each in row.election.promises):
             others = tuple(each for each in row.election.promises if each.broker_id != broker_id)
             election = msgspec.structs.replace(row.election, promises=others)
             tables.replication.put(row.id, msgspec.structs.replace(row, election=election))
+
+
+def _without_wals(row: ReplicationRecord) -> ReplicationRecord:
+    """Return what stays of a row when no WAL counts any more: the policy, who shall have a replica, and history."""
+    return ReplicationRecord(
+        row.id, row.policy, assigned=row.assigned, last_election=row.last_election, learning=row.learning
+    )
 
 
 def _ordered(tables: Tables) -> list[ReplicationRecord]:

@@ -164,7 +164,9 @@ def add_replica(tables: Tables, command: AddReplica) -> None:
     joined = ReplicaRecord(command.broker_id, command.wal_id, command.is_learner, command.priority)
     others = tuple(each for each in row.replicas if each.broker_id != broker.id)
     replicas = tuple(sorted((*others, joined), key=lambda each: each.broker_id))
-    changed = msgspec.structs.replace(row, replicas=replicas, assigned=_assigned(record, row, broker.id))
+    learning = _with(row.learning, broker.id) if command.is_learner else row.learning
+    assigned = _assigned(record, row, broker.id)
+    changed = msgspec.structs.replace(row, replicas=replicas, assigned=assigned, learning=learning)
     if record.members == (broker.id,) and not record.learners:
         known = next((each for each in row.in_sync if each.wal_id == joined.wal_id), None)
         only = known or InSyncRecord(broker.id, joined.wal_id)
@@ -188,6 +190,13 @@ def _check_may_join(
             f"broker {broker.id} has the WAL of broker {twin.broker_id}: its directory is a copy",
             hint="delete the copy, and let the broker begin with an empty WAL",
         )
+    if broker.id in row.assigned and row.replica(broker.id) is None:
+        is_to_learn = broker.id in row.learning
+        if is_to_learn != command.is_learner:
+            what = "a learner" if is_to_learn else "a member"
+            raise NotEligible(f"broker {broker.id} is to be {what} of replica set {record.id}", hint="it tries again")
+    elif broker.id in row.learning and not command.is_learner:
+        raise NotEligible(f"broker {broker.id} is a learner of replica set {record.id}", hint="promote it first")
     member = next((each for each in row.in_sync if each.broker_id == broker.id), None)
     if command.is_learner and broker.id in record.sync_state_set:
         raise NotEligible(f"broker {broker.id} is in the sync-state set of replica set {record.id}: it is no learner")
@@ -210,11 +219,35 @@ def assign_replica(tables: Tables, command: AssignReplica) -> None:
     if broker is None:
         raise NotFound(f"there is no broker {command.broker_id}", hint="`tidelog broker list` shows them")
     row = tables.replication.get(record.id) or ReplicationRecord(record.id)
-    if broker.id in row.assigned and broker.id not in row.leaving:
+    if command.is_learner and broker.id not in row.learning:
+        if broker.id in row.assigned or broker.id in record.members:
+            raise NotEligible(
+                f"broker {broker.id} is a member of replica set {record.id}, and becomes no learner",
+                hint=f"`tidelog replica-set remove-member {record.id} --broker {broker.id}`, then add it as a learner",
+            )
+        row = msgspec.structs.replace(row, learning=_with(row.learning, broker.id))
+    elif not command.is_learner and broker.id in row.learning:
+        record, row = _promoted(tables, record, row, broker.id)
+    elif broker.id in row.assigned and broker.id not in row.leaving:
         return
     _check_keeps_replicas(record, broker)
     assigned, leaving = _assigned(record, row, broker.id), _without(row.leaving, broker.id)
     tables.replication.put(record.id, msgspec.structs.replace(row, assigned=assigned, leaving=leaving))
+
+
+def _promoted(
+    tables: Tables, record: ReplicaSetRecord, row: ReplicationRecord, broker_id: int
+) -> tuple[ReplicaSetRecord, ReplicationRecord]:
+    """Make a learner a member outside the SyncStateSet, with the WAL that it has; or one that has not joined yet."""
+    replicas = tuple(
+        msgspec.structs.replace(each, is_learner=False) if each.broker_id == broker_id else each
+        for each in row.replicas
+    )
+    row = msgspec.structs.replace(row, replicas=replicas, learning=_without(row.learning, broker_id))
+    if row.replica(broker_id) is not None:
+        record = _with_replicas(record, replicas)
+        tables.replica_sets.put(record.id, record)
+    return record, row
 
 
 def retire_replica(tables: Tables, command: RetireReplica) -> None:
@@ -234,6 +267,10 @@ def retire_replica(tables: Tables, command: RetireReplica) -> None:
     leaving = tuple(sorted({*row.leaving, broker_id}))
     if leaving != row.leaving:
         tables.replication.put(record.id, msgspec.structs.replace(row, leaving=leaving))
+
+
+def _with(brokers: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
+    return tuple(sorted({*brokers, broker_id}))
 
 
 def _without(brokers: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
@@ -280,7 +317,10 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
             " smaller one",
         )
     row = msgspec.structs.replace(
-        row, assigned=_without(row.assigned, command.broker_id), leaving=_without(row.leaving, command.broker_id)
+        row,
+        assigned=_without(row.assigned, command.broker_id),
+        leaving=_without(row.leaving, command.broker_id),
+        learning=_without(row.learning, command.broker_id),
     )
     if row.replica(command.broker_id) is None:
         tables.replication.put(record.id, row)

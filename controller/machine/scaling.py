@@ -144,8 +144,10 @@ def _leave_other_sets(tables: Tables, broker_id: int) -> None:
             hint=f"`tidelog broker drain {broker_id}` has them replaced; it leaves these sets when others are in sync",
         )
     for row in assigned:
-        stay, leaving = (tuple(each for each in ids if each != broker_id) for ids in (row.assigned, row.leaving))
-        tables.replication.put(row.id, msgspec.structs.replace(row, assigned=stay, leaving=leaving))
+        places = (row.assigned, row.leaving, row.learning)
+        stay, leaving, learning = (tuple(each for each in ids if each != broker_id) for ids in places)
+        left = msgspec.structs.replace(row, assigned=stay, leaving=leaving, learning=learning)
+        tables.replication.put(row.id, left)
 
 
 def _target(tables: Tables, key: tuple[bytes, int]) -> int:

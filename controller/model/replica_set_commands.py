@@ -131,11 +131,14 @@ class ElectUnclean(Command, frozen=True, array_like=True, tag=86):
 class AssignReplica(Command, frozen=True, array_like=True, tag=87):
     """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing.
 
-    A broker that was to leave stays.
+    A broker that was to leave stays. A learner that is assigned as a member becomes one, with the WAL that it has; a
+    member does not become a learner.
     """
 
     replica_set_id: int
     broker_id: int
+    is_learner: bool = False
+    """It receives everything, and is never counted or elected."""
 
 
 class RetireReplica(Command, frozen=True, array_like=True, tag=88):

@@ -6,7 +6,8 @@ its promises. It is a row of its own, so that commits do not carry it, and it ex
 replica sets that an operator or a master gave one.
 
 Invariants: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`, once the row
-names any; every broker of `replicas`, and of `leaving`, is in `assigned`.
+names any; every broker of `replicas`, and of `leaving`, is in `assigned`; the learners
+among `replicas` are in `learning`, which is part of `assigned`.
 
 Entry: `ReplicationRecord`.
 """
@@ -145,6 +146,8 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     the policy allows it, and never for one with them."""
     last_election: PastElectionRecord | None = None
     """None: the set has had one member, whose broker is elected when it starts, or none has ended yet."""
+    learning: tuple[int, ...] = ()
+    """Those of `assigned`, sorted, whose replicas are learners, or will be when they join."""
 
     def replica(self, broker_id: int) -> ReplicaRecord | None:
         """Return a broker's replica."""

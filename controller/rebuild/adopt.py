@@ -171,7 +171,9 @@ def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
         tables.replication.delete(row.id)
         if row.id in adoption.brokers:  # replicas join anew
             assigned = tuple(each for each in row.assigned if each in adoption.brokers)
-            tables.replication.put(row.id, ReplicationRecord(row.id, row.policy, assigned=assigned))
+            learning = tuple(each for each in row.learning if each in adoption.brokers)
+            left = ReplicationRecord(row.id, row.policy, assigned=assigned, learning=learning)
+            tables.replication.put(row.id, left)
     for record in list(tables.replica_sets.values()):
         if record.id in adoption.brokers:
             tables.replica_sets.put(record.id, _without_master(record))

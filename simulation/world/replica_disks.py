@@ -46,6 +46,8 @@ class NodeDisks:
         self._own = own
         self.mounts: dict[int, Mount] = {own: Mount()}
         self.open: dict[int, SimDisk] = {}
+        self.rejected: list[tuple[str, Platters]] = []
+        """Directories that were set aside, and where."""
 
     def mount(self, replica_set: int) -> Mount:
         """Return the directory of a set; an empty one if there is none."""
@@ -60,6 +62,13 @@ class NodeDisks:
         mount = self.mounts.get(replica_set)
         if mount is not None:
             mount.platters = Platters()
+
+    def set_aside(self, replica_set: int) -> str:
+        """Keep what the directory of a set has elsewhere, and leave an empty one."""
+        mount = self.mount(replica_set)
+        self.rejected.append((f"rejected-{replica_set}-{len(self.rejected) + 1}", mount.platters))
+        mount.platters = Platters()
+        return self.rejected[-1][0]
 
     def lose_power(self, rng: random.Random) -> None:
         """Keep synced data, and a random part of the rest."""
@@ -101,3 +110,14 @@ class SimReplicaDisks:
         if disk is not None:
             await disk.background(0.001)
         self._disks.remove(replica_set_id)
+
+    async def set_aside(self, replica_set_id: int) -> str:
+        """See `ReplicaDisks.set_aside`."""
+        disk = self._disks.open.pop(replica_set_id, None)
+        if disk is not None:
+            await disk.background(0.001)
+        return self._disks.set_aside(replica_set_id)
+
+    def rejected(self) -> list[str]:
+        """See `ReplicaDisks.rejected`."""
+        return [place for place, _ in self._disks.rejected]

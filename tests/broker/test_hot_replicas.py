@@ -17,7 +17,7 @@ from msgspec import structs
 
 from tests.storage.wal_harness import until
 from tests.support.held import Held
-from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy
+from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy, TlsHotSet
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication.connection import connect_wal
 from tidelog.broker.replication.inputs import (
@@ -29,18 +29,18 @@ from tidelog.broker.replication.inputs import (
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
-from tidelog.runtime.network import TcpNetwork
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, FollowerHello, Frame, Goodbye, GoodbyeCode, Records, Welcome
+from tidelog.storage.replication.pace import BURST_S, CatchUpPace
 from tidelog.storage.wal.base import WalFailed
 from tidelog.storage.wal.disk.wal import DiskWal
 
 LOOPS = BOTH_LOOPS
 
 
-@pytest.fixture
-async def hot(tmp_path: Path) -> AsyncIterator[HotSet]:
-    one = HotSet(tmp_path)
+@pytest.fixture(params=["plain", "tls"])
+async def hot(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[HotSet]:
+    one = HotSet(tmp_path) if request.param == "plain" else TlsHotSet(tmp_path)
     yield one
     await one.close()
 
@@ -60,9 +60,12 @@ async def test_a_killed_follower_is_not_waited_for_and_catches_up_when_it_is_bac
     master = await hot.start_all()
     await hot.write(master, 50)
     await hot.kill(3)
+    killed = asyncio.get_running_loop().time()
     await hot.write(master, 900)  # more than is kept in memory for sending
     await hot.confirmed(master)
     await until(lambda: len(hot.authority.configuration.members) == 2)
+    # Who had everything a moment ago may join at once.
+    await until(lambda: asyncio.get_running_loop().time() > killed + POLICY.slave_timeout_s)
     await hot.start(3)
     await hot.let_follow()
     await hot.same()
@@ -204,6 +207,53 @@ async def test_torn_and_damaged_frames_end_the_connection_and_nothing_of_them_is
     await hot.same()
 
 
+async def test_a_follower_catches_up_at_its_pace_while_producers_are_answered(hot: HotSet) -> None:
+    rate = 400_000
+    hot.limits = replace(hot.limits, live_bytes=32 << 10)
+    hot.pace = CatchUpPace(rate)
+    master = await hot.start_all()
+    loop = asyncio.get_running_loop()
+    await hot.kill(3)
+    killed = loop.time()
+    await until(lambda: len(master.master.configuration.members) == 2)
+    end = await hot.write(master, 600)
+    await hot.confirmed(master)
+    await until(lambda: loop.time() > killed + POLICY.slave_timeout_s)  # who was there until now counts as in sync
+    began = loop.time()
+    await hot.start(3)
+    await hot.let_follow()
+    slowest, paced = 0.0, False
+    while hot.brokers[3].wal.durable_offset < end:
+        asked = loop.time()
+        await hot.write(master, 1)
+        await hot.confirmed(master)
+        slowest = max(slowest, loop.time() - asked)
+        paced |= [each["paced"] for each in master.master.status()["followers"] if each["broker"] == 3] == [True]
+        await asyncio.sleep(0.02)
+    assert loop.time() - began >= (end - 2 * hot.limits.link.batch_bytes) / rate - BURST_S - 0.1
+    assert paced and slowest < (loop.time() - began) / 2, slowest
+    await hot.same()
+    await until(lambda: master.master.status()["in_sync"] == [1, 2, 3])
+
+
+async def test_a_follower_that_writes_wait_for_catches_up_as_fast_as_it_can(hot: HotSet) -> None:
+    hot.limits = replace(hot.limits, live_bytes=32 << 10)
+    hot.pace = CatchUpPace(1)
+    master = await hot.start_all()
+    await hot.kill(3)
+    await until(lambda: len(master.master.configuration.members) == 2)
+    await hot.write(master, 300)
+    await hot.confirmed(master)
+    await hot.kill(2)
+    await until(lambda: bool(master.master.refusal()))
+    await hot.start(3)
+    await hot.let_follow()
+    await until(lambda: not master.master.refusal())
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    assert hot.brokers[3].wal.durable_offset == master.wal.end_offset
+
+
 async def test_what_a_stranger_sends_reaches_no_replica(hot: HotSet) -> None:
     master = await hot.start_all()
     await hot.write(master, 5)
@@ -236,7 +286,7 @@ async def test_a_broker_with_another_secret_is_refused(hot: HotSet) -> None:
 
 async def test_a_proven_connection_that_names_no_set_or_another_broker_is_dropped(hot: HotSet) -> None:
     master = await hot.start_all()
-    world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
+    world = ReplicationWorld(hot.network_of(9), SystemClock(), random.Random(1), Credentials(SECRET, 9))
     target = MasterTarget(1, 1, *master.listener.address)
     hello = FollowerHello(0, 9, 1, False, -1, 0, 0, 0, "wal-9", ())
 
@@ -268,7 +318,7 @@ async def test_a_proven_connection_that_names_no_set_or_another_broker_is_droppe
 @pytest.mark.processes  # real time-outs
 async def test_a_follower_that_reads_nothing_is_sent_a_window_and_dropped_when_it_is_silent(hot: HotSet) -> None:
     master = await hot.start_all()
-    world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(1), Credentials(SECRET, 9))
+    world = ReplicationWorld(hot.network_of(9), SystemClock(), random.Random(1), Credentials(SECRET, 9))
     target = MasterTarget(1, 1, *master.listener.address)
     connection = await connect_wal(world, target, max_body_bytes=1 << 20, timeout_s=5)
     got: list[Frame] = []

@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
+from tidelog.broker.hot_set import HotSet
 from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
@@ -122,6 +123,39 @@ def test_a_replica_that_was_removed_is_deleted_and_one_that_is_assigned_joins(tm
         cluster.run(cluster.start_broker(old))
         wait_until(lambda: not kept.exists(), "the replica was deleted")
         assert others() == (new,)
+
+
+def test_a_learner_receives_everything_is_not_counted_and_is_promoted_without_receiving_it_again(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, brokers=3, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: len(record(cluster, 1).sync_state_set) == 2, "the set has a second member")
+        learner = next(each for each in (2, 3) if each not in record(cluster, 1).members)
+        sets = cluster.nodes[1].controller.replica_sets
+        cluster.run(cluster.nodes[1].controller.create_topic("t", 1, {}, assignment=[1]))
+        cluster.run(sets.assign_replica(1, learner, is_learner=True))
+        wait_until(lambda: record(cluster, 1).learners == (learner,), "it has joined")
+        produce(cluster, "t", 50)
+
+        def copy() -> HotSet:
+            found = cluster.nodes[learner].parts.data.hot_sets.get(1)
+            assert found is not None
+            return found
+
+        def master() -> HotSet:
+            found = cluster.nodes[1].parts.data.hot_sets.get(1)
+            assert found is not None
+            return found
+
+        wait_until(lambda: copy().wal.durable_offset == master().wal.end_offset, "it has everything")
+        assert record(cluster, 1).learners == (learner,) and len(record(cluster, 1).sync_state_set) == 2
+        wal_id, start = copy().report()["wal_id"], copy().wal.start_offset
+        cluster.run(sets.assign_replica(1, learner))
+        wait_until(lambda: learner in record(cluster, 1).sync_state_set, "it is in sync")
+        assert record(cluster, 1).learners == ()
+        assert (copy().report()["wal_id"], copy().wal.start_offset) == (wal_id, start)
+        cluster.run(sets.begin_election(1, record(cluster, 1).master_epoch, "a test", designated=learner))
+        wait_until(lambda: record(cluster, 1).master == learner, "it may lead")
 
 
 def test_a_set_of_one_grows_when_its_broker_is_started_with_more_replicas(tmp_path: Path) -> None:

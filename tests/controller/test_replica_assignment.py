@@ -111,6 +111,47 @@ def test_a_broker_with_replicas_of_other_sets_is_not_removed_but_one_that_is_onl
     assert list(trio.assigned) == [0, 1]
 
 
+def test_a_learner_is_assigned_joins_as_one_and_is_promoted_with_its_wal() -> None:
+    trio = Trio()
+    trio.broker(3)
+    trio.unchanged(r.AssignReplica(0, 2, is_learner=True), NotEligible, "becomes no learner")
+    trio.run(r.AssignReplica(0, 3, is_learner=True))
+    trio.run(r.AssignReplica(0, 3, is_learner=True))
+    row = trio.image.replication[0]
+    assert (row.assigned, row.learning) == ((0, 1, 2, 3), (3,))
+    trio.unchanged(r.AddReplica(0, 3, trio.registration(3), "wal-3"), NotEligible, "is to be a learner")
+    trio.join(3, is_learner=True)
+    assert (trio.record.members, trio.record.learners) == ((0, 1, 2), (3,))
+    trio.unchanged(r.AddReplica(0, 3, trio.registration(3), "wal-3b"), NotEligible, "is a learner")
+    trio.unchanged(trio.alteration((0, 1, 2, 3), 2), ConfigurationRefused, "learner")
+    trio.run(r.AssignReplica(0, 3))
+    assert (trio.record.members, trio.record.learners) == ((0, 1, 2, 3), ())
+    replica = trio.image.replication[0].replica(3)
+    assert replica is not None and replica.wal_id == "wal-3" and not replica.is_learner
+    assert trio.image.replication[0].learning == ()
+    assert list(trio.record.sync_state_set) == [0, 1, 2], "its master asks for it when it has caught up"
+    trio.alter((0, 1, 2, 3), 2)
+
+
+def test_a_learner_is_promoted_or_removed_before_it_has_joined_and_removed_afterwards() -> None:
+    trio = Trio()
+    trio.broker(3)
+    trio.broker(4)
+    trio.run(r.AssignReplica(0, 3, is_learner=True))
+    trio.run(r.AssignReplica(0, 3))
+    trio.unchanged(r.AddReplica(0, 3, trio.registration(3), "wal-3", True), NotEligible, "is to be a member")
+    trio.join(3)
+    assert list(trio.record.members) == [0, 1, 2, 3]
+    trio.run(r.AssignReplica(0, 4, is_learner=True))
+    trio.run(r.RemoveReplica(0, 4))
+    row = trio.image.replication[0]
+    assert (row.assigned, row.learning) == ((0, 1, 2, 3), ())
+    trio.run(r.AssignReplica(0, 4, is_learner=True))
+    trio.join(4, is_learner=True)
+    trio.run(r.RemoveReplica(0, 4))
+    assert trio.record.learners == () and trio.image.replication[0].learning == ()
+
+
 def test_a_member_that_is_to_leave_does_not_enter_the_sync_state_set_until_it_is_assigned_anew() -> None:
     trio = Trio()
     trio.unchanged(r.RetireReplica(0, 0), NotEligible, "is the master")

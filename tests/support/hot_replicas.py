@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tests.storage.wal_harness import until
+from tests.support.certificates import Authority
 from tidelog.broker.replication.door import ReplicationDoor
 from tidelog.broker.replication.inputs import (
     MasterTarget,
@@ -31,14 +32,17 @@ from tidelog.broker.replication.warm import WarmTail
 from tidelog.controller.rpc.connection import RpcConnection
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.listener import RpcListener
+from tidelog.controller.rpc.tls_network import TlsNetwork
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import Fenced, InvalidInput
-from tidelog.runtime.network import TcpNetwork
+from tidelog.runtime.network import Network, TcpNetwork
+from tidelog.runtime.tls import MutualTls
 from tidelog.storage.cache.log_cache import LogCache
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.election import Promise, elected
+from tidelog.storage.replication.pace import CatchUpPace
 from tidelog.storage.replication.policy import ReplicationPolicy
 from tidelog.storage.replication.sending import LinkSettings
 from tidelog.storage.settings import WalSettings
@@ -208,6 +212,7 @@ class HotSet:
         self.policy = policy.check()
         self.settings = SETTINGS
         self.limits = LIMITS
+        self.pace = CatchUpPace()
         self.cache_bytes = 64 << 20
         self.wal_ids = {each: f"wal-{each}" for each in range(1, brokers + 1)}
         members = frozenset(WalReplica(*each) for each in self.wal_ids.items())
@@ -227,10 +232,14 @@ class HotSet:
         """The controllers, as a broker's replica asks them."""
         return self.authority
 
+    def network_of(self, broker_id: int) -> Network:
+        """What a broker listens on and connects by."""
+        return TcpNetwork()
+
     async def start(self, broker_id: int) -> Broker:
         """Start a broker on its directory; it does nothing yet."""
         credentials = Credentials(self.secrets.get(broker_id, SECRET), broker_id)
-        world = ReplicationWorld(TcpNetwork(), SystemClock(), random.Random(broker_id), credentials)
+        world = ReplicationWorld(self.network_of(broker_id), SystemClock(), random.Random(broker_id), credentials)
         disk = FileDisk(self.path / self.wal_ids[broker_id])
         wal = DiskWal(disk, self.settings, rng=random.Random(3))
         tail = WarmTail(LogCache(self.cache_bytes), self.committed)
@@ -266,6 +275,7 @@ class HotSet:
                 lambda error: events[0].wal_failed.append(error),
             ),
             self.limits,
+            self.pace,
         )
         broker = Broker(broker_id, wal, disk, door, listener, proxy, port, HotReplica(wal, tail, parts))
         events.append(broker)
@@ -385,6 +395,19 @@ class HotSet:
             assert await contents(each.wal, start) == await contents(master.wal, start)
             mine, theirs = each.wal.epoch_history.entries, master.wal.epoch_history.entries
             assert mine == theirs[len(theirs) - len(mine) :]
+
+
+class TlsHotSet(HotSet):
+    """Brokers whose connections have TLS."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.authority_of_tls = Authority(path / "tls")
+
+    def network_of(self, broker_id: int) -> TlsNetwork:
+        """With a certificate of the broker's own."""
+        files = self.authority_of_tls.issue(f"broker-{broker_id}")
+        return TlsNetwork(MutualTls(files, SystemClock()), SystemClock())
 
 
 async def contents(wal: ReplicatedWal, start: int) -> bytes:

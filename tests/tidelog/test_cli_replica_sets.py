@@ -198,3 +198,43 @@ async def members(client: ControllerClient, cli: Cli) -> None:
     )
     assert "keeps no replica" in await leaving
     assert list(client.image.replication[OTHER].assigned) == [OTHER]
+
+
+def test_a_learner_is_added_promoted_and_removed(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with running(data_dir) as process:
+        asyncio.run(with_client(data_dir, lambda client: learners(client, Cli(process.bootstrap))))
+
+
+async def learners(client: ControllerClient, cli: Cli) -> None:
+    [own] = client.image.brokers
+    registrations = {own: client.image.brokers[own].registration_epoch}
+    registrations[OTHER] = await client.register_broker(RegisterBroker(OTHER, "check", "a", "h", 9092, "", ""))
+    await client.elect(OTHER, OTHER)
+    sets = client.replica_sets
+    await sets.add_replica(OTHER, OTHER, registrations[OTHER], f"wal-{OTHER}")
+
+    async def run(*args: str | int, code: int = 0) -> str:
+        done = await asyncio.to_thread(cli, "replica-set", *args, code=code)
+        return done.text if code == 0 else done.err
+
+    assert "becomes no learner" in await run("add-member", OTHER, "--broker", OTHER, "--learner", code=1)
+    assert "is no learner of" in await run("promote-member", OTHER, "--broker", own, code=2)
+    assert f"not a learner of replica set {OTHER} after 1 s" in await run(
+        "add-member", OTHER, "--broker", own, "--learner", "--timeout", 1, code=5
+    )
+    waiting = asyncio.create_task(run("add-member", OTHER, "--broker", own, "--learner"))
+    await sets.add_replica(OTHER, own, registrations[own], f"wal-{own}", is_learner=True)
+    assert f"broker {own} is a learner of replica set {OTHER}" in await waiting
+    [row] = [each.split() for each in (await run("list")).splitlines() if each.split()[0] == str(OTHER)]
+    assert row[4:8] == [str(OTHER), str(own), "-", str(OTHER)], "members, learners, joining, in sync"
+    assert [str(own), "learner"] in [line.split()[:2] for line in (await run("describe", OTHER)).splitlines()]
+
+    assert "is assigned to" in await run("promote-member", OTHER, "--broker", own, "--no-wait")
+    assert client.image.replica_sets[OTHER].members == tuple(sorted((own, OTHER)))
+    assert client.image.replica_sets[OTHER].learners == ()
+    assert "keeps no replica" in await run("remove-member", OTHER, "--broker", own)
+
+    await sets.set_policy(OTHER, PolicyRecord(2, 1, 1))
+    await run("add-member", OTHER, "--broker", own, "--learner", "--no-wait")
+    assert "keeps no replica" in await run("remove-member", OTHER, "--broker", own), "the policy does not count it"

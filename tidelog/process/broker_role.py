@@ -13,11 +13,14 @@ from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, C
 from tidelog.broker.node import BrokerNode
 from tidelog.config import Config, Loaded
 from tidelog.controller.node import ControllerNode
+from tidelog.controller.rpc.tls_network import TlsNetwork
 from tidelog.process.accepted_loss import forget, read_accepted
 from tidelog.process.node_base import NodeBase
 from tidelog.process.replica_disks import DirectoryReplicaDisks
+from tidelog.runtime.clock import Clock
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.tls import MutualTls, TlsFiles
 from tidelog.storage.wal.base import Wal
 from tidelog.storage.wal.disk.wal import DiskWal
 from tidelog.storage.wal.memory import MemoryWal
@@ -56,10 +59,23 @@ def controllers_beside(base: NodeBase, controller: ControllerNode) -> Controller
     )
 
 
+def tls_between_brokers(config: Config, clock: Clock) -> TlsNetwork | None:
+    """Return the network between brokers if it has TLS. Raises `ConfigError` if its files cannot be used."""
+    settings = config.replication
+    files = TlsFiles.of(
+        "replication",
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        settings.tls_ca_file,
+        check_host_names=settings.tls_check_host_names,
+    )
+    return TlsNetwork(MutualTls(files, clock), clock) if files is not None else None
+
+
 class BrokerRole:
     """See `tidelog.process.role.NodeRole`."""
 
-    def __init__(self, base: NodeBase, controllers: ControllerAccess) -> None:
+    def __init__(self, base: NodeBase, controllers: ControllerAccess, tls: TlsNetwork | None) -> None:
         """Raises `ConfigError` if another kind of WAL is in use, `StorageFailed`."""
         config, outside, directory = base.config, base.outside, base.directory
         self._settings = config.node
@@ -80,7 +96,7 @@ class BrokerRole:
             settings=_broker_settings(config),
             controllers=controllers,
             wal=_wal_access(base, self._disks),
-            world=BrokerWorld(outside.network, outside.clock, outside.rng, base.store),
+            world=BrokerWorld(outside.network, outside.clock, outside.rng, base.store, tls=tls),
         )
 
     @property

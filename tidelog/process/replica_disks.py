@@ -2,6 +2,7 @@
 
     DIR/wal            the WAL of the broker's own replica set, replicated or not
     DIR/replica-<id>   the WAL of another replica set of which the broker has a replica
+    DIR/rejected-*     WALs that were set aside: `rejected-wal-1`, `rejected-replica-<id>-1`, …
 
 Entry: `DirectoryReplicaDisks`.
 """
@@ -9,9 +10,11 @@ Entry: `DirectoryReplicaDisks`.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 from pathlib import Path
+from typing import Final
 
 from tidelog.broker.inputs import OpenedReplicaWal
 from tidelog.runtime.disk import FileDisk
@@ -21,6 +24,9 @@ from tidelog.storage.wal.disk.wal import DiskWal
 
 OWN = "wal"
 PREFIX = "replica-"
+REJECTED = "rejected-"
+MAX_REJECTED: Final = 3
+"""WALs of one set that are kept aside: then somebody must look at the disk that forgets."""
 
 
 def replicas_in(path: Path) -> list[int]:
@@ -68,3 +74,36 @@ class DirectoryReplicaDisks:
             return
         except OSError as error:
             raise StorageFailed(f"the directory {path} cannot be deleted: {error}") from error
+
+    async def set_aside(self, replica_set_id: int) -> str:
+        """See `ReplicaDisks.set_aside`."""
+        path = self._directory(replica_set_id)
+        try:
+            return await asyncio.to_thread(_set_aside, path)
+        except OSError as error:
+            raise StorageFailed(f"the directory {path} cannot be set aside: {error}") from error
+
+    def rejected(self) -> list[str]:
+        """See `ReplicaDisks.rejected`."""
+        try:
+            return sorted(str(each) for each in self._path.glob(f"{REJECTED}*"))
+        except OSError as error:
+            raise StorageFailed(f"the directory {self._path} cannot be read: {error}") from error
+
+
+def _set_aside(path: Path) -> str:
+    """Rename a directory, durably, to a name that is not used. Raises `StorageFailed`, `OSError`."""
+    places = [path.with_name(f"{REJECTED}{path.name}-{number}") for number in range(1, MAX_REJECTED + 1)]
+    free = next((each for each in places if not each.exists()), None)
+    if free is None:
+        raise StorageFailed(
+            f"{MAX_REJECTED} rejected WALs are kept beside {path} already",
+            hint="look at this broker's disk, which has lost what it had made durable; then delete those directories",
+        )
+    path.rename(free)
+    parent = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+    return str(free)

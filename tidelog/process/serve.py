@@ -17,7 +17,7 @@ from typing import Any
 
 from tidelog.config import Config
 from tidelog.controller.active.state_keeper import BucketSuperseded
-from tidelog.process.broker_role import BrokerRole, controllers_beside, remote_controllers
+from tidelog.process.broker_role import BrokerRole, controllers_beside, remote_controllers, tls_between_brokers
 from tidelog.process.controller_role import ControllerRole
 from tidelog.process.listener import fit_connections, reserve_port, warn_of_admin_address
 from tidelog.process.node_base import Outside, learn
@@ -66,18 +66,20 @@ class NodeProcess:
         roles = config.node.roles
         if not roles:
             raise ConfigError("node.roles is empty", hint='set it to ["controller"], ["broker"], or both')
+        is_broker = "broker" in roles
+        tls = tls_between_brokers(config, self._outside.clock) if is_broker else None  # before anything listens
         fit_connections(config.kafka)
-        if "broker" in roles:
+        if is_broker:
             config.kafka.port = reserve_port(config.kafka.host, config.kafka.port)
             warn_of_admin_address(config.kafka, config.admin)
         base = await learn(config, self._outside, self._closing)
         if "controller" in roles:
             controller = ControllerRole(base, self._failed)
             await self._start_role(controller)
-            if "broker" in roles:
-                await self._start_role(BrokerRole(base, controllers_beside(base, controller.node)))
+            if is_broker:
+                await self._start_role(BrokerRole(base, controllers_beside(base, controller.node), tls))
         else:
-            await self._start_role(BrokerRole(base, remote_controllers(base)))
+            await self._start_role(BrokerRole(base, remote_controllers(base), tls))
 
     async def _start_role(self, role: NodeRole) -> None:
         self._roles.append(role)

@@ -250,37 +250,78 @@ def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, time
 @replica_set_.command("add-member")
 @_set_id
 @click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to keep a replica.")
+@click.option("--learner", is_flag=True, help="It receives everything, and is never counted or elected.")
 @click.option("--no-wait", is_flag=True, help="Return when the replica is assigned.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait."
 )
 @format_option
 @admin_options
-def add_member(replica_set: int, broker: int, no_wait: bool, timeout_s: float, style: str, bootstrap: str) -> None:
-    """Have a broker keep a replica of a set, and wait until it is in sync.
+def add_member(
+    replica_set: int, broker: int, learner: bool, no_wait: bool, timeout_s: float, style: str, bootstrap: str
+) -> None:
+    """Have a broker keep a replica of a set, and wait until it is in sync, or, a learner, until it has joined.
 
-    One beyond the number that the policy wants is removed again if it does not get in sync.
+    A member beyond the number that the policy wants is removed again if it does not get in sync; a learner is not. A
+    learner becomes a member when it is added without --learner.
     """
     cluster = ClusterConnection(bootstrap)
+    query = {"id": replica_set, "broker": broker, "learner": str(learner).lower()}
+    cluster.post(f"/replica-sets/add-member?{urlencode(query)}")
+    if no_wait:
+        document = _described(cluster, replica_set)
+    else:
+        document = _wait_in(cluster, replica_set, broker, "learners" if learner else "in_sync", timeout_s)
+    _tell_added(document, replica_set, broker, style)
+
+
+@replica_set_.command("promote-member")
+@_set_id
+@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The learner to promote.")
+@click.option("--no-wait", is_flag=True, help="Return when it is a member.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait."
+)
+@format_option
+@admin_options
+def promote_member(replica_set: int, broker: int, no_wait: bool, timeout_s: float, style: str, bootstrap: str) -> None:
+    """Make a learner a member of its set, with the WAL that it has, and wait until it is in sync."""
+    cluster = ClusterConnection(bootstrap)
+    if broker not in _described(cluster, replica_set)["learners"]:
+        raise InvalidInput(
+            f"broker {broker} is no learner of replica set {replica_set}",
+            hint=f"`tidelog replica-set describe {replica_set}` shows its replicas",
+        )
     cluster.post(f"/replica-sets/add-member?{urlencode({'id': replica_set, 'broker': broker})}")
-    document = _described(cluster, replica_set) if no_wait else _wait_in_sync(cluster, replica_set, broker, timeout_s)
+    if no_wait:
+        document = _described(cluster, replica_set)
+    else:
+        document = _wait_in(cluster, replica_set, broker, "in_sync", timeout_s)
+    _tell_added(document, replica_set, broker, style)
+
+
+def _tell_added(document: Document, replica_set: int, broker: int, style: str) -> None:
     if style == "json":
         output.emit(json.dumps(document, indent=2))
+    elif broker in document["learners"]:
+        output.emit(f"broker {broker} is a learner of replica set {replica_set}")
     elif broker in document["in_sync"]:
         output.emit(f"broker {broker} is in sync in replica set {replica_set}")
     else:
         output.emit(f"a replica of replica set {replica_set} is assigned to broker {broker}")
 
 
-def _wait_in_sync(cluster: ClusterConnection, replica_set: int, broker: int, timeout_s: float) -> Document:
+def _wait_in(cluster: ClusterConnection, replica_set: int, broker: int, place: str, timeout_s: float) -> Document:
+    """Wait until a broker is among the `in_sync`, or the `learners`, of a replica set."""
     deadline = time.monotonic() + timeout_s
     while True:
         document = _described(cluster, replica_set)
-        if broker in document["in_sync"]:
+        if broker in document[place]:
             return document
         if time.monotonic() > deadline:
+            what = "in sync in" if place == "in_sync" else "a learner of"
             raise Unavailable(
-                f"broker {broker} is not in sync in replica set {replica_set} after {timeout_s:g} s",
+                f"broker {broker} is not {what} replica set {replica_set} after {timeout_s:g} s",
                 hint=f"`tidelog replica-set describe {replica_set}` shows whether it has joined; it goes on",
             )
         time.sleep(POLL_S)

@@ -1,0 +1,37 @@
+"""WALs that are set aside: kept, never overwritten, and not without bound."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tidelog.process.replica_disks import MAX_REJECTED, DirectoryReplicaDisks
+from tidelog.runtime.errors import StorageFailed
+from tidelog.storage.settings import WalSettings
+
+
+@pytest.mark.parametrize(("replica_set", "name"), [(1, "wal"), (7, "replica-7")])
+async def test_what_is_set_aside_is_kept_and_an_empty_wal_takes_its_place(
+    tmp_path: Path, replica_set: int, name: str
+) -> None:
+    disks = DirectoryReplicaDisks(tmp_path, 1, WalSettings(), random.Random(1))
+    for number in range(1, MAX_REJECTED + 1):
+        opened = disks.open(replica_set)
+        await opened.wal.recover(lambda _record: None)
+        assert not (tmp_path / name / "mark").exists(), "it begins without the files of the one before"
+        await opened.wal.close()
+        await opened.disk.close()
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "mark").write_text(str(number))
+        place = await disks.set_aside(replica_set)
+        assert place == str(tmp_path / f"rejected-{name}-{number}")
+        assert not (tmp_path / name).exists()
+    (tmp_path / name).mkdir()
+    with pytest.raises(StorageFailed, match="are kept beside"):
+        await disks.set_aside(replica_set)
+    assert (tmp_path / name).is_dir()
+    kept = disks.rejected()
+    assert [Path(each).joinpath("mark").read_text() for each in kept] == ["1", "2", "3"]
+    assert disks.kept() == ([] if replica_set == 1 else [7]), "none of them is taken for a replica"
