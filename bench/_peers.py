@@ -152,8 +152,10 @@ class KafkaPeer:
 
 
 def new_cluster_id() -> str:
-    """Return a random id for a new Kafka cluster."""
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    """Return a random id for a new Kafka cluster; none begins with a hyphen: it would look like an option."""
+    while (found := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return found
 
 
 def format_storage(jars: Path, cluster_id: str, properties: Path) -> None:

@@ -11,6 +11,7 @@ from bench import kafka_cluster, replicated_produce
 from bench._cluster_load import Failover, LatencyLoad, Throughput, failover, latencies, throughput
 from bench._clusters import KafkaCluster, TidelogCluster, leaders, parsed, running
 from bench._common import ROWS_VARIABLE, Row, read_rows
+from bench._peers import new_cluster_id
 
 
 @pytest.fixture
@@ -36,6 +37,12 @@ def test_a_kafka_node_is_a_controller_or_a_broker_of_three_replicas(tmp_path: Pa
     for line in ("process.roles=broker", "node.id=3", "min.insync.replicas=2", "log.flush.interval.messages=1"):
         assert line in broker.splitlines()
     assert len(cluster.bootstrap.split(",")) == 3
+
+
+def test_the_id_of_a_kafka_cluster_is_no_option_of_its_command_line() -> None:
+    found = [new_cluster_id() for _ in range(500)]
+    assert not any(each.startswith("-") for each in found)
+    assert {len(each) for each in found} == {22}
 
 
 def test_the_ratios_of_replication_are_to_one_replica_and_to_disk_and_round_trip(tmp_path: Path, rows: Path) -> None:
