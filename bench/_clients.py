@@ -191,12 +191,14 @@ def flush(producer: Any) -> None:
     assert len(producer) == 0, f"{len(producer)} records were not acknowledged in time"
 
 
-def create_topic(bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
-    """Create a topic and wait until it exists."""
+def create_topic(
+    bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] | None = None, *, replicas: int = 1
+) -> None:
+    """Create a topic, whose partitions have so many replicas, and wait until it exists."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, replicas, config=dict(config or {}))])[topic].result(30)
     deadline = time.monotonic() + 30
     while len(admin.list_topics(topic, 10).topics[topic].partitions) < partitions and time.monotonic() < deadline:
         time.sleep(0.05)

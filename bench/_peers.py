@@ -136,9 +136,7 @@ class KafkaPeer:
             )
         )
         java = [str(shutil.which("java")), "-cp", f"{self._jars}/*"]
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        form = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
-        subprocess.run(form, check=True, capture_output=True)
+        format_storage(self._jars, new_cluster_id(), properties)
         return [*java, *KAFKA_JAVA, "kafka.Kafka", str(properties)]
 
     def server_pid(self) -> int:
@@ -151,6 +149,20 @@ class KafkaPeer:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(30)
+
+
+def new_cluster_id() -> str:
+    """Return a random id for a new Kafka cluster; none begins with a hyphen: it would look like an option."""
+    while (found := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return found
+
+
+def format_storage(jars: Path, cluster_id: str, properties: Path) -> None:
+    """Prepare a Kafka node's directory for its first start."""
+    java = [str(shutil.which("java")), "-cp", f"{jars}/*"]
+    form = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+    subprocess.run(form, check=True, capture_output=True)
 
 
 def installed(kind: str) -> Path | None:

@@ -336,9 +336,12 @@ class ReplicaFollower:
                 waited = True
                 continue
             self.problem, waited = "", False
-            for record in accepted:
-                self._tail.add(record)
             rest = rest[wal.end_offset - at :]
+            try:
+                await asyncio.sleep(0)  # the WAL passes them to its disk: the master waits for that, not for the tail
+            finally:
+                for record in accepted:
+                    self._tail.add(record)
 
     # --- acknowledgements, and time ------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from tidelog.runtime.errors import Fenced, InvalidInput, Unavailable
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 from tidelog.storage.replication.frames import Ack, FollowerHello, Frame, Goodbye, GoodbyeCode, Records, Welcome
 from tidelog.storage.replication.pace import BURST_S, CatchUpPace
-from tidelog.storage.wal.base import WalFailed
+from tidelog.storage.wal.base import WalFailed, WalRecord
 from tidelog.storage.wal.disk.wal import DiskWal
 
 LOOPS = BOTH_LOOPS
@@ -590,6 +590,28 @@ async def test_followers_have_the_bytes_while_their_master_syncs_and_nothing_is_
     finally:
         go_on.set()
     await hot.confirmed(master, end)
+
+
+async def test_a_follower_passes_records_to_its_disk_before_it_does_anything_else_with_them(
+    hot: HotSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = await hot.start_all()
+    await hot.write(master, 5)
+    await hot.confirmed(master)
+    await hot.same()
+    follower = hot.brokers[2]
+    tail, wal = follower.replica.tail, follower.wal
+    real, before, writes = tail.add, wal.stats()["writes"], list[int]()
+
+    def add(record: WalRecord) -> None:
+        writes.append(wal.stats()["writes"] - before)
+        real(record)
+
+    monkeypatch.setattr(tail, "add", add)
+    end = await hot.write(master, 1)
+    await until(lambda: tail.end_offset == end)
+    assert writes == [1]
+    await hot.same()
 
 
 async def test_two_replicas_that_contradict_each_other_stop_with_an_alarm(hot: HotSet) -> None:
