@@ -389,7 +389,11 @@ class _Process:
     def _opened(self, partition: PartitionLog) -> None:
         data_stream = partition.first_stream + 1
         end_offset = partition.log_end_offset
-        self._cluster.watch.confirmed.stream_goes_on(data_stream, partition.leader_epoch, end_offset)
+        assert self._broker is not None
+        confirmed, single = self._cluster.watch.confirmed, self._broker.parts.data.single
+        alone = single is not None and partition.wal is single.storage.confirm
+        opens = confirmed.stream_goes_on if alone else confirmed.stream_opens
+        opens(data_stream, partition.leader_epoch, end_offset)
 
     def _open_wal(self, cluster_id: str) -> Wal:
         node, settings = self._node, self._shape.wal_settings

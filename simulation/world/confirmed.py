@@ -64,6 +64,16 @@ class Confirmed:
         if line is None or line.epoch < epoch:
             self._begins(self._streams, f"stream {stream_id}", stream_id, epoch, offset)
 
+    def stream_opens(self, stream_id: int, epoch: int, offset: int) -> None:
+        """Record that a master, of which a quorum may have nothing yet, opened the stream at `offset`.
+
+        Its term counts from the first of its appends that is confirmed on (`stream_goes_on`): until then another
+        replica may be elected, and confirm what this one does not have.
+        """
+        line = self._streams.get(stream_id)
+        if line is not None and line.epoch < epoch and offset < line.confirmed:
+            self._lost(f"stream {stream_id}", line, epoch, offset)
+
     def stream_holds(self, stream_id: int, epoch: int, end: int) -> None:
         """Record that the appends of that epoch are confirmed up to stream offset `end`."""
         self._holds(self._streams, f"stream {stream_id}", stream_id, epoch, end)
@@ -77,10 +87,13 @@ class Confirmed:
     def _begins(self, lines: dict[int, _Line], what: str, key: int, epoch: int, offset: int) -> None:
         line = lines.setdefault(key, _Line(epoch, offset, offset))
         if offset < line.confirmed:
-            said = f"{what} continues at {offset} with epoch {epoch}"
-            self._found(RULE, f"{said}; epoch {line.epoch} confirmed it up to {line.confirmed}")
+            self._lost(what, line, epoch, offset)
         if epoch >= line.epoch:
             line.epoch, line.began = epoch, offset
+
+    def _lost(self, what: str, line: _Line, epoch: int, offset: int) -> None:
+        said = f"{what} continues at {offset} with epoch {epoch}"
+        self._found(RULE, f"{said}; epoch {line.epoch} confirmed it up to {line.confirmed}")
 
     def _holds(self, lines: dict[int, _Line], what: str, key: int, epoch: int, end: int) -> None:
         line = lines.setdefault(key, _Line(epoch, end, end))

@@ -26,6 +26,7 @@ class _HeldRecord(NamedTuple):
     wal_end: int
     stream_id: int
     epoch: int
+    base: int
     end: int
     """The stream offset after the record."""
 
@@ -52,7 +53,7 @@ class WatchedReplica:
             held.pop()  # the log was cut
         if record.type is WalRecordType.DATA:
             end = record.base_offset + record.count
-            held.append(_HeldRecord(record.end_offset, record.stream_id, record.stream_epoch, end))
+            held.append(_HeldRecord(record.end_offset, record.stream_id, record.stream_epoch, record.base_offset, end))
 
     async def recover(self, on_record: Callable[[WalRecord], None]) -> int:
         """See `Wal.recover`."""
@@ -85,6 +86,7 @@ class WatchedReplica:
         while self._held and self._held[0].wal_end <= offset:
             piece = self._held.popleft()
             if leads:
+                confirmed.stream_goes_on(piece.stream_id, piece.epoch, piece.base)
                 confirmed.stream_holds(piece.stream_id, piece.epoch, piece.end)
         self._wal.note_confirmed(offset)
 
@@ -92,8 +94,8 @@ class WatchedReplica:
         """See `Wal.append`."""
         end = self._wal.append(record)
         stream_id, epoch, base = record.stream_id, record.stream_epoch, record.base_offset
-        self._watch.confirmed.stream_goes_on(stream_id, epoch, base)
-        self._held.append(_HeldRecord(end, stream_id, epoch, base + record.count))
+        self._watch.confirmed.stream_opens(stream_id, epoch, base)
+        self._held.append(_HeldRecord(end, stream_id, epoch, base, base + record.count))
         return end
 
     async def receive(

@@ -92,6 +92,17 @@ def test_a_zombie_may_be_late_with_what_its_successor_has_and_with_nothing_else(
     assert told(*calls) == findings
 
 
+@pytest.mark.parametrize(("opened", "findings"), [(5, 0), (4, 1)])
+def test_a_master_without_a_quorum_begins_nothing_and_yet_must_have_what_was_confirmed(
+    opened: int, findings: int
+) -> None:
+    calls = (("stream_goes_on", 1, 1, 0), ("stream_holds", 1, 1, 5), ("stream_opens", 1, 2, opened))
+    assert told(*calls) == findings
+    later = ("stream_holds", 1, 1, 8)
+    assert told(*calls, later) == findings, "nothing of epoch 2 was confirmed: epoch 1 may go on elsewhere"
+    assert told(*calls, ("stream_goes_on", 1, 2, 5), later) == findings + 1
+
+
 @pytest.mark.parametrize(("epoch", "findings"), [(3, 1), (1, 0)])
 def test_a_recovered_record_counts_unless_its_stream_has_a_later_owner(epoch: int, findings: int) -> None:
     calls = (("stream_goes_on", 1, 2, 0), ("stream_recovered", 1, epoch, 7), ("stream_goes_on", 1, 4, 5))
