@@ -192,6 +192,23 @@ class ReplicaSetMachine(RuleBasedStateMachine):
             self.joined.add(WalReplica(broker, wal.wal_id))
 
     @rule(broker=st.sampled_from(BROKERS))
+    def assign_learner(self, broker: int) -> None:
+        """Assign a learner; where there is a member already, that is refused."""
+        rows = self.controllers.machine.tables.replication.rows
+        was_assigned = broker in rows[0].assigned and broker not in rows[0].learning
+        accepted = self.try_to(r.AssignReplica(0, broker, is_learner=True))
+        assert not (accepted and was_assigned)
+
+    @rule(broker=st.sampled_from(BROKERS))
+    def join_as_learner(self, broker: int) -> None:
+        wal = self.wals[broker]
+        row = self.controllers.machine.tables.replication.rows[0]
+        if broker in self.alive and broker in row.learning:
+            join = r.AddReplica(0, broker, self.controllers.registrations[broker], wal.wal_id, is_learner=True)
+            if self.try_to(join):
+                self.joined.add(WalReplica(broker, wal.wal_id))
+
+    @rule(broker=st.sampled_from(BROKERS))
     def promise(self, broker: int) -> None:
         state, wal = self.controllers.state(), self.wals[broker]
         if broker not in self.alive or not state.electing or wal.promised > state.epoch:
@@ -344,7 +361,10 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         assert self.epochs[1] <= record.sync_state_set_epoch
         self.epochs = record.master_epoch, record.sync_state_set_epoch
         assert record.sync_state_set == tuple(each.broker_id for each in row.in_sync)
-        assert record.members == tuple(each.broker_id for each in row.replicas)
+        assert record.members == tuple(each.broker_id for each in row.replicas if not each.is_learner)
+        assert record.learners == tuple(each.broker_id for each in row.replicas if each.is_learner)
+        assert {*record.learners} <= {*row.learning} <= {*row.assigned}
+        assert not {*row.learning} & {*record.members}
         assert {*record.sync_state_set} <= {*record.members} <= {*row.assigned}
         assert list(row.assigned) == sorted({*row.assigned})
         assert {*row.leaving} <= {*row.assigned} and list(row.leaving) == sorted({*row.leaving})
