@@ -154,7 +154,11 @@ def promise_epoch(tables: Tables, command: PromiseEpoch) -> ReplicaSetRecord:
 
 
 def _check_promise(found: ReplicaSetRows, promise: PromiseRecord) -> None:
-    """Check that the WAL is the one that is known, and has what it is known to have."""
+    """Check that the WAL is the one that is known, and has what it is known to have.
+
+    One that has not is refused although all that was known of it may be in the bucket: it may have had more than was
+    told, and confirmed that.
+    """
     record, row = found
     known = next((each for each in row.in_sync if each.replica == promise.replica), None)
     joined = row.replica(promise.broker_id)
@@ -164,7 +168,7 @@ def _check_promise(found: ReplicaSetRows, promise: PromiseRecord) -> None:
             hint="a broker with another disk joins the set anew, as a follower",
         )
     end = known.known_end if known is not None else -1
-    if promise.end_offset < end and end > record.committed_wal_offset:
+    if promise.end_offset < end:
         raise WalLost(
             f"the WAL of replica set {record.id} on broker {promise.broker_id} ends at {promise.end_offset}; it had"
             f" offsets up to {end}",

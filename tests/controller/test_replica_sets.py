@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.controller.controller_helpers import TOPIC, Driver
+from tests.controller.controller_helpers import TOPIC, Driver, new_object
 from tests.controller.replica_trio import ALL_ACK, TWO_OF_THREE, Trio
 from tidelog.controller.image.lost import TakeoverState, lost_replica_sets
 from tidelog.controller.machine.state import ControllerState
@@ -21,7 +21,7 @@ from tidelog.controller.model.errors import (
     from_wire,
 )
 from tidelog.controller.model.levels import UnsupportedLevel
-from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
 from tidelog.controller.model.replication import PastElectionRecord, PolicyRecord, ReplicationRecord
 from tidelog.controller.model.wal_notes import WalLost, WalNote, losses_in
 from tidelog.controller.rebuild.adopt import Adoption, adopt
@@ -442,6 +442,21 @@ def test_a_disk_that_was_rolled_back_is_a_missing_promise() -> None:
     trio.promise(2, end=500)  # truncated to the confirmed bytes, perhaps: that is no loss
     with pytest.raises(WalLost):
         trio.promise(0, end=499)
+
+
+def test_a_disk_that_was_rolled_back_does_not_count_although_all_that_is_known_of_it_is_in_the_bucket() -> None:
+    """It may have had more than was told, and confirmed that with the master that is gone."""
+    trio = Trio()
+    (first,) = trio.topic(1)
+    epoch = trio.record.master_epoch
+    trio.run(c.OpenStreams(0, epoch, tuple((first + step, epoch) for step in range(4))))
+    trio.alter((0, 1, 2), 2, end=50, confirm=50)
+    trio.commit(epoch, (0, 100), new_object(trio.prepare(1), (first, 0, 2)))
+    trio.die(0)
+    trio.begin()
+    with pytest.raises(WalLost, match="ends at 49; it had offsets up to 50"):
+        trio.promise(1, end=49)
+    assert trio.promise(2, end=120).master == NO_BROKER, "one promise of three, and the write quorum is two"
 
 
 def test_a_quorum_of_promises_that_lacks_confirmed_bytes_elects_nobody() -> None:

@@ -105,8 +105,7 @@ def nobody_leads(hot: HotCluster) -> None:
 
 
 def test_a_member_with_an_old_copy_of_its_directory_does_not_lead_with_what_is_missing(tmp_path: Path) -> None:
-    # Nothing is uploaded: where everything that is known of a WAL is in the bucket, its promise is not refused.
-    with hot_cluster(tmp_path / "hot", {"upload": {"age_ms": 600_000}}) as hot:
+    with hot_cluster(tmp_path / "hot") as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)
         with PartitionLoad(hot.bootstrap, TOPIC, PARTITIONS) as load:
             load.wait_grown()
