@@ -324,13 +324,15 @@ class HotSets:
         self._closed = True
         self._unsubscribe()
         await self._tasks.close()
-        for one in list(self._sets.values()):
-            try:
-                async with asyncio.timeout(budget_s):
-                    await one.close(upload=upload)
-            except (TimeoutError, TidelogError) as error:
-                logger.warning(
-                    "the last upload did not finish; the rest stays in the WAL and is uploaded by the next master",
-                    extra={"set": one.replica_set_id, "error": str(error) or "time is up"},
-                )
-                await one.close(upload=False)
+        await asyncio.gather(*(self._close_one(one, budget_s, upload) for one in list(self._sets.values())))
+
+    async def _close_one(self, one: HotSet, budget_s: float, upload: bool) -> None:
+        try:
+            async with asyncio.timeout(budget_s):
+                await one.close(upload=upload)
+        except (TimeoutError, TidelogError) as error:
+            logger.warning(
+                "the last upload did not finish; the rest stays in the WAL and is uploaded by the next master",
+                extra={"set": one.replica_set_id, "error": str(error) or "time is up"},
+            )
+            await one.close(upload=False)

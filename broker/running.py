@@ -102,7 +102,7 @@ class RunningBroker:
         deadline = loop.time() + grace_s
         await led.groups.close()  # before the listener: a waiting JoinGroup would delay its close
         await servers.kafka.close(grace_s / 4)
-        await led.manager.close()
+        await self._close_partitions(grace_s / 2)
         await led.hint_sender.close()
         await led.peers.close()
         await data.compactor.close()
@@ -114,3 +114,14 @@ class RunningBroker:
         await data.reader.close()
         await servers.admin.close()
         await servers.producer_ids.close()
+
+    async def _close_partitions(self, budget_s: float) -> None:
+        """Close the partitions cleanly, if that is confirmed in time; otherwise the next open scans them."""
+        try:
+            async with asyncio.timeout(budget_s):
+                await self.parts.partitions.manager.close()
+        except TimeoutError:
+            logger.warning(
+                "not all partitions were closed cleanly, the next open scans them: no quorum has confirmed it",
+                extra={"waited_s": budget_s},
+            )

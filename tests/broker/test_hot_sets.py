@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +63,26 @@ def test_every_broker_keeps_a_replica_of_each_set_and_a_stopped_master_is_follow
         cluster.run(cluster.start_broker(1))
         wait_until(lambda: is_whole(cluster), "the broker has caught up")
         assert cluster.nodes[1].parts.data.hot_sets.problems() == []
+
+
+def test_the_last_broker_stops_in_time_although_no_quorum_confirms_that_its_partitions_are_closed(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        client = cluster.nodes[1].controller
+        cluster.run(client.create_topic("t", 1, {}, assignment=[1]))
+        produce(cluster, "t", 20)
+        for broker in (3, 2, 1):
+            began = time.monotonic()
+            cluster.run(cluster.stop_broker(broker), 60)
+            assert time.monotonic() - began < 30, "the budget of a stop here is 10 s"
+        cluster.run(cluster.start_brokers(1, 2, 3))
+        wait_until(lambda: is_whole(cluster), "all are back")
+        leader = cluster.leader("t", 0)
+        wait_until(lambda: cluster.serves(leader, "t", 0), "the partition is served")
+        partition = cluster.nodes[leader].parts.partitions.manager.get("t", 0)
+        wait_until(lambda: partition.high_watermark == 20, "everything is there")
 
 
 def test_what_stopped_a_replica_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

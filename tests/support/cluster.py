@@ -214,6 +214,10 @@ class Cluster:
             raise
         self.nodes[broker] = node
 
+    async def start_brokers(self, *brokers: int) -> None:
+        """Start brokers at once: one of several replicas may wait for another."""
+        await asyncio.gather(*(self.start_broker(broker) for broker in brokers))
+
     async def _stop(self) -> None:
         await asyncio.gather(*(self.stop_broker(broker) for broker in list(self.nodes)))
         await self.controller.close()
