@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 from tests.controller.controller_helpers import until
 from tests.support.kept_set import SET, SelfKeptSet
 from tidelog.broker.replication.duty import ReplicaRole
-from tidelog.controller.model.errors import NotEligible
 from tidelog.controller.model.records import NO_BROKER
 from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
@@ -172,37 +169,3 @@ async def test_metadata_of_an_election_that_is_over_end_no_replica_that_has_foll
     await until(lambda: third.failures != [] or kept.node.image.replica_sets[SET].sync_state_set == (1, 2, 3))
     await until(lambda: third.failures != [] or third.duty.role is ReplicaRole.FOLLOWING)
     assert third.failures == []
-
-
-async def test_a_designated_replica_is_elected_at_the_first_attempt_while_the_master_writes(kept: SelfKeptSet) -> None:
-    leader = await kept.settled()
-
-    async def write() -> None:
-        while True:
-            with contextlib.suppress(TidelogError, AssertionError):  # its term ends in between
-                await kept.write(leader, 5)
-            await asyncio.sleep(0)
-
-    async def begin(wanted: int) -> int:
-        """Begin the election when it follows, and is in sync; a write is always on its way."""
-        replica = kept.brokers[wanted].replica
-        while True:
-            await until(lambda: replica.follower is not None and replica.follower.is_following)
-            epoch = kept.node.image.replica_sets[SET].master_epoch
-            try:
-                client = kept.processes[wanted].client.replica_sets
-                await client.begin_election(SET, epoch, "a hand-over", designated=wanted)
-            except NotEligible:
-                await asyncio.sleep(0.05)
-            else:
-                return epoch
-
-    for wanted in (2, 3, 1, 3, 2, 1):
-        writing = asyncio.create_task(write())
-        await asyncio.sleep(0.05)
-        async with asyncio.timeout(20.0):
-            epoch = await begin(wanted)
-        leader = await kept.settled()
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-        assert (leader.broker_id, kept.node.image.replica_sets[SET].master_epoch) == (wanted, epoch + 1)
