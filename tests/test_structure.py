@@ -125,6 +125,14 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert [f"{file}::{name}" for file, name in sorted(named) if f"def {name}(" not in written[file]] == []
 
 
+def test_no_two_test_modules_have_the_same_name() -> None:
+    """Their folders are no packages: pytest refuses the second one, and only in a run that collects both."""
+    places = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        places[path.name].append(path.relative_to(ROOT).as_posix())
+    assert [found for found in places.values() if len(found) > 1] == []
+
+
 def test_there_are_no_circles_and_no_upward_arrows(figures: dict[str, Figure]) -> None:
     assert [f"{item.where} {item.what}" for item in figures["arrows"].items if "by types" not in item.what] == []
 
