@@ -224,6 +224,11 @@ class HotSet:
         return role in (ReplicaRole.FOLLOWING, ReplicaRole.REMOVED, ReplicaRole.FAILED)
 
     @property
+    def leads(self) -> bool:
+        """Return whether it is the master, as far as it knows."""
+        return self.duty is not None and self.duty.role is ReplicaRole.LEADING
+
+    @property
     def is_known(self) -> bool:
         """Return whether the loss of this WAL would be noticed, or nothing would be lost with it."""
         return self._keeper is None or self._keeper.is_known

@@ -320,11 +320,17 @@ class HotSets:
     # --- end -----------------------------------------------------------------------------------------------------
 
     async def close(self, budget_s: float, *, upload: bool) -> None:
-        """End; with `upload`, first upload what is confirmed of the sets that it leads, within the budget."""
+        """End; with `upload`, first upload what is confirmed of the sets that it leads, within the budget.
+
+        It follows in the others meanwhile: their masters may be ending, too, and need it for their last quorum.
+        """
         self._closed = True
         self._unsubscribe()
         await self._tasks.close()
-        await asyncio.gather(*(self._close_one(one, budget_s, upload) for one in list(self._sets.values())))
+        led = [one for one in self._sets.values() if one.leads]
+        others = [one for one in self._sets.values() if one not in led]
+        for sets in (led, others):
+            await asyncio.gather(*(self._close_one(one, budget_s, upload) for one in sets))
 
     async def _close_one(self, one: HotSet, budget_s: float, upload: bool) -> None:
         try:

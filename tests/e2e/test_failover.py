@@ -121,7 +121,7 @@ def test_a_paused_broker_is_replaced_and_acknowledges_nothing_when_it_wakes_up(t
 
 
 def test_a_dead_broker_with_its_wal_on_disk_is_waited_for_and_the_others_go_on(tmp_path: Path) -> None:
-    with up_cluster(tmp_path / "data") as up:
+    with up_cluster(tmp_path / "data", flags=["--set", "replication.total_replicas=1"]) as up:
         create_topic(up.bootstrap, TOPIC, PARTITIONS)
         with Load(up.bootstrap, TOPIC, PARTITIONS) as load:
             load.more()
