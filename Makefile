@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit coverage rest test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -43,10 +43,15 @@ test: install
 	$(BIN)/python localstack/install.py all
 	TIDELOG_NOTHING_MISSING=1 $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
-# The rest of the whole test suite: what `make unit` leaves out.
+# The rest of the test suite: what `make unit` leaves out, without the cases that `make long` runs.
 rest: install
 	$(BIN)/python localstack/install.py all
-	TIDELOG_NOTHING_MISSING=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not ($(UNIT))" $(ARGS)
+	TIDELOG_NOTHING_MISSING=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not ($(UNIT)) and not long" $(ARGS)
+
+# Cases for which the gate has no time. `make test` and `make nightly` run them, too.
+long: install
+	$(BIN)/python localstack/install.py all
+	TIDELOG_NOTHING_MISSING=1 $(BIN)/pytest -n 2 --dist loadgroup -m long $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -95,8 +100,10 @@ scenario: install
 simulate: install
 	$(BIN)/tidelog simulate --seeds 2000 --for 240s $(ARGS)
 
-# The same every night with other seeds, which the date gives: a failing one can be run again by its number.
+# Every night the long cases, and the same with other seeds, which the date gives: a failing one can be run again by its
+# number.
 nightly: install
+	$(MAKE) long ARGS=
 	$(BIN)/tidelog simulate --seeds 10000 --seed $(shell date -u +%Y%m%d)00000 --shrink $(ARGS)
 
 # Switches protections of the code off, one by one, and shows that the simulator finds each of them.

@@ -44,7 +44,7 @@ def lose(hot: HotCluster, broker: int, what: str) -> None:
                 path.unlink()
 
 
-@pytest.mark.parametrize("what", ["wals", "everything"])
+@pytest.mark.parametrize("what", [pytest.param("wals", marks=pytest.mark.long), "everything"])
 def test_a_member_without_its_disk_joins_anew(tmp_path: Path, what: str) -> None:
     with hot_cluster(tmp_path / "hot") as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)
@@ -66,7 +66,7 @@ def test_a_member_without_its_disk_joins_anew(tmp_path: Path, what: str) -> None
         check(hot, load)
 
 
-@pytest.mark.parametrize("what", ["wals", "everything"])
+@pytest.mark.parametrize("what", ["wals", pytest.param("everything", marks=pytest.mark.long)])
 def test_a_member_without_its_disk_is_not_counted_where_it_would_decide(tmp_path: Path, what: str) -> None:
     """All are killed, one loses its disk, another one stays down: two brokers are up, one promise counts."""
     with hot_cluster(tmp_path / "hot") as hot:
@@ -146,6 +146,7 @@ def test_a_member_with_an_old_copy_of_its_directory_does_not_lead_with_what_is_m
         check(hot, load)
 
 
+@pytest.mark.long
 def test_a_member_with_an_old_copy_of_its_directory_follows_a_living_master(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot", {"upload": {"size_bytes": 100_000, "age_ms": 1000}}) as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)
@@ -255,7 +256,7 @@ def test_partitions_move_between_replica_sets_under_load_and_a_broker_dies_meanw
         check(hot, load)
 
 
-@pytest.mark.parametrize("ends", ["stopped", "killed"])
+@pytest.mark.parametrize("ends", [pytest.param("stopped", marks=pytest.mark.long), "killed"])
 def test_a_cluster_with_one_replica_gets_three_when_it_is_started_with_them(tmp_path: Path, ends: str) -> None:
     with hot_cluster(tmp_path / "hot", {"replication": {"total_replicas": 1}}) as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)

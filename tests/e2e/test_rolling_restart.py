@@ -145,6 +145,7 @@ def test_two_commands_at_once_and_one_that_is_killed_and_run_again_take_no_two_b
         assert [one["broker"] for one in restart(bootstrap, "--brokers", "1,2")] in ([1, 2], [2, 1])
 
 
+@pytest.mark.long
 def test_brokers_that_die_during_a_step_are_waited_for(three: TidelogProcess) -> None:
     bootstrap = three.bootstrap
     with under_load(bootstrap):
@@ -180,6 +181,7 @@ def test_without_the_secret_nothing_is_restarted(three: TidelogProcess, tmp_path
     assert registrations(three.bootstrap) == before
 
 
+@pytest.mark.long
 def test_partitions_of_sets_of_one_member_move_away_and_back(tmp_path: Path) -> None:
     flags = ["--brokers", "3", "--set", "replication.total_replicas=1"]
     with running(tmp_path / "data", flags) as process, under_load(process.bootstrap):
@@ -193,6 +195,7 @@ def owners(bootstrap: str) -> dict[int, int]:
     return {row["partition"]: row["broker"] for row in rows}
 
 
+@pytest.mark.long
 def test_a_broker_that_nobody_starts_again_ends_the_command_and_the_others_stay(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot") as hot:
         cli = Cli(hot.bootstrap)

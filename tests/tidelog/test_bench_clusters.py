@@ -75,6 +75,7 @@ def test_the_rows_beside_kafka_compare_medians(rows: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_a_cluster_is_measured_and_a_killed_leader_is_followed(tmp_path: Path) -> None:
     made = TidelogCluster(tmp_path / "cluster", 3, ["wal.flush=sync"], bucket_in_memory=True)
     with running(made) as cluster:
