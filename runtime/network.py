@@ -132,6 +132,9 @@ class TcpNetwork:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(factory, host, port, backlog=1024)
+            if None in server.sockets:  # uvloop says nothing when another process listens there since the bind
+                server.close()
+                raise OSError(errno.EADDRINUSE, "another process has just begun to listen there")
         except OSError as error:
             raise cannot_listen(host, port, error) from error
         return _TcpListener(server)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from tests.support.loops import BOTH_LOOPS
 from tidelog.runtime.errors import Unavailable
-from tidelog.runtime.network import ConnectionRefused, TcpNetwork, refuses
+from tidelog.runtime.network import AddressInUse, ConnectionRefused, TcpNetwork, refuses
 
 LOOPS = BOTH_LOOPS
 
@@ -64,6 +64,32 @@ async def test_a_connection_that_is_lost_while_it_is_made_is_unavailable() -> No
             await TcpNetwork().connect(Hasty, *listener.address, timeout_s=10)
     finally:
         await listener.close()
+
+
+async def test_a_port_where_another_process_begins_to_listen_between_bind_and_listen_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux lets both bind; uvloop does not tell that the second cannot listen."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+
+        class Slow:
+            async def create_server(self, *args: Any, **more: Any) -> asyncio.Server:
+                server = await loop.create_server(*args, start_serving=False, **more)
+                other.listen()
+                try:
+                    await server.start_serving()
+                except OSError:
+                    server.close()
+                    raise
+                return server
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "get_running_loop", Slow)
+            with pytest.raises(AddressInUse, match="is in use by another process"):
+                await TcpNetwork().listen(asyncio.Protocol, *other.getsockname())
 
 
 async def test_a_port_where_nobody_listens_refuses_and_one_whose_process_is_silent_does_not() -> None:
