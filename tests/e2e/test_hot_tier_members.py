@@ -104,6 +104,7 @@ def nobody_leads(hot: HotCluster) -> None:
         assert len(told) == 1 and told[0].endswith("1 more of the WALs on brokers 101, 102"), problems
 
 
+@pytest.mark.long
 def test_a_member_with_an_old_copy_of_its_directory_does_not_lead_with_what_is_missing(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot") as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)

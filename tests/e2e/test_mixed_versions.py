@@ -128,7 +128,7 @@ def load_on(cluster: MixedCluster) -> Load:
     return Load(cluster.bootstrap, TOPIC, PARTITIONS)
 
 
-@pytest.mark.parametrize("wal", ["disk", "s3"])
+@pytest.mark.parametrize("wal", ["disk", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_rolling_upgrade_and_its_rollback_lose_nothing(tmp_path: Path, previous_release: str, wal: str) -> None:
     with mixed(tmp_path, previous_release, wal) as cluster:
         with load_on(cluster) as load:
@@ -141,7 +141,7 @@ def test_a_rolling_upgrade_and_its_rollback_lose_nothing(tmp_path: Path, previou
         load.check(cluster.bootstrap)
 
 
-@pytest.mark.parametrize("wal", ["disk", "s3"])
+@pytest.mark.parametrize("wal", ["disk", pytest.param("s3", marks=pytest.mark.long)])
 def test_each_version_goes_on_over_what_the_other_left_when_it_was_killed(
     tmp_path: Path, previous_release: str, wal: str
 ) -> None:
@@ -164,7 +164,7 @@ def test_the_token_for_the_admin_http_is_found_beside_a_broker_that_does_not_kno
         Cli(f"127.0.0.1:{cluster.kafka_ports[3]}")("object", "clean", "--min-age", "1h", "--yes")
 
 
-@pytest.mark.parametrize("active_is_old", [False, True])
+@pytest.mark.parametrize("active_is_old", [pytest.param(False, marks=pytest.mark.long), True])
 def test_partitions_move_between_the_versions_whichever_has_the_active_controller(
     tmp_path: Path, previous_release: str, active_is_old: bool
 ) -> None:

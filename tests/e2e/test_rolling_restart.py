@@ -125,6 +125,7 @@ def test_all_brokers_are_restarted_under_load_and_no_application_is_told_of_an_e
     assert sum("as an operator asked" in line for line in three.output) == 3
 
 
+@pytest.mark.long
 def test_two_commands_at_once_and_one_that_is_killed_and_run_again_take_no_two_brokers_away(
     three: TidelogProcess,
 ) -> None:

@@ -139,7 +139,7 @@ class Group:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wal", ["disk", "s3"])
+@pytest.mark.parametrize("wal", ["disk", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_running_cluster_gains_a_broker_and_loses_another_without_a_trace(tmp_path: Path, wal: str) -> None:
     data = ("--data-dir", str(tmp_path))
     with up_cluster(tmp_path, flags=["--wal", wal, "--racks", "a,b,c"]) as cluster:

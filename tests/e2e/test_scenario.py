@@ -28,7 +28,11 @@ STEPS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=pytest.mark.servers(each)) for each in ("minio", "localstack")]
+    "kind",
+    [
+        pytest.param("minio", marks=[pytest.mark.servers("minio"), pytest.mark.long]),
+        pytest.param("localstack", marks=pytest.mark.servers("localstack")),
+    ],
 )
 def test_a_cluster_on_a_real_s3_server_lives_through_moves_scaling_and_kills(
     kind: str, request: pytest.FixtureRequest
