@@ -62,13 +62,16 @@ class HotStorage:
         """That of the present term, once it serves."""
         self._deposed: list[Storage] = []
         """Those of earlier terms that were not closed yet."""
+        self._closed = False
 
     def events(self) -> DutyEvents:
         """Return what the replica's duty calls."""
         return DutyEvents(leads=self.leads, ended=self.ended, failed=self._failed)
 
     def leads(self, epoch: int, master: ReplicaMaster) -> None:
-        """Begin a storage for this epoch, in the background."""
+        """Begin a storage for this epoch, in the background; none if this is being closed."""
+        if self._closed:
+            return
         assert self._term < 0, (self._term, epoch)
         self._term = epoch
         self.master = master
@@ -125,6 +128,7 @@ class HotStorage:
 
     async def close(self, *, upload: bool) -> None:
         """End; call it before the duty is closed. With `upload`, first upload everything confirmed, while it leads."""
+        self._closed = True
         storage, self.storage, self._term = self.storage, None, -1
         self.master = None
         async with self._turn:
