@@ -56,6 +56,7 @@ def test_an_unknown_fault_is_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_mutation_is_found_shrunk_and_replayed() -> None:
     """What a cluster does to clients that acknowledges before its bytes are durable."""
     arguments = ["--mutate", "ack-before-fsync", "--seed", "1", "--seeds", "12", "--shrink"]

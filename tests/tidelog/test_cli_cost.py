@@ -127,7 +127,7 @@ def test_prices_of_one_s_own_are_used_and_bad_ones_are_named(tmp_path: Path) -> 
         assert "--print-prices" in refused.err
         window = cli("cost", "--window", "1s", "--format", "json").json()
         assert window["nodes"][0]["seconds"] < 30
-        assert window["total"]["requests"].get("put", 0) == 0
+        assert window["total"]["requests"].get("put", 0) < document["total"]["requests"]["put"]
 
 
 def test_the_default_table_is_printed_without_a_cluster_and_a_missing_one_is_not_found(tmp_path: Path) -> None:
