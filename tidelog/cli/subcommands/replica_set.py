@@ -265,13 +265,7 @@ def add_member(
     A member beyond the number that the policy wants is removed again if it does not get in sync; a learner is not. A
     learner becomes a member when it is added without --learner.
     """
-    cluster = ClusterConnection(bootstrap)
-    query = {"id": replica_set, "broker": broker, "learner": str(learner).lower()}
-    cluster.post(f"/replica-sets/add-member?{urlencode(query)}")
-    if no_wait:
-        document = _described(cluster, replica_set)
-    else:
-        document = _wait_in(cluster, replica_set, broker, "learners" if learner else "in_sync", timeout_s)
+    document = _add(ClusterConnection(bootstrap), replica_set, broker, None if no_wait else timeout_s, learner=learner)
     _tell_added(document, replica_set, broker, style)
 
 
@@ -292,12 +286,19 @@ def promote_member(replica_set: int, broker: int, no_wait: bool, timeout_s: floa
             f"broker {broker} is no learner of replica set {replica_set}",
             hint=f"`tidelog replica-set describe {replica_set}` shows its replicas",
         )
-    cluster.post(f"/replica-sets/add-member?{urlencode({'id': replica_set, 'broker': broker})}")
-    if no_wait:
-        document = _described(cluster, replica_set)
-    else:
-        document = _wait_in(cluster, replica_set, broker, "in_sync", timeout_s)
+    document = _add(cluster, replica_set, broker, None if no_wait else timeout_s)
     _tell_added(document, replica_set, broker, style)
+
+
+def _add(
+    cluster: ClusterConnection, replica_set: int, broker: int, timeout_s: float | None, *, learner: bool = False
+) -> Document:
+    """Add a broker to a set, or promote it, and wait until it is in its place; None: do not wait."""
+    query = {"id": replica_set, "broker": broker, "learner": str(learner).lower()}
+    cluster.post(f"/replica-sets/add-member?{urlencode(query)}")
+    if timeout_s is None:
+        return _described(cluster, replica_set)
+    return _wait_in(cluster, replica_set, broker, "learners" if learner else "in_sync", timeout_s)
 
 
 def _tell_added(document: Document, replica_set: int, broker: int, style: str) -> None:
