@@ -1,4 +1,9 @@
-"""Administration goes on when the broker with the smallest id is gone: each broker names itself as the controller."""
+"""Administration goes on when the broker with the smallest id is gone: each broker names itself as the controller.
+
+A client that was told of a controller sends its requests there until the connection breaks: soon after the death of
+that process. If that host is silent, only the client's own time-out ends the wait (`socket.timeout.ms`, 60 s), for
+nothing that the other brokers do reaches it. So only a new client asks in that case.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +23,13 @@ SESSION_S = 60
 """Until the session of a broker that has lost its power ends, it is listed as alive."""
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+@pytest.mark.parametrize(
+    ("how", "asking"),
+    [(signal.SIGKILL, ["fresh", "cached"]), (signal.SIGSTOP, ["fresh"])],
+    ids=["killed", "silent"],
+)
 def test_topics_are_created_right_after_the_broker_with_the_smallest_id_is_gone(
-    tmp_path: Path, how: signal.Signals
+    tmp_path: Path, how: signal.Signals, asking: list[str]
 ) -> None:
     flags = ["--set", f"controller.session_timeout_ms={1000 * SESSION_S}"]
     with up_cluster(tmp_path / "data", 3, flags) as cluster:
@@ -33,7 +42,9 @@ def test_topics_are_created_right_after_the_broker_with_the_smallest_id_is_gone(
             os.kill(nodes[min(nodes)], how)
             gone = time.monotonic()
             fresh = AdminClient({"bootstrap.servers": ",".join(addresses[1:]), **QUIET})
-            for name, admin in (("fresh", fresh), ("cached", cached)):
+            admins = {"fresh": fresh, "cached": cached}
+            for name in asking:
+                admin = admins[name]
                 admin.create_topics([NewTopic(name, num_partitions=3)], request_timeout=20)[name].result(30)
             assert time.monotonic() - gone < SESSION_S - 10, "nobody waited for the end of the session"
         finally:
