@@ -21,6 +21,7 @@ from tidelog.broker.hot_sets import DISK_WAL, HotSets, is_replicated
 from tidelog.broker.objects.compaction_view import ImageView, waiting_object
 from tidelog.broker.objects.report import describe_damage
 from tidelog.broker.partitions.local_streams import ImageStreams
+from tidelog.broker.partitions.read_replicas import FollowedReplicas, ReadReplicas
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.replication.door import ReplicationDoor
 from tidelog.broker.replication.inputs import ReplicationLimits, ReplicationWorld
@@ -59,6 +60,7 @@ class DataParts:
     single: SingleWal | None
     """The own replica set's WAL; None: it is one of `hot_sets`."""
     hot_sets: HotSets
+    read_replicas: ReadReplicas
     door: ReplicationDoor
     """Takes the connections of followers."""
     compactor: Compactor
@@ -93,19 +95,28 @@ def build_data_parts(base: BrokerBase) -> DataParts:
 
     throttle = ColdThrottle(cache.cold_busy_share, world.clock, world.cpu, appended)
     reader = bucket_reader(base.image().cluster_id, world.store, base.controller, cache, world.clock, throttle=throttle)
-    storages, door = MasterStorages(), ReplicationDoor()
+    storages, followed, door = MasterStorages(), FollowedReplicas(), ReplicationDoor()
     reports = StorageReports(storages, reader, base.health)
     make = _StorageMaker(base, reader, reports)
     single = None if replicated else _single(base, make, storages)
     if single is not None:
         wal = single.wal
         progress.append(_WalProgress(lambda: wal.end_offset, lambda: wal.durable_offset))
-    hot_sets = _hot_sets(base, make, storages, door, keeps_own=replicated)
+    hot_sets = _hot_sets(base, make, storages, followed, door, keeps_own=replicated)
     progress.append(_WalProgress(lambda: hot_sets.appended_bytes, lambda: hot_sets.durable_bytes))
     base.health.sample("WAL append", appended, lambda: sum(each.durable() for each in progress))
     _register(base, reports, single, hot_sets)
     compactor = _compactor(base, storages, appended)
-    return DataParts(throttle, reader, storages, reports, single, hot_sets, door, compactor, _cleaner(base))
+    kafka = base.settings.kafka
+    readable = ReadReplicas(
+        base.controller,
+        followed,
+        reader,
+        broker_id=base.broker_id,
+        rack=kafka.rack,
+        enabled=kafka.replica_selector == "rack",
+    )
+    return DataParts(throttle, reader, storages, reports, single, hot_sets, readable, door, compactor, _cleaner(base))
 
 
 class _WalProgress(NamedTuple):
@@ -158,7 +169,13 @@ def _single(base: BrokerBase, make: _StorageMaker, storages: MasterStorages) -> 
 
 
 def _hot_sets(
-    base: BrokerBase, make: _StorageMaker, storages: MasterStorages, door: ReplicationDoor, *, keeps_own: bool
+    base: BrokerBase,
+    make: _StorageMaker,
+    storages: MasterStorages,
+    followed: FollowedReplicas,
+    door: ReplicationDoor,
+    *,
+    keeps_own: bool,
 ) -> HotSets:
     world, settings, credentials = base.world, base.settings, base.controllers.credentials
     if credentials is None or base.wal.replicas is None or base.wal.kind != DISK_WAL:
@@ -182,6 +199,7 @@ def _hot_sets(
         make.storage,
         settings.cache.log_bytes // max(1, replication.total_replicas),
         CatchUpPace(replication.catch_up_bytes_per_s),
+        followed,
     )
     return HotSets(shared, base.wal.replicas, keeps_own=keeps_own)
 

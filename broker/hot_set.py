@@ -15,12 +15,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.hot_storage import HotStorage
 from tidelog.broker.inputs import OpenedReplicaWal
 from tidelog.broker.membership import BrokerMembership
+from tidelog.broker.partitions.read_replicas import FollowedReplicas
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.replication.authority import ControllerAuthority
 from tidelog.broker.replication.door import ReplicationDoor
@@ -63,6 +65,8 @@ class HotShared:
     """Bound of one replica's log cache."""
     pace: CatchUpPace
     """For followers that catch up."""
+    followed: FollowedReplicas
+    """Those that consumers may read from."""
 
 
 def _nothing() -> None:
@@ -158,11 +162,17 @@ class HotSet:
                 ControllerAuthority(base.controller, identity),
                 shared.door,
                 shared.world,
-                ReplicaEvents(diverged=self._diverged, wal_failed=self._wal_failed),
+                ReplicaEvents(
+                    diverged=self._diverged,
+                    wal_failed=self._wal_failed,
+                    readable=partial(shared.followed.confirmed, self.replica_set_id),
+                    following=shared.followed.changed,
+                ),
                 shared.limits,
                 shared.pace,
             ),
         )
+        shared.followed.add(self.replica_set_id, replica)
         self._hot = HotStorage(replica, self._make_storage, shared.storages, self._failed, self._term_begun)
         self.duty = ReplicaDuty(replica, identity, base.controller, base.world.rng, self._hot.events())
         self.duty.start()
@@ -288,6 +298,7 @@ class HotSet:
 
     async def close(self, *, upload: bool) -> None:
         """End. With `upload`, first upload everything confirmed, while it leads. May be called again."""
+        self._shared.followed.remove(self.replica_set_id)
         if self._hot is not None:
             await self._hot.close(upload=upload)
         keeper, self._keeper = self._keeper, None

@@ -238,6 +238,7 @@ def _services(
         metrics=metrics,
         fetch_sessions=fetch_sessions,
         elections=ElectionWaits(base.image, base.world.clock, data.hot_sets.suspects),
+        read_replicas=data.read_replicas,
         cold_throttle=data.throttle,
         quorum=quorum.report,
         broker_configs=lambda: {**settings.flat(), "tidelog.admin.url": admin.url},

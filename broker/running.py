@@ -47,6 +47,7 @@ class RunningBroker:
         if data.single is not None:
             data.single.storage.recovered_done()
         await led.groups.start()
+        data.read_replicas.start()
         await servers.kafka.start()
         data.compactor.start()
         data.cleaner.start()
@@ -107,6 +108,7 @@ class RunningBroker:
         await led.peers.close()
         await data.compactor.close()
         await data.cleaner.close()
+        data.read_replicas.close()
         uploads = not self._base.failure.happened
         if data.single is not None:
             await data.single.close(max(1.0, deadline - loop.time()), upload=uploads)

@@ -34,6 +34,9 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Host announced to other brokers instead of `advertised_host`, if clients use another name."""
     rack: str = ""
     """Rack of this broker (Kafka: broker.rack)."""
+    replica_selector: Literal["rack", "leader"] = "rack"
+    """Which replica a consumer is told to read that names its rack (client.rack, KIP-392): one in sync in its rack,
+    or always the leader (Kafka: replica.selector.class)."""
     max_request_bytes: Annotated[int, Meta(ge=1024, le=(1 << 31) - 1)] = 100 * MIB
     """A larger frame closes the connection before memory is allocated (Kafka: socket.request.max.bytes)."""
     max_connections: Positive = 4096

@@ -22,6 +22,8 @@ INTER_BROKER_PROTOCOL = "3.9-IV0"
 """Version for tools that gate features by version; the name of the metadata.version in ApiVersions."""
 
 SENSITIVE_PARTS = ("secret", "password", "access_key", "token", "credential")
+_SELECTORS = {"rack": "org.apache.kafka.common.replica.RackAwareReplicaSelector", "leader": None}
+"""Kafka's names of `kafka.replica_selector`; None is its default."""
 DATA_DIR_KEYS = ("log.dirs", "data_dir", "node.data_dir")
 
 
@@ -168,6 +170,7 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         "process.roles": (names, services.broker_configs().get("node.roles", "broker"), "Roles of this process."),
         "producer.id.expiration.ms": (integer, str(log.producer_id_expiration_ms), "See log."),
         "remote.log.storage.system.enable": (boolean, "false", "Kafka's tiering; data is in the bucket without it."),
+        "replica.selector.class": (text, _SELECTORS[kafka.replica_selector], "kafka.replica_selector."),
         "sasl.enabled.mechanisms": (names, "", "None."),
         "security.inter.broker.protocol": (
             text,

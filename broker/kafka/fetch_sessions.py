@@ -37,6 +37,7 @@ from tidelog.broker.kafka.errors import (
 from tidelog.broker.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 
 if TYPE_CHECKING:
+    from tidelog.broker.partitions.read_replicas import FollowedLog
     from tidelog.stream.partition_log import PartitionLog
 
 FULL_EPOCH: Final = 0
@@ -73,7 +74,7 @@ class SessionPartition:
         """Its topic; the partitions in it are those of the request that added it."""
         self.spec = spec
         self.told: Told | None = None
-        self.log: PartitionLog | None = None
+        self.log: PartitionLog | FollowedLog | None = None
         """Set only while resting."""
         self.unlisten: Callable[[], None] | None = None
         self.forgotten = False
@@ -149,7 +150,7 @@ class FetchSession:
             partition.stop_listening()
             self._due[partition] = None
 
-    def rest(self, partition: SessionPartition, log: PartitionLog) -> None:
+    def rest(self, partition: SessionPartition, log: PartitionLog | FollowedLog) -> None:
         """Let the partition rest until its log changes or closes."""
         if partition.forgotten:
             return

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
+from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.deadlines import Deadlines
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.broker.kafka.producer_ids import ProducerIds
     from tidelog.broker.kafka.wire.codec import AnyResponse
     from tidelog.broker.partitions.manager import PartitionManager
+    from tidelog.broker.partitions.read_replicas import ReadReplicas
     from tidelog.broker.telemetry.metrics import Metrics
     from tidelog.controller.client.client import ControllerClient
     from tidelog.storage.reads.throttle import ColdThrottle
@@ -50,6 +52,8 @@ class Services:
     metrics: Metrics
     fetch_sessions: FetchSessions
     elections: ElectionWaits
+    read_replicas: ReadReplicas | LeaderOnly = field(default_factory=LeaderOnly)
+    """The partitions that this broker follows, for consumers near it (KIP-392)."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Time-outs of requests."""
     cold_throttle: ColdThrottle | None = None

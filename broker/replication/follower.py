@@ -81,6 +81,8 @@ class ReplicaFollower:
         self._target: MasterTarget | None = None
         self._changed = asyncio.Event()
         """There is another target."""
+        self._told_readable = wal.confirm_offset
+        """WAL offset up to which `ReplicaEvents.readable` was told."""
         self._trimmable = asyncio.Event()
         self._connection: WalConnection | None = None
         self._following: WalFollower | None = None
@@ -228,6 +230,7 @@ class ReplicaFollower:
         finally:
             self._is_matched = False
             self._following = self._connection = None
+            self._events.following()
             if connection.is_open:
                 connection.end()
 
@@ -275,7 +278,7 @@ class ReplicaFollower:
                 raise BadFrame("RECORDS before a WELCOME")
             if following.fits(frame, self._wal.end_offset):
                 await self._receive(following, frame)
-            self._wal.note_confirmed(following.confirmed(self._wal.durable_offset))
+            self._note_confirmed(following, self._wal.durable_offset)
             if self._tail.committed_offset > self._wal.start_offset:
                 self._trimmable.set()
         elif isinstance(frame, Welcome):
@@ -312,11 +315,13 @@ class ReplicaFollower:
             logger.warning("this replica starts over at its master's first offset", extra=places)
             await wal.restart_at(match.offset, master_epoch=epoch, kept_as=kept_as)
         tail.reconcile(wal)
+        self._told_readable = wal.confirm_offset
         self._is_matched = True
         self.lost_at = self.failing_since = None
         self.problem = ""
         self._backoff.reset()
         self._acknowledge(wal.durable_offset)
+        self._events.following()
 
     async def _receive(self, following: WalFollower, frame: Records) -> None:
         """Put a frame's records into the WAL, as there is room."""
@@ -355,7 +360,14 @@ class ReplicaFollower:
             return  # promised to a newer master meanwhile
         connection.send(Ack(following.master_epoch, offset))
         self._told_at = self._world.clock.monotonic()
-        self._wal.note_confirmed(following.confirmed(offset))
+        self._note_confirmed(following, offset)
+
+    def _note_confirmed(self, following: WalFollower, durable_offset: int) -> None:
+        self._wal.note_confirmed(following.confirmed(durable_offset))
+        end = min(self._wal.confirm_offset, self._tail.end_offset)  # the tail gets them after the disk
+        if end > self._told_readable:
+            start, self._told_readable = self._told_readable, end
+            self._events.readable(start, end)
 
     async def _tick_forever(self) -> None:
         link, clock = self._limits.link, self._world.clock

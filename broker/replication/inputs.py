@@ -107,6 +107,14 @@ def _ignore(_argument: object) -> None:
     """Default callback: do nothing."""
 
 
+def _ignore_range(_start: int, _end: int) -> None:
+    """Default callback: do nothing."""
+
+
+def _ignore_change() -> None:
+    """Default callback: do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaEvents:
     """Callbacks of one replica. They run on the event loop, must be quick, and must not raise."""
@@ -119,3 +127,7 @@ class ReplicaEvents:
     """The follower's WAL and its master's contradict each other: it has stopped, and an operator must look."""
     wal_failed: Callable[[Exception], None] = _ignore
     """The WAL has failed for good; the replica has stopped."""
+    readable: Callable[[int, int], None] = _ignore_range
+    """The follower has the records between these WAL offsets (int64 bytes), and knows that they are confirmed."""
+    following: Callable[[], None] = _ignore_change
+    """The follower's WAL is a prefix of its master's now, or the connection has ended."""

@@ -52,6 +52,9 @@ from tidelog.storage.wal.live import LiveTail
 
 logger = logging.getLogger(__name__)
 
+TELL_S = 0.005
+"""Until an idle follower is told of a new confirm offset: consumers that read there wait for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class MasterSetup:
@@ -108,6 +111,8 @@ class ReplicaMaster:
         """Somebody is behind."""
         self._review = asyncio.Event()
         """The configuration that is wanted may have changed."""
+        self._moved = asyncio.Event()
+        """Followers may have to be told of the confirm offset."""
         self._appended = 0
         self._tasks = TaskSet("replica-master")
         self._ended: Exception | None = None
@@ -120,6 +125,7 @@ class ReplicaMaster:
         self._tasks.keep(self._tick_forever, "tick")
         self._tasks.keep(self._read_forever, "files")
         self._tasks.keep(self._alter_forever, "configuration")
+        self._tasks.keep(self._tell_forever, "confirmations")
         self._confirm_more()
 
     # --- state ---------------------------------------------------------------------------------------------------
@@ -133,6 +139,11 @@ class ReplicaMaster:
     def configuration(self) -> SetConfiguration:
         """Return the configuration that the controllers have told last."""
         return self._core.configuration
+
+    def readable(self) -> list[int]:
+        """Return the brokers whose replicas are in sync and connected: consumers may read there."""
+        members = self._core.configuration.members
+        return [each for each, one in self._followers.items() if one.is_attached and one.replica in members]
 
     def refusal(self) -> str:
         """Return why nothing may be appended now, or an empty string (`Master.refusal`)."""
@@ -338,6 +349,8 @@ class ReplicaMaster:
             self._wal.note_confirmed(offset)
             self.confirm.advance(offset)
             self._setup.events.confirmed(offset)
+            if self._followers:
+                self._moved.set()
 
     # --- followers that are behind -------------------------------------------------------------------------------
 
@@ -418,6 +431,16 @@ class ReplicaMaster:
                 if one.link.heartbeat_due(now) and one.connection.is_writable:
                     one.heartbeat(now, self._committed)
             self._review.set()
+
+    async def _tell_forever(self) -> None:
+        """Tell idle followers how far the master has confirmed, for those who read there."""
+        while True:
+            await self._moved.wait()
+            await self._clock.sleep(TELL_S)
+            self._moved.clear()
+            now = self._clock.monotonic()
+            for one in self._served():
+                one.tell_confirmed(now, self._committed)
 
     async def _alter_forever(self) -> None:
         backoff = Backoff(self._limits.retry_base_s, self._limits.retry_cap_s, self._setup.world.rng)

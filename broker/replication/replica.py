@@ -97,6 +97,11 @@ class HotReplica:
             self.follower.fail(failure)
         self._parts.events.wal_failed(error)
 
+    @property
+    def is_following(self) -> bool:
+        """Return whether it follows a master, with which it is connected, and its WAL is a prefix of that one's."""
+        return self.follower is not None and self.follower.is_following
+
     def note_committed(self, offset: int) -> None:
         """Everything before this WAL offset (int64 bytes) is in committed objects, as the metadata here says."""
         if self.master is not None:
@@ -145,7 +150,7 @@ class HotReplica:
         """Return when the connection to the master that it follows has ended, at the latest after `limit_s`."""
         clock = self._parts.world.clock
         deadline = clock.monotonic() + limit_s
-        while self.follower is not None and self.follower.is_following and clock.monotonic() < deadline:
+        while self.is_following and clock.monotonic() < deadline:
             await clock.sleep(END_POLL_S)
 
     async def follow(self, target: MasterTarget) -> bool:

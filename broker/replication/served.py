@@ -48,6 +48,8 @@ class ServedFollower:
         """Whether the core knows of this connection (`Master.attached`)."""
         self.is_reading = False
         """Whether a read of the files for it is wanted or under way."""
+        self._told_confirm = -1
+        """The confirm offset that it was told last."""
         self._source = source
 
     def welcome(self, now: float, hello: FollowerHello, committed_offset: int) -> None:
@@ -57,6 +59,7 @@ class ServedFollower:
         epochs = trimmed_history(wal.epoch_history)
         bounds = (wal.start_offset, self._source.end_offset, core.confirm_offset, committed_offset)
         self.connection.send(Welcome(self.link.master_epoch, *bounds, epochs))
+        self._told_confirm = core.confirm_offset
 
     def pump(self, now: float, committed_offset: int) -> bool:
         """Send what can be sent now; return whether the files have to be read for what is next."""
@@ -76,7 +79,7 @@ class ServedFollower:
         self, batch: NextBatch, end_offset: int, buffers: Sequence[Buffer], now: float, committed_offset: int
     ) -> None:
         """Send records of one epoch, from the start of `batch` to `end_offset`."""
-        confirm = self._source.core.confirm_offset
+        self._told_confirm = confirm = self._source.core.confirm_offset
         head = Records(self.link.master_epoch, batch.offset, batch.epoch, batch.epoch_start, confirm, committed_offset)
         self.connection.send_records(head, buffers, end_offset - batch.offset)
         self.link.sent(end_offset, now)
@@ -86,10 +89,20 @@ class ServedFollower:
         """Show that the master lives, and up to where it has confirmed."""
         entry = self._source.wal.epoch_history.entry_at(max(0, self.link.next_offset - 1))
         epoch, start = entry if entry is not None else (self.link.master_epoch, self.link.next_offset)
-        confirm = self._source.core.confirm_offset
+        self._told_confirm = confirm = self._source.core.confirm_offset
         head = Records(self.link.master_epoch, self.link.next_offset, epoch, start, confirm, committed_offset)
         self.connection.send_records(head, (), 0)
         self.link.sent(self.link.next_offset, now)
+
+    def tell_confirmed(self, now: float, committed_offset: int) -> None:
+        """Tell up to where the master has confirmed, unless records that are still to be sent will."""
+        if (
+            self._told_confirm < self._source.core.confirm_offset
+            and self.link.state is LinkState.TRANSFER
+            and self.link.next_offset >= self._source.end_offset
+            and self.connection.is_writable
+        ):
+            self.heartbeat(now, committed_offset)
 
     def _note_sent(self, now: float) -> None:
         """Tell the core that everything is on its way, if it is."""

@@ -14,7 +14,9 @@ Entry: `RecoveredRecords`.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, bisect_right
 from collections import deque
+from operator import attrgetter
 
 from tidelog.storage.cache.footprint import footprint, own
 from tidelog.storage.cache.log_cache import CacheEntry, LogCache, StreamLog, UnconfirmedRecord
@@ -35,6 +37,10 @@ class _Held:
         self.epoch = record.stream_epoch
         self.record = StreamEntry(record.base_offset, record.count, own(record.payload))
         self.log: StreamLog | None = None
+
+
+_EPOCH, _WAL_END = attrgetter("epoch"), attrgetter("wal_end")
+_BASE = attrgetter("record.base_offset")
 
 
 class RecoveredRecords:
@@ -111,6 +117,53 @@ class RecoveredRecords:
                 )
             stream_log.push(held.record)
         return ""
+
+    # -- reading, while the records follow a master's
+
+    def confirmed_end(self, stream_id: int, owner_since_epoch: int, committed_end: int, confirm_offset: int) -> int:
+        """Return the offset up to which a stream is committed, or its records are here and confirmed without a gap.
+
+        `committed_end` and `owner_since_epoch` are the metadata's; `confirm_offset` is a WAL offset (int64 bytes).
+        """
+        held = self._by_stream.get(stream_id)
+        if held is None:
+            return committed_end
+        first = bisect_left(held, owner_since_epoch, key=_EPOCH)
+        last = bisect_right(held, confirm_offset, first, key=_WAL_END) - 1
+        if last < first or held[first].record.base_offset > committed_end:
+            return committed_end
+        base, count, _ = held[last].record
+        return max(committed_end, base + count)
+
+    def read(
+        self, stream_id: int, owner_since_epoch: int, start_offset: int, end_offset: int, max_bytes: int
+    ) -> list[StreamEntry] | None:
+        """Return records from the one that contains `start_offset`; None if that one is not here.
+
+        At least one, then as many as fit into `max_bytes`, none that begins at or after `end_offset`, which is at most
+        the stream's `confirmed_end`.
+        """
+        held = self._by_stream.get(stream_id)
+        if held is None:
+            return None
+        first = bisect_left(held, owner_since_epoch, key=_EPOCH)
+        at = bisect_right(held, start_offset, first, key=_BASE) - 1
+        if at < first or start_offset >= held[at].record.base_offset + held[at].record.count:
+            return None
+        found, size = [held[at].record], len(held[at].record.payload)
+        for following in range(at + 1, len(held)):
+            record = held[following].record
+            size += len(record.payload)
+            if record.base_offset >= end_offset or size > max_bytes:
+                break
+            found.append(record)
+        return found
+
+    def streams_between(self, start: int, end: int) -> set[int]:
+        """Return the streams of the records that end after the WAL offset `start`, and not after `end`."""
+        held = self._held
+        first, last = bisect_right(held, start, key=_WAL_END), bisect_right(held, end, key=_WAL_END)
+        return {held[at].stream_id for at in range(first, last)}
 
     def unclaimed(self) -> list[int]:
         """Return the ids of streams whose records no `fill` has taken yet."""

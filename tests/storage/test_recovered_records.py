@@ -69,6 +69,46 @@ def test_it_keeps_what_is_neither_committed_nor_cut(steps: list[tuple[str, int]]
     assert one.cache.bytes == 0
 
 
+@given(STEPS, st.integers(0, 60), st.integers(1, 200))
+def test_a_stream_is_read_up_to_what_is_confirmed(steps: list[tuple[str, int]], confirmed: int, max_bytes: int) -> None:
+    """Every offset from the committed end to the confirmed end is here, and nothing past it is returned."""
+    records = RecoveredRecords(LogCache(1 << 30))
+    kept: list[tuple[int, int, int]] = []
+    """WAL index, stream and base offset of each record."""
+    committed = dict.fromkeys(range(1, 5), 0)
+    begin = end = 0
+    for step, argument in steps:
+        if step == "receive":
+            base = max([base + 1 for _, stream, base in kept if stream == argument], default=committed[argument])
+            records.add(record(end, argument, base))
+            kept.append((end, argument, base))
+            end += 1
+        elif step == "commit":
+            begin = min(end, begin + argument)
+            records.discard_before(begin * RECORD_BYTES)
+            committed |= {stream: base + 1 for at, stream, base in kept if at < begin}
+            kept = [each for each in kept if each[0] >= begin]
+        else:
+            end = max(begin, end - argument)
+            records.discard_from(end * RECORD_BYTES)
+            kept = [each for each in kept if each[0] < end]
+    confirm = confirmed * RECORD_BYTES
+    for stream in committed:
+        bases = [base for at, each, base in kept if each == stream and at < confirmed]
+        bound = records.confirmed_end(stream, 1, committed[stream], confirm)
+        assert bound == committed[stream] + len(bases)
+        for start in bases:
+            found = records.read(stream, 1, start, bound, max_bytes)
+            assert found is not None and found[0].base_offset == start
+            assert [one.base_offset for one in found] == bases[bases.index(start) :][: max(1, max_bytes // 36)]
+        assert records.confirmed_end(stream, 2, committed[stream], confirm) == committed[stream], "an earlier ownership"
+        assert records.read(stream, 2, committed[stream], committed[stream] + 1, max_bytes) is None
+        behind = committed[stream] - 1
+        assert records.confirmed_end(stream, 1, behind, confirm) == behind, "what lies between is not here"
+    changed = records.streams_between(begin * RECORD_BYTES, confirm)
+    assert changed == {stream for at, stream, _ in kept if at < confirmed}
+
+
 def test_a_stream_that_opens_gets_its_records_in_order() -> None:
     one = Follower()
     for _ in range(3):

@@ -33,11 +33,15 @@ class HotCluster(ServeCluster):
     def __init__(self, directory: Path, sections: Sections, controllers: int = 1, brokers: int = 3) -> None:
         super().__init__(directory, controllers, brokers)
         self.sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in sections.items()}
+        self.has_racks = False
+        """Whether broker N is in the rack `rack-N`; otherwise in none."""
 
     def settings(self, node_id: int) -> dict[str, dict[str, Any]]:
         found = super().settings(node_id)
         for section, values in self.sections.items():
             found.setdefault(section, {}).update(values)
+        if self.has_racks and node_id in self.kafka_ports:
+            found.setdefault("kafka", {})["rack"] = f"rack-{node_id}"
         return found
 
     # --- processes -----------------------------------------------------------------------------------------------
@@ -171,14 +175,18 @@ class HotCluster(ServeCluster):
 
 @contextlib.contextmanager
 def hot_cluster(
-    directory: Path, sections: Sections | None = None, controllers: int = 1, brokers: int = 3
+    directory: Path, sections: Sections | None = None, controllers: int = 1, brokers: int = 3, *, racks: bool = False
 ) -> Iterator[HotCluster]:
-    """Yield a started cluster whose sets have three members, or as many as there are brokers; it is killed last."""
+    """Yield a started cluster whose sets have three members, or as many as there are brokers; it is killed last.
+
+    `racks`: each broker is in a rack of its own (`HotCluster.has_racks`).
+    """
     merged: dict[str, dict[str, Any]] = {"replication": {"total_replicas": min(3, brokers)}}
     for name, values in (sections or {}).items():
         merged.setdefault(name, {}).update(values)
     directory.mkdir(exist_ok=True)
     cluster = HotCluster(directory, merged, controllers, brokers)
+    cluster.has_racks = racks
     try:
         cluster.start()
         cluster.wait_full(merged["replication"]["total_replicas"])

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from tidelog.stream.errors import FencedLeaderEpoch, UnknownLeaderEpoch
 
 if TYPE_CHECKING:
+    from tidelog.broker.partitions.read_replicas import FollowedLog
     from tidelog.stream.partition_log import PartitionLog
 
 NO_EPOCH = -1
 
 
-def check_leader_epoch(log: PartitionLog, epoch: int) -> None:
+def check_leader_epoch(log: PartitionLog | FollowedLog, epoch: int) -> None:
     """Refuse a client whose metadata is older or newer than this leader. -1 disables the check.
 
     Raises `FencedLeaderEpoch` (74), `UnknownLeaderEpoch` (75).

@@ -9,6 +9,8 @@
 - The wait ends early when the client sends another request on the connection (`RequestContext.wake`).
 - A partition that is opening here is waited for a little, as one without data; the others' data is not delayed by it.
 - A partition that is being handed over returns no data until its new leader is known, which its reader then gets.
+- A consumer that names its rack is told of a follower there, by a response without records (KIP-392); a partition that
+  is followed here is read as `tidelog.broker.partitions.read_replicas` says.
 - Leader epochs are checked (KIP-320). Consumers get a diverging epoch from v12, an unknown topic id from v13, and the
   new leader from v16 (KIP-951).
 - In a fetch session (KIP-227, `tidelog.broker.kafka.fetch_sessions`) only the partitions that are due are read,
@@ -49,6 +51,7 @@ from tidelog.runtime.errors import InvalidInput, NotLeader, TidelogError
 from tidelog.stream.errors import OffsetOutOfRange
 
 if TYPE_CHECKING:
+    from tidelog.broker.partitions.read_replicas import FollowedLog
     from tidelog.stream.partition_log import FetchResult, PartitionLog
 
 _FIRST_WITH_LEADERS = 16
@@ -84,7 +87,7 @@ class _Slot:
         self.topic = topic
         self.spec = spec
         self.data = PartitionData(spec.partition)
-        self.log: PartitionLog | None = None
+        self.log: PartitionLog | FollowedLog | None = None
         self.opening: Opening | None = None
         """Set while the partition is opening here."""
         self.size = 0
@@ -104,7 +107,7 @@ class _Fetch:
             self._slots = [_Slot(topic, spec) for topic in request.topics for spec in topic.partitions]
         else:
             self._slots = self._take_due(session)
-        self._seen: dict[PartitionLog, _Slot] = {}
+        self._seen: dict[PartitionLog | FollowedLog, _Slot] = {}
         self._limit = min(request.max_bytes, context.services.kafka.fetch_max_bytes)
         self._size = 0
         self._urgent = not (self._slots if session is None else len(session))
@@ -225,7 +228,7 @@ class _Fetch:
 
         return log.add_watermark_listener(moved)
 
-    def _has_just_come(self, log: PartitionLog) -> bool:
+    def _has_just_come(self, log: PartitionLog | FollowedLog) -> bool:
         return self._services.clock.monotonic() < log.came_at + JUST_CAME_S
 
     def _may_have_more(self, slot: _Slot) -> bool:
@@ -281,6 +284,8 @@ class _Fetch:
             return
         if spec.last_fetched_epoch >= 0 and self._diverges(slot, log):
             return
+        if self._request.rack_id and self._names_follower(slot, log):
+            return
         room = self._limit - self._size - sum(reserved.size for reserved, _ in self._cold)
         limit = max(min(spec.partition_max_bytes, room), 0)
         first = self._size == 0 and not self._cold
@@ -305,9 +310,23 @@ class _Fetch:
         if found.size_bytes <= limit or first:
             self._take(slot, found)
 
-    def _find(self, slot: _Slot) -> PartitionLog:
-        """Return the open log, or the closed one of a partition that is being handed over: its next event is the new
-        leader, known within milliseconds. An error without the leader would make the client back off for longer."""
+    def _names_follower(self, slot: _Slot, log: PartitionLog | FollowedLog) -> bool:
+        """Name the follower that this consumer should read from, if there is one and this broker leads."""
+        if not log.log_start_offset <= slot.spec.fetch_offset <= log.high_watermark:
+            return False
+        followers = self._services.read_replicas
+        chosen = followers.nearest(log.topic_id, log.partition, self._request.rack_id)
+        if chosen < 0:
+            return False
+        self._fill(slot, log)
+        slot.data.preferred_read_replica = chosen
+        self._urgent = True
+        return True
+
+    def _find(self, slot: _Slot) -> PartitionLog | FollowedLog:
+        """Return the open log, that of a partition that is followed here, or the closed one of a partition that is
+        being handed over: its next event is the new leader, known within milliseconds. An error without the leader
+        would make the client back off for longer."""
         topic, index = slot.topic, slot.spec.partition
         partitions = self._services.partitions
         try:
@@ -320,8 +339,13 @@ class _Fetch:
             if leaving is None:
                 raise
             return leaving
+        except NotLeader:
+            if not self._request.rack_id:
+                raise
+            found = self._services.controller.image.topic(topic.name) if not self._by_id else None
+            return self._services.read_replicas.get(found.id if found is not None else topic.topic_id, index)
 
-    def _diverges(self, slot: _Slot, log: PartitionLog) -> bool:
+    def _diverges(self, slot: _Slot, log: PartitionLog | FollowedLog) -> bool:
         """Return whether the log's history differs from the one this reader has read (KIP-595/320)."""
         spec = slot.spec
         epoch, end_offset = log.end_offset_for_epoch(spec.last_fetched_epoch)
@@ -334,7 +358,7 @@ class _Fetch:
         self._urgent = True
         return True
 
-    def _fill(self, slot: _Slot, log: PartitionLog) -> None:
+    def _fill(self, slot: _Slot, log: PartitionLog | FollowedLog) -> None:
         data = slot.data
         data.high_watermark = log.high_watermark
         data.last_stable_offset = log.last_stable_offset
@@ -491,6 +515,7 @@ def handle(context: RequestContext, request: FetchRequest) -> Awaitable[FetchRes
         request.session_epoch == FINAL_EPOCH
         and not request.session_id
         and len(topics) == 1 == len(topics[0].partitions)
+        and not request.rack_id
     ):
         response = _one_at_once(context, request)
         if response is not None:
