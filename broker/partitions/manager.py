@@ -27,7 +27,7 @@ from tidelog.broker.settings import KafkaSettings, LogSettings
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model.errors import UnknownTopicId
-from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, TopicRecord
+from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, PartitionRecord, TopicRecord
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, Fenced, NotFound, NotLeader, TidelogError
 from tidelog.runtime.log_limit import LogLimiter
@@ -136,6 +136,11 @@ class PartitionManager:
             return NotFound(f"topic {topic.name!r} has {topic.partitions} partitions, not one with index {index}")
         leader, _ = self._controller.image.leader(partition)
         if leader != self._node_id:
+            # Another broker may have named this one already: clients can be quicker than the metadata.
+            now = self._clock.monotonic()
+            opening = self._openings.get((topic.id, index), now) if self._is_coming(partition) else None
+            if opening is not None:
+                return LeaderNotAvailable(f"{topic.name}-{index} may be about to open here", opening=opening)
             return NotLeader(f"broker {leader} leads {topic.name}-{index}, not this one ({self._node_id})")
         error = self._reconciler.failure((topic.id, index))
         if isinstance(error, CorruptData):
@@ -145,6 +150,17 @@ class PartitionManager:
             wanted = self._reconciler.wanted.get(key)  # None: the reconciler hears of it in a moment
             opening = self._openings.get(key, wanted.since if wanted is not None else self._clock.monotonic())
         return LeaderNotAvailable(f"{topic.name}-{index} is still opening on broker {self._node_id}", opening=opening)
+
+    def _is_coming(self, partition: PartitionRecord | None) -> bool:
+        """Return whether a partition is being moved to this broker, or it may be elected master of its replica set."""
+        if partition is None:
+            return False
+        image = self._controller.image
+        row = image.replication.get(partition.replica_set)
+        if row is not None and row.election is not None:
+            return any(each.broker_id == self._node_id for each in row.in_sync)
+        master = image.master_of(partition.target) if partition.target != NO_REPLICA_SET else None
+        return master is not None and master.id == self._node_id
 
     def leaving(self, topic_id: bytes, partition: int) -> PartitionLog | None:
         """Return the closed log of a partition that is being handed over. Its watermark listeners are called when the
@@ -282,7 +298,7 @@ class PartitionManager:
         for key in found.deleted:
             self._forget_name(key)
         for key in self._openings.pending():
-            if key not in self._reconciler.wanted:
+            if key not in self._reconciler.wanted and not self._is_coming(self._controller.image.partition(*key)):
                 self._openings.end(key)
         for key, topic in found.kept:
             one, config = self._logs[key], self._config(topic)

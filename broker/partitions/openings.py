@@ -6,6 +6,10 @@ would overtake them. The wait is bounded for each opening, not for each request:
 learned that it leads a partition, requests no longer wait for it. So a partition that does not open delays others on
 the same connection once and not with every request. A partition whose opening has failed is not waited for at all.
 
+A partition that is being moved here is waited for, too, and one whose replica set elects while this broker is in its
+SyncStateSet. An old leader names the next one as soon as it has closed the partition (`PartitionManager.next_leader`),
+another broker may have heard first of an election, and librdkafka pauses for half a second when it is refused.
+
 Entry: `Openings`.
 """
 

@@ -25,8 +25,9 @@ from tidelog.broker.settings import KafkaSettings, LogSettings
 from tidelog.controller.image.image import Image
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.records import PartitionKey, TopicRecord
+from tidelog.controller.model.replication import ElectionRecord, InSyncRecord, ReplicationRecord
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import NotLeader, Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.inputs import ReplicaSetData
 from tidelog.storage.settings import StorageSettings, UploadSettings, WalSettings
@@ -321,6 +322,53 @@ async def test_who_asks_for_an_opening_partition_may_wait_until_it_serves_fails_
         await here.controller.delete_topic(gone.id)
         await waiting
         held.set()
+
+
+async def test_who_was_told_of_the_next_leader_waits_there_until_it_leads_or_the_move_is_given_up() -> None:
+    async with world() as here:
+        controller = here.controller
+        topic = await here.create("t", [OTHER])
+        partition = next(controller.image.all_partitions())
+        streams = tuple(partition.first_stream + each for each in range(4))
+        term = controller.image.replica_sets[OTHER].master_epoch
+        opened = await controller.open_streams(OTHER, term, [(each, 0) for each in streams])
+        with pytest.raises(NotLeader):
+            here.partitions.get("t", 0)
+
+        controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 0, NODE_ID),)))
+        opening = opening_of(here, "t")
+        assert opening_of(here, "t") is opening
+        controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 0, -1),)))
+        await opening.wait(60)
+        assert opening.ended
+        with pytest.raises(NotLeader):
+            here.partitions.get("t", 0)
+
+        controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 0, NODE_ID),)))
+        opening = opening_of(here, "t")
+        await controller.close_streams(OTHER, term, [(one.stream_id, one.epoch) for one in opened])
+        controller.apply(c.ElectPartitions(((topic.id, 0),)))
+        await opening.wait(60)
+        assert here.partitions.get("t", 0).topic_id == topic.id
+
+
+@pytest.mark.parametrize("is_in_sync", [True, False])
+async def test_who_asks_a_member_during_an_election_waits_for_its_outcome(is_in_sync: bool) -> None:
+    async with world() as here:
+        await here.create("t", [OTHER])
+        rows = here.controller.image.replication
+        in_sync = (InSyncRecord(NODE_ID, "wal"),) if is_in_sync else ()
+        rows[OTHER] = ReplicationRecord(OTHER, in_sync=in_sync, election=ElectionRecord("its master is silent", 0))
+        if not is_in_sync:
+            with pytest.raises(NotLeader):
+                here.partitions.get("t", 0)
+            return
+        opening = opening_of(here, "t")
+        rows[OTHER] = ReplicationRecord(OTHER, in_sync=in_sync)
+        await here.create("another", [OTHER])  # the metadata have changed
+        await opening.wait(60)
+        with pytest.raises(NotLeader):
+            here.partitions.get("t", 0)
 
 
 def opening_of(here: World, topic: str) -> Opening:
