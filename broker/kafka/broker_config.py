@@ -103,7 +103,7 @@ def cluster_entries(services: Services) -> list[ConfigEntry]:
 
 def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, str]]:
     """Static configs by Kafka's names: (type, value, documentation)."""
-    kafka, group, log = services.kafka, services.group, services.log
+    kafka, log = services.kafka, services.log
     text, integer, long, boolean, names = (
         ConfigType.STRING,
         ConfigType.INT,
@@ -133,11 +133,6 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         ),
         "delete.topic.enable": (boolean, "true", "Topics may be deleted."),
         "fetch.max.bytes": (integer, str(kafka.fetch_max_bytes), "kafka.fetch_max_bytes."),
-        "group.coordinator.rebalance.protocols": (names, "classic", "Group protocols served."),
-        "group.initial.rebalance.delay.ms": (integer, str(group.initial_rebalance_delay_ms), "See group."),
-        "group.max.session.timeout.ms": (integer, str(group.max_session_timeout_ms), "See group."),
-        "group.max.size": (integer, str(group.max_size), "See group."),
-        "group.min.session.timeout.ms": (integer, str(group.min_session_timeout_ms), "See group."),
         "inter.broker.protocol.version": (text, INTER_BROKER_PROTOCOL, "For tools that gate features by version."),
         "listeners": (names, f"PLAINTEXT://{kafka.host}:{kafka.port}", "kafka.host and kafka.port."),
         "log.dir": (text, log_dir(services.broker_configs()), "Where the write-ahead log is; data is in the bucket."),
@@ -158,15 +153,6 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         ),
         "node.id": (integer, str(services.node_id), "This broker's node id."),
         "num.partitions": (integer, str(kafka.num_partitions), "Partitions of a topic created without a number."),
-        "offset.metadata.max.bytes": (integer, str(group.offset_metadata_max_bytes), "See group."),
-        "offsets.retention.check.interval.ms": (long, str(group.offsets_check_interval_ms), "See group."),
-        "offsets.retention.minutes": (integer, str(_ceil(group.offsets_retention_ms, minute)), "Rounded up."),
-        "offsets.topic.num.partitions": (integer, str(group.offsets_topic_partitions), "See group."),
-        "offsets.topic.replication.factor": (
-            ConfigType.SHORT,
-            replicas,
-            "Replication belongs to the replica set.",
-        ),
         "process.roles": (names, services.broker_configs().get("node.roles", "broker"), "Roles of this process."),
         "producer.id.expiration.ms": (integer, str(log.producer_id_expiration_ms), "See log."),
         "remote.log.storage.system.enable": (boolean, "false", "Kafka's tiering; data is in the bucket without it."),
@@ -178,6 +164,30 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
             "Brokers do not use the Kafka protocol between each other.",
         ),
         "socket.request.max.bytes": (integer, str(kafka.max_request_bytes), "kafka.max_request_bytes."),
+        **_group_names(services),
+    }
+
+
+def _group_names(services: Services) -> dict[str, tuple[ConfigType, str | None, str]]:
+    """Static configs of groups and of their topic, as `_kafka_names`."""
+    group, integer, long = services.group, ConfigType.INT, ConfigType.LONG
+    names, minute = ConfigType.LIST, 60_000
+    replicas = str(default_replicas(services.controller.image))
+    return {
+        "group.coordinator.rebalance.protocols": (names, "classic", "Group protocols served."),
+        "group.initial.rebalance.delay.ms": (integer, str(group.initial_rebalance_delay_ms), "See group."),
+        "group.max.session.timeout.ms": (integer, str(group.max_session_timeout_ms), "See group."),
+        "group.max.size": (integer, str(group.max_size), "See group."),
+        "group.min.session.timeout.ms": (integer, str(group.min_session_timeout_ms), "See group."),
+        "offset.metadata.max.bytes": (integer, str(group.offset_metadata_max_bytes), "See group."),
+        "offsets.retention.check.interval.ms": (long, str(group.offsets_check_interval_ms), "See group."),
+        "offsets.retention.minutes": (integer, str(_ceil(group.offsets_retention_ms, minute)), "Rounded up."),
+        "offsets.topic.num.partitions": (integer, str(group.offsets_topic_partitions), "See group."),
+        "offsets.topic.replication.factor": (
+            ConfigType.SHORT,
+            replicas,
+            "Replication belongs to the replica set.",
+        ),
     }
 
 
