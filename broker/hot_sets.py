@@ -100,6 +100,8 @@ class HotSets:
         """Why a replica could not be opened, or deleted, by replica set."""
         self._strays: set[int] = set()
         """Sets of which there were files at the start, and that are not wanted."""
+        self._rejected: list[str] = []
+        """Where WALs are kept that were set aside, as it was found last."""
         self._registration_epoch = -1
         self._changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] = _nothing
@@ -174,7 +176,7 @@ class HotSets:
             self._changed.clear()
             await self._keep(self._shared)
             try:
-                async with asyncio.timeout(RETRY_S if self._failures else None):
+                async with asyncio.timeout(RETRY_S if self._failures or self._rejected else None):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -187,6 +189,7 @@ class HotSets:
             await self._drop(shared, replica_set)
         await self._clear(shared, wanted)
         await self._replace_rejected(shared)
+        await self._list_rejected()
         for replica_set in sorted(wanted - self._sets.keys()):
             if await self._open(shared, replica_set):
                 self._sets[replica_set].begin(self._registration_epoch)
@@ -208,6 +211,13 @@ class HotSets:
             self._failures.pop(replica_set, None)
             extra = {"set": replica_set, "kept": place}
             logger.warning("a rejected WAL was set aside; this replica begins anew, without it", extra=extra)
+
+    async def _list_rejected(self) -> None:
+        assert self._disks is not None
+        try:
+            self._rejected = await self._disks.rejected()
+        except TidelogError as error:
+            logger.warning("rejected WALs cannot be listed", extra={"error": str(error)})
 
     async def _clear(self, shared: HotShared, wanted: set[int]) -> None:
         """Delete what is left of replicas that were removed while this broker was down."""
@@ -297,7 +307,7 @@ class HotSets:
         found += [
             f"a WAL that was refused is kept at {place}: this broker's disk had lost what it had made durable; look"
             " why, then delete it"
-            for place in self._rejected()
+            for place in self._rejected
         ]
         return found + [problem for one in self._sets.values() for problem in one.problems()]
 
@@ -305,13 +315,6 @@ class HotSets:
         """Return what this broker knows of the sets that it leads, by replica set (`ReplicaMaster.status`)."""
         found = ((each, one.master_status()) for each, one in sorted(self._sets.items()))
         return {each: status for each, status in found if status is not None}
-
-    def _rejected(self) -> list[str]:
-        try:
-            return self._disks.rejected() if self._disks is not None else []
-        except TidelogError as error:
-            logger.warning("rejected WALs cannot be listed", extra={"error": str(error)})
-            return []
 
     def report(self) -> dict[str, Any]:
         """Return the replicas as JSON, by replica set."""

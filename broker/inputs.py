@@ -145,7 +145,7 @@ class ReplicaDisks(Protocol):
         """
         ...
 
-    def rejected(self) -> list[str]:
+    async def rejected(self) -> list[str]:
         """Return where files are that were set aside. Raises `StorageFailed`."""
         ...
 

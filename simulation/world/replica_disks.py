@@ -118,6 +118,6 @@ class SimReplicaDisks:
             await disk.background(0.001)
         return self._disks.set_aside(replica_set_id)
 
-    def rejected(self) -> list[str]:
+    async def rejected(self) -> list[str]:
         """See `ReplicaDisks.rejected`."""
         return [place for place, _ in self._disks.rejected]

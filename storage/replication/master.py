@@ -10,8 +10,9 @@ back says anew where it ends, and that replaces what was known.
 Configuration (A12 to A15, B6): a member leaves when its connection ends, or when it has not caught up, since it
 connected, for `ReplicationPolicy.max_behind_s`; a follower joins once it has caught up and holds the start of the
 current epoch; the quorum follows the policy. A change takes two steps. First the wanted configuration is *prepared*:
-bytes are confirmed only as it allows, too. Once its own quorum holds everything that is confirmed already, the
-controller is asked for it: before, its elections could miss a byte that the present one protects. (Without the first
+bytes are confirmed only as it allows, too. Once its own quorum holds everything that may be confirmed already, the
+controller is asked for it: before, its elections could miss a byte that the present one protects. That is the confirm
+offset and, for a new master, all that it began with: an earlier one may have confirmed that. (Without the first
 step a follower could not join a master of one under load: whatever it acknowledges, the master has confirmed more by
 then.) Until the outcome of a request is known, both configurations count; what is only prepared may be given up at any
 time.
@@ -177,7 +178,7 @@ class Master:
             return self.pending
         wanted = self._wanted(now)
         self.prepared = None if wanted.same_terms(self.configuration) else wanted
-        if self.prepared is not None and wanted.held_by_quorum(self.held()) >= self.confirm_offset:
+        if self.prepared is not None and wanted.held_by_quorum(self.held()) >= self._may_be_confirmed:
             self.pending, self.prepared = wanted, None
         self._advance()
         return self.pending
@@ -239,6 +240,11 @@ class Master:
         for one in sorted(self._followers.values(), key=lambda one: one.attached_at):
             newest[one.replica.broker_id] = one
         return [newest[each] for each in sorted(newest)]
+
+    @property
+    def _may_be_confirmed(self) -> int:
+        """Return the end of what this master has confirmed, or an earlier one may have: it began with all of that."""
+        return max(self.confirm_offset, self._epoch_confirmable_at)
 
     # --- inside --------------------------------------------------------------------------------------------------
 

@@ -197,6 +197,10 @@ def test_the_protocol_step_by_step(hot: HotCluster) -> None:
 
             told = only(await leader.fetch(0, wait_ms=LONG_MS))
             assert (told.preferred_read_replica, told.high_watermark, bool(told.records)) == (NEAR, 10, False)
+            began_there = await leader.fetch(0, session=(0, 0))
+            assert only(began_there).preferred_read_replica == NEAR
+            again = await leader.fetch(None, session=(began_there.session_id, 1))
+            assert only(again).preferred_read_replica == NEAR, "a session tells it as often as it is asked"
             beyond = only(await leader.fetch(11))
             assert (beyond.error_code, beyond.preferred_read_replica) == (1, -1), "the leader judges offsets"
             nobody = only(await Fetching(following, topic_id, "").fetch(0))

@@ -169,6 +169,26 @@ def test_a_follower_joins_a_master_under_load() -> None:
     assert one.confirm_offset == 3_500
 
 
+def test_a_new_master_keeps_the_members_until_the_others_have_all_that_it_began_with() -> None:
+    """The master before may have confirmed bytes with C that this one does not know to be confirmed, and B lacks: with
+    A and B alone as members, each of them could be elected by its own promise."""
+    one = master()
+    one.attached(B, 500, 0.0)
+    assert one.change(60.0) is None
+    one.acknowledged(B, START - 1, 60.1)
+    assert one.change(60.2) is None
+    one.acknowledged(B, START, 60.3)
+    wanted = one.change(60.4)
+    assert wanted is not None and wanted.members == {A, B} and wanted.quorum == 2
+
+
+def test_a_new_master_goes_on_alone_where_the_policy_lets_it() -> None:
+    """It has all that it began with."""
+    one = master(AUTO)
+    wanted = one.change(60.0)
+    assert wanted is not None and wanted.members == {A} and wanted.quorum == 1
+
+
 def test_what_was_only_prepared_is_given_up_when_the_follower_goes() -> None:
     one = master(AUTO, configuration(A, quorum=1), durable=2_000)
     one.attached(B, 1_500, 0.0)

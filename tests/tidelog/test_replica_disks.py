@@ -32,6 +32,6 @@ async def test_what_is_set_aside_is_kept_and_an_empty_wal_takes_its_place(
     with pytest.raises(StorageFailed, match="are kept beside"):
         await disks.set_aside(replica_set)
     assert (tmp_path / name).is_dir()
-    kept = disks.rejected()
+    kept = await disks.rejected()
     assert [Path(each).joinpath("mark").read_text() for each in kept] == ["1", "2", "3"]
     assert disks.kept() == ([] if replica_set == 1 else [7]), "none of them is taken for a replica"

@@ -83,12 +83,16 @@ class DirectoryReplicaDisks:
         except OSError as error:
             raise StorageFailed(f"the directory {path} cannot be set aside: {error}") from error
 
-    def rejected(self) -> list[str]:
+    async def rejected(self) -> list[str]:
         """See `ReplicaDisks.rejected`."""
         try:
-            return sorted(str(each) for each in self._path.glob(f"{REJECTED}*"))
+            return await asyncio.to_thread(_rejected_in, self._path)
         except OSError as error:
             raise StorageFailed(f"the directory {self._path} cannot be read: {error}") from error
+
+
+def _rejected_in(path: Path) -> list[str]:
+    return sorted(str(each) for each in path.glob(f"{REJECTED}*"))
 
 
 def _set_aside(path: Path) -> str:

@@ -447,7 +447,7 @@ class _Fetch:
             member, data = slot.member, slot.data
             assert member is not None
             told = (data.high_watermark, data.last_stable_offset, data.log_start_offset)
-            troubled = data.error_code != 0 or data.diverging_epoch is not None
+            troubled = data.error_code != 0 or data.diverging_epoch is not None or data.preferred_read_replica >= 0
             if slot.size or troubled or told != member.told or not session.incremental:
                 member.told = told
                 answered.append(slot)
