@@ -79,7 +79,7 @@ class _Repeated(InvalidInput):
 class _Slot:
     """One partition of the request, and its state so far."""
 
-    __slots__ = ("data", "log", "member", "opening", "size", "spec", "topic")
+    __slots__ = ("data", "heard", "log", "member", "opening", "size", "spec", "topic")
 
     def __init__(self, topic: FetchTopic, spec: FetchPartition, member: SessionPartition | None = None) -> None:
         self.member = member
@@ -90,6 +90,8 @@ class _Slot:
         self.log: PartitionLog | FollowedLog | None = None
         self.opening: Opening | None = None
         """Set while the partition is opening here."""
+        self.heard: Opening | None = None
+        """The opening whose end wakes the request."""
         self.size = 0
 
 
@@ -159,6 +161,11 @@ class _Fetch:
                 again += await self._join_due(session, removers, changed, wake)
             while True:
                 await self._collect(again)
+                removers += [
+                    self._listen_to_opening(slot, changed, wake)
+                    for slot in again
+                    if slot.opening is not None and slot.opening is not slot.heard  # it was open, or followed
+                ]
                 remaining = deadline - clock.monotonic()
                 if self._urgent or self._size >= request.min_bytes or remaining <= 0 or self._hurried:
                     return self._response()
@@ -199,6 +206,7 @@ class _Fetch:
     def _listen_to_opening(self, slot: _Slot, changed: dict[_Slot, None], wake: asyncio.Event) -> Callable[[], None]:
         """Answer the request at the end of the opening, or when the time to wait for it is over."""
         assert slot.opening is not None
+        slot.heard = slot.opening
 
         def ended() -> None:
             changed[slot] = None
