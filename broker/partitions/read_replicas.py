@@ -103,7 +103,6 @@ class FollowedLog:
     ) -> None:
         self._image = image
         self._reader = reader
-        self._place = place
         self.replica = replica
         self.topic = topic
         self.topic_id = place.topic_id
