@@ -13,6 +13,7 @@ import pytest
 from tests.storage.wal_harness import SEGMENT, WalChanges, append, durable, flip_bit, make_wal, recovered, small, until
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import Closed, ConfigError, CorruptData, Fenced, InvalidInput, NotFound
+from tidelog.runtime.types import Buffer
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.wal.base import WalFull, WalRecord, WalRecordType
 from tidelog.storage.wal.disk.wal import check_settings
@@ -314,6 +315,47 @@ async def test_a_missing_newest_file_is_found_after_a_crash(tmp_path: Path) -> N
     with pytest.raises(CorruptData, match="was durable"):
         async with Life(tmp_path / "crashed", None):
             pass
+
+
+async def test_a_file_that_begins_while_another_is_being_noted_is_noted_too(tmp_path: Path) -> None:
+    class HeldNotes(FileDisk):
+        """Epoch files are stored only while `go` is set."""
+
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.go = asyncio.Event()
+            self.go.set()
+            self.held = 0
+
+        async def replace(self, name: str, data: Buffer) -> None:
+            self.held += not self.go.is_set()
+            await self.go.wait()
+            await super().replace(name, data)
+
+    def noted_end() -> int:
+        return decode_epoch_file((tmp_path / EPOCH_FILE).read_bytes()).durable_offset
+
+    def newest() -> int:
+        return max(int(each.stem) for each in tmp_path.glob("*.wal"))
+
+    disk = HeldNotes(tmp_path)
+    wal = make_wal(disk)
+    await recovered(wal)
+    await wal.begin_epoch(1)
+    disk.go.clear()
+    base = 0
+    while not disk.held:
+        await append(wal, base, b"x" * 1000)
+        base += 1
+    noted = newest()
+    while newest() == noted:
+        await append(wal, base, b"x" * 1000)
+        base += 1
+    await durable(wal)
+    disk.go.set()
+    await until(lambda: noted_end() > newest(), 10.0)  # although nothing more is written
+    await wal.close()
+    await disk.close()
 
 
 async def test_a_log_that_is_not_continued_is_kept_under_another_name(tmp_path: Path) -> None:

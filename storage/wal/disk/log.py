@@ -433,30 +433,38 @@ class DiskLog(ReplicaState):
                 self._sync_submitted()
             await self._changed()
 
+    def _newest_is_unnoted(self) -> bool:
+        writes = self._epoch >= 0 or self._marks.own_from == NOTHING_OWN
+        return self._synced > self._file_start > self._noted_start and writes and self._failure is None
+
     def _note_file(self) -> None:
         """Have the epoch file prove that the newest file has records, once for each: its loss is noticed then."""
-        writes = self._epoch >= 0 or self._marks.own_from == NOTHING_OWN
-        if self._synced > self._file_start > self._noted_start and writes and self._note is None:
+        if self._note is None and self._newest_is_unnoted():
             self._note = asyncio.get_running_loop().create_task(self._note_synced(), name="wal.note")
 
     async def _note_synced(self) -> None:
-        start = self._file_start
+        try:
+            while self._newest_is_unnoted():  # again for a file that began during the note before
+                await self._note_once()
+        finally:
+            self._note = None
+
+    async def _note_once(self) -> None:
+        start = self._noted_start
         try:
             async with self._epochs_lock:
+                if self._synced > self._file_start:  # else the log has rolled meanwhile
+                    start = self._file_start
                 data = self._epoch_file(self._history, self._synced, self._marks)
                 await self._disk.replace(EPOCH_FILE, data)
-            self._noted_start = start
         except OSError as error:
             if not is_passing(error):
                 self._fail(error)
                 return
             logger.warning("the WAL's epoch file could not be written", extra={"error": str(error)})
-            self._noted_start = start  # again with the next file
         except Exception as error:  # noqa: BLE001
             expected("storage.wal", error)  # noted
-            self._noted_start = start
-        finally:
-            self._note = None
+        self._noted_start = start  # after an error, again with the next file
 
     def _epoch_file(self, history: EpochHistory, durable_offset: int, marks: ReplicaMarks) -> bytes:
         """Return the epoch file; of a replica it has the confirm offset, as far as it is durable here."""
