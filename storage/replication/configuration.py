@@ -24,7 +24,7 @@ class WalReplica(NamedTuple):
     broker_id: int
     """int32."""
     wal_id: str
-    """Random, made with the copy; another disk, or a copy that started over empty, has another one."""
+    """Random, made with the copy; another disk, or a copy that begins anew after it was refused, has another one."""
 
 
 class SetConfiguration(NamedTuple):

@@ -9,10 +9,15 @@ A WELCOME may come again on a connection whose master was elected anew (A3).
 
 Truncation (A5): the newest epoch that both histories have with the same start gives the cut, the smaller of its two
 ends. Bytes below this replica's confirm offset are never cut: they may have been acknowledged (rule 8). Where nothing
-is common, or the master has trimmed what would follow, the WAL starts over at the master's first offset, provided that
-everything confirmed in it is in the bucket; otherwise the connection ends with an alarm, and nothing is changed. (An
-old master whose first epoch reached nobody has nothing in common with the others.) Files of a WAL that starts over are
-kept aside unless all of it is in the bucket: a replica knows of a confirmation later than its master (rule 13).
+is common, or the master has trimmed what would follow, the WAL starts over, provided that everything confirmed in it is
+in the bucket; otherwise the connection ends with an alarm, and nothing is changed. (An old master whose first epoch
+reached nobody has nothing in common with the others; neither has a WAL that was trimmed to the start of bytes that only
+it had.) Files of a WAL that starts over are kept aside unless all of it is in the bucket: a replica knows of a
+confirmation later than its master (rule 13).
+
+A WAL starts over at the committed WAL offset, where the master's log has it: what is before is confirmed, so it is the
+same everywhere, and nobody needs it from a WAL any more. It does not start over before that, at the master's first
+offset: it would end before what it has promised and acknowledged, like a disk that was rolled back.
 
 Entry: `WalFollower`.
 """
@@ -107,10 +112,11 @@ class WalFollower:
                 " in the bucket",
                 hint="is this the WAL of another cluster? Keep it; a replica without a WAL is filled by its master",
             )
-        if mine.end_offset == mine.start_offset == master.start_offset:
-            return Match(Step.KEEP, mine.end_offset)
-        is_kept = mine.end_offset > max(committed_offset, mine.start_offset)
-        return Match(Step.REPLACE if is_kept else Step.RESTART, master.start_offset)
+        gone = max(committed_offset, mine.start_offset)
+        begin = max(master.start_offset, min(gone, master.end_offset))
+        if mine.end_offset == mine.start_offset == begin:
+            return Match(Step.KEEP, begin)
+        return Match(Step.REPLACE if mine.end_offset > gone else Step.RESTART, begin)
 
     def fits(self, records: Records, end_offset: int) -> bool:
         """Note a frame's offsets; return whether it has records to write at `end_offset`, this WAL's end.

@@ -51,6 +51,22 @@ def welcome(*epochs: tuple[int, int], start: int = 0, end: int, epoch: int = 9, 
             (Step.TRUNCATE, 50),
             id="both",
         ),
+        pytest.param(
+            wal((6, 24), start=24, end=32, confirm=24),
+            welcome((2, 0), (5, 16), (8, 24), end=32),
+            24,
+            (Step.REPLACE, 24),
+            id="trimmed here to what only this one has",
+        ),
+        pytest.param(
+            wal(start=24, end=24, confirm=24), welcome((2, 0), end=40), 24, (Step.KEEP, 24), id="empty, trimmed here"
+        ),
+        pytest.param(
+            wal((3, 0), end=16, confirm=16), welcome((4, 0), end=40), 32, (Step.RESTART, 32), id="what is committed"
+        ),
+        pytest.param(
+            wal((3, 0), end=16, confirm=16), welcome((4, 0), end=24), 32, (Step.RESTART, 24), id="no longer than theirs"
+        ),
     ],
 )
 def test_where_a_followers_wal_is_cut(mine: LocalWal, master: Welcome, committed: int, match: tuple[Step, int]) -> None:
