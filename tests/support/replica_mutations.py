@@ -42,6 +42,11 @@ MUTATIONS: dict[str, tuple[str, str, str]] = {
         "if command.sync_state_set_epoch != present.number:",
         "if command.sync_state_set_epoch != present.number and mutated():",
     ),
+    "what an earlier master confirmed is not counted in a change": (
+        f"{_ROOM}.master:Master._may_be_confirmed",
+        "return max(self.confirm_offset, self._epoch_confirmable_at)",
+        "return max(self.confirm_offset, int(mutated()) * self._epoch_confirmable_at)",
+    ),
     "the set shrinks to the living although a quorum confirms": (
         f"{_ROOM}.election:settled",
         "if all_ack and quorum == len(members):",

@@ -348,6 +348,10 @@ class World:
         self.elections = self.confirmations = self.changes = 0
         self._speed = {each: self.rng.choice((0.1, 0.5, 1.0, 1.0)) for each in self.disks}
         self._cut_rate = self.rng.choice((0.0, 0.01, 0.05))
+        self._misfortunes = random.Random(f"misfortune {seed}")
+        self._misfortune_rate = self._misfortunes.choice((0.0, 0.0, 0.1, 0.3))
+        """How often a master dies just when it has confirmed something, or has another configuration."""
+        self._doomed: Process | None = None
         self._actions = (
             World.trouble,
             World.elect,
@@ -390,6 +394,8 @@ class World:
             if self.confirmed.setdefault(offset, found) != found:
                 raise Violation(f"offset {offset}: record {self.confirmed[offset]} was confirmed, and {found} now is")
             self.confirmations += 1
+        if end > disk.confirm:
+            self._doom(one)
         disk.confirm = max(disk.confirm, end)
 
     def check_master(self, one: Process, state: State) -> None:
@@ -469,6 +475,8 @@ class World:
             self.elections += 1
         if after.configuration.number > before.configuration.number and isinstance(request, r.AlterSyncStateSet):
             self.changes += 1
+            if request.broker_id in self.processes:
+                self._doom(self.processes[request.broker_id])
 
     def _refused(self, request: r.AlterSyncStateSet) -> None:
         """The master learns of the refusal, once no copy of the request can take effect any more."""
@@ -504,7 +512,16 @@ class World:
             self.now += self.rng.choice((0.0, 0.01, 0.1, 1.0))
             self._step()
 
+    def _doom(self, one: Process) -> None:
+        """Let a process die next, by chance: before anybody hears of what it has just done."""
+        if self._misfortunes.random() < self._misfortune_rate:
+            self._doomed = one
+
     def _step(self) -> None:
+        doomed, self._doomed = self._doomed, None
+        if doomed is not None and self.processes.get(doomed.broker_id) is doomed:
+            self.kill(doomed.broker_id, power=False, disk=False)
+            return
         action = self.rng.choices(self._actions, self._weights)[0]
         action(self)
 
@@ -612,6 +629,7 @@ class World:
 
     def heal(self, steps: int = 4_000) -> bool:
         """Let everything live and be delivered; return whether a master confirms new records."""
+        self._misfortune_rate = 0.0
         before = self.confirmations
         return any(self.confirmations > before + 5 for _ in self._rounds(steps))
 
