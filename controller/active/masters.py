@@ -57,7 +57,8 @@ class MasterWatch:
         """By replica set and the epoch of the election."""
         self._preferred: Ages[tuple[int, int]] = Ages()
         """Preferred masters that may lead, by replica set and its master epoch."""
-        self._elects_preferred = preferred
+        self.elects_preferred = preferred
+        """May be changed at any time."""
         self._preferred_at_s = float("-inf")
         """When the newest election of a preferred master began."""
         self._handed_over: dict[int, float] = {}
@@ -138,7 +139,7 @@ class MasterWatch:
             image.election(each.id) is not None for each in records
         )
         ready = [key for key, age_s in ages.items() if age_s >= PREFERRED_AFTER_S]
-        if self._elects_preferred and is_calm and ready:
+        if self.elects_preferred and is_calm and ready:
             self._preferred_at_s = now_s
             set_id, epoch = ready[0]
             yield BeginElection(set_id, epoch, PREFERRED_REASON, set_id)
