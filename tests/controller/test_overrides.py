@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from tests.controller.controller_helpers import TOPIC, Driver, make_client, make_node, until
 from tests.controller.replica_cluster import ReplicaCluster
+from tests.support.ports import free_port
 from tidelog.controller.active.balance_schedule import BalanceSchedule
 from tidelog.controller.active.duties import Duties
 from tidelog.controller.active.masters import PREFERRED_AFTER_S, PREFERRED_REASON
 from tidelog.controller.active.sessions import BrokerSessions
+from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.levels import UnsupportedLevel
@@ -28,7 +31,11 @@ from tidelog.controller.model.overrides import (
     refusal,
 )
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
+from tidelog.controller.node import ControllerNode
+from tidelog.controller.rpc.handshake import Credentials
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.network import TcpNetwork
 
 REPAIR, PREFERRED = "controller.replica_repair_after_ms", "controller.preferred_master_enable"
 
@@ -239,3 +246,39 @@ async def test_an_override_is_in_force_on_a_controller_at_once_and_after_its_res
     await until(lambda: not node.image.brokers[1].alive)  # an hour, by its configuration
     assert node.status()["settings"][SESSION_TIMEOUT]["value"] == 1_000
     await node.close()
+
+
+async def test_an_override_is_in_force_on_every_controller_and_stays_when_another_one_is_active(tmp_path: Path) -> None:
+    secret, ports = b"s" * 32, [free_port() for _ in range(3)]
+    members = [f"{each}@127.0.0.1:{ports[each]}" for each in range(3)]
+    nodes = [
+        ControllerNode(
+            ControllerIdentity(each, tmp_path / str(each), Credentials(secret, each)),
+            ControllerSections(ControllerSettings(members=members, session_timeout_ms=60_000 + each)),
+            ControllerWorld(TcpNetwork(), SystemClock(), random.Random()),
+        )
+        for each in range(3)
+    ]
+
+    def values() -> list[int]:
+        return [each.status()["settings"][SESSION_TIMEOUT]["value"] for each in nodes]
+
+    for each in nodes:
+        await each.start()
+    await until(lambda: any(each.is_active for each in nodes))
+    client = make_client(*(each.address for each in nodes), budget_s=60, credentials=Credentials(secret, 0))
+    await client.start()
+    assert values() == [60_000, 60_001, 60_002]
+    await client.alter_configs("cluster", "", {SESSION_TIMEOUT: "5000"})
+    await until(lambda: values() == [5_000] * 3)
+    (active,) = [each for each in nodes if each.is_active]
+    nodes.remove(active)
+    await active.close()
+    await until(lambda: any(each.is_active for each in nodes))
+    assert values() == [5_000] * 2
+    await client.alter_configs("cluster", "", {SESSION_TIMEOUT: None})
+    await until(lambda: 5_000 not in values())
+    assert len({*values()}) == 2, "each goes by its own configuration again"
+    await client.close()
+    for each in nodes:
+        await each.close()
