@@ -174,7 +174,10 @@ class HotSet:
         )
         shared.followed.add(self.replica_set_id, replica)
         self._hot = HotStorage(replica, self._make_storage, shared.storages, self._failed, self._term_begun)
-        self.duty = ReplicaDuty(replica, identity, base.controller, base.world.rng, self._hot.events())
+        priority = base.settings.replication.election_priority
+        self.duty = ReplicaDuty(
+            replica, identity, base.controller, base.world.rng, self._hot.events(), priority=priority
+        )
         self.duty.start()
 
     def _make_storage(self, handed: HandedWal) -> Storage:

@@ -53,7 +53,7 @@ def is_replicated(base: BrokerBase) -> bool:
     record, row = image.replica_sets.get(replica_set), image.replication.get(replica_set)
     has = record is not None and has_several(record)
     wanted = row.policy.total_replicas if row is not None else base.settings.replication.total_replicas
-    if not has and (wanted <= 1 or level_of(image) < REPLICATION_LEVEL):
+    if not has and (wanted <= 1 or image.level < REPLICATION_LEVEL):
         return False
     if base.wal.kind != DISK_WAL or base.wal.replicas is None:
         raise ConfigError(
@@ -66,11 +66,6 @@ def is_replicated(base: BrokerBase) -> bool:
             hint="set controller.secret_file: brokers use it to authenticate each other",
         )
     return True
-
-
-def level_of(image: Image) -> int:
-    """Return the cluster's feature level."""
-    return image.cluster.level if image.cluster is not None else 0
 
 
 def _is_led_by_another(image: Image, replica_set: int, me: int) -> bool:

@@ -23,7 +23,9 @@ from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.image.leading import partitions_led
 from tidelog.controller.model.commands import RegisterBroker
 from tidelog.controller.model.errors import DirectoryInUse, NoPlaceToDrain
+from tidelog.controller.model.overrides import SESSION_TIMEOUT, in_force
 from tidelog.controller.model.records import DrainMode
+from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
 
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.25
 REGISTER_POLL_S = 0.5
+NOTICE_S = 2.0
+"""Beyond a session time-out, until its end is in the metadata: two rounds of the active controller."""
 
 
 class BrokerMembership:
@@ -82,7 +86,7 @@ class BrokerMembership:
 
         Raises `BrokerIdInUse`, `DirectoryInUse`, `WalNotCommitted`.
         """
-        deadline = self._clock.monotonic() + self._identity.patience_s
+        deadline = self._clock.monotonic() + self._patience_s()
         told = False
         while True:
             try:
@@ -95,6 +99,14 @@ class BrokerMembership:
                     logger.warning("waiting for another process to end", extra={"error": str(error)})
                 told = True
                 await self._clock.sleep(REGISTER_POLL_S)
+
+    def _patience_s(self) -> float:
+        """Return how long that process may be registered although it is dead: the time-out may be overridden."""
+        patience_s, overrides = self._identity.patience_s, self._controller.image.cluster_configs
+        if patience_s and SESSION_TIMEOUT in overrides:
+            found = in_force("controller", ControllerSettings(), overrides)
+            patience_s = max(patience_s, found.session_timeout_ms / 1000 + NOTICE_S)
+        return patience_s
 
     async def elect(self) -> int:
         """Become master of the broker's replica set, which has one member, after a takeover in progress.

@@ -18,6 +18,7 @@ from aiohttp import web
 from tidelog.broker.admin.balance import BalanceRoutes
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
+from tidelog.broker.admin.controller_config import ControllerConfigRoutes
 from tidelog.broker.admin.http import AdminHttp, AdminSources
 from tidelog.broker.admin.levels import LevelRoutes
 from tidelog.broker.admin.losses import LossRoutes
@@ -149,6 +150,7 @@ def _admin(
         *jobs.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
+        *ControllerConfigRoutes(base.controller, base.settings.flat).routes(),
         *LevelRoutes(base.controller).routes(),
         *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each)), data.led).routes(),
         *_placement_routes(base, partitions, quorum),

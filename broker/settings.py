@@ -137,6 +137,10 @@ class ReplicationSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     """Whether fewer acknowledge while brokers are missing (auto-degrade)."""
     all_ack_in_sync_state_set: bool = False
     """Whether all replicas in sync must acknowledge, as in Kafka."""
+    election_priority: Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    """Among members whose WALs are equally far, the one with the larger number is elected; of equals the one with the
+    smaller broker id. It counts in all sets in which this broker has a replica, from its next start on;
+    `tidelog replica-set set-priority` sets it for one set. The preferred master leads again whatever its number is."""
     slave_timeout_ms: Positive = 3_000
     """How long a replica that has not caught up still counts as in sync."""
     max_behind_ms: Positive = 15_000

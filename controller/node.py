@@ -44,6 +44,7 @@ from tidelog.controller.model.bucket_state import generation_of
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
 from tidelog.controller.model.levels import NEWEST, SUPPORTED
 from tidelog.controller.model.load import HeartbeatReply
+from tidelog.controller.model.overrides import SettingsInForce, report
 from tidelog.controller.raft.consensus import Consensus, Role
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
@@ -97,6 +98,10 @@ class ControllerNode:
         self._directory = identity.directory
         self._credentials = identity.credentials
         self._settings = settings
+        """As configured: what is dynamic of it is `_in_force`."""
+        self._in_force = SettingsInForce("controller", settings, lambda: self.image.cluster_configs)
+        self._used = settings
+        self._sections = {"controller": settings, "balancer": sections.balancer, "scale": sections.scale}
         self._delete_delay_ms = sections.delete_delay_ms
         self._clock = clock
         self._rng = world.rng
@@ -335,6 +340,7 @@ class ControllerNode:
             },
             "failed_command": msgspec.structs.asdict(failed) if failed is not None else None,
             "bucket_state": self.bucket_state(),
+            "settings": report(self._sections, self.image.cluster_configs),
             **self._consensus.status(),
         }
 
@@ -472,8 +478,24 @@ class ControllerNode:
                 self._consensus_failed(failure)
                 return
 
+        self._use_settings()
+
     def _take_image(self, image: Image) -> None:
         self.feed.reset(image)
+        self._use_settings()
+
+    def _use_settings(self) -> None:
+        """Use the session time-out that is in force: in any role, because every member hears the heartbeats."""
+        settings = self._in_force.now
+        if settings is not self._used:
+            changed = {
+                name: getattr(settings, name)
+                for name in settings.__struct_fields__
+                if getattr(settings, name) != getattr(self._used, name)
+            }
+            logger.info("settings of the controllers were changed by a command", extra={"now": changed})
+            self._used = settings
+            self._sessions.use_timeout(settings.session_timeout_ms / 1000)
 
     # RPC
 

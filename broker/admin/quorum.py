@@ -31,6 +31,15 @@ LAG_WORTH_TELLING = 1_000
 Document = dict[str, Any]
 
 
+def known_members(client: ControllerClient) -> list[tuple[int, str]]:
+    """Return the controllers that the metadata names, each with its address."""
+    cluster = client.image.cluster
+    known = list(cluster.controllers) if cluster is not None else []
+    if not known:  # a single controller without a quorum
+        known = [(cluster.active_node if cluster is not None else -1, "{}:{}".format(*client.endpoints[0]))]
+    return known
+
+
 class QuorumView:
     """The handlers."""
 
@@ -48,11 +57,7 @@ class QuorumView:
 
     async def report(self) -> Document:
         """`members` (each with `id`, `address`, `state` as in docs/cli.md, and its figures), `problems`."""
-        cluster = self._client.image.cluster
-        known = list(cluster.controllers) if cluster is not None else []
-        if not known:  # a single controller without a quorum
-            known = [(cluster.active_node if cluster is not None else -1, "{}:{}".format(*self._client.endpoints[0]))]
-        members = await asyncio.gather(*(self._ask(node_id, address) for node_id, address in known))
+        members = await asyncio.gather(*(self._ask(*each) for each in known_members(self._client)))
         _depose(members)
         return {"members": members, "problems": _problems(members)}
 

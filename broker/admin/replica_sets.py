@@ -15,6 +15,8 @@
                                       becomes a member. &learner=true: as a learner, which is never counted
     POST /replica-sets/remove-member  ?id=ID&broker=B: removes its replica, or its assignment. One in sync leaves when
                                       the master has let go of it
+    POST /replica-sets/priority       ?id=ID&broker=B&priority=N: sets the member's election priority in this set.
+                                      Without `priority`: what the broker is configured with counts again
 
 Any broker accepts the requests. Entry: `ReplicaSetRoutes.routes`.
 """
@@ -69,6 +71,7 @@ class ReplicaSetRoutes:
             web.post("/replica-sets/policy", self._policy),
             web.post("/replica-sets/add-member", self._add_member),
             web.post("/replica-sets/remove-member", self._remove_member),
+            web.post("/replica-sets/priority", self._priority),
         ]
 
     def _found(self, request: web.Request) -> ReplicaSetRecord:
@@ -151,6 +154,15 @@ class ReplicaSetRoutes:
             await self._controller.replica_sets.remove_replica(record.id, broker)
         logger.info("an operator removed a member", extra={"replica_set": record.id, "broker": broker})
         return json_answer({"id": record.id, "broker": broker})
+
+    async def _priority(self, request: web.Request) -> web.Response:
+        record, broker = self._found(request), _broker(request)
+        text = request.query.get("priority")
+        priority = integer(text, "priority", -MAX_ID - 1, MAX_ID) if text is not None else None
+        await self._controller.replica_sets.set_priority(record.id, broker, priority)
+        extra = {"replica_set": record.id, "broker": broker, "priority": priority}
+        logger.info("an operator set an election priority", extra=extra)
+        return json_answer({"id": record.id, "broker": broker, "priority": priority})
 
 
 def _broker(request: web.Request) -> int:
@@ -239,7 +251,8 @@ def _replica(image: Image, record: ReplicaSetRecord, row: ReplicationRecord, bro
         "in_sync": broker_id in record.sync_state_set,
         "wal": joined.wal_id if joined is not None else None,
         "in_sync_wal": member.wal_id if member is not None else None,
-        "priority": joined.priority if joined is not None else 0,
+        "priority": row.priority_of(broker_id),
+        "set_priority": dict(row.priorities).get(broker_id),
         "known_end": member.known_end if member is not None and member.known_end >= 0 else None,
     }
 

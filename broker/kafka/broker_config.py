@@ -1,7 +1,9 @@
 """A broker's configuration for Kafka's tools: Kafka's names, then Tidelog's dotted names.
 
-There are three kinds of entries. Topic defaults (`log.retention.ms`, `message.max.bytes`: the broker keys of
-`tidelog.broker.partitions.topic_config`) may be changed at run time, for this broker or for the cluster. Kafka's static
+There are four kinds of entries. Topic defaults (`log.retention.ms`, `message.max.bytes`: the broker keys of
+`tidelog.broker.partitions.topic_config`) may be changed at run time, for this broker or for the cluster. Some settings
+of the controllers (`controller.session_timeout_ms`; `tidelog.controller.model.overrides`) may be, too, for the cluster
+only; the value shown without an override is the one of this process's configuration. Kafka's static
 names that tools look for (`num.partitions`, `inter.broker.protocol.version`) and Tidelog's own dotted keys
 (`wal.flush`, `tidelog.admin.url`) are read-only. Secrets are listed without their value.
 
@@ -17,6 +19,7 @@ from tidelog.broker.kafka.replicas import default_replicas
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.partitions import topic_config
 from tidelog.broker.partitions.topic_config import ConfigSource, ConfigType, Layers, Synonym
+from tidelog.controller.model.overrides import DYNAMIC
 
 INTER_BROKER_PROTOCOL = "3.9-IV0"
 """Version for tools that gate features by version; the name of the metadata.version in ApiVersions."""
@@ -24,6 +27,7 @@ INTER_BROKER_PROTOCOL = "3.9-IV0"
 SENSITIVE_PARTS = ("secret", "password", "access_key", "token", "credential")
 _SELECTORS = {"rack": "org.apache.kafka.common.replica.RackAwareReplicaSelector", "leader": None}
 """Kafka's names of `kafka.replica_selector`; None is its default."""
+_OF_CONTROLLERS = "A setting of the controllers, changed for the cluster as a whole; see docs/configuration.md."
 DATA_DIR_KEYS = ("log.dirs", "data_dir", "node.data_dir")
 
 
@@ -79,7 +83,20 @@ def broker_entries(services: Services) -> list[ConfigEntry]:
         doc = f"Default of the topic config {row.name}. {row.doc}"
         first = synonyms[0]
         entries[key] = ConfigEntry(key, row.type, first.value, first.source, False, False, doc, synonyms)
+    for key in DYNAMIC:
+        entries[key] = _controllers_setting(services, key)
     return [entries[name] for name in sorted(entries)]
+
+
+def _controllers_setting(services: Services, key: str) -> ConfigEntry:
+    row = DYNAMIC[key]
+    configured = services.broker_configs().get(key, str(row.default).lower())
+    found = [Synonym(key, configured, ConfigSource.STATIC_BROKER)]
+    override = services.controller.image.cluster_configs.get(key)
+    if override is not None:
+        found.insert(0, Synonym(key, override, ConfigSource.DYNAMIC_DEFAULT_BROKER))
+    kind = ConfigType.BOOLEAN if row.is_flag else ConfigType.LONG
+    return ConfigEntry(key, kind, found[0].value, found[0].source, False, False, _OF_CONTROLLERS, tuple(found))
 
 
 def _static(name: str, kind: ConfigType, value: str | None, sensitive: bool = False, doc: str = "") -> ConfigEntry:
@@ -93,6 +110,9 @@ def cluster_entries(services: Services) -> list[ConfigEntry]:
     """The cluster-wide dynamic values that are set (broker resource with an empty name)."""
     entries = []
     for key, value in sorted(services.controller.image.configs.get(("cluster", ""), {}).items()):
+        if key in DYNAMIC:
+            entries.append(_controllers_setting(services, key))
+            continue
         row = topic_config.BROKER_KEYS.get(key)
         if row is None:  # set by a newer version of Tidelog
             continue

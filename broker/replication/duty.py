@@ -3,7 +3,8 @@
 It looks at the newest metadata each time and does the one thing that is due, so what was missed, by a failed request or
 a slow disk, is found by the next look. In this order: join the set with this WAL, once; promise the epoch of an
 election under way, durably, before the controllers are told; lead in the epoch in which this process was elected;
-follow the master.
+follow the master. At last it tells the election priority with which its broker is configured, if the metadata have
+another one.
 
 Invariants: a promise is told only after the WAL has made it durable (rule 15); the replica leads only in an epoch in
 which the metadata name this broker, and only after this registration was in them: the controllers end the terms of a
@@ -91,12 +92,18 @@ class ReplicaDuty:
         client: ControllerClient,
         rng: random.Random,
         events: DutyEvents,
+        *,
+        priority: int = 0,
     ) -> None:
-        """`client`: of the process that is registered as `identity` says; its metadata have that registration."""
+        """`client`: of the process that is registered as `identity` says; its metadata have that registration.
+
+        `priority`: `replication.election_priority`.
+        """
         self._replica = replica
         self._identity = identity
         self._client = client
         self._events = events
+        self._priority = priority
         self._backoff = Backoff(RETRY_BASE_S, RETRY_CAP_S, rng)
         self._changed = asyncio.Event()
         self._tasks = TaskSet("replica-duty", events.failed)
@@ -214,6 +221,15 @@ class ReplicaDuty:
             await self._follow(image, record)
         else:
             self.role = ReplicaRole.WAITING
+        await self._tell_priority(row)
+
+    async def _tell_priority(self, row: ReplicationRecord) -> None:
+        """Tell the priority of a replica that has joined with another one: its broker was configured anew."""
+        broker_id = self._identity.replica.broker_id
+        joined = row.replica(broker_id)
+        if joined is not None and joined.priority != self._priority:
+            set_id, registration_epoch = self._identity.replica_set_id, self._identity.registration_epoch
+            await self._client.replica_sets.tell_priority(set_id, broker_id, registration_epoch, self._priority)
 
     async def _learn_or_not(self, row: ReplicationRecord | None) -> None:
         """Be a learner, or a member, as the metadata say; a replica that was promoted connects anew as a member."""
@@ -241,6 +257,7 @@ class ReplicaDuty:
             identity.registration_epoch,
             identity.replica.wal_id,
             is_learner=identity.learner,
+            priority=self._priority,
         )
         self._changed.set()
 

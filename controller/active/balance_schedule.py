@@ -38,6 +38,7 @@ from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.leading import partitions_led, takers
 from tidelog.controller.model.commands import MAX_MOVES_PER_COMMAND, MovePartitions, PartitionMove
 from tidelog.controller.model.load import HeartbeatReply, LoadTable
+from tidelog.controller.model.overrides import SettingsInForce
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey
 from tidelog.controller.model.settings import BalancerMode, BalancerSettings, ScaleSettings
 
@@ -59,7 +60,7 @@ class BalanceSchedule:
     """The balancer's state; see the module."""
 
     def __init__(self, settings: BalancerSettings, scale: ScaleSettings, image: Callable[[], Image]) -> None:
-        self._settings = settings
+        self._in_force = SettingsInForce("balancer", settings, lambda: image().cluster_configs)
         self._scale = scale
         self._image = image
         self.loads = LoadTable()
@@ -90,6 +91,10 @@ class BalanceSchedule:
         self._brokers = {}
         self._issued = 0
         self._latest = Plan([], ["not looked yet"])
+
+    @property
+    def _settings(self) -> BalancerSettings:
+        return self._in_force.now
 
     @property
     def mode(self) -> str:

@@ -50,6 +50,7 @@ from tidelog.controller.model.commands import (
     SetBrokerAlive,
     SetControllers,
 )
+from tidelog.controller.model.overrides import SettingsInForce
 from tidelog.controller.model.records import STREAMS_PER_PARTITION, StreamState
 from tidelog.controller.model.settings import ControllerSettings
 
@@ -69,11 +70,11 @@ class Duties:
         controllers: Callable[[], Mapping[int, str]],
         settings: ControllerSettings,
     ) -> None:
-        """`controllers`: the addresses of the quorum's members by node id."""
+        """`controllers`: the addresses of the quorum's members by node id; `settings`: as configured here."""
         self._image = image
         self._sessions = sessions
         self._controllers = controllers
-        self._reelect_timeout_ms = settings.reelect_timeout_ms
+        self._settings = SettingsInForce("controller", settings, lambda: image().cluster_configs)
         self._move_ages = MoveAges()
         self._master_watch = MasterWatch(preferred=settings.preferred_master_enable)
         self._replica_plan = ReplicaPlan(settings.replica_repair_after_ms / 1000)
@@ -112,10 +113,12 @@ class Duties:
 
     def masters(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Begin elections of replica sets with several members."""
+        self._master_watch.elects_preferred = self._settings.now.preferred_master_enable
         yield from self._master_watch.due(self._image(), now)
 
     def replicas(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Assign and remove replicas."""
+        self._replica_plan.repair_after_s = self._settings.now.replica_repair_after_ms / 1000
         yield from self._replica_plan.due(self._image(), now)
 
     def members(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
@@ -146,10 +149,8 @@ class Duties:
     def elections(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Elect targets whose source closed everything and sent no request: the fallback of a move."""
         image = self._image()
-        ages = self._move_ages.look(image, now)
-        ready = [
-            key for key, age_s in ages.items() if 1000 * age_s >= self._reelect_timeout_ms and _is_closed(image, key)
-        ]
+        ages, timeout_ms = self._move_ages.look(image, now), self._settings.now.reelect_timeout_ms
+        ready = [key for key, age_s in ages.items() if 1000 * age_s >= timeout_ms and _is_closed(image, key)]
         if ready:
             logger.info("electing the targets of moves without a request from the source", extra={"count": len(ready)})
             yield ElectPartitions(tuple(ready[:MAX_MOVES_PER_COMMAND]))

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 from tidelog.controller.active.ages import Ages
 from tidelog.controller.image.image import Image
-from tidelog.controller.image.leading import may_lead, other_leaders
+from tidelog.controller.image.leading import first_choices, may_lead, other_leaders
 from tidelog.controller.model.records import NO_BROKER, BrokerRecord, DrainMode, ReplicaSetRecord
 from tidelog.controller.model.replica_set_commands import BeginElection
 from tidelog.controller.model.replication import ElectionRecord, has_several
@@ -57,7 +57,8 @@ class MasterWatch:
         """By replica set and the epoch of the election."""
         self._preferred: Ages[tuple[int, int]] = Ages()
         """Preferred masters that may lead, by replica set and its master epoch."""
-        self._elects_preferred = preferred
+        self.elects_preferred = preferred
+        """May be changed at any time."""
         self._preferred_at_s = float("-inf")
         """When the newest election of a preferred master began."""
         self._handed_over: dict[int, float] = {}
@@ -115,8 +116,10 @@ class MasterWatch:
                 continue
             under_way[master.id] += 1
             due[record.id] = now_s
-            # the preferred master, else another one at each attempt
-            to = record.id if record.id in others else others[record.master_epoch % len(others)]
+            choices = first_choices(image, record)
+            if last_s > float("-inf") and record.id not in others:
+                choices = others  # the first attempt failed: another one at each
+            to = choices[record.master_epoch % len(choices)]
             why = f"broker {master.id} {'drains' if master.draining else 'is to leave the set'}"
             yield BeginElection(record.id, record.master_epoch, why, to)
         self._handed_over = due
@@ -136,7 +139,7 @@ class MasterWatch:
             image.election(each.id) is not None for each in records
         )
         ready = [key for key, age_s in ages.items() if age_s >= PREFERRED_AFTER_S]
-        if self._elects_preferred and is_calm and ready:
+        if self.elects_preferred and is_calm and ready:
             self._preferred_at_s = now_s
             set_id, epoch = ready[0]
             yield BeginElection(set_id, epoch, PREFERRED_REASON, set_id)
@@ -145,10 +148,10 @@ class MasterWatch:
 def _rather(image: Image, record: ReplicaSetRecord) -> int:
     """Return the member to designate so that no draining one is elected; -1 if none drains, or all do."""
     living = (image.brokers.get(each) for each in record.sync_state_set)
-    others = other_leaders(image, record)
-    if not others or not any(each is not None and each.alive and _is_to_go(image, record, each) for each in living):
+    choices = first_choices(image, record)
+    if not choices or not any(each is not None and each.alive and _is_to_go(image, record, each) for each in living):
         return NO_BROKER
-    return record.id if record.id in others else others[0]
+    return choices[0]
 
 
 def _is_to_go(image: Image, record: ReplicaSetRecord, broker: BrokerRecord) -> bool:

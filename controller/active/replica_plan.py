@@ -63,7 +63,8 @@ class ReplicaPlan:
 
     def __init__(self, repair_after_s: float) -> None:
         """`repair_after_s`: how long a dead broker is waited for."""
-        self._repair_after_s = repair_after_s
+        self.repair_after_s = repair_after_s
+        """May be changed at any time: the ages are known."""
         self._dead: Ages[tuple[int, int]] = Ages()
         """By broker and its registration."""
         self._surplus: Ages[tuple[int, int]] = Ages()
@@ -73,7 +74,7 @@ class ReplicaPlan:
         """Iterate over what is to be changed."""
         dead = ((each.id, each.registration_epoch) for each in image.brokers.values() if not each.alive)
         ages = self._dead.look(image, dead, now_s)
-        lost = {broker_id for (broker_id, _), age_s in ages.items() if age_s >= self._repair_after_s}
+        lost = {broker_id for (broker_id, _), age_s in ages.items() if age_s >= self.repair_after_s}
         sets = [found for each in sorted(image.replication) if (found := _set(image, each, lost)) is not None]
         removals: list[RemoveReplica | RetireReplica] = [
             *_retirements(image, sets),
@@ -106,7 +107,7 @@ class ReplicaPlan:
             found += [RemoveReplica(one.record.id, each) for each in unusable if count >= _needed(image, one, each)]
             surplus += [(one.record.id, each) for each in able if each in one.usable and count >= wanted]
         ages = self._surplus.look(image, surplus, now_s)
-        return found + [RemoveReplica(*each) for each, age_s in ages.items() if age_s >= self._repair_after_s]
+        return found + [RemoveReplica(*each) for each, age_s in ages.items() if age_s >= self.repair_after_s]
 
 
 def _set(image: Image, set_id: int, lost: set[int]) -> _Set | None:

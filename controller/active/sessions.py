@@ -56,7 +56,7 @@ class BrokerSessions:
     def __init__(self, timeout_s: float, startup_s: float = 0.0) -> None:
         assert timeout_s > 0
         self._timeout_s = timeout_s
-        self._startup_s = startup_s or STARTUP_SESSIONS * timeout_s
+        self._configured_startup_s = startup_s
         self._sessions: dict[int, _Session] = {}
         self._unheard: set[int] = set()
         """Brokers that have a session only because the metadata has them alive, or by the grace of a new controller."""
@@ -70,6 +70,18 @@ class BrokerSessions:
         self._startup_ends_s = float("-inf")
         self._counts_ages = False
         """Whether this controller may have missed the start of the cluster, and uses the ages that brokers report."""
+
+    @property
+    def _startup_s(self) -> float:
+        return self._configured_startup_s or STARTUP_SESSIONS * self._timeout_s
+
+    def use_timeout(self, timeout_s: float) -> None:
+        """Use another session time-out, from each broker's next heartbeat on.
+
+        Those that are silent keep the deadline that they have: a longer time-out brings no dead broker back.
+        """
+        assert timeout_s > 0
+        self._timeout_s = timeout_s
 
     def activated(self, now_s: float) -> None:
         """Start over: this controller became active. Sessions known as a follower are kept, with a short grace."""

@@ -102,6 +102,14 @@ class ReplicaSetClient:
         command = r.AddReplica(replica_set_id, broker_id, registration_epoch, wal_id, is_learner, priority)
         await self._send(command, None)
 
+    async def tell_priority(self, replica_set_id: int, broker_id: int, registration_epoch: int, priority: int) -> None:
+        """Tell another election priority of a joined replica. Raises `NotEligible`, `StaleBrokerEpoch`, `NotFound`."""
+        await self._send(r.TellPriority(replica_set_id, broker_id, registration_epoch, priority), None)
+
+    async def set_priority(self, replica_set_id: int, broker_id: int, priority: int | None) -> None:
+        """Set a member's election priority for an operator; None: the broker's. Raises `NotFound`, `InvalidInput`."""
+        await self._send(r.SetPriority(replica_set_id, broker_id, priority), None)
+
     async def assign_replica(self, replica_set_id: int, broker_id: int, *, is_learner: bool = False) -> None:
         """Assign a replica to a broker, which joins by itself. Raises `NotFound`, `NotEligible`, `InvalidInput`."""
         await self._send(r.AssignReplica(replica_set_id, broker_id, is_learner), None)

@@ -13,7 +13,7 @@ Entry: `Image`, `Delta`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ import msgspec
 from tidelog.controller.machine.index import MetadataIndex
 from tidelog.controller.machine.slices import find
 from tidelog.controller.machine.tables import KEY_TYPES, RowChange
+from tidelog.controller.model.overrides import NO_OVERRIDES
 from tidelog.controller.model.records import (
     NO_BROKER,
     BrokerRecord,
@@ -111,6 +112,16 @@ class Image:
     def topic_ids(self) -> dict[str, bytes]:
         """Return topic ids by name."""
         return self.index.topic_ids
+
+    @property
+    def level(self) -> int:
+        """Return the cluster's feature level."""
+        return self.cluster.level if self.cluster is not None else 0
+
+    @property
+    def cluster_configs(self) -> Mapping[str, str]:
+        """Return the overrides that count for all brokers and controllers; another object when they have changed."""
+        return self.configs.get(("cluster", ""), NO_OVERRIDES)
 
     def table(self, name: str) -> dict[Any, Any]:
         """Return the rows of a table by its name in `tidelog.controller.model.records`. Raises `KeyError`."""

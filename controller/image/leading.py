@@ -3,7 +3,7 @@
 A replica set has the id of its *home* broker, which is its preferred master. A set of several members may be led by
 another one, so what a broker serves follows from the masters, and not from the ids of sets.
 
-Entry: `led_sets`, `partitions_led`, `may_lead`, `other_leaders`, `takers`.
+Entry: `led_sets`, `partitions_led`, `may_lead`, `other_leaders`, `first_choices`, `takers`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,18 @@ def may_lead(image: Image, record: ReplicaSetRecord, broker_id: int) -> bool:
 def other_leaders(image: Image, record: ReplicaSetRecord) -> list[int]:
     """Return the members other than the master that may lead, by id; empty for a set of one."""
     return [each for each in record.sync_state_set if each != record.master and may_lead(image, record, each)]
+
+
+def first_choices(image: Image, record: ReplicaSetRecord) -> list[int]:
+    """Return those of `other_leaders` that should lead rather than the others, by id.
+
+    The preferred master, whatever priorities there are; else those with the largest election priority.
+    """
+    others, row = other_leaders(image, record), image.replication.get(record.id)
+    if record.id in others or row is None:
+        return [each for each in others if each == record.id]
+    most = max((row.priority_of(each) for each in others), default=0)
+    return [each for each in others if row.priority_of(each) == most]
 
 
 def takers(image: Image) -> dict[int, BrokerRecord]:

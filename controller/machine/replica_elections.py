@@ -218,7 +218,7 @@ def _winner(
     assert election is not None
     by_replica = {each.replica: each for each in counted}
     promises = [
-        Promise(each.replica, each.last_epoch, each.end_offset, _priority(row, each.broker_id)) for each in counted
+        Promise(each.replica, each.last_epoch, each.end_offset, row.priority_of(each.broker_id)) for each in counted
     ]
     designated = election.designated
     awaited = {election.last_master, designated} - {NO_BROKER} if patient else set()
@@ -247,11 +247,6 @@ def _others_may_help(tables: Tables, found: ReplicaSetRows, counted: list[Promis
 def confirmed_offset(row: ReplicationRecord, counted: list[PromiseRecord]) -> int:
     """Return the WAL offset up to which bytes are known to be confirmed; -1: not known."""
     return max([-1, *(each.confirm_offset for each in row.in_sync), *(each.confirm_offset for each in counted)])
-
-
-def _priority(row: ReplicationRecord, broker_id: int) -> int:
-    replica = row.replica(broker_id)
-    return replica.priority if replica is not None else 0
 
 
 def _is_alive(tables: Tables, broker_id: int) -> bool:
@@ -420,9 +415,14 @@ def broker_replaced(tables: Tables, broker_id: int) -> None:
 
 
 def _without_wals(row: ReplicationRecord) -> ReplicationRecord:
-    """Return what stays of a row when no WAL counts any more: the policy, who shall have a replica, and history."""
+    """Return what stays of a row when no WAL counts any more: what an operator decides, and history."""
     return ReplicationRecord(
-        row.id, row.policy, assigned=row.assigned, last_election=row.last_election, learning=row.learning
+        row.id,
+        row.policy,
+        assigned=row.assigned,
+        last_election=row.last_election,
+        learning=row.learning,
+        priorities=row.priorities,
     )
 
 

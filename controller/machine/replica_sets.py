@@ -1,4 +1,6 @@
-"""Commands about the members of replica sets: SyncStateSet, policy, replicas (docs/design/0015-hot-tier.md, section 1).
+"""Commands about the members of replica sets: SyncStateSet, policy, replicas, priorities.
+
+The rules are in docs/design/0015-hot-tier.md, section 1.
 
 Invariants: SyncStateSet and write quorum change together, by the master of the present epoch only, and their epoch
 grows by one each time; the master stays in; a member of the SyncStateSet is a broker *and* the WAL with which it
@@ -28,7 +30,9 @@ from tidelog.controller.model.replica_set_commands import (
     AssignReplica,
     RemoveReplica,
     RetireReplica,
+    SetPriority,
     SetReplicaSetPolicy,
+    TellPriority,
 )
 from tidelog.controller.model.replication import InSyncRecord, ReplicaRecord, ReplicationRecord, has_several
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound
@@ -157,8 +161,7 @@ def add_replica(tables: Tables, command: AddReplica) -> None:
     record = _record(tables, command.replica_set_id)
     broker = current_broker(tables, command.broker_id, command.registration_epoch)
     check_wal_id(command.wal_id)
-    if not -(1 << 31) <= command.priority < 1 << 31:
-        raise InvalidInput(f"a priority has 32 bits, unlike {command.priority}")
+    _check_priority(command.priority)
     row = tables.replication.get(record.id) or ReplicationRecord(record.id)
     _check_may_join(record, row, broker, command)
     joined = ReplicaRecord(command.broker_id, command.wal_id, command.is_learner, command.priority)
@@ -321,6 +324,7 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
         assigned=_without(row.assigned, command.broker_id),
         leaving=_without(row.leaving, command.broker_id),
         learning=_without(row.learning, command.broker_id),
+        priorities=tuple(each for each in row.priorities if each[0] != command.broker_id),
     )
     if row.replica(command.broker_id) is None:
         tables.replication.put(record.id, row)
@@ -330,3 +334,42 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
     replicas = tuple(each for each in row.replicas if each.broker_id != command.broker_id)
     tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas))
     tables.replica_sets.put(record.id, _with_replicas(record, replicas))
+
+
+# --- election priorities ---------------------------------------------------------------------------------------------
+
+
+def tell_priority(tables: Tables, command: TellPriority) -> None:
+    """See `TellPriority`. Raises `NotFound`, `NotEligible`, `StaleBrokerEpoch`, `InvalidInput`."""
+    record, row = _record(tables, command.replica_set_id), tables.replication.get(command.replica_set_id)
+    current_broker(tables, command.broker_id, command.registration_epoch)
+    _check_priority(command.priority)
+    joined = row.replica(command.broker_id) if row is not None else None
+    if row is None or joined is None:
+        raise NotEligible(f"broker {command.broker_id} has not joined replica set {record.id}", hint="it joins first")
+    told = msgspec.structs.replace(joined, priority=command.priority)
+    if told != joined:
+        replicas = tuple(told if each.broker_id == command.broker_id else each for each in row.replicas)
+        tables.replication.put(record.id, msgspec.structs.replace(row, replicas=replicas))
+
+
+def set_priority(tables: Tables, command: SetPriority) -> None:
+    """See `SetPriority`. Raises `NotFound`, `InvalidInput`."""
+    record, row = _record(tables, command.replica_set_id), tables.replication.get(command.replica_set_id)
+    if row is None or command.broker_id not in row.assigned:
+        raise NotFound(
+            f"broker {command.broker_id} has no replica of replica set {record.id}",
+            hint=f"`tidelog replica-set describe {record.id}` shows its members",
+        )
+    others = {each: priority for each, priority in row.priorities if each != command.broker_id}
+    if command.priority is not None:
+        _check_priority(command.priority)
+        others[command.broker_id] = command.priority
+    changed = msgspec.structs.replace(row, priorities=tuple(sorted(others.items())))
+    if changed != row:
+        tables.replication.put(record.id, changed)
+
+
+def _check_priority(priority: int) -> None:
+    if not -(1 << 31) <= priority < 1 << 31:
+        raise InvalidInput(f"a priority has 32 bits, unlike {priority}")

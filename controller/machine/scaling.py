@@ -146,7 +146,8 @@ def _leave_other_sets(tables: Tables, broker_id: int) -> None:
     for row in assigned:
         places = (row.assigned, row.leaving, row.learning)
         stay, leaving, learning = (tuple(each for each in ids if each != broker_id) for ids in places)
-        left = msgspec.structs.replace(row, assigned=stay, leaving=leaving, learning=learning)
+        priorities = tuple(each for each in row.priorities if each[0] != broker_id)
+        left = msgspec.structs.replace(row, assigned=stay, leaving=leaving, learning=learning, priorities=priorities)
         tables.replication.put(row.id, left)
 
 

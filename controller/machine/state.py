@@ -155,6 +155,8 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     r.ElectUnclean: replica_elections.elect_unclean,
     r.AssignReplica: replica_sets.assign_replica,
     r.RetireReplica: replica_sets.retire_replica,
+    r.TellPriority: replica_sets.tell_priority,
+    r.SetPriority: replica_sets.set_priority,
 }
 
 

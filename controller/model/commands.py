@@ -34,7 +34,9 @@ from tidelog.controller.model.replica_set_commands import (
     RemoveReplica,
     ReplicaSetCommand,
     RetireReplica,
+    SetPriority,
     SetReplicaSetPolicy,
+    TellPriority,
 )
 from tidelog.controller.model.wal_notes import WalNote
 from tidelog.storage.commits import CommitObjects as CommitRequest
@@ -506,6 +508,7 @@ FIRST_LEVEL: dict[type, int] = {
     **dict.fromkeys((NoteWal, DeletePartitions, AcceptWalLoss), 1),
     **dict.fromkeys((AlterSyncStateSet, BeginElection, PromiseEpoch, SetReplicaSetPolicy), 2),
     **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean, AssignReplica, RetireReplica), 2),
+    **dict.fromkeys((TellPriority, SetPriority), 2),
     BeginRestart: 2,
 }
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""

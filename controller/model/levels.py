@@ -28,6 +28,8 @@ DIRECTORIES_LEVEL = 1
 """From here on the quorum records the ids of its members' directories."""
 REPLICATION_LEVEL = 2
 """From here on a replica set may have several members."""
+OVERRIDES_LEVEL = 2
+"""From here on controllers know overrides of their settings (`tidelog.controller.model.overrides`)."""
 FEATURE = "tidelog.level"
 """Name of the level as a Kafka feature (KIP-584)."""
 _KEY = "level/broker/"

@@ -106,6 +106,7 @@ class AddReplica(Command, frozen=True, array_like=True, tag=84):
     wal_id: str
     is_learner: bool = False
     priority: int = 0
+    """`replication.election_priority` of the broker, int32."""
 
 
 class RemoveReplica(Command, frozen=True, array_like=True, tag=85):
@@ -148,6 +149,31 @@ class RetireReplica(Command, frozen=True, array_like=True, tag=88):
     broker_id: int
 
 
+class TellPriority(Command, frozen=True, array_like=True, tag=89):
+    """Note the election priority with which a broker is configured now. It joined with another one.
+
+    Refused unless it has joined: unlike `AddReplica` it lets no broker join that was removed meanwhile.
+    """
+
+    replica_set_id: int
+    broker_id: int
+    registration_epoch: int
+    priority: int
+    """int32."""
+
+
+class SetPriority(Command, frozen=True, array_like=True, tag=90):
+    """Set a member's election priority in one set, on an operator's request, or take that back.
+
+    It counts instead of what the broker is configured with, until the replica is removed.
+    """
+
+    replica_set_id: int
+    broker_id: int
+    priority: int | None
+    """int32; None: what the broker is configured with counts again."""
+
+
 ReplicaSetCommand = (
     AlterSyncStateSet
     | BeginElection
@@ -158,4 +184,6 @@ ReplicaSetCommand = (
     | ElectUnclean
     | AssignReplica
     | RetireReplica
+    | TellPriority
+    | SetPriority
 )

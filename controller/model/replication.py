@@ -7,7 +7,7 @@ replica sets that an operator or a master gave one.
 
 Invariants: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`, once the row
 names any; every broker of `replicas`, and of `leaving`, is in `assigned`; the learners
-among `replicas` are in `learning`, which is part of `assigned`.
+among `replicas` are in `learning`, which is part of `assigned`; so are the brokers of `priorities`.
 
 Entry: `ReplicationRecord`.
 """
@@ -45,7 +45,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, array_like=True):
     wal_id: str
     is_learner: bool = False
     priority: int = 0
-    """Among candidates that are equally far the larger one is elected."""
+    """As the broker is configured; what counts is `ReplicationRecord.priority_of`."""
 
 
 class InSyncRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -148,6 +148,16 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     """None: the set has had one member, whose broker is elected when it starts, or none has ended yet."""
     learning: tuple[int, ...] = ()
     """Those of `assigned`, sorted, whose replicas are learners, or will be when they join."""
+    priorities: tuple[tuple[int, int], ...] = ()
+    """Brokers of `assigned`, sorted, each with the priority that an operator has set for it in this set."""
+
+    def priority_of(self, broker_id: int) -> int:
+        """Return a broker's election priority: an operator's, else what it is configured with, else 0.
+
+        Among candidates that are equally far the larger one is elected.
+        """
+        joined = self.replica(broker_id)
+        return dict(self.priorities).get(broker_id, joined.priority if joined is not None else 0)
 
     def replica(self, broker_id: int) -> ReplicaRecord | None:
         """Return a broker's replica."""

@@ -172,7 +172,8 @@ def _replace_brokers(tables: Tables, adoption: Adoption) -> None:
         if row.id in adoption.brokers:  # replicas join anew
             assigned = tuple(each for each in row.assigned if each in adoption.brokers)
             learning = tuple(each for each in row.learning if each in adoption.brokers)
-            left = ReplicationRecord(row.id, row.policy, assigned=assigned, learning=learning)
+            priorities = tuple(each for each in row.priorities if each[0] in adoption.brokers)
+            left = ReplicationRecord(row.id, row.policy, assigned=assigned, learning=learning, priorities=priorities)
             tables.replication.put(row.id, left)
     for record in list(tables.replica_sets.values()):
         if record.id in adoption.brokers:

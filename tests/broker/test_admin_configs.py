@@ -360,3 +360,55 @@ def test_the_default_replication_factor_is_what_the_smallest_set_with_a_master_g
     assert told() == {"1"}
     world.controller.set_alive(3, False)
     assert told() == {"3"}
+
+
+# --- settings of the controllers ---------------------------------------------------------------------------------
+
+
+SESSION = "controller.session_timeout_ms"
+
+
+def test_a_dynamic_setting_of_the_controllers_is_the_clusters_and_shown_with_its_source() -> None:
+    world = AdminWorld(controller__session_timeout_ms="9000", controller__heartbeat_interval_ms="1000")
+    assert change(world, BROKER, "", (SESSION, SET, " 5000 "), ("log.retention.ms", SET, "7000")) == (0, "")
+    assert world.controller.image.cluster_configs == {SESSION: "5000", "log.retention.ms": "7000"}
+    found = by_name(describe(world, BROKER, "1", synonyms=True))[SESSION]
+    assert (found.value, found.config_source, found.read_only, found.config_type) == ("5000", 3, False, 5)
+    assert [(one.value, one.source) for one in found.synonyms] == [("5000", 3), ("9000", 4)]
+    assert by_name(describe(world, BROKER, ""))[SESSION].value == "5000"
+    assert change(world, BROKER, "", (SESSION, DELETE, None)) == (0, "")
+    found = by_name(describe(world, BROKER, "1"))[SESSION]
+    assert (found.value, found.config_source) == ("9000", 4)
+    assert world.controller.image.cluster_configs == {"log.retention.ms": "7000"}
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "code", "message"),
+    [
+        ("", (SESSION, SET, "2000"), 40, "less than 3 heartbeat intervals"),
+        ("", (SESSION, SET, "x"), 40, "invalid value"),
+        ("", (SESSION, APPEND, "5000"), 40, "is not a list"),
+        ("", ("controller.read_grace_ms", SET, "1000"), 40, "would read objects that are deleted"),
+        ("", ("controller.members", SET, "1@h:1"), 40, "the quorum changes by a command"),
+        ("1", (SESSION, SET, "5000"), 42, "counts for all brokers"),
+    ],
+)
+def test_what_the_controllers_do_not_take_is_refused_and_nothing_of_the_request_is_done(
+    name: str, operation: tuple[str, int, str], code: int, message: str
+) -> None:
+    world = AdminWorld()
+    found = change(world, BROKER, name, ("log.retention.ms", SET, "7000"), operation)
+    assert found[0] == code and message in found[1]
+    assert world.controller.image.configs == {}
+
+
+def test_below_level_2_the_controllers_settings_are_not_changed() -> None:
+    world = AdminWorld(level=1)
+    code, message = change(world, BROKER, "", (SESSION, SET, "5000"))
+    assert code == 95 and "feature level 2" in message and world.controller.image.configs == {}
+
+
+def test_validate_only_changes_no_setting_of_the_controllers() -> None:
+    world = AdminWorld()
+    assert change(world, BROKER, "", (SESSION, SET, "5000"), validate_only=True) == (0, "")
+    assert world.controller.image.configs == {}

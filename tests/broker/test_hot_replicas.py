@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -129,6 +130,21 @@ async def test_a_follower_that_is_behind_the_masters_first_byte_starts_over_ther
     await hot.let_follow()
     await hot.same()
     assert back.wal.start_offset == hot.committed and len(back.replica.tail.records) == 10
+
+
+async def test_a_new_follower_receives_only_what_is_not_in_the_bucket(hot: HotSet) -> None:
+    master = await hot.start_all()
+    await hot.kill(3)
+    hot.committed = await hot.write(master, 600)
+    end = await hot.write(master, 10)
+    await hot.confirmed(master)
+    assert master.wal.start_offset == 0, "it has everything, and trims later"
+    shutil.rmtree(hot.path / hot.wal_ids[3])
+    new = await hot.start(3)
+    assert new.wal.end_offset == 0
+    await hot.let_follow()
+    await until(lambda: new.wal.durable_offset >= end)
+    assert new.wal.start_offset == hot.committed and len(new.replica.tail.records) == 10
 
 
 async def test_a_follower_whose_metadata_are_behind_waits_for_them(hot: HotSet) -> None:

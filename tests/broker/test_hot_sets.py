@@ -65,6 +65,20 @@ def test_every_broker_keeps_a_replica_of_each_set_and_a_stopped_master_is_follow
         assert cluster.nodes[1].parts.data.hot_sets.problems() == []
 
 
+def test_a_broker_tells_its_election_priority_to_all_its_sets_when_it_starts(tmp_path: Path) -> None:
+    with Cluster(tmp_path, replication=THREE) as cluster:
+        wait_until(lambda: is_whole(cluster), "all sets have three members in sync")
+        cluster.run(cluster.stop_broker(2))
+        cluster.replication = ReplicationSettings(total_replicas=3, election_priority=7)
+        cluster.run(cluster.start_broker(2))
+
+        def priorities() -> list[list[int]]:
+            rows = cluster.image.replication
+            return [[rows[each].priority_of(broker) for broker in (1, 2, 3)] for each in (1, 2, 3)]
+
+        wait_until(lambda: priorities() == [[0, 7, 0]] * 3, "it has told its priority")
+
+
 def test_the_last_broker_stops_in_time_although_no_quorum_confirms_that_its_partitions_are_closed(
     tmp_path: Path,
 ) -> None:

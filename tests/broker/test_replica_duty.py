@@ -92,6 +92,29 @@ async def test_a_policy_that_is_set_reaches_the_master(kept: SelfKeptSet) -> Non
     await until(lambda: quorum() == 3)
 
 
+async def test_a_broker_that_is_started_with_another_priority_tells_it(kept: SelfKeptSet) -> None:
+    await kept.settled()
+
+    def priorities() -> list[int]:
+        return [kept.node.image.replication[SET].priority_of(each) for each in (1, 2, 3)]
+
+    assert priorities() == [0, 0, 0]
+    await kept.end(3)
+    kept.priorities[3] = 4
+    await kept.launch(3)
+    await until(lambda: priorities() == [0, 0, 4])
+    version = kept.node.image.replication[SET]
+    await kept.settled()
+    await kept.end(1)
+    kept.priorities[1] = -2
+    assert (await kept.settled()).broker_id == 3, "of two that are equally far"
+    await kept.launch(1)
+    await until(lambda: priorities() == [-2, 0, 4])
+    await kept.settled()
+    assert all(one.failures == [] and one.duty.problem == "" for one in kept.processes.values())
+    assert version.priorities == ()
+
+
 async def test_a_replica_that_was_removed_does_not_join_again(kept: SelfKeptSet) -> None:
     first = await kept.settled()
     third = kept.processes[3]

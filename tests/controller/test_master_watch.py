@@ -209,6 +209,33 @@ def test_a_hand_over_that_elects_the_old_master_again_is_repeated_after_a_while(
     assert cluster.record(0).master == election.designated, "the old master's newest bytes were not confirmed"
 
 
+@pytest.mark.parametrize("best", [1, 2])
+def test_a_hand_over_designates_the_largest_priority_first_and_then_others(best: int) -> None:
+    cluster = made()
+    cluster.run(r.SetPriority(0, best, 1))
+    cluster.hung = {0, 1, 2}
+    cluster.drain(0, DrainMode.SHUTDOWN)
+    designated = []
+    for _ in range(3):
+        (election,) = begun(cluster.tick(HAND_OVER_AGAIN_S))
+        designated.append(election.designated)
+        for each in (0, 1, 2):
+            cluster.promise(0, each, end={0: 30, election.designated: 10}.get(each, 20))
+        assert cluster.record(0).master == 0
+    assert designated[0] == best and {*designated} == {1, 2}
+
+
+def test_of_the_members_that_do_not_drain_the_largest_priority_is_designated() -> None:
+    cluster = made(brokers=3)
+    cluster.run(r.SetPriority(1, 2, 1))
+    cluster.set_alive(1, False)
+    cluster.settle(5)
+    assert cluster.record(1).master == 2, "broker 0 has the smaller id"
+    cluster.set_alive(1, True)
+    cluster.settle(40)
+    assert cluster.record(1).master == 1, "the preferred master leads again, although its priority is smaller"
+
+
 def test_a_draining_member_is_not_elected_when_another_may_be() -> None:
     cluster = made()
     cluster.drain(1, DrainMode.SHUTDOWN)

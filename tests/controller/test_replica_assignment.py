@@ -8,9 +8,9 @@ from tests.controller.controller_helpers import Driver
 from tests.controller.replica_trio import TWO_OF_THREE, Trio
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
-from tidelog.controller.model.errors import BrokerNotDrained, ConfigurationRefused, NotEligible
+from tidelog.controller.model.errors import BrokerNotDrained, ConfigurationRefused, NotEligible, StaleBrokerEpoch
 from tidelog.controller.model.records import DrainMode
-from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord
 from tidelog.runtime.errors import InvalidInput, NotFound
 from tidelog.storage.replication.policy import MAX_REPLICAS
 
@@ -167,3 +167,74 @@ def test_a_member_that_is_to_leave_does_not_enter_the_sync_state_set_until_it_is
     trio.alter((0, 1), 2)
     trio.run(r.RemoveReplica(0, 2))
     assert trio.image.replication[0].leaving == () and list(trio.assigned) == [0, 1]
+
+
+# --- election priorities ---
+
+
+def test_a_joined_broker_tells_another_priority_and_a_removed_one_does_not_join_by_that() -> None:
+    trio = Trio()
+    told = r.TellPriority(0, 2, trio.registration(2), 5)
+    trio.run(told)
+    assert [trio.image.replication[0].priority_of(each) for each in range(4)] == [0, 0, 5, 0]
+    version = trio.state.version
+    trio.run(told)
+    assert trio.state.version == version, "the same again changes nothing"
+    trio.join(2, priority=-7)
+    assert trio.image.replication[0].priority_of(2) == -7
+    trio.unchanged(r.TellPriority(0, 2, trio.registration(2) - 1, 9), StaleBrokerEpoch, "is not current")
+    trio.unchanged(r.TellPriority(0, 2, trio.registration(2), 1 << 31), InvalidInput, "has 32 bits")
+    trio.unchanged(r.TellPriority(9, 2, trio.registration(2), 1), NotFound, "there is no replica set 9")
+    trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    trio.unchanged(r.TellPriority(0, 2, trio.registration(2), 1), NotEligible, "has not joined")
+
+
+def test_the_priority_of_an_operator_counts_until_it_is_taken_back_or_the_replica_is_removed() -> None:
+    trio = Trio()
+    trio.run(r.SetPriority(0, 2, 5))
+    trio.restart(2)
+    trio.join(2, priority=1)
+    trio.run(r.TellPriority(0, 2, trio.registration(2), 2))
+    row = trio.image.replication[0]
+    assert (row.priorities, row.priority_of(2)) == (((2, 5),), 5)
+    trio.run(r.SetPriority(0, 2, None))
+    assert trio.image.replication[0].priority_of(2) == 2, "what the broker has told meanwhile"
+    version = trio.state.version
+    trio.run(r.SetPriority(0, 2, None))
+    assert trio.state.version == version
+    trio.unchanged(r.SetPriority(0, 7, 1), NotFound, "has no replica")
+    trio.unchanged(r.SetPriority(0, 2, -(1 << 31) - 1), InvalidInput, "has 32 bits")
+    trio.broker(3)
+    trio.run(r.AssignReplica(0, 3))
+    trio.run(r.SetPriority(0, 3, 8))
+    trio.join(3)
+    assert trio.image.replication[0].priority_of(3) == 8, "it was set before it joined"
+    trio.run(r.RemoveReplica(0, 3))
+    assert trio.image.replication[0].priorities == ()
+
+
+def test_the_priority_of_an_operator_decides_among_equals() -> None:
+    trio = Trio()
+    trio.die(0)
+    trio.run(r.TellPriority(0, 1, trio.registration(1), 3))
+    trio.run(r.SetPriority(0, 2, 4))
+    trio.begin()
+    trio.promise(1)
+    assert trio.promise(2).master == 2
+    trio.begin()
+    trio.promise(1, end=101)
+    assert trio.promise(2).master == 1, "who is ahead has what the other one lacks"
+
+
+def test_a_set_whose_only_member_starts_again_keeps_the_priorities_that_were_set() -> None:
+    trio = Trio()
+    trio.run(r.SetPriority(0, 0, 4))
+    trio.alter((0, 1), 2)
+    trio.run(r.RemoveReplica(0, 2))
+    trio.run(r.SetReplicaSetPolicy(0, PolicyRecord()))
+    trio.alter((0,), 1)
+    trio.run(r.RemoveReplica(0, 1))
+    trio.restart(0)
+    row = trio.image.replication[0]
+    assert (row.replicas, row.priorities) == ((), ((0, 4),))

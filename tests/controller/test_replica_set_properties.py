@@ -112,6 +112,12 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         accepted = self.try_to(r.RetireReplica(0, broker))
         assert not (accepted and self.is_master(broker))
 
+    @rule(broker=st.sampled_from(BROKERS), priority=st.sampled_from([None, -1, 0, 7]))
+    def set_priority(self, broker: int, priority: int | None) -> None:
+        self.try_to(r.SetPriority(0, broker, priority))
+        registration = self.controllers.registrations[broker]
+        self.try_to(r.TellPriority(0, broker, registration, priority or 0))
+
     @rule()
     def restart_controllers(self) -> None:
         before = self.controllers.machine
@@ -365,6 +371,7 @@ class ReplicaSetMachine(RuleBasedStateMachine):
         assert record.learners == tuple(each.broker_id for each in row.replicas if each.is_learner)
         assert {*record.learners} <= {*row.learning} <= {*row.assigned}
         assert not {*row.learning} & {*record.members}
+        assert {each for each, _ in row.priorities} <= {*row.assigned}
         assert {*record.sync_state_set} <= {*record.members} <= {*row.assigned}
         assert list(row.assigned) == sorted({*row.assigned})
         assert {*row.leaving} <= {*row.assigned} and list(row.leaving) == sorted({*row.leaving})

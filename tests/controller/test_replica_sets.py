@@ -47,6 +47,8 @@ COMMANDS: list[c.AnyCommand] = [
     r.ElectUnclean(0, 1, 0),
     r.AssignReplica(0, 0),
     r.RetireReplica(0, 0),
+    r.TellPriority(0, 0, 1, 2),
+    r.SetPriority(0, 0, 2),
     c.BeginRestart(0, 1),
 ]
 

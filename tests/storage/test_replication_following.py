@@ -39,6 +39,9 @@ def welcome(*epochs: tuple[int, int], start: int = 0, end: int, epoch: int = 9, 
         pytest.param(wal(end=0), welcome((1, 0), (9, 80), end=90), 0, (Step.KEEP, 0), id="empty, from the start"),
         pytest.param(wal(end=0), welcome((9, 80), start=70, end=90), 70, (Step.RESTART, 70), id="empty, trimmed there"),
         pytest.param(
+            wal(end=0), welcome((9, 0), end=90), 70, (Step.RESTART, 70), id="empty, and the master has not trimmed yet"
+        ),
+        pytest.param(
             wal((1, 0), start=10, end=60), welcome((9, 80), start=80, end=90), 80, (Step.RESTART, 80), id="all uploaded"
         ),
         pytest.param(

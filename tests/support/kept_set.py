@@ -52,6 +52,8 @@ class SelfKeptSet(HotSet):
         self.node: ControllerNode
         self.processes: dict[int, KeptProcess] = {}
         self.registrations: dict[int, int] = {}
+        self.priorities: dict[int, int] = {}
+        """With which brokers are configured, where it is not 0; read when their processes start."""
 
     async def begin(self) -> None:
         settings = ControllerSettings(session_timeout_ms=3_600_000)
@@ -80,7 +82,12 @@ class SelfKeptSet(HotSet):
         proxy.to = process.broker.listener.address
         events = await self.begun(process)
         process.duty = ReplicaDuty(
-            process.broker.replica, self.identity(broker_id), client, random.Random(broker_id), events
+            process.broker.replica,
+            self.identity(broker_id),
+            client,
+            random.Random(broker_id),
+            events,
+            priority=self.priorities.get(broker_id, 0),
         )
         process.duty.start()
         return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -179,6 +180,7 @@ async def members(client: ControllerClient, cli: Cli) -> None:
     )
     assert f"broker {own} is in sync" in await waiting
 
+    await priorities(run, own)
     assert "is the master of" in await run("remove-member", OTHER, "--broker", OTHER, code=1)
     await sets.set_policy(OTHER, PolicyRecord(2, 1, 1))
     assert "shall have 2 replicas" in await run("remove-member", OTHER, "--broker", own, code=2)
@@ -198,6 +200,21 @@ async def members(client: ControllerClient, cli: Cli) -> None:
     )
     assert "keeps no replica" in await leaving
     assert list(client.image.replication[OTHER].assigned) == [OTHER]
+
+
+async def priorities(run: Callable[..., Awaitable[str]], own: int) -> None:
+    assert "is 5" in await run("set-priority", OTHER, "--broker", own, "--priority", 5)
+    assert "5 (set)" in await run("describe", OTHER)
+    document = json.loads(await run("describe", OTHER, "--format", "json"))
+    assert [(row["broker"], row["priority"], row["set_priority"]) for row in document["replicas"]] == [
+        (own, 5, 5),
+        (OTHER, 0, None),
+    ]
+    assert "is -3" in await run("set-priority", OTHER, "--broker", own, "--priority", -3)
+    assert "is 0" in await run("set-priority", OTHER, "--broker", own, "--unset")
+    assert "(set)" not in await run("describe", OTHER)
+    assert "give one of" in await run("set-priority", OTHER, "--broker", own, code=2)
+    assert "has no replica" in await run("set-priority", OTHER, "--broker", 99, "--unset", code=3)
 
 
 def test_a_learner_is_added_promoted_and_removed(tmp_path: Path) -> None:

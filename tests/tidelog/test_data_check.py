@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_damage_of_a_node_and_of_the_layout_is_named(cluster: Path) -> None:
 
 
 async def make_replica(directory: Path, replica_set: int) -> str:
-    """Keep some records of another broker's set; return the id of the WAL."""
+    """Keep some records of a set, its own or another broker's; return the id of the WAL."""
     rng = random.Random(1)
     wal, disk = DirectoryReplicaDisks(directory, 1, WalSettings(), rng).open(replica_set)
     wal_id = await read_wal_id(disk, rng)
@@ -79,6 +80,31 @@ def test_replicas_of_other_brokers_sets_and_their_ids_are_checked(cluster: Path)
     folder = cluster / "node-1" / "replica-2"
     flip(folder / ID_FILE)
     assert errors(check(cluster)) == [f"node-1/replica-2/{ID_FILE}"]
+
+
+@pytest.mark.processes
+def test_inspect_shows_the_replicas_of_other_sets_in_short_and_one_of_them_in_full(cluster: Path) -> None:
+    node = cluster / "node-1"
+    asyncio.run(make_replica(node, 1))
+    asyncio.run(make_replica(node, 2))
+    asyncio.run(make_replica(node, 14))
+    (node / "rejected-replica-2-1").mkdir()
+    cli, where = Cli(), ("--data-dir", str(node))
+    document = cli("wal", "inspect", *where, "--format", "json").json()
+    assert list(document["replicas"]) == ["2", "14"] and document["end_offset"] > 500
+    assert document["replicas"]["2"]["end_offset"] > 500 and document["replicas"]["2"]["epochs"] == [[1, 0]]
+    text = cli("wal", "inspect", *where).text
+    rows = [line.split() for line in text.splitlines()]
+    assert [row[0] for row in rows[[row[:1] for row in rows].index(["REPLICA-OF"]) + 1 :]] == ["2", "14"]
+    one = cli("wal", "inspect", *where, "--replica-set", 14, "--format", "json").json()
+    assert one == document["replicas"]["14"]
+    assert "WAL offsets" in cli("wal", "inspect", *where, "--replica-set", 14).text
+    own = cli("wal", "inspect", *where, "--replica-set", 1, "--format", "json").json()
+    assert own["segments"] == document["segments"] and "replicas" not in own
+    lines = cli("wal", "inspect", *where, "--replica-set", 2, "--records", "--format", "json").out.splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["epoch_start", "data"]
+    refused = cli("wal", "inspect", *where, "--replica-set", 3, code=3)
+    assert "no log of replica set 3" in refused.err and "1, 2, 14" in refused.err
 
 
 @pytest.mark.processes

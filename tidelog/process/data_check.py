@@ -127,8 +127,8 @@ def nothing_there(data_dir: Path) -> NotFound:
     return NotFound(f"there is no write-ahead log in {data_dir}", hint=hint)
 
 
-def _node_id(config: Config) -> int:
-    """The node id of the log: the configured id, else the id in the directory."""
+def own_replica_set(config: Config) -> int:
+    """Return the id of the broker's own replica set, that is the broker's: the configured id, else the directory's."""
     if config.node.id >= 0:
         return config.node.id
     identity = read_identity(Path(config.node.data_dir) / IDENTITY_FILE)
@@ -145,7 +145,7 @@ async def inspect_bucket_wal(
     store = _open(config)
     try:
         return await wal_s3_tool.inspect_bucket(
-            store, cluster_id, _node_id(config), on_record=on_record, progress=progress
+            store, cluster_id, own_replica_set(config), on_record=on_record, progress=progress
         )
     finally:
         await store.close()
@@ -181,7 +181,7 @@ def _cluster_of(identity: dict[str, Any] | None) -> str:
 async def _check_bucket(config: Config, cluster_id: str, progress: Progress | None) -> wal_s3_tool.BucketWalReport:
     store = _open(config)
     try:
-        return await wal_s3_tool.verify_bucket(store, cluster_id, _node_id(config), progress=progress)
+        return await wal_s3_tool.verify_bucket(store, cluster_id, own_replica_set(config), progress=progress)
     finally:
         await store.close()
 

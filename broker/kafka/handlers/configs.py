@@ -2,8 +2,9 @@
 
 Resources: topics (2) and brokers (4). A broker answers for itself only; a broker resource with an empty name is the
 cluster-wide layer. Topic configs are checked as a whole after the change, so that contradictory values cannot be set
-one
-after the other. The broker keys that may change are the topic defaults; all others are set in the configuration file.
+one after the other. The broker keys that may change are the topic defaults, and, in the cluster-wide layer only, the
+dynamic settings of the controllers (`tidelog.controller.model.overrides`); all others are set in the configuration
+file.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tidelog.broker.kafka.wire.messages.configs import (
 )
 from tidelog.broker.partitions import topic_config
 from tidelog.broker.partitions.topic_config import ConfigType, Layers
+from tidelog.controller.model import overrides
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -176,6 +178,8 @@ def _apply(
     if operation not in (APPEND, SUBTRACT):
         raise InvalidInput(f"unknown operation {operation} for {config.name}")
     of_topic = resource_type == TOPIC
+    if not of_topic and config.name in overrides.DYNAMIC:
+        raise ConfigError(f"{config.name} is not a list: set it")
     rows = topic_config.TOPIC_CONFIGS if of_topic else topic_config.BROKER_KEYS
     row = rows.get(config.name)
     if row is None:
@@ -250,6 +254,8 @@ async def _alter_broker(services: Services, resource: R, changes: ChangesOf[R], 
     kind = "broker" if name else "cluster"
     current = services.controller.image.configs.get((kind, name), {})
     asked = changes(resource, current)
+    final = _of_controllers(services, kind, {key: value for key, value in asked.items() if overrides.is_known(key)})
+    asked = {key: value for key, value in asked.items() if not overrides.is_known(key)}
     static = sorted(key for key in asked if key not in topic_config.BROKER_KEYS and key in _static_keys(services))
     if static:
         raise InvalidInput(
@@ -260,10 +266,24 @@ async def _alter_broker(services: Services, resource: R, changes: ChangesOf[R], 
     for key, value in asked.items():
         if value is not None:
             topic_config.parse(topic_config.BROKER_KEYS[key], value, key)
-    final: Changes = {key: None if value is None else value.strip() for key, value in asked.items()}
+    final |= {key: None if value is None else value.strip() for key, value in asked.items()}
     effective = {key: value for key, value in final.items() if current.get(key) != value}
     if effective and not validate_only:
         await services.controller.alter_configs(kind, name, effective)
+
+
+def _of_controllers(services: Services, kind: str, asked: Changes) -> Changes:
+    """Check changes of settings of the controllers, and return them as they are stored."""
+    image, configs = services.controller.image, services.broker_configs()
+    final: Changes = {}
+    for key, value in asked.items():
+        if kind != "cluster" and key in overrides.DYNAMIC:
+            raise InvalidInput(
+                f"{key} is a setting of the controllers, which counts for all brokers",
+                hint="change the cluster's: a broker resource with an empty name (kafka-configs --entity-default)",
+            )
+        final |= overrides.change_of(key, value, image.cluster_configs, level=image.level, configs=configs)
+    return final
 
 
 def _static_keys(services: Services) -> set[str]:

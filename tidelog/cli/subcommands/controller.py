@@ -1,4 +1,4 @@
-"""`tidelog controller`: show and change the quorum of controllers and the active controller.
+"""`tidelog controller`: show and change the quorum of controllers, the active controller, and their settings.
 
 Every subcommand sends its request to a broker, which forwards it to the controllers.
 """
@@ -6,7 +6,7 @@ Every subcommand sends its request to a broker, which forwards it to the control
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import click
 
@@ -20,7 +20,7 @@ Document = dict[str, Any]
 
 @click.group()
 def controller() -> None:
-    """Show and change the quorum of controllers."""
+    """Show and change the quorum of controllers, and their settings."""
 
 
 @controller.command()
@@ -61,6 +61,72 @@ def remove(node_id: int, bootstrap: str) -> None:
     """Remove a controller. The active one hands over first. Stop its process afterwards."""
     ClusterConnection(bootstrap).post(f"/controllers/remove?id={node_id}")
     click.echo(f"removed controller {node_id}")
+
+
+@controller.group()
+def config() -> None:
+    """Show and change settings of all controllers while they run."""
+
+
+@config.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also those that only a restart changes.")
+@format_option
+@admin_options
+def list_(everything: bool, style: str, bootstrap: str) -> None:
+    """Show the settings that are in force at the active controller, and where each comes from."""
+    cluster = ClusterConnection(bootstrap)
+
+    def rows() -> list[Document]:
+        return [row for row in cluster.get("/controllers/config")["settings"] if everything or row["dynamic"]]
+
+    output.show(style, rows, _render_settings)
+
+
+@config.command("set")
+@click.argument("key", metavar="KEY")
+@click.argument("value", metavar="VALUE")
+@admin_options
+def set_(key: str, value: str, bootstrap: str) -> None:
+    """Override a setting on all controllers: now, after their restarts, and whatever their configuration says."""
+    told = ClusterConnection(bootstrap).post(f"/controllers/config?{urlencode({'key': key, 'value': value})}")
+    click.echo(f"{key} = {told['value']} on all controllers" + ("" if told["changed"] else ", as before"))
+
+
+@config.command()
+@click.argument("key", metavar="KEY")
+@admin_options
+def unset(key: str, bootstrap: str) -> None:
+    """Take an override back: what each controller is configured with counts again."""
+    told = ClusterConnection(bootstrap).post(f"/controllers/config?{urlencode({'key': key})}")
+    click.echo(f"{key} is as configured" + ("" if told["changed"] else ", as before"))
+
+
+def _setting(value: Any) -> str:
+    """Return a setting's value as it is given to `set` and written in files."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _render_settings(rows: list[Document]) -> str:
+    headers = ["KEY", "VALUE", "SOURCE", "CONFIGURED", "CHANGES"]
+    cells = [
+        [
+            row["key"],
+            _setting(row["value"]),
+            row["source"],
+            _setting(row["configured"]),
+            "now" if row["dynamic"] else "by a restart",
+        ]
+        for row in rows
+    ]
+    notes = [
+        f"controller {node_id} has {row['key']} = {_setting(value)} in its configuration, another value than the"
+        " active one"
+        for row in rows
+        for node_id, value in row["differs"].items()
+    ]
+    return "\n".join([output.table(headers, cells), *(["", *notes] if notes else [])])
 
 
 def _render(document: Document) -> str:

@@ -27,7 +27,7 @@ _set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0)
 
 @click.group("replica-set")
 def replica_set_() -> None:
-    """Show replica sets, elect their masters, and set their replication policies and members."""
+    """Show replica sets, elect their masters, and set their policies, members and priorities."""
 
 
 @replica_set_.command("list")
@@ -143,11 +143,18 @@ def _render(document: Document) -> str:
     headers = ["BROKER", "ROLE", "ALIVE", "IN-SYNC", "CONNECTED", *numbers[3:], *numbers[1:3], "WAL"]
     fields = ["broker", "role", "alive", "in_sync", "connected", "end_offset", "lag_bytes", "caught_up_ms"]
     fields += ["priority", "known_end", "wal"]
-    cells = [[row[field] for field in fields] for row in document["replicas"]]
+    cells = [
+        [_priority(row) if field == "priority" else row[field] for field in fields] for row in document["replicas"]
+    ]
     parts = [output.pairs(about), output.table(headers, cells, right=numbers)]
     if document["election"] is not None:
         parts.append(_render_election(document["election"]))
     return "\n\n".join(parts)
+
+
+def _priority(row: Document) -> str:
+    """Return a replica's election priority, with a mark if an operator has set it."""
+    return f"{row['priority']} (set)" if row["set_priority"] is not None else str(row["priority"])
 
 
 def _render_live(document: Document) -> list[tuple[str, Any]]:
@@ -414,3 +421,26 @@ def set_policy(replica_set: int, style: str, bootstrap: str, **fields: Any) -> N
     found = cluster.post(f"/replica-sets/policy?{urlencode({'id': replica_set, **changes})}")
     told = output.pairs([(name.replace("_", " "), value) for name, value in found["policy"].items()])
     output.emit(json.dumps(found, indent=2) if style == "json" else told)
+
+
+@replica_set_.command("set-priority")
+@_set_id
+@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The member.")
+@click.option("--priority", type=int, metavar="N", help="Of members that are equally far the larger number is elected.")
+@click.option("--unset", is_flag=True, help="What the broker is configured with counts again.")
+@format_option
+@admin_options
+def set_priority(replica_set: int, broker: int, priority: int | None, unset: bool, style: str, bootstrap: str) -> None:
+    """Set a member's election priority in one set, instead of the broker's `replication.election_priority`.
+
+    The preferred master leads again whatever its priority is.
+    """
+    if unset == (priority is not None):
+        raise InvalidInput("give one of --priority N and --unset")
+    cluster = ClusterConnection(bootstrap)
+    query = {"id": replica_set, "broker": broker} | ({"priority": priority} if priority is not None else {})
+    cluster.post(f"/replica-sets/priority?{urlencode(query)}")
+    document = _described(cluster, replica_set)
+    [row] = [each for each in document["replicas"] if each["broker"] == broker]
+    told = f"the election priority of broker {broker} in replica set {replica_set} is {row['priority']}"
+    output.emit(json.dumps(document, indent=2) if style == "json" else told)

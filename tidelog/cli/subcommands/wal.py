@@ -1,5 +1,6 @@
-"""`tidelog wal`: the write-ahead logs. `inspect` and `verify` read one from disk or bucket, without a broker; `list`,
-`drain`, `losses` and `accept-loss` are about what the controllers know of them.
+"""`tidelog wal`: the write-ahead logs. `inspect` and `verify` read those of one broker from disk or bucket, without it,
+the replicas of other brokers' sets included; `list`, `drain`, `losses` and `accept-loss` are about what the controllers
+know of them.
 
 `verify` also checks the other checksummed files of the data directory: identity, controller journal and snapshot; for a
 cluster's directory those of all nodes. The check is read-only and may run beside the broker. `verify` exits with 7 if a
@@ -73,16 +74,52 @@ def _config(where: dict[str, Any]) -> Config:
 @wal.command()
 @_where_options
 @click.option("--records", is_flag=True, help="Every record, one per line.")
+@click.option(
+    "--replica-set",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    help="Only this set's log [the broker's own, and a line each].",
+)
 @format_option
-def inspect(records: bool, style: str, **where: Any) -> None:
-    """Show the log's files (or objects), offsets and epochs."""
+def inspect(records: bool, replica_set: int | None, style: str, **where: Any) -> None:
+    """Show the log's files (or objects), offsets and epochs; and replicas of other sets, a line each."""
     config = _config(where)
+    folder = _replica_folder(config, replica_set)
     if records:
-        _print_records(config, where["cluster_id"], style)
+        _print_records(config, where["cluster_id"], style, folder)
         return
     with output.Progress("reading", 0) as progress:
-        info = _inspect(config, where["cluster_id"], progress.update, None)
-    output.show(style, lambda: _as_document(info), _render)
+        document = _as_document(_inspect(config, where["cluster_id"], progress.update, None, folder))
+        if replica_set is None:
+            document["replicas"] = {
+                str(each): _as_document(_inspect(config, "", progress.update, None, name))
+                for each, name in _replica_folders(config).items()
+            }
+    output.show(style, lambda: document, _render)
+
+
+def _replica_folders(config: Config) -> dict[int, str]:
+    """Return the folders with replicas of other brokers' sets, by replica set."""
+    from tidelog.process.replica_disks import PREFIX, replicas_in
+
+    return {each: f"{PREFIX}{each}" for each in replicas_in(Path(config.node.data_dir))}
+
+
+def _replica_folder(config: Config, replica_set: int | None) -> str | None:
+    """Return the folder of a set; None: the broker's own log, wherever it is. Raises `NotFound`."""
+    from tidelog.process.data_check import own_replica_set
+
+    folders = _replica_folders(config)
+    if replica_set is None or replica_set in folders:
+        return folders[replica_set] if replica_set is not None else None
+    own = own_replica_set(config)
+    if replica_set == own:
+        return None
+    there = ", ".join(map(str, sorted({*folders, own}))) if folders else str(own)
+    raise NotFound(
+        f"{config.node.data_dir} has no log of replica set {replica_set}",
+        hint=f"it has, or is to have, those of {there}; `tidelog replica-set describe {replica_set}` shows who has one",
+    )
 
 
 @wal.command()
@@ -251,19 +288,21 @@ def _inspect(
     cluster_id: str,
     progress: Callable[[int, int], None] | None,
     on_record: Callable[[WalRecord], None] | None,
+    folder: str | None,
 ) -> WalInfo | BucketWalInfo:
+    """Read the broker's own log, or the one in a folder of its data directory."""
     from tidelog.process.data_check import WAL_FOLDER, has_wal_on_disk, inspect_bucket_wal, nothing_there
     from tidelog.runtime.disk import FileDisk
     from tidelog.storage.wal.disk import inspect as wal_tool
 
     data_dir = Path(config.node.data_dir)
-    if config.wal.kind == "s3":
+    if folder is None and config.wal.kind == "s3":
         return _run(config, inspect_bucket_wal(config, cluster_id, progress, on_record))
-    if not has_wal_on_disk(data_dir):
+    if folder is None and not has_wal_on_disk(data_dir):
         raise nothing_there(data_dir)
 
     async def from_disk() -> WalInfo:
-        disk = FileDisk(data_dir / WAL_FOLDER)
+        disk = FileDisk(data_dir / (folder or WAL_FOLDER))
         try:
             return await wal_tool.inspect(disk, on_record=on_record, progress=progress)
         finally:
@@ -292,7 +331,29 @@ def _as_document(struct: Any) -> dict[str, Any]:
 
 
 def _render(document: dict[str, Any]) -> str:
-    return _render_bucket(document) if "objects" in document else _render_files(document)
+    text = _render_bucket(document) if "objects" in document else _render_files(document)
+    replicas = document.get("replicas")
+    return f"{text}\n\n{_render_replicas(replicas)}" if replicas else text
+
+
+def _render_replicas(replicas: dict[str, dict[str, Any]]) -> str:
+    """Return a line for each replica of another broker's set."""
+    headers = ["REPLICA-OF", "START", "END", "RECORDS", "FILES", "EPOCH", "PROMISED", "CONFIRMED", "EPOCH-FILE"]
+    rows = [
+        [
+            replica_set,
+            one["start_offset"],
+            one["end_offset"],
+            sum(each["records"] for each in one["segments"]),
+            len(one["segments"]),
+            one["epochs"][-1][0] if one["epochs"] else None,
+            one["promised_epoch"] if one["promised_epoch"] >= 0 else None,
+            one["noted_confirm_offset"],
+            one["epoch_file"],
+        ]
+        for replica_set, one in replicas.items()
+    ]
+    return output.table(headers, rows, right=headers[:-1])
 
 
 def _render_bucket(document: dict[str, Any]) -> str:
@@ -420,7 +481,7 @@ def _parts(report: DataReport) -> list[str]:
     return parts
 
 
-def _print_records(config: Config, cluster_id: str, style: str) -> None:
+def _print_records(config: Config, cluster_id: str, style: str, folder: str | None) -> None:
     """Print one line per record while reading: a log may be larger than memory."""
     keys = ("offset", "type", "master_epoch", "stream_id", "stream_epoch", "base_offset", "count", "bytes")
     widths = (12, 12, 6, 10, 6, 12, 6, 9)
@@ -444,4 +505,4 @@ def _print_records(config: Config, cluster_id: str, style: str) -> None:
 
     if style == "table":
         output.emit(line(titles))
-    _inspect(config, cluster_id, None, on_record)
+    _inspect(config, cluster_id, None, on_record, folder)
