@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("unit", hypothesis.settings.get_profile("tidelog"), max_examples=UNIT)
 hypothesis.settings.load_profile("tidelog")
+
+# A shell starts what runs in the background (`make test &`) with SIGINT ignored, and so would be the processes of tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 T = TypeVar("T")
 PREFIX = "missing: "
