@@ -7,7 +7,8 @@ replica sets that an operator or a master gave one.
 
 Invariants: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`, once the row
 names any; every broker of `replicas`, and of `leaving`, is in `assigned`; the learners
-among `replicas` are in `learning`, which is part of `assigned`.
+among `replicas` are in `learning`, which is part of `assigned`; `newcomer` and `replaced` are both in `assigned` and
+not in `leaving`, or neither is set.
 
 Entry: `ReplicationRecord`.
 """
@@ -148,6 +149,10 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     """None: the set has had one member, whose broker is elected when it starts, or none has ended yet."""
     learning: tuple[int, ...] = ()
     """Those of `assigned`, sorted, whose replicas are learners, or will be when they join."""
+    newcomer: int = NO_BROKER
+    """The member beyond the policy that the active controller has added in place of another one, or -1."""
+    replaced: int = NO_BROKER
+    """The member that is to leave when the newcomer is in sync, or -1."""
 
     def replica(self, broker_id: int) -> ReplicaRecord | None:
         """Return a broker's replica."""
