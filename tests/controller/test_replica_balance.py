@@ -104,6 +104,21 @@ def test_the_one_that_is_replaced_leaves_only_when_the_newcomer_is_in_sync() -> 
     assert cluster.assigned(set_id) == sorted({0, 1, 2, 3} - {replaced})
 
 
+def test_nobody_leaves_while_another_member_is_dead() -> None:
+    cluster = grown(["", "", ""], [""])
+    cluster.settle(5)
+    cluster.hung = {3}
+    set_id, replaced, newcomer = until_begun(cluster)
+    third = next(each for each in range(3) if each not in (set_id, replaced))
+    cluster.set_alive(third, False)
+    cluster.hung = set()
+    cluster.settle(100)
+    assert cluster.record(set_id).sync_state_set == tuple(sorted((set_id, replaced, newcomer)))
+    cluster.set_alive(third, True)
+    cluster.settle(5)
+    assert cluster.record(set_id).sync_state_set == tuple(sorted((set_id, third, newcomer)))
+
+
 def test_a_newcomer_that_never_catches_up_is_given_up_after_the_repair_time() -> None:
     cluster = grown(["", "", ""], [""])
     cluster.settle(5)
