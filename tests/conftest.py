@@ -40,7 +40,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("unit", hypothesis.settings.get_profile("tidelog"), max_examples=UNIT)
 hypothesis.settings.load_profile("tidelog")
 
-# A shell starts what runs in the background (`make test &`) with SIGINT ignored, and so would be the processes of tests.
+# What a shell starts in the background (`make test &`) ignores SIGINT, and so would the processes of tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

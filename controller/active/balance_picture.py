@@ -3,6 +3,8 @@
 A `Picture` is made from an image and the newest load reports, and is immutable. A moving partition counts at its
 target. Partitions of dead and draining brokers are left out: failovers and drains move them.
 
+A partition needs a set with as many replicas as its topic was created with, or as the largest set of the picture.
+
 Racks count only if every broker of the picture names one (Kafka: broker.rack); otherwise all brokers count as one rack.
 Entry: `picture_of`.
 """
@@ -23,6 +25,8 @@ class Target(NamedTuple):
 
     id: int
     rack: str
+    replicas: int = 1
+    """That it has, or gets."""
 
 
 class Piece(NamedTuple):
@@ -32,6 +36,8 @@ class Piece(NamedTuple):
     place: int
     load: Rates
     movable: bool
+    replicas: int = 0
+    """That a set must have to take it."""
 
 
 class Picture(NamedTuple):
@@ -47,7 +53,11 @@ def picture_of(image: Image, loads: LoadTable, now_s: float, pinned: Collection[
     """Return the current picture of the cluster. `pinned` partitions are not moved."""
     masters = takers(image)
     racked = all(master.rack for master in masters.values())
-    places = [Target(each, master.rack if racked else "") for each, master in masters.items()]
+    places = [
+        Target(each, master.rack if racked else "", image.replica_count(each)) for each, master in masters.items()
+    ]
+    largest = max((each.replicas for each in places), default=0)
+    needed = {topic.id: min(topic.replicas, largest) for topic in image.topics.values()}
     owned: dict[int, list[PartitionRecord]] = {each: [] for each in masters}
     for record in image.all_partitions():
         if record.replica_set in owned:
@@ -68,5 +78,6 @@ def picture_of(image: Image, loads: LoadTable, now_s: float, pinned: Collection[
             moves = record.target != NO_REPLICA_SET
             at = record.target if moves else place
             if at in owned:
-                pieces.append(Piece(key, at, rates.get(key, Rates()), not moves and key not in pinned))
+                movable = not moves and key not in pinned
+                pieces.append(Piece(key, at, rates.get(key, Rates()), movable, needed.get(key[0], 0)))
     return Picture(places, pieces, unmeasured)

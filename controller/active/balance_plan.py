@@ -8,6 +8,7 @@ kept by every single move and checked by property tests:
   that goal's cost, so repeated planning terminates;
 - neither of the two brokers ends above the higher, or below the lower, of their two previous loads;
 - a partition moves at most once in a plan, only between brokers of the picture, and never if it is pinned;
+- it moves to no set with fewer replicas than it needs;
 - a plan ends at its bound, or when no move gains `min_gain_permille` of a mean broker's load.
 
 No moves are planned for a goal while every broker is within its threshold. A broker outside is brought within half of
@@ -170,6 +171,7 @@ class _Search:
         self._settings = settings
         self._name_of = name_of
         self._racks = Racks(picture)
+        self._replicas = {place.id: place.replicas for place in picture.places}
         self._moves: list[PlannedMove] = []
         self._moved: set[PartitionKey] = set()
         self._findings: list[str] = []
@@ -262,6 +264,9 @@ class _Search:
             open_ = [each for each in self._picture.places if racks.room(topic, each.rack) > 0]
             if not open_ or self._is_full():
                 return
+            open_ = [each for each in open_ if each.replicas >= piece.replicas]
+            if not open_:
+                continue
             target = min(open_, key=lambda each: (main.at[each.id], each.id))
             counts = racks.counts[topic]
             here = racks.rack(piece.place)
@@ -324,6 +329,8 @@ class _Search:
         return None
 
     def _may(self, piece: Piece, source: int, target: int, earlier: Iterable[BalanceMeasure]) -> bool:
+        if self._replicas[target] < piece.replicas:
+            return False
         return self._racks.allows(piece.key[0], source, target) and all(
             one.gain(source, target, one.value(piece), one.allowed) >= -_ROUNDING for one in earlier
         )

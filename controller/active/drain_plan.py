@@ -5,7 +5,8 @@ no other member may lead it, which is every set of one member. If one may, it be
 (`tidelog.controller.active.masters`), and the partitions stay.
 
 A target is a replica set whose master is alive and not draining: in the rack with the fewest of the topic per broker,
-the set with the fewest partitions, moves in progress included. Only `DRAIN_AT_ONCE` partitions of a set move at a time,
+the set with the fewest partitions, moves in progress included. It has, or gets, as many replicas as the topic was
+created with; if no set does, it is one of the largest. Only `DRAIN_AT_ONCE` partitions of a set move at a time,
 so that a drain can be stopped and the plan can follow changes. A partition that moves to a broker that has died or
 drains gets another target. A partition that moves from a set that stays to one that is emptied is left where it is.
 
@@ -56,6 +57,10 @@ def _emptied(image: Image, draining: Mapping[int, int]) -> set[int]:
     return found
 
 
+_Heaps = dict[str, list[tuple[int, int]]]
+"""By rack: the number of partitions of each set, and its id."""
+
+
 class _Places:
     """The sets that take partitions: in the rack with the fewest of the topic per broker, the one with the fewest.
 
@@ -75,11 +80,11 @@ class _Places:
             for place, step in ((record.target, 1), (record.replica_set, -1)):
                 if place in counts:
                     counts[place] += step
-        self._heaps: dict[str, list[tuple[int, int]]] = {rack: [] for rack in sorted(set(self._racks.values()))}
-        for each, count in counts.items():
-            self._heaps[self._racks[each]].append((count, each))
-        for heap in self._heaps.values():
-            heapq.heapify(heap)
+        self._counts = counts
+        self._replicas = {each: image.replica_count(each) for each in self.ids}
+        self._largest = max(self._replicas.values(), default=0)
+        self._heaps: dict[int, _Heaps] = {}
+        """By the replicas that a set must have: heaps of those that do, by rack. Counts in them may be outdated."""
         self._topics: dict[bytes, Counter[str]] = {}
 
     def _of_topic(self, topic_id: bytes) -> Counter[str]:
@@ -87,7 +92,7 @@ class _Places:
         found = self._topics.get(topic_id)
         if found is None:
             found = self._topics[topic_id] = Counter()
-            for record in self._image.partitions(topic_id) if len(self._heaps) > 1 else ():
+            for record in self._image.partitions(topic_id) if len(set(self._racks.values())) > 1 else ():
                 at = record.target if record.target != NO_REPLICA_SET else record.replica_set
                 if at in self._racks:
                     found[self._racks[at]] += 1
@@ -95,12 +100,32 @@ class _Places:
 
     def take(self, topic_id: bytes) -> int:
         """Return the target of the next partition of this topic."""
-        mine = self._of_topic(topic_id)
-        rack = min(self._heaps, key=lambda each: (1_000 * mine[each] // len(self._heaps[each]), self._heaps[each][0]))
-        count, place = self._heaps[rack][0]
-        heapq.heapreplace(self._heaps[rack], (count + 1, place))
+        mine, heaps = self._of_topic(topic_id), self._heaps_for(topic_id)
+        rack = min(heaps, key=lambda each: (1_000 * mine[each] // len(heaps[each]), self._first(heaps[each])))
+        count, place = heaps[rack][0]
+        self._counts[place] = count + 1
         mine[rack] += 1
         return place
+
+    def _heaps_for(self, topic_id: bytes) -> _Heaps:
+        topic = self._image.topics.get(topic_id)
+        needed = min(topic.replicas, self._largest) if topic is not None else 0
+        found = self._heaps.get(needed)
+        if found is None:
+            found = self._heaps[needed] = {}
+            for place in sorted(self.ids, key=lambda each: (self._racks[each], each)):
+                if self._replicas[place] >= needed:
+                    found.setdefault(self._racks[place], []).append((self._counts[place], place))
+            for heap in found.values():
+                heapq.heapify(heap)
+        return found
+
+    def _first(self, heap: list[tuple[int, int]]) -> tuple[int, int]:
+        """Return the set with the fewest partitions. Counts only grow, so an outdated one is too small."""
+        while heap[0][0] != self._counts[heap[0][1]]:
+            place = heap[0][1]
+            heapq.heapreplace(heap, (self._counts[place], place))
+        return heap[0]
 
 
 def plan_drains(image: Image, limit: int = DRAIN_AT_ONCE) -> list[PartitionMove]:

@@ -6,8 +6,8 @@
     `successors`  a broker is dead and its WAL is in the bucket            ElectSuccessor
     `masters`     a replica set of several members has no live master,     BeginElection
                   or another one than it should have
-    `replicas`    a replica set has fewer or other replicas than wanted    AssignReplica, RetireReplica,
-                                                                           RemoveReplica
+    `replicas`    a replica set has fewer or other replicas than wanted,   AssignReplica, RetireReplica,
+                  or a broker has fewer than others                        RemoveReplica
     `members`     the quorum's members are not those in the metadata       SetControllers
     `expiry`      prepared object ids have expired                         ExpireObjects: they are deleted as orphans
     `garbage`     there is more garbage than one command sweeps            Barrier
@@ -18,9 +18,10 @@
 docs/design/0007-failover.md describes failover, docs/design/0006-partition-moves.md moves. Objects that no
 reader can find any more (`removable`) are first deleted from the bucket, then removed from the metadata (rule 6).
 
-Invariant: commands are derived from the image each time, without state of their own but the ages of moves, elections
-and dead brokers, so a failed command or a crash loses nothing: the next round finds the same work. A duty is an
-iterator that reads the image again after each command, and so sees the effect of the previous one.
+Invariant: commands are derived from the image each time, without state of their own but the ages of moves, elections,
+dead brokers and the calm before a replica moves, so a failed command or a crash loses nothing: the next round finds the
+same work. A duty is an iterator that reads the image again after each command, and so sees the effect of the previous
+one.
 
 Entry: `Duties.all`, `removable`.
 """
@@ -77,7 +78,9 @@ class Duties:
         self._settings = SettingsInForce("controller", settings, lambda: image().cluster_configs)
         self._move_ages = MoveAges()
         self._master_watch = MasterWatch(preferred=settings.preferred_master_enable)
-        self._replica_plan = ReplicaPlan(settings.replica_repair_after_ms / 1000)
+        self._replica_plan = ReplicaPlan(
+            settings.replica_repair_after_ms / 1000, balances=settings.replica_balance_enable
+        )
 
     @property
     def all(self) -> tuple[Duty, ...]:
@@ -118,7 +121,9 @@ class Duties:
 
     def replicas(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Assign and remove replicas."""
-        self._replica_plan.repair_after_s = self._settings.now.replica_repair_after_ms / 1000
+        settings = self._settings.now
+        self._replica_plan.repair_after_s = settings.replica_repair_after_ms / 1000
+        self._replica_plan.balance.begins = settings.replica_balance_enable
         yield from self._replica_plan.due(self._image(), now)
 
     def members(self, now: float, time_ms: int) -> Iterator[AnyCommand]:

@@ -14,8 +14,10 @@ operator or retired, and has not been dead for `repair_after_s`. Learners are no
 
 Invariants: no member of the SyncStateSet is removed, nor the home broker, which is the preferred master; a member is
 removed only when enough others are in sync. The only state are ages, so the next active controller goes on. A set whose
-home broker is drained by an operator is left alone: its partitions move to other sets. Replicas are not moved to
-brokers that come later.
+home broker is drained by an operator is left alone: its partitions move to other sets.
+
+Members in sync beyond the wanted number stay: an operator has added them, or lowered the policy, and removes them. The
+one exception is whom `tidelog.controller.active.replica_balance` replaces, which moves replicas to brokers with fewer.
 
 Sans-I/O: times are seconds of a monotonic clock, given by the caller. Entry: `ReplicaPlan.due`.
 """
@@ -25,44 +27,33 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from tidelog.controller.active.ages import Ages
-from tidelog.controller.image.image import Image
-from tidelog.controller.model.records import (
-    BUCKET_WAL,
-    NO_BROKER,
-    BrokerRecord,
-    DrainMode,
-    ReplicaSetRecord,
+from tidelog.controller.active.replica_balance import ReplicaBalance
+from tidelog.controller.active.replica_picture import (
+    PlannedSet,
+    keeps_replicas,
+    planned_sets,
+    replica_loads,
+    takes_replicas,
 )
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import BrokerRecord, DrainMode
 from tidelog.controller.model.replica_set_commands import AssignReplica, RemoveReplica, RetireReplica
-from tidelog.controller.model.replication import ReplicationRecord
 from tidelog.storage.replication.policy import MAX_REPLICAS
 
 logger = logging.getLogger(__name__)
 
 MAX_CHANGES = 64
 """Assignments, and removals, of one round: the next one goes on a second later."""
-DISK_WAL = "disk"
-
-
-class _Set(NamedTuple):
-    """A replica set that the plan looks after."""
-
-    record: ReplicaSetRecord
-    row: ReplicationRecord
-    places: set[int]
-    """The brokers that have or shall have a replica, those assigned by this round included."""
-    usable: set[int]
-    """Those of them that count."""
 
 
 class ReplicaPlan:
     """The plan; see the module docstring."""
 
-    def __init__(self, repair_after_s: float) -> None:
-        """`repair_after_s`: how long a dead broker is waited for."""
+    def __init__(self, repair_after_s: float, *, balances: bool = True) -> None:
+        """`repair_after_s`: how long a dead broker is waited for. `balances`: whether replicas are evened out."""
+        self.balance = ReplicaBalance(begins=balances)
         self.repair_after_s = repair_after_s
         """May be changed at any time: the ages are known."""
         self._dead: Ages[tuple[int, int]] = Ages()
@@ -75,13 +66,15 @@ class ReplicaPlan:
         dead = ((each.id, each.registration_epoch) for each in image.brokers.values() if not each.alive)
         ages = self._dead.look(image, dead, now_s)
         lost = {broker_id for (broker_id, _), age_s in ages.items() if age_s >= self.repair_after_s}
-        sets = [found for each in sorted(image.replication) if (found := _set(image, each, lost)) is not None]
+        sets = planned_sets(image, lost)
         removals: list[RemoveReplica | RetireReplica] = [
             *_retirements(image, sets),
             *_retired(image),
             *self._removals(image, sets, now_s),
         ]
-        for assignment in _assignments(image, sets):
+        assignments = _assignments(image, sets)
+        exchanges = [*self.balance.due(image, sets, now_s, is_busy=bool(removals or assignments))]
+        for assignment in assignments:
             logger.info(
                 "a broker shall have a replica",
                 extra={"replica_set": assignment.replica_set_id, "broker": assignment.broker_id},
@@ -93,15 +86,23 @@ class ReplicaPlan:
                 extra={"replica_set": removal.replica_set_id, "broker": removal.broker_id},
             )
             yield removal
+        for each in exchanges:
+            logger.info(
+                "replicas are evened out",
+                extra={"replica_set": each.replica_set_id, "broker": each.broker_id, "step": type(each).__name__},
+            )
+            yield each
 
-    def _removals(self, image: Image, sets: list[_Set], now_s: float) -> list[RemoveReplica]:
+    def _removals(self, image: Image, sets: list[PlannedSet], now_s: float) -> list[RemoveReplica]:
         """Return the members to remove: unusable ones first."""
         found: list[RemoveReplica] = []
         surplus: list[tuple[int, int]] = []
         for one in sets:
             in_sync = {*one.record.sync_state_set}
-            count, wanted = len(one.usable & in_sync), one.row.policy.total_replicas
-            learners = {*one.record.learners, *one.row.learning} & {each for each in one.places if _keeps(image, each)}
+            count, wanted = len(one.usable & in_sync), one.wanted
+            learners = {*one.record.learners, *one.row.learning} & {
+                each for each in one.places if keeps_replicas(image, each)
+            }
             able = sorted(one.places - in_sync - {one.record.id} - learners - {*one.row.leaving})
             unusable = [each for each in able if each not in one.usable]
             found += [RemoveReplica(one.record.id, each) for each in unusable if count >= _needed(image, one, each)]
@@ -110,22 +111,7 @@ class ReplicaPlan:
         return found + [RemoveReplica(*each) for each, age_s in ages.items() if age_s >= self.repair_after_s]
 
 
-def _set(image: Image, set_id: int, lost: set[int]) -> _Set | None:
-    """Return a replica set, unless it is to be left alone."""
-    record, row, home = image.replica_sets.get(set_id), image.replication[set_id], image.brokers.get(set_id)
-    if record is None or row.policy.total_replicas <= 1 or not row.in_sync or row.election is not None:
-        return None
-    if record.successor != NO_BROKER or image.master_of(set_id) is None:
-        return None
-    if home is None or home.draining == DrainMode.OPERATOR:
-        return None
-    places = {*row.assigned, *record.members, *record.learners}
-    not_counted = {*lost, *record.learners, *row.learning, *row.leaving}
-    usable = {each for each in places - not_counted if _keeps(image, each)}
-    return _Set(record, row, places, usable)
-
-
-def _retirements(image: Image, sets: list[_Set]) -> list[RetireReplica]:
+def _retirements(image: Image, sets: list[PlannedSet]) -> list[RetireReplica]:
     """Return the members in sync that the master shall let go of, because an operator drains their brokers."""
     found: list[RetireReplica] = []
     for one in sets:
@@ -139,15 +125,15 @@ def _retirements(image: Image, sets: list[_Set]) -> list[RetireReplica]:
     return found
 
 
-def _needed(image: Image, one: _Set, broker_id: int) -> int:
+def _needed(image: Image, one: PlannedSet, broker_id: int) -> int:
     """Return how many usable members must be in sync before a broker may leave the set.
 
     As many as the policy wants; an operator may drain brokers until fewer are left than that, and then all these.
     """
-    wanted, broker = one.row.policy.total_replicas, image.brokers.get(broker_id)
+    wanted, broker = one.wanted, image.brokers.get(broker_id)
     if broker is None or broker.draining != DrainMode.OPERATOR:
         return wanted
-    return min(wanted, sum(_keeps(image, each) for each in image.brokers))
+    return min(wanted, sum(keeps_replicas(image, each) for each in image.brokers))
 
 
 def _retired(image: Image) -> list[RemoveReplica]:
@@ -160,25 +146,16 @@ def _retired(image: Image) -> list[RemoveReplica]:
     return found
 
 
-def _keeps(image: Image, broker_id: int) -> bool:
-    """Whether a broker may go on with the replicas that it has."""
-    broker = image.brokers.get(broker_id)
-    return broker is not None and broker.draining != DrainMode.OPERATOR and broker.wal_kind != BUCKET_WAL
-
-
-def _assignments(image: Image, sets: list[_Set]) -> list[AssignReplica]:
+def _assignments(image: Image, sets: list[PlannedSet]) -> list[AssignReplica]:
     """Return new assignments: one for each set at a time, so that the brokers' numbers stay near each other."""
-    candidates = [each for each in image.brokers.values() if _takes_replicas(each)]
-    loads: Counter[int] = Counter()
-    for record in image.replica_sets.values():
-        row = image.replication.get(record.id)
-        loads.update({*record.members, *record.learners, *(row.assigned if row is not None else ())})
+    candidates = [each for each in image.brokers.values() if takes_replicas(each)]
+    loads = replica_loads(image)
     found: list[AssignReplica] = []
     short = sets
     while short and len(found) < MAX_CHANGES:
-        next_short: list[_Set] = []
+        next_short: list[PlannedSet] = []
         for one in short:
-            if len(one.usable) >= one.row.policy.total_replicas or len(one.places) >= MAX_REPLICAS:
+            if len(one.usable) >= one.wanted or len(one.places) >= MAX_REPLICAS:
                 continue
             chosen = _best(image, one, candidates, loads)
             if chosen is None:
@@ -192,11 +169,7 @@ def _assignments(image: Image, sets: list[_Set]) -> list[AssignReplica]:
     return found[:MAX_CHANGES]
 
 
-def _takes_replicas(broker: BrokerRecord) -> bool:
-    return broker.alive and not broker.draining and broker.wal_kind == DISK_WAL and bool(broker.peer_address)
-
-
-def _best(image: Image, one: _Set, candidates: list[BrokerRecord], loads: Counter[int]) -> int | None:
+def _best(image: Image, one: PlannedSet, candidates: list[BrokerRecord], loads: Counter[int]) -> int | None:
     racks = Counter(image.brokers[each].rack for each in one.usable)
     able = (each for each in candidates if each.id not in one.places)
     best = min(able, key=lambda each: (racks[each.rack], loads[each.id], each.id), default=None)

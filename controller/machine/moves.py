@@ -5,6 +5,9 @@ A move is a committed `target` in the record of a partition, beside its owner `r
 point no process can append to them, and no data exists outside the bucket (rules 3 and 4). The leader epoch of the new
 owner is larger than every epoch under which any of the streams was opened, so late requests are stale.
 
+A partition is not moved to a replica set with fewer replicas than its topic was created with, while a set that takes
+partitions has, or gets, as many.
+
 The partitions of a command are independent: each is checked completely before any change to it is staged. A repeated
 command is refused or changes nothing.
 """
@@ -30,6 +33,7 @@ from tidelog.controller.model.commands import (
 from tidelog.controller.model.errors import (
     ErrorInfo,
     InvalidReplicaAssignment,
+    InvalidReplicationFactor,
     NoReassignmentInProgress,
     NotHandedOver,
     TargetNotAlive,
@@ -44,6 +48,7 @@ from tidelog.controller.model.records import (
     StreamRecord,
     StreamState,
 )
+from tidelog.controller.model.replication import replica_count
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 
 Item = TypeVar("Item")
@@ -96,8 +101,44 @@ def takes_partitions(tables: Tables, record: ReplicaSetRecord) -> bool:
     return master is not None and master.alive and not master.draining
 
 
+def set_replicas(tables: Tables, replica_set_id: int) -> int:
+    """Return how many replicas a set has, or gets; 0 for an unknown one."""
+    record = tables.replica_sets.get(replica_set_id)
+    if record is None:
+        return 0
+    return replica_count(record, tables.replication.get(replica_set_id), len(tables.brokers))
+
+
+class NeededReplicas:
+    """How many replicas a set must have to take a partition, while the sets and brokers are as they are now."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        open_sets = (each.id for each in tables.replica_sets.values() if takes_partitions(tables, each))
+        self._largest = max((set_replicas(tables, each) for each in open_sets), default=0)
+
+    def of(self, topic_id: bytes) -> int:
+        """Return as many as the topic was created with, or as the largest set has that takes partitions."""
+        topic = self._tables.topics.get(topic_id)
+        return min(topic.replicas, self._largest) if topic is not None else 0
+
+
+def _check_replicas(tables: Tables, topic_id: bytes, replica_set_id: int, needed: int) -> None:
+    count, topic = set_replicas(tables, replica_set_id), tables.topics.get(topic_id)
+    if topic is not None and count < needed:
+        raise InvalidReplicationFactor(
+            f"topic '{topic.name}' has replication factor {topic.replicas}; replica set {replica_set_id} has {count}",
+            hint=f"move it to a set with {needed}, as `tidelog replica-set list` shows; or `tidelog replica-set"
+            f" set-policy {replica_set_id} --total-replicas {needed}` makes this one larger",
+        )
+
+
 def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo | None]:
-    """See `MovePartitions`. For a partition: `NotFound`, `InvalidReplicaAssignment`, `NoReassignmentInProgress`."""
+    """See `MovePartitions`.
+
+    For a partition: `NotFound`, `InvalidReplicaAssignment`, `InvalidReplicationFactor`, `NoReassignmentInProgress`.
+    """
+    needed = NeededReplicas(tables)
 
     def move(wanted: PartitionMove) -> None:
         record = _partition(tables, wanted.topic_id, wanted.index)
@@ -112,6 +153,7 @@ def move_partitions(tables: Tables, command: MovePartitions) -> list[ErrorInfo |
                 raise InvalidReplicaAssignment(f"replica set {wanted.replica_set} does not exist or has no live master")
             if not takes_partitions(tables, to):
                 raise InvalidReplicaAssignment(f"broker {wanted.replica_set} is being drained and takes no partitions")
+            _check_replicas(tables, record.topic_id, to.id, needed.of(record.topic_id))
         target = NO_REPLICA_SET if wanted.replica_set == record.replica_set else wanted.replica_set
         since_ms = 0 if target == NO_REPLICA_SET else tables.now_ms
         moved = msgspec.structs.replace(record, target=target, moving_since_ms=since_ms)

@@ -1,14 +1,15 @@
 """Placement of new partitions: the rack with the fewest of the topic per broker, and its least loaded broker.
 
 Replication belongs to the replica set. A topic that asks for a number of replicas is placed on the smallest sets that
-have, or get, as many.
+have, or get, as many. A partition that has lost its set is placed on any set with as many, and if there is none, on the
+largest.
 
 A broker's load is its number of partitions plus its measured load, expressed as a number of mean partitions. The active
 controller adds the measured load to the command (`loads`), so that all members decide alike. A command without `loads`
 (of an older controller, or of a takeover) is placed by the numbers of partitions alone. Racks count only if every
 broker that takes partitions names one.
 
-Entry: `place`.
+Entry: `place`, `place_again`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from tidelog.controller.machine.moves import takes_partitions
+from tidelog.controller.machine.moves import NeededReplicas, set_replicas, takes_partitions
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.errors import InvalidReplicaAssignment, InvalidReplicationFactor
-from tidelog.controller.model.replication import replica_count
+from tidelog.controller.model.records import PartitionRecord
 
 Loads = tuple[tuple[int, int], ...] | None
 """`(replica set, thousandths of a mean partition)`."""
@@ -52,11 +53,37 @@ def place(
     racks = _open_racks(tables)
     if not racks:
         raise InvalidReplicationFactor("no broker is alive, and not draining, to place a partition on")
-    least = max(replicas, min((_replicas(tables, each) for each in siblings), default=0))
+    least = max(replicas, min((set_replicas(tables, each) for each in siblings), default=0))
     racks = _large_enough(tables, racks, least)
     if loads is None or "" in racks.values():
         racks = dict.fromkeys(racks, "")
     return _spread(tables, count, racks, dict(loads or ()), siblings)
+
+
+def place_again(tables: Tables, partitions: Sequence[PartitionRecord]) -> list[int]:
+    """Return a replica set for each of these partitions, whose own has no broker any more, by numbers alone.
+
+    Raises `InvalidReplicationFactor` if no broker takes partitions.
+    """
+    open_sets = sorted(_open_racks(tables)) if partitions else []
+    if partitions and not open_sets:
+        raise InvalidReplicationFactor("no broker is alive, and not draining, to place a partition on")
+    needed = NeededReplicas(tables)
+    sizes = {each: set_replicas(tables, each) for each in open_sets}
+    counts = {each: tables.index.partition_counts.get(each, 0) for each in open_sets}
+    heaps: dict[int, list[tuple[int, int]]] = {}  # by needed replicas; counts in them may be outdated, and only grow
+    placement: list[int] = []
+    for partition in partitions:
+        least = needed.of(partition.topic_id)
+        if least not in heaps:
+            heaps[least] = sorted((counts[each], each) for each in open_sets if sizes[each] >= least)
+        heap = heaps[least]
+        while heap[0][0] != counts[heap[0][1]]:
+            heapq.heapreplace(heap, (counts[heap[0][1]], heap[0][1]))
+        chosen = heap[0][1]
+        counts[chosen] += 1
+        placement.append(chosen)
+    return placement
 
 
 def _open_racks(tables: Tables) -> dict[int, str]:
@@ -69,16 +96,11 @@ def _open_racks(tables: Tables) -> dict[int, str]:
     return found
 
 
-def _replicas(tables: Tables, replica_set: int) -> int:
-    record = tables.replica_sets.get(replica_set)
-    return 0 if record is None else replica_count(record, tables.replication.get(replica_set), len(tables.brokers))
-
-
 def _large_enough(tables: Tables, racks: dict[int, str], replicas: int) -> dict[int, str]:
     """Return the smallest sets with at least so many replicas. Raises `InvalidReplicationFactor`."""
     if replicas == 0:
         return racks
-    sizes = {each: _replicas(tables, each) for each in racks}
+    sizes = {each: set_replicas(tables, each) for each in racks}
     enough = min((size for size in sizes.values() if size >= replicas), default=0)
     if enough == 0:
         raise InvalidReplicationFactor(

@@ -153,7 +153,7 @@ def set_policy(tables: Tables, command: SetReplicaSetPolicy) -> None:
     record = _record(tables, command.replica_set_id)
     command.policy.checked()
     row = tables.replication.get(record.id) or ReplicationRecord(record.id)
-    tables.replication.put(record.id, msgspec.structs.replace(row, policy=command.policy))
+    tables.replication.put(record.id, _without_exchange(msgspec.structs.replace(row, policy=command.policy)))
 
 
 def add_replica(tables: Tables, command: AddReplica) -> None:
@@ -232,10 +232,31 @@ def assign_replica(tables: Tables, command: AssignReplica) -> None:
     elif not command.is_learner and broker.id in row.learning:
         record, row = _promoted(tables, record, row, broker.id)
     elif broker.id in row.assigned and broker.id not in row.leaving:
+        if broker.id == row.newcomer and command.instead_of != row.replaced:
+            tables.replication.put(record.id, _without_exchange(row))
         return
     _check_keeps_replicas(record, broker)
     assigned, leaving = _assigned(record, row, broker.id), _without(row.leaving, broker.id)
-    tables.replication.put(record.id, msgspec.structs.replace(row, assigned=assigned, leaving=leaving))
+    row = msgspec.structs.replace(row, assigned=assigned, leaving=leaving)
+    if command.instead_of != NO_BROKER:
+        row = _with_exchange(record, row, command)
+    tables.replication.put(record.id, row)
+
+
+def _with_exchange(record: ReplicaSetRecord, row: ReplicationRecord, command: AssignReplica) -> ReplicationRecord:
+    stays = {record.id, record.master, command.broker_id, *row.leaving, *row.learning}
+    if command.is_learner or command.instead_of not in row.assigned or command.instead_of in stays:
+        raise NotEligible(f"broker {command.instead_of} is not to be replaced in replica set {record.id}")
+    if row.newcomer != NO_BROKER:
+        raise NotEligible(f"broker {row.newcomer} replaces broker {row.replaced} in replica set {record.id}")
+    return msgspec.structs.replace(row, newcomer=command.broker_id, replaced=command.instead_of)
+
+
+def _without_exchange(row: ReplicationRecord, *leaving: int) -> ReplicationRecord:
+    """Forget who replaces whom: without brokers in any case, else if one of the two leaves."""
+    if leaving and not {row.newcomer, row.replaced} & {*leaving}:
+        return row
+    return msgspec.structs.replace(row, newcomer=NO_BROKER, replaced=NO_BROKER)
 
 
 def _promoted(
@@ -269,7 +290,7 @@ def retire_replica(tables: Tables, command: RetireReplica) -> None:
         )
     leaving = tuple(sorted({*row.leaving, broker_id}))
     if leaving != row.leaving:
-        tables.replication.put(record.id, msgspec.structs.replace(row, leaving=leaving))
+        tables.replication.put(record.id, _without_exchange(msgspec.structs.replace(row, leaving=leaving), broker_id))
 
 
 def _with(brokers: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
@@ -326,6 +347,7 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
         learning=_without(row.learning, command.broker_id),
         priorities=tuple(each for each in row.priorities if each[0] != command.broker_id),
     )
+    row = _without_exchange(row, command.broker_id)
     if row.replica(command.broker_id) is None:
         tables.replication.put(record.id, row)
         return

@@ -21,7 +21,7 @@ from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import BeginRestart, DrainBroker, RemoveBroker
 from tidelog.controller.model.errors import BrokerNotDrained, NoPlaceToDrain, RestartRefused, StaleBrokerEpoch
 from tidelog.controller.model.levels import level_key
-from tidelog.controller.model.records import BrokerRecord, DrainMode
+from tidelog.controller.model.records import NO_BROKER, BrokerRecord, DrainMode
 from tidelog.controller.model.restart import restart_hindrances
 from tidelog.controller.model.wal_notes import note_key
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -148,6 +148,8 @@ def _leave_other_sets(tables: Tables, broker_id: int) -> None:
         stay, leaving, learning = (tuple(each for each in ids if each != broker_id) for ids in places)
         priorities = tuple(each for each in row.priorities if each[0] != broker_id)
         left = msgspec.structs.replace(row, assigned=stay, leaving=leaving, learning=learning, priorities=priorities)
+        if broker_id in (row.newcomer, row.replaced):
+            left = msgspec.structs.replace(left, newcomer=NO_BROKER, replaced=NO_BROKER)
         tables.replication.put(row.id, left)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.controller.machine.moves import change_owner, live_replica_set, streams_of
-from tidelog.controller.machine.placement import place
+from tidelog.controller.machine.placement import place_again
 from tidelog.controller.machine.streams import require_master_epoch
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.machine.wal_notes import record_loss
@@ -71,7 +71,7 @@ def place_taken_over(tables: Tables, command: PlaceTakenOver) -> int:
             f"but is committed up to {record.committed_wal_offset}"
         )
     mine = _owned(tables, command.partitions, record.id)
-    for partition, target in zip(mine, place(tables, len(mine), None) if mine else (), strict=True):
+    for partition, target in zip(mine, place_again(tables, mine), strict=True):
         _place(tables, partition, target)
     left = tables.index.partition_counts.get(record.id, 0) - len(mine)
     assert left >= 0, (record, left)
@@ -94,7 +94,7 @@ def abandon(tables: Tables, command: Abandon) -> tuple[int, int]:
             hint="`tidelog status` shows their progress; --force abandons it nevertheless",
         )
     mine = _owned(tables, command.partitions, record.id)
-    targets = place(tables, len(mine), None) if mine else ()
+    targets = place_again(tables, mine)
     if tables.level >= 1:
         record_loss(tables, record, mine, "an operator abandoned its dead broker")
     for partition, target in zip(mine, targets, strict=True):

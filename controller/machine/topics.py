@@ -76,6 +76,7 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
         configs=dict(sorted(command.configs.items())),
         internal=command.internal,
         created_ms=tables.now_ms,
+        replicas=max(0, command.replicas),
     )
     if not command.validate_only:
         tables.topics.put(record.id, record)
@@ -144,7 +145,7 @@ def create_partitions(tables: Tables, command: CreatePartitions) -> TopicRecord:
         )
     partitions = (tables.partitions.get((record.id, index)) for index in range(record.partitions))
     siblings = [each.replica_set for each in partitions if each is not None]
-    placement = place(tables, count, command.assignment, command.loads, siblings=siblings)
+    placement = place(tables, count, command.assignment, command.loads, siblings=siblings, replicas=record.replicas)
     grown = msgspec.structs.replace(record, partitions=command.total)
     if not command.validate_only:
         add_partitions(tables, record.id, record.partitions, placement)

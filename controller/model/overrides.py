@@ -35,7 +35,13 @@ SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
 }
 SESSION_TIMEOUT: Final = "controller.session_timeout_ms"
 HEARTBEAT_INTERVAL: Final = "controller.heartbeat_interval_ms"
-_CONTROLLER = ("session_timeout_ms", "reelect_timeout_ms", "replica_repair_after_ms", "preferred_master_enable")
+_CONTROLLER = (
+    "session_timeout_ms",
+    "reelect_timeout_ms",
+    "replica_repair_after_ms",
+    "preferred_master_enable",
+    "replica_balance_enable",
+)
 
 _IN_FILES = "set it in the configuration of all controllers, and restart them (`tidelog cluster restart --rolling`)"
 _PROTECTED: Final[dict[str, tuple[str, str]]] = {

@@ -133,13 +133,16 @@ class AssignReplica(Command, frozen=True, array_like=True, tag=87):
     """Assign a replica of a set to a broker, which joins by itself then. A second time changes nothing.
 
     A broker that was to leave stays. A learner that is assigned as a member becomes one, with the WAL that it has; a
-    member does not become a learner.
+    member does not become a learner. A newcomer that is assigned again stays, and so does the one that it was to
+    replace.
     """
 
     replica_set_id: int
     broker_id: int
     is_learner: bool = False
     """It receives everything, and is never counted or elected."""
+    instead_of: int = NO_BROKER
+    """The member that leaves when this one is in sync; -1: none. The active controller's, to even replicas out."""
 
 
 class RetireReplica(Command, frozen=True, array_like=True, tag=88):

@@ -7,7 +7,8 @@ replica sets that an operator or a master gave one.
 
 Invariants: `members` and `learners` are the brokers of `replicas`, `sync_state_set` those of `in_sync`, once the row
 names any; every broker of `replicas`, and of `leaving`, is in `assigned`; the learners
-among `replicas` are in `learning`, which is part of `assigned`; so are the brokers of `priorities`.
+among `replicas` are in `learning`, which is part of `assigned`; so are the brokers of `priorities`. `newcomer` and
+`replaced` are both in `assigned` and not in `leaving`, or neither is set.
 
 Entry: `ReplicationRecord`.
 """
@@ -150,6 +151,10 @@ class ReplicationRecord(msgspec.Struct, frozen=True, array_like=True):
     """Those of `assigned`, sorted, whose replicas are learners, or will be when they join."""
     priorities: tuple[tuple[int, int], ...] = ()
     """Brokers of `assigned`, sorted, each with the priority that an operator has set for it in this set."""
+    newcomer: int = NO_BROKER
+    """The member beyond the policy that the active controller has added in place of another one, or -1."""
+    replaced: int = NO_BROKER
+    """The member that is to leave when the newcomer is in sync, or -1."""
 
     def priority_of(self, broker_id: int) -> int:
         """Return a broker's election priority: an operator's, else what it is configured with, else 0.

@@ -39,6 +39,9 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     preferred_master_enable: bool = True
     """Whether the broker with a replica set's own id becomes its master again when it is back and in sync for 30 s
     (Kafka: auto.leader.rebalance.enable); the same on all controllers."""
+    replica_balance_enable: bool = True
+    """Whether replicas move, one at a time, to brokers that have fewer: those that come later, or are in a rack that a
+    replica set lacks; the same on all controllers."""
     read_grace_ms: Annotated[int, Meta(ge=100)] = 60_000
     """Time without an answer of the active controller after which a broker reads nothing from the bucket any more,
     because objects that it knows may be deleted; the same on all controllers."""

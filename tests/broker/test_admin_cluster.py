@@ -551,6 +551,17 @@ def test_a_reassignment_names_the_members_of_a_replicated_set_its_preferred_mast
     assert reassignments(world, None) == {("t", 0): ((2, 1, 3), (), ()), ("t", 2): ((1, 2, 3), (2, 3), ())}
 
 
+def test_a_reassignment_to_fewer_replicas_than_the_topic_asked_for_is_refused_with_38() -> None:
+    world = AdminWorld(brokers=(1, 2, 3))
+    world.controller.replicate(2, 1, 2)
+    world.controller.replicate(3, 1, 2, 3)
+    asyncio.run(world.controller.create_topic("t", 1, {}, replicas=2))
+    asyncio.run(world.controller.create_topic("u", 1, {}, assignment=[2]))
+    assert reassign(world, 1, "t", 0, [1]) == 38
+    assert reassign(world, 1, "t", 0, [3, 1, 2]) == 0
+    assert reassign(world, 1, "u", 0, [1]) == 0, "it asked for no number"
+
+
 def test_an_election_of_a_moving_partition_waits_for_its_owner_to_close_it() -> None:
     world = AdminWorld(brokers=(1, 2))
     asyncio.run(world.controller.create_topic("t", 1, {}, assignment=[1]))

@@ -155,6 +155,10 @@ def test_a_manual_assignment_names_the_members_of_a_replica_set() -> None:
     (result,) = create(world, creatable(7, "t", -1, -1, assignments=assignments)).values()
     assert (int(result.error_code), result.replication_factor) == (0, 1)
     assert sets_of(world, "t") == [3, 3, 4, 2, 1, 4]
+    create(world, creatable(7, "v", -1, -1, assignments={0: [3, 1, 2], 1: [2, 1]}))
+    image = world.controller.image
+    asked = [image.topics[image.topic_ids[name]].replicas for name in ("t", "v")]
+    assert asked == [1, 2], "the smallest number of brokers that are named"
     code, message = refusal(world, creatable(7, "u", -1, -1, assignments={0: [1, 3]}))
     assert code == 39 and "partition 0: no replica set has the members [1, 3]" in message
     assert grow(world, 3, growable(3, "t", 7, [[4, 3, 2]])) == {"t": (0, "")}

@@ -18,6 +18,8 @@ from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.settings import ControllerSettings
 from tidelog.runtime.errors import TidelogError
 
+UNBALANCED = ControllerSettings(replica_balance_enable=False)
+
 
 def changes(found: list[c.AnyCommand]) -> list[c.AnyCommand]:
     return [each for each in found if isinstance(each, r.AssignReplica | r.RemoveReplica | r.RetireReplica)]
@@ -122,7 +124,7 @@ def test_without_a_candidate_nothing_is_changed() -> None:
 
 
 def test_the_replicas_of_a_broker_that_an_operator_drains_are_replaced_and_its_own_set_is_left() -> None:
-    cluster = ReplicaCluster([""] * 5)
+    cluster = ReplicaCluster([""] * 5, settings=UNBALANCED)
     cluster.settle()
     own = cluster.assigned(4)
     cluster.drain(4, DrainMode.OPERATOR)
@@ -162,7 +164,7 @@ def test_a_drained_broker_stays_a_member_until_others_are_in_sync() -> None:
 
 
 def test_a_retired_member_is_replaced_and_removed_when_the_master_has_let_go() -> None:
-    cluster = ReplicaCluster([""] * 4)
+    cluster = ReplicaCluster([""] * 4, settings=UNBALANCED)
     cluster.settle()
     gone = max(each for each in cluster.assigned(0) if each != 0)
     other = next(each for each in range(4) if each not in cluster.assigned(0))
@@ -249,7 +251,7 @@ class Planning(RuleBasedStateMachine):
         cluster.hung = set()
         for each in sorted(cluster.image.brokers):
             cluster.set_alive(each, True)
-        for _ in range(30):
+        for _ in range(50):
             cluster.tick(REPAIR_S / 10)
         for set_id, row in cluster.image.replication.items():
             home = cluster.image.brokers[set_id]

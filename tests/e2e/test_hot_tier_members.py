@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,38 @@ def test_a_broker_that_is_added_replaces_one_that_is_gone_for_good(tmp_path: Pat
             hot.ready(master)
         others = hot.but(103)
         assert load.verify(others) == []
+
+
+def test_a_broker_that_comes_later_gets_replicas_of_the_sets_of_others(tmp_path: Path) -> None:
+    """Until each of the four has three; and with what it has then it leads, and another one dies."""
+    with hot_cluster(tmp_path / "hot") as hot:
+        create_topic(hot.bootstrap, TOPIC, PARTITIONS)
+        with PartitionLoad(hot.bootstrap, TOPIC, PARTITIONS) as load:
+            load.wait_grown()
+            hot.join(104)
+
+            def even() -> dict[int, Any]:
+                rows = hot.sets()
+                held = Counter(broker for row in rows.values() for broker in row["members"])
+                whole = len(rows) == 4 and all(len(row["in_sync"]) == 3 == len(row["members"]) for row in rows.values())
+                return rows if whole and set(held.values()) == {3} else {}
+
+            rows = eventually(even)
+            followed = [each for each in BROKERS if 104 in rows[each]["members"]]
+            assert len(followed) == 2, rows
+            load.wait_grown()
+            one = followed[0]
+            hot.elect(one, 104)  # it has everything, for it may lead
+            load.wait_grown()
+            hot.kill(one)
+            hot.wait_masters([one])
+            load.wait_grown()
+            hot.begin(one)
+            hot.ready(one)
+            hot.wait_full()
+        assert load.verify(hot.bootstrap) == []
+        for replica_set, row in hot.sets().items():
+            assert row["members"] == rows[replica_set]["members"], "nothing moved any more"
 
 
 def reassignment(turn: int) -> Any:

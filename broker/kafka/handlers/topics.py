@@ -91,7 +91,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
 async def _create(services: Services, topic: CreatableTopic, validate_only: bool) -> TopicRecord:
     configs = topic_config.validate({config.name: config.value for config in topic.configs})
     assignment = _assignment(services, topic)
-    replicas = _replicas(topic)
+    replicas = _replicas(topic) if assignment is None else min(len(entry.broker_ids) for entry in topic.assignments)
     partitions = len(assignment) if assignment is not None else _partition_count(services, topic)
     told = topic_config.warning(configs)
     if told is not None and not validate_only:
