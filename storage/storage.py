@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
@@ -33,6 +33,7 @@ from tidelog.storage.ack_gate import AckGate
 from tidelog.storage.cache.footprint import footprint, own
 from tidelog.storage.cache.log_cache import CacheEntry, Fate, LogCache, StreamLog, UnconfirmedRecord
 from tidelog.storage.cache.recovered import RecoveredRecords
+from tidelog.storage.commits import StreamRange
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.storage.inputs import (
     NO_LISTENERS,
@@ -59,6 +60,8 @@ logger = logging.getLogger(__name__)
 _RELEASE_CHUNK = 4096
 """Records released per event loop iteration after a commit (about 1 ms)."""
 _RELEASE_CHECK_S = 0.5
+GATHER_BYTES = 16 << 20
+"""That one `Storage.gather` brings, at most: a part of the block cache, and a fraction of a second of a bucket."""
 _HOLE_RETRIES = 6
 """A read that finds no object retries for about 3 s: the delta with a trim may not have arrived yet."""
 
@@ -490,6 +493,13 @@ class Storage:
             f"stream {stream_id}: no object in the metadata holds offset {start_offset}",
             hint="the offset lies below the committed end and is not trimmed: report this",
         )
+
+    async def gather(self, ranges: Iterable[StreamRange]) -> None:
+        """Bring committed ranges of many streams into memory by few requests, before each is read for itself.
+
+        As far as `GATHER_BYTES` go, the first ranges first. Never raises a `TidelogError`: the reads do.
+        """
+        await self._reader.gather(ranges, GATHER_BYTES)
 
     def _check_readable(self, stream_log: StreamLog, start_offset: int, end_offset: int) -> None:
         stream_id = stream_log.stream_id

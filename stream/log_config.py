@@ -42,6 +42,9 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Replicas that must be in sync for a write of acks=all."""
     checkpoint_bytes: int = 16 << 20
     """A checkpoint is written after this many bytes of batches; bounds the scan of an unclean open."""
+    checkpoint_batches: int = 4096
+    """The same after this many batches, which may be small: a scan takes some 15 µs for each. With very many idempotent
+    producers, whose states it contains, later."""
     producers_per_piece: int = ROWS_PER_PIECE
     """A table of more idempotent producers is written in pieces of this many, one with an append or a step of
     housekeeping."""

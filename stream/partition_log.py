@@ -68,6 +68,8 @@ _OFFSET = Struct(">q")
 _EPOCH = Struct(">i")
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
+_HOUSEKEEPING_CHECKPOINT_BATCHES = 8
+"""The same for small batches, each of which may be in another object: a scan gets them one by one."""
 _HANDED_OVER_CHECKPOINT_BYTES = 8 << 10
 """A scan of fewer bytes is shorter than what a checkpoint costs."""
 
@@ -401,7 +403,9 @@ class PartitionLog:
             state.mark_dirty()
         if should_roll(state.segments[-1], len(view), timestamp, now_ms, config):
             state.roll(now_ms)
-        elif state.bytes_since_checkpoint >= config.checkpoint_bytes:
+        elif state.bytes_since_checkpoint >= config.checkpoint_bytes or state.has_many_batches(
+            config.checkpoint_batches
+        ):
             state.checkpoint()
         elif state.is_writing_producers:
             state.write_piece()
@@ -584,7 +588,9 @@ class PartitionLog:
         self._require_open()
         state, now_ms = self._state, self._clock.time_ms()
         state.producers.expire(now_ms, self._config.producer_id_expiration_ms)
-        if state.bytes_since_checkpoint >= _HOUSEKEEPING_CHECKPOINT_BYTES:
+        if state.bytes_since_checkpoint >= _HOUSEKEEPING_CHECKPOINT_BYTES or state.has_many_batches(
+            _HOUSEKEEPING_CHECKPOINT_BATCHES
+        ):
             state.checkpoint()
             await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
         start = retention_start(

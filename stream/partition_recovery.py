@@ -14,13 +14,16 @@ Records that an earlier master appended and that are not confirmed yet count lik
 and the log start that consumers see are those without them.
 
 Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
-checkpoint become the time of recovery. Entry: `recover`, `confirmed_end`.
+checkpoint become the time of recovery.
+
+Entry: `recover`, `confirmed_end`; for many partitions that are about to be opened `ranges_to_read`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -28,10 +31,13 @@ import msgspec
 from tidelog.batch.batch import BatchHeader, ControlType, control_epoch, control_type, iter_records, parse_header
 from tidelog.runtime.errors import CorruptData, Overloaded
 from tidelog.runtime.msgpack import DECODE_ERRORS
+from tidelog.storage.commits import StreamRange
+from tidelog.storage.managers import ObjectManager
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
 from tidelog.stream.log_config import LogConfig
+from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_state import (
     ACTIVE,
     CHECKPOINT,
@@ -56,6 +62,8 @@ from tidelog.stream.txn_index import AbortedTxn
 logger = logging.getLogger(__name__)
 
 _SCAN_BYTES = 1 << 20
+_NEWEST_OBJECTS = 6
+"""About as many uploads as there are between two checkpoints of a partition."""
 _T = TypeVar("_T")
 
 
@@ -82,12 +90,49 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     scanned = await _scan(state, config, now_ms)
     # Without a clean record there is none to remove, and a close must write one.
     state.dirty = scanned > 0 or state.data.next_offset > 0
-    if state.bytes_since_checkpoint > config.checkpoint_bytes // 4:
+    if state.bytes_since_checkpoint > config.checkpoint_bytes // 4 or state.has_many_batches(
+        config.checkpoint_batches // 16
+    ):
         try:
             state.checkpoint()
         except Overloaded as error:  # the checkpoint only shortens the next recovery
             logger.info("checkpoint after recovery postponed", extra={"error": str(error)})
     return scanned
+
+
+def ranges_to_read(partitions: Iterable[Sequence[OpenedStream]], objects: ObjectManager) -> list[StreamRange]:
+    """Return what `recover` reads of the bucket, as far as one can tell beforehand, the most certain first.
+
+    Each partition is its meta, data, time and txn stream. If the partition was not closed, the ends of the last three
+    are read: of the indexes the newest entry, and the batches after a checkpoint, which are in a few objects.
+    """
+    metas: list[StreamRange] = []
+    indexes: list[StreamRange] = []
+    batches: list[StreamRange] = []
+    for meta, data, *others in partitions:
+        if meta.start_offset < meta.end_offset:
+            metas.append(StreamRange(meta.stream_id, meta.start_offset, meta.end_offset))
+        indexes += (
+            StreamRange(one.stream_id, one.end_offset - 1, one.end_offset)
+            for one in others
+            if one.start_offset < one.end_offset
+        )
+        if data.start_offset < data.end_offset:
+            batches.append(_newest_objects(data, objects))
+    return [*metas, *indexes, *batches]
+
+
+def _newest_objects(one: OpenedStream, objects: ObjectManager) -> StreamRange:
+    """Return the range of a stream that is in its newest `_NEWEST_OBJECTS` objects."""
+    start = one.end_offset
+    for _ in range(_NEWEST_OBJECTS):
+        if start <= one.start_offset:
+            break
+        found = objects.find_objects(one.stream_id, start - 1, start, 1)
+        if not found:
+            break
+        start = max(found[0].start_offset, one.start_offset)
+    return StreamRange(one.stream_id, start, one.end_offset)
 
 
 def _value(state: PartitionState, key: str, kind: type[_T]) -> _T | None:

@@ -5,8 +5,8 @@ state derived from them in memory: segments, producers, leader epochs. Keys of t
 (docs/formats/partition.md):
 
 - `checkpoint`: the data offset up to which `producers`, `epochs`, `active` and the time stream are complete. Written
-  together with them when a segment rolls, every `checkpoint_bytes` of batches, and at a clean close. A large table of
-  producers has an offset of its own, at or before the checkpoint's.
+  together with them when a segment rolls, every `checkpoint_bytes` and `checkpoint_batches`, and at a clean close. A
+  large table of producers has an offset of its own, at or before the checkpoint's.
 - `producers`: all producers, if they are few; else `producers/<generation>/<number>`, pieces that are written one at a
   time while the partition takes appends. The checkpoint names the generation that counts once all its pieces are there.
 - `segment/<base offset, 20 digits>`: a sealed segment, written when it rolls. `active`: the segment that grows.
@@ -52,6 +52,8 @@ PIECES_VERSION = 2
 """Version of a `checkpoint` whose producers have an offset of their own: only where there are many."""
 PIECES_LEVEL = 1
 """Feature level from which on that is written: versions of level 0 read it as a table without producers."""
+_BATCHES_A_PRODUCER = 8
+"""Batches whose scan takes as long as one producer of a checkpoint takes to write and read."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -109,6 +111,7 @@ class PartitionState:
     __slots__ = (
         "_feature_level",
         "_writing",
+        "batches_since_checkpoint",
         "bytes_since_checkpoint",
         "checkpoint_offset",
         "confirmed_log_start",
@@ -152,7 +155,7 @@ class PartitionState:
         self.high_watermark = 0
         self.dirty = False
         """Whether there were appends since the last clean close."""
-        self.bytes_since_checkpoint = 0
+        self.bytes_since_checkpoint = self.batches_since_checkpoint = 0
         self.checkpoint_offset = 0
         """Data offset covered by the last checkpoint: recovery scans from here, for producers from the next."""
         self.producers_offset = 0
@@ -182,6 +185,7 @@ class PartitionState:
         self.time.note(active.max_timestamp, base_offset, size, config.index_interval_bytes)
         active.add(size, timestamp, now_ms)
         self.bytes_since_checkpoint += size
+        self.batches_since_checkpoint += 1
         if header.producer_id >= 0 and not header.is_control:
             self.producers.append(header, base_offset, timestamp, now_ms)
 
@@ -202,6 +206,11 @@ class PartitionState:
         if self.meta.get(CLEAN) is not None:
             self.meta.put({CLEAN: None, EPOCHS: self.epochs.encode()})
         self.dirty = True
+
+    def has_many_batches(self, limit: int) -> bool:
+        """Whether an unclean open would scan `limit` batches or more, and a checkpoint of the producers costs less."""
+        batches = self.batches_since_checkpoint
+        return batches >= limit and batches >= _BATCHES_A_PRODUCER * len(self.producers)
 
     def checkpoint(self, *, clean: bool = False) -> int:
         """Write all state that recovery needs. Returns the WAL end. Raises `WalFull`, `Overloaded`, `WalFailed`."""
@@ -247,7 +256,7 @@ class PartitionState:
         elif self.dirty and self.meta.get(CLEAN) is not None:
             entries[CLEAN] = None  # one that did not match was kept by recovery
         wal_end = self.meta.put(entries)
-        self.bytes_since_checkpoint = 0
+        self.bytes_since_checkpoint = self.batches_since_checkpoint = 0
         self.checkpoint_offset = end
         if few:
             self.producers_offset, self.pieces = end, (0, 0)

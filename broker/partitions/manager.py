@@ -11,6 +11,7 @@ Entry: `PartitionManager.start`, then `get` for every request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
@@ -20,7 +21,7 @@ from typing import Any
 from tidelog.broker.partitions.move_table import Move
 from tidelog.broker.partitions.moves import NO_HINTS, HintExchange, PartitionMoves
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
-from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPartition, streams_to_open
+from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPartition, stream_ids, streams_to_open
 from tidelog.broker.partitions.storages import Mastership, MasterStorages
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import KafkaSettings, LogSettings
@@ -36,11 +37,14 @@ from tidelog.runtime.tasks import TaskSet
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_log import LedPartition, PartitionLog
+from tidelog.stream.partition_recovery import ranges_to_read
 
 logger = logging.getLogger(__name__)
 
 OPENS_AT_ONCE = 32
 """Logs opened concurrently: enough to hide the bucket's latency, few enough not to saturate it."""
+GATHER_S = 1.0
+"""How long openings wait for what is gathered for all of them."""
 ARRIVALS = 1_024
 """Number of past openings kept for operators."""
 RETENTION_AT_ONCE = 16
@@ -372,10 +376,11 @@ class PartitionManager:
             else:
                 await one.close()
         except TidelogError as error:
-            # When the term is over, another master has the partition, and recovers it.
-            level = logging.INFO if isinstance(error, Fenced) else logging.ERROR
             fields = {"topic": one.topic, "partition": one.partition, "error": str(error)}
-            logger.log(level, "partition did not close cleanly", extra=fields)
+            if isinstance(error, Fenced):  # another master has the partition, as all of its set, and recovers it
+                self._limiter.line("fenced", logging.INFO, "partition did not close cleanly", fields)
+            else:
+                logger.error("partition did not close cleanly", extra=fields)
         finally:
             self._ended([key])
 
@@ -385,6 +390,7 @@ class PartitionManager:
         try:
             if opened is None:
                 opened = await self._open_streams(batch)
+                await self._gather(batch, opened)
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
             error = expected("partitions", failure)
             for key in batch:
@@ -402,6 +408,20 @@ class PartitionManager:
             for one in await self._controller.open_streams(replica_set, master_epoch, streams):
                 opened[one.stream_id] = one
         return opened
+
+    async def _gather(self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream]) -> None:
+        """Bring what opening these partitions reads by a few requests to the bucket, instead of several for each.
+
+        A bucket that is slow or away holds up none that needs nothing of it: the requests go on without being awaited.
+        """
+        by_set: dict[int, list[list[OpenedStream]]] = {}
+        for wanted in batch.values():
+            streams = [opened[each] for each in stream_ids(wanted)]
+            by_set.setdefault(wanted.partition.replica_set, []).append(streams)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                for replica_set, partitions in by_set.items():
+                    await self.storages.get(replica_set).gather(ranges_to_read(partitions, self._controller))
 
     async def _open_one(self, key: PartitionKey, wanted: WantedPartition, opened: dict[int, OpenedStream]) -> None:
         first = wanted.partition.first_stream

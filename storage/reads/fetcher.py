@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _OFFLOAD_RECORDS = 1000
 """A GET whose check takes longer than that of this many records (about 0.25 ms) is checked in a worker thread."""
+GAP_BYTES = 8 << 10
+"""Bytes between two blocks of one GET that nobody has asked for: they cost less than a second GET."""
 _BYTES_A_RECORD = 5000
 """Bytes whose checksum takes as long as finding one record."""
 
@@ -300,11 +302,11 @@ class BlockFetcher:
 
 
 def _neighbours(run: list[BlockRef], ref: BlockRef) -> bool:
-    """Return whether `ref` follows the run in the same object, and the run's GET is not full yet."""
+    """Return whether `ref` follows the run in the same object, next to it, and the run's GET is not full yet."""
     first, last = run[0], run[-1]
     return (
         last.object_id == ref.object_id
-        and last.entry.end_position == ref.entry.position
+        and 0 <= ref.entry.position - last.entry.end_position <= GAP_BYTES
         and last.entry.end_position - first.entry.position < MAX_GET_BYTES
     )
 

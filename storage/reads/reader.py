@@ -11,7 +11,10 @@ metadata brought up to date, and looks it up again. Only what is missing by curr
 controller that can say so the read fails and is repeated. While the broker is short of CPU time, reads of old data are
 throttled (`tidelog.storage.reads.throttle`).
 
-Entry: `BlockReader.read`; `BlockReader.read_cached` when it must not wait.
+Many streams that are about to be read, because their partitions open, are gathered first: the blocks of one upload lie
+side by side in its object, so a few GETs bring them all.
+
+Entry: `BlockReader.read`; `BlockReader.read_cached` when it must not wait; `BlockReader.gather`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.types import Offload
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
-from tidelog.storage.commits import ObjectSlice
+from tidelog.storage.commits import ObjectSlice, StreamRange
 from tidelog.storage.managers import ObjectManager
 from tidelog.storage.objects.format import Block, IndexEntry, ObjectIndex, corrupt
 from tidelog.storage.objects.key import object_key
@@ -51,6 +54,8 @@ _ATTEMPTS = 4
 """Attempts of a read when an object is missing: compaction may have replaced it (rule 6). All but the first are made
 with metadata that is proven current."""
 _RETRY_S = 0.05
+_GATHERED_AT_ONCE = 64
+"""Ranges that are looked up before the loop serves requests again: some milliseconds."""
 NO_INDEXES: Final[Mapping[int, ObjectIndex]] = MappingProxyType({})
 
 
@@ -233,6 +238,34 @@ class BlockReader:
             self._throttle.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
         return records
+
+    async def gather(self, ranges: Iterable[StreamRange], max_bytes: int) -> None:
+        """Fetch the blocks of committed ranges into the cache, neighbours by one GET, and return when they are there.
+
+        The first ranges come first; those that make it more than `max_bytes` are left out. So is what cannot be read:
+        it fails, or is tried again, when it is read for itself.
+        """
+        refs: dict[tuple[int, int], BlockRef] = {}
+        left = max_bytes
+        for number, one in enumerate(ranges, start=1):
+            if left <= 0:
+                break
+            if number % _GATHERED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            try:
+                self._objects.check_current()
+                found = await self._locate(one.stream_id, one.start_offset, one.end_offset, left, Level.DEMAND)
+            except TidelogError as error:
+                logger.debug("a range is not gathered", extra={"stream": one.stream_id, "error": str(error)})
+                continue
+            for ref in found.refs:
+                if ref.entry.length <= left and ref.id not in refs and not self._fetcher.is_here(ref):
+                    refs[ref.id] = ref
+                    left -= ref.entry.length
+        if not self._fetcher.closed:
+            for flight in self._fetcher.fetch([refs[each] for each in sorted(refs)], Level.DEMAND):
+                if not isinstance(flight, Block):
+                    await asyncio.shield(flight)
 
     def _leave(self, reader: ReadSequence, stream_id: int, refs: list[BlockRef], records: list[StreamEntry]) -> None:
         """Record that the reader leaves with `records`; the blocks that it has finished may be evicted first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from tidelog.controller.model.replication import ElectionRecord, InSyncRecord, R
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import NotLeader, Unavailable
 from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.bucket.store import View
 from tidelog.storage.inputs import ReplicaSetData
 from tidelog.storage.settings import StorageSettings, UploadSettings, WalSettings
 from tidelog.storage.storage import Storage
@@ -59,16 +60,32 @@ class BusyController(DataController):
         return opened
 
 
+class CountingStore(MemoryObjectStore):
+    """A bucket that counts its GETs, and may be held up."""
+
+    gets = 0
+    gate: asyncio.Event | None = None
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[View]:
+        self.gets += len(ranges)
+        if self.gate is not None:
+            await self.gate.wait()
+        return await super().get_ranges(key, ranges)
+
+
 class World:
     """A broker's partitions over a storage in memory."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, before: World | None = None) -> None:
+        """`before`: one that was closed, whose controller and bucket this one goes on with."""
         rng = random.Random(seed)
-        self.controller = controller = BusyController()
-        controller.register(NODE_ID)
-        controller.register(OTHER)
+        controller: BusyController = BusyController() if before is None else before.controller
+        self.controller = controller
+        if before is None:
+            controller.register(NODE_ID)
+            controller.register(OTHER)
         objects: Any = controller
-        self._store = MemoryObjectStore()
+        self.store: CountingStore = CountingStore() if before is None else before.store
         self.storage = self.make_storage(NODE_ID)
         self.storages = MasterStorages()
         self.partitions = PartitionManager(
@@ -84,7 +101,7 @@ class World:
     def make_storage(self, replica_set: int) -> Storage:
         objects: Any = self.controller
         return Storage(
-            ReplicaSetData(CLUSTER_ID, replica_set, MemoryWal(WalSettings()), self._store, objects),
+            ReplicaSetData(CLUSTER_ID, replica_set, MemoryWal(WalSettings()), self.store, objects),
             StorageSettings(UploadSettings(age_ms=3_600_000)),
             SystemClock(),
             random.Random(replica_set),
@@ -124,8 +141,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(seed: int = 1) -> AsyncIterator[World]:
-    made = World(seed)
+async def world(seed: int = 1, before: World | None = None) -> AsyncIterator[World]:
+    made = World(seed, before)
     await made.start()
     try:
         yield made
@@ -415,3 +432,36 @@ async def test_each_partition_is_stored_in_the_storage_of_its_replica_set() -> N
             await until(lambda: len(here.open()) == 2, "it is closed")
         finally:
             await other.close(upload=False)
+
+
+async def uploaded(partitions: int) -> World:
+    """A closed broker with so many partitions, whose records are in the bucket alone; half were not closed."""
+    async with world() as here:
+        await here.create("many", [NODE_ID] * partitions)
+        await until(here.is_settled, "all are open")
+        await append_everywhere(here)
+        for one in list(here.partitions.all())[::2]:
+            await one.write_checkpoint()
+        await append_everywhere(here)
+    return here
+
+
+async def test_partitions_that_open_together_read_the_bucket_by_a_few_requests() -> None:
+    before = await uploaded(200)
+    before.store.gets = 0
+    async with world(2, before) as here:
+        await until(here.is_settled, "all are open again")
+        assert [one.log_end_offset for one in here.partitions.all()] == [2] * 200
+        assert here.store.gets < 20
+
+
+async def test_a_slow_bucket_holds_up_no_partition_that_needs_nothing_of_it() -> None:
+    before = await uploaded(3)
+    gate = before.store.gate = asyncio.Event()
+    async with world(2, before) as here:
+        new = await here.create("new", [NODE_ID])
+        await until(lambda: ("new", 0) in here.open(), "it is empty")
+        assert len(here.open()) == 1
+        here.partitions.get(new.name, 0).append_internal(batch(b"x"))
+        gate.set()
+        await until(here.is_settled, "the others are open, too")

@@ -13,7 +13,7 @@ from tests.support.examples import examples
 from tests.support.fake_objects import FakeObjects
 from tests.support.storage_world import CLUSTER, FastClock, FaultyStore, inline
 from tidelog.runtime.errors import Closed, CorruptData, Unavailable
-from tidelog.storage.commits import ObjectKind, ObjectSlice
+from tidelog.storage.commits import ObjectKind, ObjectSlice, StreamRange
 from tidelog.storage.objects.key import object_key
 from tidelog.storage.objects.reader import TAIL_BYTES
 from tidelog.storage.objects.writer import build_object
@@ -342,3 +342,68 @@ async def test_flights_that_nobody_awaits_complain_to_nobody() -> None:
     flights.land(2, 7)
     assert await Flights.outcome(future) == 7
     assert len(flights) == 0
+
+
+async def gathered(bucket: Bucket, streams: list[int], max_bytes: int = 1 << 20) -> int:
+    """The GETs that it takes to gather these streams."""
+    before = len(bucket.store.gets)
+    await bucket.reader.gather([StreamRange(each, 0, bucket.end(each)) for each in streams], max_bytes)
+    return len(bucket.store.gets) - before
+
+
+async def test_many_streams_are_gathered_by_a_get_for_each_object_and_one_for_its_index() -> None:
+    bucket = Bucket()
+    streams = list(range(100))
+    for seed in range(2):
+        await bucket.add({each: [2 * KIB] * 2 for each in streams}, seed=seed)
+    assert await gathered(bucket, streams) == 4
+    before = len(bucket.store.gets)
+    for each in streams:
+        assert await bucket.read(each, 0, 1 << 20) == bucket.records[each]
+    assert len(bucket.store.gets) == before, "every read is answered from memory"
+    assert await gathered(bucket, streams) == 0
+    await bucket.reader.close()
+
+
+async def test_what_is_gathered_is_bounded_and_the_first_ranges_come_first() -> None:
+    bucket = Bucket()
+    streams = list(range(50))
+    await bucket.add({each: [4 * KIB] for each in streams})
+    await gathered(bucket, streams[::-1], 64 * KIB)
+    size = bucket.reader.stats()["block_get_bytes"]
+    assert size <= TAIL_BYTES + 64 * KIB
+    before = len(bucket.store.gets)
+    assert await bucket.read(49, 0, 1 << 20) == bucket.records[49]
+    assert len(bucket.store.gets) == before
+    assert await bucket.read(0, 0, 1 << 20) == bucket.records[0]
+    assert len(bucket.store.gets) == before + 1
+    await bucket.reader.close()
+
+
+async def test_what_cannot_be_gathered_is_left_to_the_reads() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [4 * KIB] * 2, 2: [4 * KIB] * 2})
+    bucket.store.fail_gets = 2
+    assert await gathered(bucket, [1, 2]) == 2, "no index, for both"
+    bucket.store.flip_next_get = 40
+    await gathered(bucket, [1, 2])
+    assert await bucket.read(1, 0, 1 << 20) == bucket.records[1]
+    assert await bucket.read(2, 0, 1 << 20) == bucket.records[2]
+    await bucket.reader.close()
+    assert await gathered(bucket, [1, 2]) == 0
+
+
+async def test_who_leaves_while_blocks_are_gathered_takes_none_from_their_readers() -> None:
+    bucket = Bucket()
+    await bucket.add({1: [30 * KIB] * 4})
+    bucket.store.get_gate = asyncio.Event()
+    gathering = asyncio.create_task(gathered(bucket, [1]))
+    reading = asyncio.create_task(bucket.read(1, 0, 1 << 20))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gathering.cancel()
+    bucket.store.get_gate.set()
+    assert await reading == bucket.records[1]
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    await bucket.reader.close()

@@ -183,16 +183,49 @@ async def test_a_checkpoint_before_a_hand_over_leaves_next_to_nothing_to_scan() 
     assert await first_scanned(writes=True) == 300
 
 
-async def first_scanned(*, writes: bool) -> int:
-    """The first data offset that an unclean open reads; `writes`: a checkpoint is written after 300 of 301 batches."""
-    world, clock, config = FakeWorld(), FakeClock(NOW), LogConfig()
-    log = await filled(world, clock, 300, config)
-    if writes:
-        await log.write_checkpoint()
-        length = len(world.wal)
-        await log.write_checkpoint()
-        assert len(world.wal) == length, "nothing was appended since"
-    log.append(batch(300))
+@sync
+async def test_small_batches_are_covered_by_checkpoints_too() -> None:
+    world, clock, config = FakeWorld(), FakeClock(NOW), LogConfig(checkpoint_batches=160)
+    await filled(world, clock, 170, config)
+    again, starts = await reopened(world, clock, config)
+    assert min(starts) == 160, "written after so many batches"
+    for n in range(170, 172):
+        again.append(batch(n))
+    again, starts = await reopened(world, clock, config)
+    assert min(starts) == 170, "written by an open that had more than a few to scan"
+    again, starts = await reopened(world, clock, config)
+    assert min(starts) == 170, "two batches are not worth one"
+
+
+@sync
+async def test_housekeeping_writes_a_checkpoint_of_a_slow_partition() -> None:
+    world, clock, config = FakeWorld(), FakeClock(NOW), LogConfig(retention_ms=-1)
+    log = await filled(world, clock, 7, config)
+    length = len(world.wal)
+    await log.apply_retention()
+    assert len(world.wal) == length, "few batches"
+    log.append(batch(7))
+    await log.apply_retention()
+    _, starts = await reopened(world, clock, config)
+    assert starts == []
+
+
+@sync
+async def test_a_checkpoint_of_many_producers_waits_for_more_batches() -> None:
+    world, clock, config = FakeWorld(), FakeClock(NOW), LogConfig(checkpoint_batches=16, retention_ms=-1)
+    log = await Process(world, clock).open(config)
+    for producer_id in range(50):
+        records = [Record(0, NOW, b"k", b"v")]
+        log.append(
+            memoryview(bytearray(build_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=0)))
+        )
+    await log.apply_retention()
+    _, starts = await reopened(world, clock, config)
+    assert min(starts) == 0, "fifty producers are written by four hundred batches"
+
+
+async def reopened(world: FakeWorld, clock: FakeClock, config: LogConfig) -> tuple[PartitionLog, list[int]]:
+    """An unclean open, and the data offsets at which it reads."""
     process = Process(world, clock)
     starts: list[int] = []
     original = process.storage.read
@@ -203,7 +236,21 @@ async def first_scanned(*, writes: bool) -> int:
         return await original(stream_id, start, end, max_bytes)
 
     process.storage.read = watched  # type: ignore[method-assign]
-    assert (await process.open(config)).log_end_offset == 301
+    return await process.open(config), starts
+
+
+async def first_scanned(*, writes: bool) -> int:
+    """The first data offset that an unclean open reads; `writes`: a checkpoint is written after 300 of 301 batches."""
+    world, clock, config = FakeWorld(), FakeClock(NOW), LogConfig()
+    log = await filled(world, clock, 300, config)
+    if writes:
+        await log.write_checkpoint()
+        length = len(world.wal)
+        await log.write_checkpoint()
+        assert len(world.wal) == length, "nothing was appended since"
+    log.append(batch(300))
+    again, starts = await reopened(world, clock, config)
+    assert again.log_end_offset == 301
     return min(starts)
 
 
