@@ -253,6 +253,11 @@ class HotSet:
         return role in (ReplicaRole.FOLLOWING, ReplicaRole.REMOVED, ReplicaRole.FAILED)
 
     @property
+    def is_removed(self) -> bool:
+        """Return whether it was removed from its set, and has stopped: one that is wanted again begins anew."""
+        return self.duty is not None and self.duty.role is ReplicaRole.REMOVED
+
+    @property
     def leads(self) -> bool:
         """Return whether it is the master, as far as it knows."""
         return self.duty is not None and self.duty.role is ReplicaRole.LEADING

@@ -18,6 +18,8 @@ from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
 from tidelog.broker.hot_set import HotSet
+from tidelog.broker.hot_sets import HotSets
+from tidelog.broker.replication.duty import ReplicaRole
 from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
@@ -252,3 +254,22 @@ def test_the_loss_of_a_wal_is_noticed_when_its_set_has_shrunk_to_one_member(tmp_
         empty, older = FoundWal("disk", (), 0, False), FoundWal("disk", (1,), committed, False)
         for found in (empty, older):
             assert judge(note_of(cluster, 1), committed, owns=True, found=found) is WalVerdict.LOST
+
+
+def test_a_broker_that_was_removed_and_assigned_again_joins_however_late_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, brokers=2, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: is_whole(cluster, (1, 2)), "both sets have two members in sync")
+        copy = cluster.nodes[2].parts.data.hot_sets.get(1)
+        assert copy is not None and copy.duty is not None
+        duty = copy.duty
+        held = Held(monkeypatch, HotSets, "_keep")
+        shrink(cluster)
+        wait_until(lambda: duty.role is ReplicaRole.REMOVED, "the replica knows that it was removed")
+        sets = cluster.nodes[1].controller.replica_sets
+        cluster.run(sets.assign_replica(1, 2))
+        wait_until(lambda: 2 in cluster.nodes[2].controller.image.replication[1].assigned, "it is assigned again")
+        held.go_on.set()
+        wait_until(lambda: record(cluster, 1).sync_state_set == (1, 2), "it has joined again", 30)
+        assert cluster.nodes[2].parts.data.hot_sets.problems() == []

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from tests.controller.controller_helpers import until
+from tests.support.held import Held
 from tests.support.kept_set import SET, SelfKeptSet
-from tidelog.broker.replication.duty import ReplicaRole
+from tidelog.broker.replication.duty import ReplicaDuty, ReplicaRole
 from tidelog.controller.model.records import NO_BROKER
 from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
@@ -169,3 +170,21 @@ async def test_metadata_of_an_election_that_is_over_end_no_replica_that_has_foll
     await until(lambda: third.failures != [] or kept.node.image.replica_sets[SET].sync_state_set == (1, 2, 3))
     await until(lambda: third.failures != [] or third.duty.role is ReplicaRole.FOLLOWING)
     assert third.failures == []
+
+
+async def test_a_replica_that_is_assigned_again_before_it_saw_that_it_was_removed_joins(
+    kept: SelfKeptSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await kept.settled()
+    await kept.write(first, 50)
+    third = kept.processes[3]
+    sets = kept.processes[1].client.replica_sets
+    await third.broker.replica.follower.stop()  # type: ignore[union-attr]  # it hangs
+    await until(lambda: kept.node.image.replica_sets[SET].sync_state_set == (1, 2))
+    held = Held(monkeypatch, ReplicaDuty, "_look")
+    await sets.remove_replica(SET, 3)
+    await sets.assign_replica(SET, 3)
+    await until(lambda: 3 in third.client.image.replication[SET].assigned)
+    held.go_on.set()
+    await until(lambda: 3 in kept.node.image.replica_sets[SET].members)
+    assert third.duty.role is not ReplicaRole.REMOVED
