@@ -36,6 +36,7 @@ from tidelog.controller.model.wal_notes import (
     describe,
     judge,
     note_in,
+    note_interval_s,
 )
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
@@ -48,10 +49,6 @@ logger = logging.getLogger(__name__)
 
 TELL_S = 1.0
 """How long a record waits, at most, for the controllers to learn that the WAL is not wholly committed any more."""
-NOTE_S = 1.0
-"""Interval of notes while records are written, and the pause after which a committed WAL is reported as such."""
-NOTE_OF_MANY_S = 0.05
-"""The interval is at least this for each broker of the cluster: every note is a command."""
 
 
 async def meet_known_wal(
@@ -175,7 +172,7 @@ class WalKeeper:
     async def _run(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(max(NOTE_S, NOTE_OF_MANY_S * len(self._controller.image.brokers))):
+                async with asyncio.timeout(note_interval_s(len(self._controller.image.brokers))):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # the interval is over

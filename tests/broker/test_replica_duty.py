@@ -151,6 +151,34 @@ async def test_a_directory_that_was_set_back_promises_nothing(kept: SelfKeptSet,
     assert second.failures == []
 
 
+async def test_a_directory_that_was_set_back_promises_nothing_where_it_alone_has_confirmed(
+    kept: SelfKeptSet, tmp_path: Path
+) -> None:
+    first = await kept.settled()
+    alone = PolicyRecord(3, 2, 1, enable_auto_in_sync_replicas=True, max_behind_s=1.0, slave_timeout_s=1.0)
+    await kept.processes[1].client.replica_sets.set_policy(SET, alone)
+    for each in (2, 3):
+        await kept.end(each)
+    await until(lambda: kept.node.image.configuration(SET).quorum == 1)  # type: ignore[union-attr]
+    await kept.write(first, 20)
+    await kept.confirmed(first)
+    shutil.copytree(tmp_path / "wal-1", tmp_path / "old")
+    await kept.write(first, 200)
+    await kept.confirmed(first)
+
+    def known_end() -> int:
+        (member,) = kept.node.image.replication[SET].in_sync
+        return member.known_end
+
+    await until(lambda: known_end() == first.wal.end_offset)
+    await kept.end(1)
+    shutil.rmtree(tmp_path / "wal-1")
+    shutil.move(tmp_path / "old", tmp_path / "wal-1")
+    process = await kept.launch(1)
+    await until(lambda: process.failures != [] or process.terms != [])
+    assert process.terms == [] and isinstance(process.failures[0], WalLost)
+
+
 async def test_metadata_of_an_election_that_is_over_end_no_replica_that_has_followed_its_master(
     kept: SelfKeptSet,
 ) -> None:
