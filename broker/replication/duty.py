@@ -129,7 +129,12 @@ class ReplicaDuty:
         where = f"the replica of replica set {self._identity.replica_set_id}"
         if self.role is ReplicaRole.REMOVED:
             return [f"{where} was removed from it, and keeps a WAL (`tidelog replica-set describe`)"]
-        return [f"{where} is {self.role.value}: {self.problem}"] if self.problem else []
+        if self.problem:
+            return [f"{where} is {self.role.value}: {self.problem}"]
+        master = self._replica.master
+        if self.role is ReplicaRole.LEADING and master is not None and master.ended is not None:
+            return [f"{where} leads no more, and the metadata know of nobody else: {master.ended}"]
+        return []
 
     def _image_changed(self, delta: Delta) -> None:
         record = self._client.image.replica_sets.get(self._identity.replica_set_id)
@@ -321,6 +326,13 @@ class ReplicaDuty:
                 hint="kafka.peer_port; and without controller.secret_file brokers are reached on the loopback only",
             )
         target = MasterTarget(record.master_epoch, master.id, *split_address(master.peer_address))
-        if target != self._target and await self._replica.follow(target):
+        if target != self._target:
+            if not await self._replica.follow(target):
+                self.role = ReplicaRole.WAITING
+                raise Unavailable(
+                    f"its WAL has promised epoch {self._replica.wal.promised_epoch}; the master, broker {master.id}, is"
+                    f" of epoch {target.epoch}",
+                    hint="if this stays: were the controllers' metadata set back? See `tidelog controller status`",
+                )
             self._target = target
         self.role = ReplicaRole.FOLLOWING

@@ -144,6 +144,11 @@ class ReplicaMaster:
         """Return the configuration that the controllers have told last."""
         return self._core.configuration
 
+    @property
+    def ended(self) -> Exception | None:
+        """Return what has ended this term: nothing more is taken or confirmed, whoever the metadata name."""
+        return self._ended
+
     def readable(self) -> list[int]:
         """Return the brokers whose replicas are in sync and connected: consumers may read there."""
         members = self._core.configuration.members
@@ -191,7 +196,7 @@ class ReplicaMaster:
             "in_sync": sorted(member.broker_id for member in near),
             "changing": core.pending is not None,
             "degraded": core.is_degraded,
-            "refusal": core.refusal(now),
+            "refusal": str(self._ended or core.refusal(now)),
             "catch_up_bytes_per_s": self._setup.pace.bytes_per_s,
             "followers": [
                 {

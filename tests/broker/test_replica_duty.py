@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +14,13 @@ from tests.controller.controller_helpers import until
 from tests.support.held import Held
 from tests.support.kept_set import SET, SelfKeptSet
 from tidelog.broker.replication.duty import ReplicaDuty, ReplicaRole
+from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.controller.model.records import NO_BROKER
 from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
+from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import TidelogError
+from tidelog.storage.wal.disk.wal import DiskWal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -216,3 +220,25 @@ async def test_a_replica_that_is_assigned_again_before_it_saw_that_it_was_remove
     held.go_on.set()
     await until(lambda: 3 in kept.node.image.replica_sets[SET].members)
     assert third.duty.role is not ReplicaRole.REMOVED
+
+
+async def test_a_replica_that_has_promised_more_than_the_metadata_know_is_a_problem_and_so_is_a_master_that_it_met(
+    kept: SelfKeptSet,
+) -> None:
+    """The controllers' metadata were set back, for example."""
+    first = await kept.settled()
+    await kept.end(3)
+    disk = FileDisk(kept.path / "wal-3")
+    wal = DiskWal(disk, kept.settings, rng=random.Random(1))
+    await wal.recover(lambda _: None)
+    await wal.promise(99)
+    await wal.close()
+    await disk.close()
+    third, leader = await kept.launch(3), kept.processes[first.broker_id]
+    await until(lambda: third.duty.problems() != [])
+    assert "has promised epoch 99; the master, broker 1, is of epoch" in third.duty.problems()[0]
+    assert third.duty.role is ReplicaRole.WAITING and leader.duty.problems() == []
+    await third.broker.replica.follow(MasterTarget(99, 1, "127.0.0.1", first.proxy_port))
+    await until(lambda: leader.duty.problems() != [])
+    assert "leads no more" in leader.duty.problems()[0]
+    assert "a follower has promised a newer one" in first.master.status()["refusal"]
