@@ -163,6 +163,18 @@ def test_a_member_leaves_the_sync_state_set_before_it_leaves_the_set() -> None:
     assert trio.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == epoch + 1, "one member: the path of such sets"
 
 
+def test_the_home_broker_stays_a_member_of_its_set() -> None:
+    """A set of one is elected by its home broker alone: another last member could not lead again after a restart."""
+    trio = Trio()
+    trio.begin(designated=1)
+    for each in (0, 1, 2):
+        trio.promise(each)
+    assert trio.record.master == 1
+    trio.unchanged(r.RetireReplica(0, 0), NotEligible, "home")
+    trio.alter((1, 2), 2, master=1)
+    trio.unchanged(r.RemoveReplica(0, 0), NotEligible, "home")
+
+
 def test_a_learner_receives_and_is_never_in_the_sync_state_set() -> None:
     trio = Trio()
     trio.alter((0, 1), 2)
