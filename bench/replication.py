@@ -69,6 +69,9 @@ class Grants:
     ) -> SetConfiguration:
         return wanted._replace(number=wanted.number + 1)
 
+    def reports_every_s(self) -> float:
+        return 1.0
+
     def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
         return True
 

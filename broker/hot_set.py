@@ -187,12 +187,21 @@ class HotSet:
 
     async def _term_begun(self, storage: Storage) -> None:
         """Before a storage serves: tell the controllers that its WAL has what no other has, while that is so."""
-        self._keeper = None
+        await self._end_notes(report=False)
         if self._is_alone():
-            base = self._shared.base
-            keeper = WalKeeper(base.broker_id, base.wal, base.controller, self.wal, storage, base.world.clock)
+            keeper = self._make_keeper(storage)
             await keeper.begin(storage.master_epoch)
             self._keeper = keeper
+            self.look()
+
+    def _make_keeper(self, storage: Storage) -> WalKeeper:
+        base = self._shared.base
+        return WalKeeper(self.replica_set_id, base.wal, base.controller, self.wal, storage, base.world.clock)
+
+    async def _end_notes(self, *, report: bool) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.close(report=report)
 
     def _is_alone(self) -> bool:
         record = self._shared.base.image().replica_sets.get(self.replica_set_id)
@@ -200,8 +209,18 @@ class HotSet:
 
     def look(self) -> None:
         """The metadata have changed."""
-        if self._keeper is not None and not self._is_alone():
-            self._keeper.stand_down()
+        if not self._is_alone():
+            if self._keeper is not None:
+                self._keeper.stand_down()
+            return
+        storage = self._hot.storage if self._hot is not None else None
+        if storage is None:
+            return
+        if self._keeper is None:  # the others have left in this term
+            self._keeper = self._make_keeper(storage)
+            self._keeper.begin_within(storage.master_epoch)
+        elif self._keeper.storage is storage:
+            self._keeper.stand_up()
 
     def _diverged(self, error: Exception) -> None:
         self._failure = f"its WAL and its master's contradict each other: {error}"
@@ -235,6 +254,11 @@ class HotSet:
         if role is ReplicaRole.LEADING:
             return self._hot.storage is not None
         return role in (ReplicaRole.FOLLOWING, ReplicaRole.REMOVED, ReplicaRole.FAILED)
+
+    @property
+    def is_removed(self) -> bool:
+        """Return whether it was removed from its set, and has stopped: one that is wanted again begins anew."""
+        return self.duty is not None and self.duty.role is ReplicaRole.REMOVED
 
     @property
     def leads(self) -> bool:
@@ -304,9 +328,7 @@ class HotSet:
         self._shared.followed.remove(self.replica_set_id)
         if self._hot is not None:
             await self._hot.close(upload=upload)
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            await keeper.close(report=upload)
+        await self._end_notes(report=upload)
         if self.duty is not None:
             await self.duty.close()
         await self.wal.close()

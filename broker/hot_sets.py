@@ -180,7 +180,8 @@ class HotSets:
         wanted = self._wanted(shared)
         kept = wanted | self._sets.keys() | self._strays
         self._failures = {each: why for each, why in self._failures.items() if each in kept}
-        for replica_set in sorted(self._sets.keys() - wanted):
+        removed = {each for each, one in self._sets.items() if one.is_removed}  # some may be wanted again
+        for replica_set in sorted(self._sets.keys() - wanted | removed):
             await self._drop(shared, replica_set)
         await self._clear(shared, wanted)
         await self._replace_rejected(shared)

@@ -9,6 +9,9 @@ be more (`tidelog.storage.ack_gate`); while records are written, how far; and af
 that nothing is at stake. If no controller answers within `TELL_S`, records are confirmed nevertheless, because a broker
 that only lost the controllers goes on: until it has told them, the loss of its WAL is not noticed.
 
+While other brokers have replicas of the WAL, promises take that part: the last note then says that there may be more,
+and stays for the day on which the broker is alone again.
+
 Entry: `meet_known_wal`, then `WalKeeper.begin`.
 """
 
@@ -33,6 +36,7 @@ from tidelog.controller.model.wal_notes import (
     describe,
     judge,
     note_in,
+    note_interval_s,
 )
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import TidelogError
@@ -45,10 +49,6 @@ logger = logging.getLogger(__name__)
 
 TELL_S = 1.0
 """How long a record waits, at most, for the controllers to learn that the WAL is not wholly committed any more."""
-NOTE_S = 1.0
-"""Interval of notes while records are written, and the pause after which a committed WAL is reported as such."""
-NOTE_OF_MANY_S = 0.05
-"""The interval is at least this for each broker of the cluster: every note is a command."""
 
 
 async def meet_known_wal(
@@ -123,13 +123,15 @@ class WalKeeper:
         self._access = access
         self._controller = controller
         self._wal = wal
-        self._storage = storage
+        self.storage = storage
         self._limiter = LogLimiter(logger, clock, burst=1, period_s=60.0)
         self._tasks = TaskSet("wal-notes")
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._number = 0
         self._last_end = -1
+        self._epoch = -1
+        """The master epoch that is reported; nothing is told once the WAL has another one."""
         self._stands_down = False
         self._told: WalNote | None = None
         """The last note, if the controllers have it; None: not known."""
@@ -140,11 +142,21 @@ class WalKeeper:
     async def begin(self, master_epoch: int) -> None:
         """Report the epoch that was begun in the WAL, before anything is acknowledged in it. Raises `TidelogError`."""
         self._access.forget_accepted_loss()
+        self._epoch = master_epoch
         if self._may_note:
-            self._storage.gate.close(self._wal.end_offset)
+            self.storage.gate.close(self._wal.end_offset)
             note = self._note(master_epoch, may_grow=False)
             await self._controller.note_wal(self._id, note)
             self._told = note
+        self._tasks.spawn(self._run(), "run")
+
+    def begin_within(self, master_epoch: int) -> None:
+        """Report a WAL whose epoch has begun before, and which other brokers had replicas of until now.
+
+        Nothing is held back: the note that it is not wholly committed was left (`stand_down`).
+        """
+        self._epoch = master_epoch
+        self._wake.set()
         self._tasks.spawn(self._run(), "run")
 
     @property
@@ -153,14 +165,14 @@ class WalKeeper:
 
         Not, for a while, where they did not answer within `TELL_S`.
         """
-        return not self._storage.gate.is_open or (self._told is not None and self._told.may_grow)
+        return not self.storage.gate.is_open or (self._told is not None and self._told.may_grow)
 
     # --- while it serves -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(max(NOTE_S, NOTE_OF_MANY_S * len(self._controller.image.brokers))):
+                async with asyncio.timeout(note_interval_s(len(self._controller.image.brokers))):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # the interval is over
@@ -170,8 +182,8 @@ class WalKeeper:
 
     @property
     def _may_note(self) -> bool:
-        """Whether notes are told, and waited for: not below the feature level that knows them."""
-        if self._stands_down:
+        """Whether notes may be told: not below the feature level that knows them, nor in another term."""
+        if self._wal.master_epoch != self._epoch:
             return False
         cluster = self._controller.image.cluster
         return cluster is not None and cluster.level >= FIRST_LEVEL[NoteWal]
@@ -179,8 +191,11 @@ class WalKeeper:
     async def _step(self) -> None:
         if not self._may_note:
             return
-        storage, gate, told = self._storage, self._storage.gate, self._told
-        if gate.is_wanted:
+        storage, gate, told = self.storage, self.storage.gate, self._told
+        if self._stands_down:
+            if told is None or not told.may_grow:
+                await self._tell(may_grow=True)
+        elif gate.is_wanted:
             await self._tell(may_grow=True)
             gate.open()
         elif not gate.is_open:
@@ -195,21 +210,22 @@ class WalKeeper:
     async def settle(self) -> None:
         """Report that everything is committed, if it is: from here on the WAL may be lost, or be another kind's."""
         async with self._lock:
-            if self._told is not None and self._storage.is_all_committed and self._storage.gate.is_open:
+            is_told = self._told is not None and not self._stands_down
+            if is_told and self.storage.is_all_committed and self.storage.gate.is_open:
                 await self._settle()
 
     async def _settle(self) -> None:
-        self._storage.gate.close(self._wal.end_offset)
+        self.storage.gate.close(self._wal.end_offset)
         await self._tell(may_grow=False)
 
     def _known_end(self) -> int:
-        return min(self._storage.data_end, self._wal.synced_offset)
+        return min(self.storage.data_end, self._wal.synced_offset)
 
     def _note(self, master_epoch: int, *, may_grow: bool) -> WalNote:
         self._number += 1
         ends = [
             each
-            for each in self._storage.uncommitted_ends(STREAMS_PER_PARTITION * MAX_WAL_ENDS)
+            for each in self.storage.uncommitted_ends(STREAMS_PER_PARTITION * MAX_WAL_ENDS)
             if each[0] % STREAMS_PER_PARTITION == DATA_STREAM
         ]
         access = self._access
@@ -239,13 +255,21 @@ class WalKeeper:
     # --- stop ----------------------------------------------------------------------------------------------------
 
     def stand_down(self) -> None:
-        """Hold nothing back any more, and tell nothing: other brokers have replicas of the WAL from now on."""
-        self._stands_down = True
-        self._storage.gate.open()
+        """Hold nothing back: other brokers have replicas of the WAL from now on. The last note is left."""
+        if not self._stands_down:
+            self._stands_down = True
+            self._wake.set()
+        self.storage.gate.open()
+
+    def stand_up(self) -> None:
+        """Report again: this broker alone has the WAL."""
+        if self._stands_down:
+            self._stands_down = False
+            self._wake.set()
 
     async def close(self, *, report: bool) -> None:
         """Stop, after storage was closed; with `report` tell where the WAL ends, for nothing is appended any more."""
         began = self._number > 0
         await self._tasks.close()
-        if began and self._may_note and report and self._wal.master_epoch >= 0:
+        if began and self._may_note and report and not self._stands_down and self._wal.master_epoch >= 0:
             await self._tell(may_grow=False)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
@@ -30,6 +31,8 @@ from tidelog.broker.replication.inputs import AlterRefused, ReplicaIdentity
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model.errors import ConfigurationRefused
 from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.wal_notes import note_interval_s
 from tidelog.runtime.errors import Fenced, NotFound, TidelogError, Unavailable
 from tidelog.storage.replication.configuration import SetConfiguration, WalReplica
 
@@ -120,6 +123,13 @@ class ControllerAuthority:
     def _is_registered(self, broker_id: int, registration_epoch: int) -> bool:
         broker = self._client.image.brokers.get(broker_id)
         return broker is not None and broker.registration_epoch == registration_epoch
+
+    def reports_every_s(self) -> float:
+        """See `SetAuthority.reports_every_s`: as often as notes of WALs, and none beside these."""
+        record = self._client.image.replica_sets.get(self._identity.replica_set_id)
+        if record is None or not has_several(record):
+            return math.inf
+        return note_interval_s(len(self._client.image.brokers))
 
     def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
         """See `SetAuthority.admits`, by the local image: who has joined just now may have to try again."""

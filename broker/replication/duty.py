@@ -9,7 +9,8 @@ another one.
 Invariants: a promise is told only after the WAL has made it durable (rule 15); the replica leads only in an epoch in
 which the metadata name this broker, and only after this registration was in them: the controllers end the terms of a
 broker's earlier process when it registers; who is told that the replica leads is told that it has ended before it does
-anything else. A replica that was removed from its set does not join again by itself.
+anything else. A replica that was removed from its set does not join again by itself, unless its broker was assigned
+again before it saw that.
 
 Entry: `ReplicaDuty.start`.
 """
@@ -135,7 +136,12 @@ class ReplicaDuty:
         where = f"the replica of replica set {self._identity.replica_set_id}"
         if self.role is ReplicaRole.REMOVED:
             return [f"{where} was removed from it, and keeps a WAL (`tidelog replica-set describe`)"]
-        return [f"{where} is {self.role.value}: {self.problem}"] if self.problem else []
+        if self.problem:
+            return [f"{where} is {self.role.value}: {self.problem}"]
+        master = self._replica.master
+        if self.role is ReplicaRole.LEADING and master is not None and master.ended is not None:
+            return [f"{where} leads no more, and the metadata know of nobody else: {master.ended}"]
+        return []
 
     def _image_changed(self, delta: Delta) -> None:
         record = self._client.image.replica_sets.get(self._identity.replica_set_id)
@@ -200,7 +206,7 @@ class ReplicaDuty:
             self._end_term()
         await self._learn_or_not(row)
         if not self._is_in(row):
-            if self._joined:
+            if self._joined and not self._is_assigned_again(row):
                 await self._leave()
             else:
                 await self._join()
@@ -246,6 +252,10 @@ class ReplicaDuty:
         broker_id, wal_id = self._identity.replica
         known = row.replica(broker_id) if row is not None else None
         return known is not None and (known.wal_id, known.is_learner) == (wal_id, self._identity.learner)
+
+    def _is_assigned_again(self, row: ReplicationRecord | None) -> bool:
+        broker_id = self._identity.replica.broker_id
+        return row is not None and broker_id in row.assigned and row.replica(broker_id) is None
 
     async def _join(self) -> None:
         """Tell the controllers the WAL; the change of the metadata that follows has the next look taken."""
@@ -333,6 +343,13 @@ class ReplicaDuty:
                 hint="kafka.peer_port; and without controller.secret_file brokers are reached on the loopback only",
             )
         target = MasterTarget(record.master_epoch, master.id, *split_address(master.peer_address))
-        if target != self._target and await self._replica.follow(target):
+        if target != self._target:
+            if not await self._replica.follow(target):
+                self.role = ReplicaRole.WAITING
+                raise Unavailable(
+                    f"its WAL has promised epoch {self._replica.wal.promised_epoch}; the master, broker {master.id}, is"
+                    f" of epoch {target.epoch}",
+                    hint="if this stays: were the controllers' metadata set back? See `tidelog controller status`",
+                )
             self._target = target
         self.role = ReplicaRole.FOLLOWING

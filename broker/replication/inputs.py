@@ -64,7 +64,13 @@ class SetAuthority(Protocol):
         durably, as far as it is known; `confirm_offset`: the master's. With these the controllers recognise a disk that
         was lost or rolled back. Raises `Fenced` if another master or epoch is in force, `AlterRefused` if neither this
         request nor an earlier one for `wanted` can take effect any more, `Unavailable` if the outcome is not known.
+
+        Asked for the configuration that is in force they learn the ends, and change nothing.
         """
+        ...
+
+    def reports_every_s(self) -> float:
+        """Return how often (seconds) a master that confirms alone tells where its WAL ends: a report is a command."""
         ...
 
     def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:

@@ -7,7 +7,8 @@ each read while producers append, the reader rests for as long as the read took.
 read for at a bounded pace (`CatchUpPace`), and after those within, unless writes are refused and may wait for them.
 
 The core (`tidelog.storage.replication.master.Master`) says what is confirmed, who is in sync, and which configuration
-is wanted. The controllers are asked for it until their answer is known.
+is wanted. The controllers are asked for it until their answer is known. While the quorum is one, this disk alone may
+have what is confirmed: then they are told regularly where the WAL ends, and notice if it is set back (rule 13).
 
 Invariants: one connection for each broker, the newest; the confirm offset is told to the WAL before anybody else; an
 error on one follower's connection ends that connection only.
@@ -114,6 +115,9 @@ class ReplicaMaster:
         self._moved = asyncio.Event()
         """Followers may have to be told of the confirm offset."""
         self._appended = 0
+        self._reported = -1
+        """Where the controllers were told that this WAL ends."""
+        self._reported_at = float("-inf")
         self._tasks = TaskSet("replica-master")
         self._ended: Exception | None = None
 
@@ -139,6 +143,11 @@ class ReplicaMaster:
     def configuration(self) -> SetConfiguration:
         """Return the configuration that the controllers have told last."""
         return self._core.configuration
+
+    @property
+    def ended(self) -> Exception | None:
+        """Return what has ended this term: nothing more is taken or confirmed, whoever the metadata name."""
+        return self._ended
 
     def readable(self) -> list[int]:
         """Return the brokers whose replicas are in sync and connected: consumers may read there."""
@@ -187,7 +196,7 @@ class ReplicaMaster:
             "in_sync": sorted(member.broker_id for member in near),
             "changing": core.pending is not None,
             "degraded": core.is_degraded,
-            "refusal": core.refusal(now),
+            "refusal": str(self._ended or core.refusal(now)),
             "catch_up_bytes_per_s": self._setup.pace.bytes_per_s,
             "followers": [
                 {
@@ -452,15 +461,29 @@ class ReplicaMaster:
             self._confirm_more()
             if wanted is None:
                 backoff.reset()
-            elif not await self._alter(wanted):
+                wanted = self._report_due()
+            if wanted is not None and not await self._alter(wanted):
                 await self._clock.sleep(backoff.next_delay_s())
                 self._review.set()
 
+    def _report_due(self) -> SetConfiguration | None:
+        """Return the configuration in force, to ask for it again, if the controllers are to learn the ends now."""
+        configuration = self._core.configuration
+        if configuration.quorum > 1 or self._wal.synced_offset <= self._reported:
+            return None
+        is_due = self._clock.monotonic() - self._reported_at >= self._setup.authority.reports_every_s()
+        return configuration if is_due else None
+
     async def _alter(self, wanted: SetConfiguration) -> bool:
         """Ask for a configuration once; return False if the outcome is not known, or nothing was changed."""
+        held, end = self._core.held(), self._wal.synced_offset
+        self._reported_at = self._clock.monotonic()
         try:
             in_force = await self._setup.authority.alter(
-                wanted, master_epoch=self.epoch, ends=self._core.held(), confirm_offset=self._core.confirm_offset
+                wanted,
+                master_epoch=self.epoch,
+                ends={**held, self._core.replica: min(held[self._core.replica], end)},
+                confirm_offset=self._core.confirm_offset,
             )
         except Fenced as error:
             self._depose(-1, str(error))
@@ -475,6 +498,7 @@ class ReplicaMaster:
         except Unavailable as error:
             logger.info("a change of the sync-state set has no answer yet", extra={"error": str(error)})
             return False
+        self._reported = end
         self.told(in_force)
         if self._core.pending == wanted:
             return False

@@ -223,7 +223,7 @@ def _winner(
     designated = election.designated
     awaited = {election.last_master, designated} - {NO_BROKER} if patient else set()
     waits_for = sorted(each for each in awaited if _may_promise(tables, row, each))
-    needed = confirmed_offset(row, counted)
+    needed = confirmed_offset(found, counted)
     for wanted in dict.fromkeys((designated, NO_BROKER)):
         best = elected(promises, found.configuration, designated=wanted, waits_for=waits_for)
         if best is None or needed > max(best.end_offset, record.committed_wal_offset):
@@ -244,9 +244,14 @@ def _others_may_help(tables: Tables, found: ReplicaSetRows, counted: list[Promis
     return bool(silent) and election.designated != NO_BROKER and _may_promise(tables, row, election.designated)
 
 
-def confirmed_offset(row: ReplicationRecord, counted: list[PromiseRecord]) -> int:
-    """Return the WAL offset up to which bytes are known to be confirmed; -1: not known."""
-    return max([-1, *(each.confirm_offset for each in row.in_sync), *(each.confirm_offset for each in counted)])
+def confirmed_offset(found: ReplicaSetRows, counted: list[PromiseRecord]) -> int:
+    """Return the WAL offset up to which members know bytes to be confirmed; -1: not known.
+
+    A replica outside the SyncStateSet may know more: what an operator has given up since.
+    """
+    members = found.configuration.members
+    told = [each.confirm_offset for each in counted if each.replica in members]
+    return max([-1, *(each.confirm_offset for each in found.row.in_sync), *told])
 
 
 def _is_alive(tables: Tables, broker_id: int) -> bool:

@@ -4,7 +4,8 @@ The rules are in docs/design/0015-hot-tier.md, section 1.
 
 Invariants: SyncStateSet and write quorum change together, by the master of the present epoch only, and their epoch
 grows by one each time; the master stays in; a member of the SyncStateSet is a broker *and* the WAL with which it
-joined. A replica that leaves the set has left the SyncStateSet before. Every broker with a replica is assigned one.
+joined. A replica that leaves the set has left the SyncStateSet before. Every broker with a replica is assigned one. The
+home broker stays a member: it alone can be elected when the set has one member again.
 
 Elections are in `tidelog.controller.machine.replica_elections`.
 """
@@ -288,9 +289,18 @@ def retire_replica(tables: Tables, command: RetireReplica) -> None:
             f"broker {broker_id} is the master of replica set {record.id}",
             hint=f"`tidelog replica-set elect {record.id} --broker B` elects another member",
         )
+    _check_not_home(record, broker_id)
     leaving = tuple(sorted({*row.leaving, broker_id}))
     if leaving != row.leaving:
         tables.replication.put(record.id, _without_exchange(msgspec.structs.replace(row, leaving=leaving), broker_id))
+
+
+def _check_not_home(record: ReplicaSetRecord, broker_id: int) -> None:
+    if broker_id == record.id:
+        raise NotEligible(
+            f"broker {broker_id} is the home of replica set {record.id}, and stays a member",
+            hint=f"`tidelog broker drain {broker_id}` takes it out of use: its partitions move to other sets",
+        )
 
 
 def _with(brokers: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
@@ -340,6 +350,7 @@ def remove_replica(tables: Tables, command: RemoveReplica) -> None:
             hint="its master asks for one without it when it is to leave, or no longer follows, and the policy allows a"
             " smaller one",
         )
+    _check_not_home(record, command.broker_id)
     row = msgspec.structs.replace(
         row,
         assigned=_without(row.assigned, command.broker_id),

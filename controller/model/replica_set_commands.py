@@ -110,7 +110,10 @@ class AddReplica(Command, frozen=True, array_like=True, tag=84):
 
 
 class RemoveReplica(Command, frozen=True, array_like=True, tag=85):
-    """Remove a replica that is not in the SyncStateSet, and its assignment; succeeds if there is neither."""
+    """Remove a replica that is not in the SyncStateSet, nor the home broker's, and its assignment.
+
+    Succeeds if there is neither.
+    """
 
     replica_set_id: int
     broker_id: int
@@ -146,7 +149,7 @@ class AssignReplica(Command, frozen=True, array_like=True, tag=87):
 
 
 class RetireReplica(Command, frozen=True, array_like=True, tag=88):
-    """Have a member that is not the master leave the SyncStateSet; then the active controller removes it."""
+    """Have a member leave the SyncStateSet, not the master or the home broker; the active controller removes it."""
 
     replica_set_id: int
     broker_id: int

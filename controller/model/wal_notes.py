@@ -25,6 +25,10 @@ from tidelog.runtime.errors import CorruptData, InvalidInput
 
 DISK_WAL = "disk"
 MEMORY_WAL = "memory"
+NOTE_S = 1.0
+"""Interval of notes while records are written, and the pause after which a committed WAL is reported as such."""
+NOTE_OF_MANY_S = 0.05
+"""The interval is at least this for each broker of the cluster: every note is a command."""
 MAX_WAL_ENDS = 256
 """Streams that one note names: a row of about 4 KB, which every broker receives once a second while another writes."""
 MAX_WAL_LOSSES = 1_024
@@ -121,6 +125,11 @@ class WalLoss(msgspec.Struct, frozen=True, array_like=True):
 
 _notes = msgspec.msgpack.Decoder(WalNote)
 _losses = msgspec.msgpack.Decoder(WalLoss)
+
+
+def note_interval_s(brokers: int) -> float:
+    """Return how often a master tells where its WAL ends, in a cluster of so many brokers (seconds)."""
+    return max(NOTE_S, NOTE_OF_MANY_S * brokers)
 
 
 def note_key(replica_set_id: int) -> str:

@@ -18,11 +18,15 @@ from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.held import Held
 from tidelog.broker.hot_set import HotSet
+from tidelog.broker.hot_sets import HotSets
+from tidelog.broker.replication.duty import ReplicaRole
 from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.broker.replication.replica import HotReplica
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import http_json
 from tidelog.controller.model.records import ReplicaSetRecord
+from tidelog.controller.model.replication import PolicyRecord
+from tidelog.controller.model.wal_notes import FoundWal, WalNote, WalVerdict, judge, note_in
 from tidelog.runtime.errors import ConfigError, CorruptData
 
 pytestmark = pytest.mark.timeout(300)
@@ -221,3 +225,65 @@ def test_a_broker_that_cannot_replicate_says_why_and_does_not_start(
         cluster.replication = THREE
         with pytest.raises(ConfigError, match=what):
             cluster.run(asyncio.wait_for(cluster.start_broker(1), 30))
+
+
+def note_of(cluster: Cluster, replica_set: int) -> WalNote:
+    found = note_in(cluster.image.kv, replica_set)
+    assert found is not None
+    return found
+
+
+def shrink(cluster: Cluster) -> None:
+    """Have broker 1 keep its set alone."""
+    sets = cluster.nodes[1].controller.replica_sets
+    cluster.run(sets.set_policy(1, PolicyRecord()))
+    cluster.run(sets.retire_replica(1, 2))
+    wait_until(lambda: record(cluster, 1).members == (1,), "it has one member")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["in its first term", "in another term"])
+def test_the_loss_of_a_wal_is_noticed_when_its_set_has_shrunk_to_one_member(tmp_path: Path, restarted: bool) -> None:
+    with Cluster(tmp_path, brokers=2, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: is_whole(cluster, (1, 2)), "both sets have two members in sync")
+        cluster.run(cluster.nodes[1].controller.create_topic("t", 1, {}, assignment=[1]))
+        wait_until(lambda: note_of(cluster, 1).may_grow, "the note that is left says that there may be more")
+        cluster.run(cluster.nodes[1].parts.data.upload_now())
+        assert note_of(cluster, 1).may_grow, "nor is it reported as committed while others have replicas"
+        produce(cluster, "t", 20)
+        if restarted:
+            cluster.run(cluster.stop_broker(1))
+            cluster.run(cluster.start_broker(1))
+            cluster.run(
+                cluster.nodes[1].controller.replica_sets.begin_election(
+                    1, record(cluster, 1).master_epoch, "a test", designated=1
+                )
+            )
+            wait_until(lambda: record(cluster, 1).master == 1 and is_whole(cluster, (1, 2)), "it leads")
+        shrink(cluster)
+        produce(cluster, "t", 20)
+        own = cluster.nodes[1].parts.data.hot_sets.get(1)
+        assert own is not None
+        wait_until(lambda: note_of(cluster, 1).end_offset == own.wal.end_offset, "where it ends is known", 10)
+        committed = record(cluster, 1).committed_wal_offset
+        empty, older = FoundWal("disk", (), 0, False), FoundWal("disk", (1,), committed, False)
+        for found in (empty, older):
+            assert judge(note_of(cluster, 1), committed, owns=True, found=found) is WalVerdict.LOST
+
+
+def test_a_broker_that_was_removed_and_assigned_again_joins_however_late_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path, brokers=2, replication=ReplicationSettings(total_replicas=2)) as cluster:
+        wait_until(lambda: is_whole(cluster, (1, 2)), "both sets have two members in sync")
+        copy = cluster.nodes[2].parts.data.hot_sets.get(1)
+        assert copy is not None and copy.duty is not None
+        duty = copy.duty
+        held = Held(monkeypatch, HotSets, "_keep")
+        shrink(cluster)
+        wait_until(lambda: duty.role is ReplicaRole.REMOVED, "the replica knows that it was removed")
+        sets = cluster.nodes[1].controller.replica_sets
+        cluster.run(sets.assign_replica(1, 2))
+        wait_until(lambda: 2 in cluster.nodes[2].controller.image.replication[1].assigned, "it is assigned again")
+        held.go_on.set()
+        wait_until(lambda: record(cluster, 1).sync_state_set == (1, 2), "it has joined again", 30)
+        assert cluster.nodes[2].parts.data.hot_sets.problems() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,12 +11,16 @@ import msgspec
 import pytest
 
 from tests.controller.controller_helpers import until
+from tests.support.held import Held
 from tests.support.kept_set import SET, SelfKeptSet
-from tidelog.broker.replication.duty import ReplicaRole
+from tidelog.broker.replication.duty import ReplicaDuty, ReplicaRole
+from tidelog.broker.replication.inputs import MasterTarget
 from tidelog.controller.model.records import NO_BROKER
 from tidelog.controller.model.replication import ElectionRecord, PolicyRecord
 from tidelog.controller.model.wal_notes import WalLost
+from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import TidelogError
+from tidelog.storage.wal.disk.wal import DiskWal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -173,6 +178,34 @@ async def test_a_directory_that_was_set_back_promises_nothing(kept: SelfKeptSet,
     assert second.failures == []
 
 
+async def test_a_directory_that_was_set_back_promises_nothing_where_it_alone_has_confirmed(
+    kept: SelfKeptSet, tmp_path: Path
+) -> None:
+    first = await kept.settled()
+    alone = PolicyRecord(3, 2, 1, enable_auto_in_sync_replicas=True, max_behind_s=1.0, slave_timeout_s=1.0)
+    await kept.processes[1].client.replica_sets.set_policy(SET, alone)
+    for each in (2, 3):
+        await kept.end(each)
+    await until(lambda: kept.node.image.configuration(SET).quorum == 1)  # type: ignore[union-attr]
+    await kept.write(first, 20)
+    await kept.confirmed(first)
+    shutil.copytree(tmp_path / "wal-1", tmp_path / "old")
+    await kept.write(first, 200)
+    await kept.confirmed(first)
+
+    def known_end() -> int:
+        (member,) = kept.node.image.replication[SET].in_sync
+        return member.known_end
+
+    await until(lambda: known_end() == first.wal.end_offset)
+    await kept.end(1)
+    shutil.rmtree(tmp_path / "wal-1")
+    shutil.move(tmp_path / "old", tmp_path / "wal-1")
+    process = await kept.launch(1)
+    await until(lambda: process.failures != [] or process.terms != [])
+    assert process.terms == [] and isinstance(process.failures[0], WalLost)
+
+
 async def test_metadata_of_an_election_that_is_over_end_no_replica_that_has_followed_its_master(
     kept: SelfKeptSet,
 ) -> None:
@@ -192,3 +225,43 @@ async def test_metadata_of_an_election_that_is_over_end_no_replica_that_has_foll
     await until(lambda: third.failures != [] or kept.node.image.replica_sets[SET].sync_state_set == (1, 2, 3))
     await until(lambda: third.failures != [] or third.duty.role is ReplicaRole.FOLLOWING)
     assert third.failures == []
+
+
+async def test_a_replica_that_is_assigned_again_before_it_saw_that_it_was_removed_joins(
+    kept: SelfKeptSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await kept.settled()
+    await kept.write(first, 50)
+    third = kept.processes[3]
+    sets = kept.processes[1].client.replica_sets
+    await third.broker.replica.follower.stop()  # type: ignore[union-attr]  # it hangs
+    await until(lambda: kept.node.image.replica_sets[SET].sync_state_set == (1, 2))
+    held = Held(monkeypatch, ReplicaDuty, "_look")
+    await sets.remove_replica(SET, 3)
+    await sets.assign_replica(SET, 3)
+    await until(lambda: 3 in third.client.image.replication[SET].assigned)
+    held.go_on.set()
+    await until(lambda: 3 in kept.node.image.replica_sets[SET].members)
+    assert third.duty.role is not ReplicaRole.REMOVED
+
+
+async def test_a_replica_that_has_promised_more_than_the_metadata_know_is_a_problem_and_so_is_a_master_that_it_met(
+    kept: SelfKeptSet,
+) -> None:
+    """The controllers' metadata were set back, for example."""
+    first = await kept.settled()
+    await kept.end(3)
+    disk = FileDisk(kept.path / "wal-3")
+    wal = DiskWal(disk, kept.settings, rng=random.Random(1))
+    await wal.recover(lambda _: None)
+    await wal.promise(99)
+    await wal.close()
+    await disk.close()
+    third, leader = await kept.launch(3), kept.processes[first.broker_id]
+    await until(lambda: third.duty.problems() != [])
+    assert "has promised epoch 99; the master, broker 1, is of epoch" in third.duty.problems()[0]
+    assert third.duty.role is ReplicaRole.WAITING and leader.duty.problems() == []
+    await third.broker.replica.follow(MasterTarget(99, 1, "127.0.0.1", first.proxy_port))
+    await until(lambda: leader.duty.problems() != [])
+    assert "leads no more" in leader.duty.problems()[0]
+    assert "a follower has promised a newer one" in first.master.status()["refusal"]

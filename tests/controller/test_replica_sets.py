@@ -165,6 +165,18 @@ def test_a_member_leaves_the_sync_state_set_before_it_leaves_the_set() -> None:
     assert trio.run(c.Elect(0, 0), ReplicaSetRecord).master_epoch == epoch + 1, "one member: the path of such sets"
 
 
+def test_the_home_broker_stays_a_member_of_its_set() -> None:
+    """A set of one is elected by its home broker alone: another last member could not lead again after a restart."""
+    trio = Trio()
+    trio.begin(designated=1)
+    for each in (0, 1, 2):
+        trio.promise(each)
+    assert trio.record.master == 1
+    trio.unchanged(r.RetireReplica(0, 0), NotEligible, "home")
+    trio.alter((1, 2), 2, master=1)
+    trio.unchanged(r.RemoveReplica(0, 0), NotEligible, "home")
+
+
 def test_a_learner_receives_and_is_never_in_the_sync_state_set() -> None:
     trio = Trio()
     trio.alter((0, 1), 2)
@@ -556,6 +568,27 @@ def test_an_operator_may_go_on_with_less_and_the_loss_is_recorded() -> None:
     )
     (loss,) = losses_in(trio.image.kv)
     assert (loss.replica_set, loss.end_offset, loss.may_be_more, len(loss.partitions)) == (0, 500, True, owned)
+
+
+def test_what_was_given_up_holds_up_no_later_election() -> None:
+    """A replica outside the SyncStateSet may know that bytes were confirmed that an operator has given up since."""
+    trio = Trio()
+    trio.alter((0, 1, 2), 2, end=500, confirm=450)
+    trio.die(0, 2)
+    trio.begin()
+    trio.restart(1)
+    trio.join(1, "another disk")
+    trio.promise(1, wal="another disk", end=20, last=0)
+    epoch = trio.record.master_epoch
+    assert trio.run(r.ElectUnclean(0, epoch, 1), ReplicaSetRecord).sync_state_set == (1,)
+    trio.restart(0)
+    trio.join(0)
+    trio.begin()
+    trio.promise(0, end=500, confirm=450)
+    assert trio.record.master == NO_BROKER, "it is no member, and elects nobody"
+    after = trio.promise(1, wal="another disk", end=60, last=epoch, confirm=60)
+    assert (after.master, after.sync_state_set) == (1, (1,))
+    assert len(losses_in(trio.image.kv)) == 1
 
 
 def test_an_election_that_loses_nothing_is_never_unclean() -> None:

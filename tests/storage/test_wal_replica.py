@@ -588,3 +588,26 @@ async def test_appending_as_master_goes_on_after_what_was_received(tmp_path: Pat
     again, records = await look(tmp_path / "follower")
     assert bytes(records[-1].payload) == b"mine" and again.epoch_history.entries == ((1, 0), (2, master.end_offset))
     await them.close()
+
+
+@pytest.mark.parametrize("kept_as", ["", ".replaced-3"])
+@pytest.mark.parametrize("writes", [1, 2])
+async def test_a_log_that_finds_the_disk_full_when_it_starts_over_is_as_it_was_and_may_be_asked_again(
+    kept_as: str, writes: int
+) -> None:
+    disk = FaultyDisk()
+    wal = make_wal(disk, max_bytes=MAX_BYTES)
+    failures: list[Exception] = []
+    wal.set_on_failed(failures.append)
+    await recovered(wal)
+    await wal.begin_epoch(1)
+    await write(wal, 30)
+    await wal.promise(3)
+    end, history = wal.end_offset, wal.epoch_history.entries
+    disk.fail_at["replace"] = (writes if kept_as else 1, errno.ENOSPC)
+    with pytest.raises(WalFull):
+        await wal.restart_at(5_000_000, master_epoch=3, kept_as=kept_as)
+    assert (wal.end_offset, wal.epoch_history.entries, failures) == (end, history, [])
+    await wal.restart_at(5_000_000, master_epoch=3, kept_as=kept_as)
+    assert (wal.start_offset, wal.end_offset) == (5_000_000, 5_000_000)
+    await wal.close()

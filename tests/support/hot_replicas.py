@@ -77,6 +77,7 @@ class MemoryAuthority:
         self.trouble: Callable[[SetConfiguration], None] = lambda _wanted: None
         self.trouble_after: Callable[[SetConfiguration], None] = lambda _wanted: None
         self.strangers: set[int] = set()
+        self.reports_s = 3_600.0
 
     async def alter(
         self, wanted: SetConfiguration, *, master_epoch: int, ends: Mapping[WalReplica, int], confirm_offset: int
@@ -87,10 +88,13 @@ class MemoryAuthority:
         self.trouble(wanted)
         if master_epoch != self.epoch:
             raise Fenced(f"epoch {master_epoch} has ended")
-        if wanted.number == self.configuration.number:
+        if wanted.number == self.configuration.number and not wanted.same_terms(self.configuration):
             self.configuration = wanted._replace(number=wanted.number + 1)
         self.trouble_after(wanted)
         return self.configuration
+
+    def reports_every_s(self) -> float:
+        return self.reports_s
 
     def admits(self, replica: WalReplica, registration_epoch: int, *, learner: bool) -> bool:
         return replica.broker_id not in self.strangers

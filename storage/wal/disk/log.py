@@ -178,13 +178,18 @@ class DiskLog(ReplicaState):
         if self._note is not None:
             await asyncio.wait([self._note])
         self._check_failure()
+        before = self._history
+        if marks.is_replica:
+            promised = max(marks.promised_epoch, before.last_epoch)
+            after = marks._replace(promised_epoch=promised, cut_at=-1)
+        else:
+            after = marks
+        if kept_as and self._segments:
+            kept = self._epoch_file(before, self._synced, marks)
+            await self._with_room(self._disk.replace(EPOCH_FILE + kept_as, kept))
+        # The epoch file first: its proof must not contradict the files left by a crash in this method.
+        await self._save_epochs(EpochHistory(), 0, after)
         try:
-            if kept_as and self._segments:
-                await self._disk.replace(EPOCH_FILE + kept_as, self._epoch_file(self._history, self._synced, marks))
-            if marks.is_replica:
-                marks = marks._replace(promised_epoch=max(marks.promised_epoch, self._history.last_epoch), cut_at=-1)
-            # The epoch file first: its proof must not contradict the files left by a crash in this method.
-            await self._store_epochs(EpochHistory(), 0, marks)
             while self._segments:  # the newest first: the rest is a valid log at any moment
                 segment = self._segments[-1]
                 if kept_as:
@@ -195,7 +200,7 @@ class DiskLog(ReplicaState):
                 self._segments.pop()
                 self._pool.live_bytes -= segment.file.size
             if marks.is_replica:  # its end is told, and counted, before it has a file
-                await self._store_epochs(EpochHistory(), offset, marks)
+                await self._store_epochs(EpochHistory(), offset, after)
         except OSError as error:
             raise self._fail(error) from error
         self._file = None
@@ -480,8 +485,12 @@ class DiskLog(ReplicaState):
 
     async def _save_epochs(self, history: EpochHistory, durable_offset: int, marks: ReplicaMarks) -> None:
         """Replace the epoch file. Raises `WalFull` while there is no room for it, `WalFailed`."""
+        await self._with_room(self._store_epochs(history, durable_offset, marks))
+
+    async def _with_room(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what writes an epoch file. Raises `WalFull` while there is no room for it, `WalFailed`."""
         try:
-            await self._store_epochs(history, durable_offset, marks)
+            await work
         except OSError as error:
             if is_passing(error):
                 message = f"the epoch file cannot be written: {error.strerror}"
