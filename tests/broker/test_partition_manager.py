@@ -76,16 +76,18 @@ class CountingStore(MemoryObjectStore):
 class World:
     """A broker's partitions over a storage in memory."""
 
+    controller: BusyController
+    store: CountingStore
+
     def __init__(self, seed: int, before: World | None = None) -> None:
         """`before`: one that was closed, whose controller and bucket this one goes on with."""
         rng = random.Random(seed)
-        controller: BusyController = BusyController() if before is None else before.controller
-        self.controller = controller
+        self.controller = controller = BusyController() if before is None else before.controller
         if before is None:
             controller.register(NODE_ID)
             controller.register(OTHER)
         objects: Any = controller
-        self.store: CountingStore = CountingStore() if before is None else before.store
+        self.store = CountingStore() if before is None else before.store
         self.storage = self.make_storage(NODE_ID)
         self.storages = MasterStorages()
         self.partitions = PartitionManager(
