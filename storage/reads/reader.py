@@ -254,11 +254,11 @@ class BlockReader:
                 await asyncio.sleep(0)
             try:
                 self._objects.check_current()
-                found = await self._locate(one.stream_id, one.start_offset, one.end_offset, left, Level.DEMAND)
+                found = await self._blocks_of(one, left)
             except TidelogError as error:
                 logger.debug("a range is not gathered", extra={"stream": one.stream_id, "error": str(error)})
                 continue
-            for ref in found.refs:
+            for ref in found:
                 if ref.entry.length <= left and ref.id not in refs and not self._fetcher.is_here(ref):
                     refs[ref.id] = ref
                     left -= ref.entry.length
@@ -266,6 +266,19 @@ class BlockReader:
             for flight in self._fetcher.fetch([refs[each] for each in sorted(refs)], Level.DEMAND):
                 if not isinstance(flight, Block):
                     await asyncio.shield(flight)
+
+    async def _blocks_of(self, one: StreamRange, max_bytes: int) -> list[BlockRef]:
+        """Return the blocks of a range, in however many objects, as far as the metadata have them."""
+        refs: list[BlockRef] = []
+        start = one.start_offset
+        while start < one.end_offset and max_bytes > 0:
+            found = await self._locate(one.stream_id, start, one.end_offset, max_bytes, Level.DEMAND)
+            if not found.refs:
+                break
+            refs += found.refs
+            start = found.refs[-1].entry.end_offset
+            max_bytes -= sum(ref.entry.length for ref in found.refs)
+        return refs
 
     def _leave(self, reader: ReadSequence, stream_id: int, refs: list[BlockRef], records: list[StreamEntry]) -> None:
         """Record that the reader leaves with `records`; the blocks that it has finished may be evicted first."""

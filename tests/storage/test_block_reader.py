@@ -365,6 +365,21 @@ async def test_many_streams_are_gathered_by_a_get_for_each_object_and_one_for_it
     await bucket.reader.close()
 
 
+async def test_ranges_in_many_objects_are_gathered_whole() -> None:
+    bucket = Bucket()
+    streams = list(range(20))
+    for seed in range(25):
+        await bucket.add({each: [2 * KIB] * 2 for each in streams}, seed=seed)
+    await gathered(bucket, streams, 16 << 20)
+    before = len(bucket.store.gets)
+    for each in streams:
+        start = 0
+        while start < bucket.end(each):
+            start = (await bucket.read(each, start, 1 << 20))[-1].base_offset + 2
+    assert len(bucket.store.gets) == before
+    await bucket.reader.close()
+
+
 async def test_what_is_gathered_is_bounded_and_the_first_ranges_come_first() -> None:
     bucket = Bucket()
     streams = list(range(50))
