@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
@@ -50,7 +50,7 @@ from tidelog.stream.meta_stream import MetaStream
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_close import ClosedLog, LastRecords, when_there_is_room
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
-from tidelog.stream.partition_recovery import apply_marker, confirmed_end, recover
+from tidelog.stream.partition_recovery import apply_marker, confirmed_end, nothing_first, recover
 from tidelog.stream.partition_state import PartitionState
 from tidelog.stream.producer_state import BatchEntry
 from tidelog.stream.segments import retention_start, should_roll
@@ -192,10 +192,12 @@ class PartitionLog:
         config: LogConfig,
         clock: Clock,
         tails: Mapping[int, Sequence[StreamEntry]] | None = None,
+        before_scan: Callable[[], Awaitable[None]] = nothing_first,
     ) -> PartitionLog:
         """Open the log on its four opened streams (meta, data, time, txn), recovering it after an unclean close.
 
         `tails` holds committed records by stream id that need not be read (`ClosedLog.tails` of the previous owner).
+        `before_scan` is awaited if it was not closed, and has batches to scan.
 
         Of what the WAL held at the start, all is confirmed in a replica set of one member. A new master of several may
         have an unconfirmed tail: it is served once it is confirmed. Raises `StreamQuarantined`, `CorruptData`,
@@ -208,7 +210,7 @@ class PartitionLog:
             state = PartitionState(
                 MetaStream(meta), data, TimeIndex(time), TxnIndex(txn), lambda: manager.feature_level
             )
-            scanned = await recover(state, config, clock.time_ms())
+            scanned = await recover(state, config, clock.time_ms(), before_scan)
         except BaseException:  # in every case: the next attempt opens the streams again
             for opened in streams:
                 storage.close_stream(opened.stream_id)

@@ -16,14 +16,14 @@ and the log start that consumers see are those without them.
 Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
 checkpoint become the time of recovery.
 
-Entry: `recover`, `confirmed_end`; for many partitions that are about to be opened `ranges_to_read`.
+Entry: `recover`, `confirmed_end`; for many partitions that are about to be opened `metas_to_read` and `tails_to_read`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -67,8 +67,20 @@ _NEWEST_OBJECTS = 6
 _T = TypeVar("_T")
 
 
-async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
-    """Fill `state` from its streams. Returns the number of scanned batches. Raises `CorruptData`, `Unavailable`."""
+async def nothing_first() -> None:
+    """Default `before_scan`."""
+
+
+async def recover(
+    state: PartitionState,
+    config: LogConfig,
+    now_ms: int,
+    before_scan: Callable[[], Awaitable[None]] = nothing_first,
+) -> int:
+    """Fill `state` from its streams. Returns the number of scanned batches. Raises `CorruptData`, `Unavailable`.
+
+    `before_scan` is awaited if the partition was not closed, and has batches to scan.
+    """
     meta, confirmed_start = state.meta.stream, list[bytes | None]()
     tail = meta.unconfirmed()
     await state.meta.load(
@@ -87,6 +99,8 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     if clean:
         state.dirty = False
         return 0
+    if max(state.checkpoint_offset, state.data.start_offset) < state.data.next_offset:
+        await before_scan()
     scanned = await _scan(state, config, now_ms)
     # Without a clean record there is none to remove, and a close must write one.
     state.dirty = scanned > 0 or state.data.next_offset > 0
@@ -100,18 +114,24 @@ async def recover(state: PartitionState, config: LogConfig, now_ms: int) -> int:
     return scanned
 
 
-def ranges_to_read(partitions: Iterable[Sequence[OpenedStream]], objects: ObjectManager) -> list[StreamRange]:
-    """Return what `recover` reads of the bucket, as far as one can tell beforehand, the most certain first.
+def metas_to_read(partitions: Iterable[Sequence[OpenedStream]]) -> list[StreamRange]:
+    """Return what `recover` reads of the bucket in any case. A partition is its meta, data, time and txn stream."""
+    metas = (meta for meta, *_ in partitions)
+    return [
+        StreamRange(each.stream_id, each.start_offset, each.end_offset)
+        for each in metas
+        if each.start_offset < each.end_offset
+    ]
 
-    Each partition is its meta, data, time and txn stream. If the partition was not closed, the ends of the last three
-    are read: of the indexes the newest entry, and the batches after a checkpoint, which are in a few objects.
+
+def tails_to_read(partitions: Iterable[Sequence[OpenedStream]], objects: ObjectManager) -> list[StreamRange]:
+    """Return about what a scan reads of the bucket: the newest entries of the indexes, and batches of some uploads.
+
+    How far back a partition's checkpoint is, its meta stream says.
     """
-    metas: list[StreamRange] = []
     indexes: list[StreamRange] = []
     batches: list[StreamRange] = []
-    for meta, data, *others in partitions:
-        if meta.start_offset < meta.end_offset:
-            metas.append(StreamRange(meta.stream_id, meta.start_offset, meta.end_offset))
+    for _, data, *others in partitions:
         indexes += (
             StreamRange(one.stream_id, one.end_offset - 1, one.end_offset)
             for one in others
@@ -119,7 +139,7 @@ def ranges_to_read(partitions: Iterable[Sequence[OpenedStream]], objects: Object
         )
         if data.start_offset < data.end_offset:
             batches.append(_newest_objects(data, objects))
-    return [*metas, *indexes, *batches]
+    return [*indexes, *batches]
 
 
 def _newest_objects(one: OpenedStream, objects: ObjectManager) -> StreamRange:

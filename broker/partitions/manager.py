@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from tidelog.broker.partitions.move_table import Move
@@ -34,10 +34,11 @@ from tidelog.runtime.errors import CorruptData, Fenced, NotFound, NotLeader, Tid
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
+from tidelog.storage.commits import StreamRange
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_log import LedPartition, PartitionLog
-from tidelog.stream.partition_recovery import ranges_to_read
+from tidelog.stream.partition_recovery import metas_to_read, tails_to_read
 
 logger = logging.getLogger(__name__)
 
@@ -390,15 +391,24 @@ class PartitionManager:
         try:
             if opened is None:
                 opened = await self._open_streams(batch)
-                await self._gather(batch, opened)
+                await self._gather(batch, opened, metas_to_read)
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
             error = expected("partitions", failure)
             for key in batch:
                 self._failed(key, error)
         else:
             async with asyncio.TaskGroup() as group:
+                scans: list[asyncio.Task[None]] = []
+                streams = opened
+
+                async def before_scan() -> None:
+                    # One was not closed: then the others of the batch, which another master led, were not either.
+                    if not scans:
+                        scans.append(group.create_task(self._gather(batch, streams, self._tails)))
+                    await asyncio.wait(scans)
+
                 for key, wanted in batch.items():
-                    group.create_task(self._open_one(key, wanted, opened))
+                    group.create_task(self._open_one(key, wanted, opened, before_scan))
         finally:
             self._ended(batch)
 
@@ -409,7 +419,15 @@ class PartitionManager:
                 opened[one.stream_id] = one
         return opened
 
-    async def _gather(self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream]) -> None:
+    def _tails(self, partitions: Sequence[Sequence[OpenedStream]]) -> list[StreamRange]:
+        return tails_to_read(partitions, self._controller)
+
+    async def _gather(
+        self,
+        batch: dict[PartitionKey, WantedPartition],
+        opened: dict[int, OpenedStream],
+        ranges: Callable[[Sequence[Sequence[OpenedStream]]], list[StreamRange]],
+    ) -> None:
         """Bring what opening these partitions reads by a few requests to the bucket, instead of several for each.
 
         A bucket that is slow or away holds up none that needs nothing of it: the requests go on without being awaited.
@@ -418,12 +436,18 @@ class PartitionManager:
         for wanted in batch.values():
             streams = [opened[each] for each in stream_ids(wanted)]
             by_set.setdefault(wanted.partition.replica_set, []).append(streams)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, NotFound):  # opening says itself that the storage has gone
             async with asyncio.timeout(GATHER_S):
                 for replica_set, partitions in by_set.items():
-                    await self.storages.get(replica_set).gather(ranges_to_read(partitions, self._controller))
+                    await self.storages.get(replica_set).gather(ranges(partitions))
 
-    async def _open_one(self, key: PartitionKey, wanted: WantedPartition, opened: dict[int, OpenedStream]) -> None:
+    async def _open_one(
+        self,
+        key: PartitionKey,
+        wanted: WantedPartition,
+        opened: dict[int, OpenedStream],
+        before_scan: Callable[[], Awaitable[None]],
+    ) -> None:
         first = wanted.partition.first_stream
         streams = (opened[first], opened[first + 1], opened[first + 2], opened[first + 3])
         tails = self._hints.claim(key, wanted.leader_epoch, streams) if self._hints is not None else {}
@@ -437,6 +461,7 @@ class PartitionManager:
                     config=self._config(wanted.topic),
                     clock=self._clock,
                     tails=tails,
+                    before_scan=before_scan,
                 )
             except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
                 self._failed(key, expected("partitions", failure))
