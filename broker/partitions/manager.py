@@ -430,10 +430,14 @@ class PartitionManager:
     ) -> None:
         """Bring what opening these partitions reads by a few requests to the bucket, instead of several for each.
 
+        Those of which there is a hint read nothing.
+
         A bucket that is slow or away holds up none that needs nothing of it: the requests go on without being awaited.
         """
         by_set: dict[int, list[list[OpenedStream]]] = {}
-        for wanted in batch.values():
+        for key, wanted in batch.items():
+            if self._hints is not None and self._hints.holds(key, wanted.leader_epoch):
+                continue
             streams = [opened[each] for each in stream_ids(wanted)]
             by_set.setdefault(wanted.partition.replica_set, []).append(streams)
         with contextlib.suppress(TimeoutError, NotFound):  # opening says itself that the storage has gone
