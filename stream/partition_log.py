@@ -489,6 +489,14 @@ class PartitionLog:
         """
         self._storage.durable.add_listener(wal_end, callback, failed)
 
+    def is_acked(self, wal_end: int) -> bool:
+        """Return whether `when_acked` would call back now."""
+        return wal_end <= self._storage.confirm.value
+
+    def is_durable(self, wal_end: int) -> bool:
+        """Return whether `when_durable` would call back now."""
+        return wal_end <= self._storage.durable.value
+
     async def wait_acked(self, wal_end: int) -> None:
         """Return when everything up to `wal_end` is durable by the quorum rule.
 

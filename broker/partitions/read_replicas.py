@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ class FollowedLog:
         self.closed = False
         self._watchers: dict[int, Callable[[], None]] = {}
         self._next_watcher = 0
-        self._told_end = -1
+        self._told = (-1, -1)
 
     # --- where it ends -------------------------------------------------------------------------------------------
 
@@ -197,9 +198,10 @@ class FollowedLog:
     # --- who waits -----------------------------------------------------------------------------------------------
 
     def add_watermark_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """As `PartitionLog.add_watermark_listener`: call `callback` when there is more, or it is closed."""
+        """As `PartitionLog.add_watermark_listener`: call `callback` when high watermark or log start move, or it is
+        closed."""
         if not self._watchers and not self.closed:
-            self._told_end = self.high_watermark
+            self._told = self._extent()
         self._next_watcher += 1
         number = self._next_watcher
         self._watchers[number] = callback
@@ -215,10 +217,13 @@ class FollowedLog:
         self._tell()
 
     def look(self) -> None:
-        """Tell those who wait if there is more."""
-        if self._watchers and (end := self.high_watermark) != self._told_end:
-            self._told_end = end
+        """Tell those who wait if the high watermark or the log start has moved."""
+        if self._watchers and (bounds := self._extent()) != self._told:
+            self._told = bounds
             self._tell()
+
+    def _extent(self) -> tuple[int, int]:
+        return self.log_start_offset, self.high_watermark
 
     def _tell(self) -> None:
         for callback in list(self._watchers.values()):
@@ -334,8 +339,8 @@ class ReadReplicas:
             return
         if any(True for table in _PLACES for _ in delta.of(table)):
             self._look()
-        for change in delta.of("streams"):
-            log = self._by_stream.get(change.key)
+        for stream_id in chain((change.key for change in delta.of("streams")), delta.advanced()):
+            log = self._by_stream.get(stream_id)
             if log is not None:
                 log.look()
 

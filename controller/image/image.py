@@ -67,6 +67,16 @@ class Delta(NamedTuple):
         """Iterate over the changed rows of one table."""
         return (mutation for mutation in self.mutations if mutation.table == table)
 
+    def advanced(self) -> Iterator[int]:
+        """Iterate over the ids of streams whose committed end may have moved by objects; `of` has no rows of these."""
+        if self.ends is not None:
+            yield from self.ends
+            return
+        for _, _, record in self.of("objects"):
+            if record is not None and record.state == ObjectState.COMMITTED:
+                for stream_id, _, _ in unpack_ranges(record.packed):
+                    yield stream_id
+
 
 class Image:
     """The metadata at one version. Use it on the event loop's thread only."""

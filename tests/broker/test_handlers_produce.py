@@ -118,6 +118,43 @@ async def test_a_request_to_partitions_on_two_wals_is_acknowledged_when_both_hav
         other.storage.auto_confirm = True  # for the checkpoint of the close
 
 
+@pytest.mark.parametrize("confirmed", ["own", "other"])
+async def test_only_what_is_on_the_wal_that_does_not_confirm_in_time_is_told_so(confirmed: str) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 3)
+        other = Process(FakeWorld(), FakeClock(SystemClock().time_ms()), auto_confirm=confirmed == "other")
+        world.partitions.logs[topic.id, 1] = await other.open(partition=1)
+        if confirmed == "other":
+            world.hold()
+        response = await produce(client, 9, {"t": {index: batch(b"a") for index in range(3)}}, timeout=200)
+        errors = [0, 7, 0] if confirmed == "own" else [7, 0, 7]
+        assert [outcome(response, 0, index).error_code for index in range(3)] == errors
+        assert [world.log("t", index).high_watermark for index in range(3)] == [int(code == 0) for code in errors]
+        other.storage.auto_confirm = True  # for the checkpoint of the close
+
+
+@pytest.mark.parametrize("end", ["time", "term"])
+async def test_what_is_confirmed_is_told_so_when_the_rest_of_the_same_wal_is_not(end: str) -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 2, open_logs=False)
+        process = Process(FakeWorld(), FakeClock(SystemClock().time_ms()), auto_confirm=False)
+        for index in range(2):
+            world.partitions.logs[topic.id, index] = await process.open(first_stream=4 * index, partition=index)
+        timeout = 200 if end == "time" else 100_000
+        client.post(produce_request(9, {"t": {index: batch(b"a") for index in range(2)}}, timeout=timeout))
+        await until(lambda: world.log("t", 1).log_end_offset == 1, "append")
+        process.storage.confirm_to(len(process.world.wal) - 1)
+        if end == "term":
+            process.storage.confirm.fail(Fenced("the term has ended"))
+        response = await client.receive()
+        assert [outcome(response, 0, index).error_code for index in range(2)] == [0, 7 if end == "time" else 6]
+        assert [world.log("t", index).high_watermark for index in range(2)] == [1, 0]
+        if end == "time":
+            process.storage.auto_confirm = True  # for the checkpoint of the close
+        else:
+            world.partitions.logs.clear()
+
+
 async def test_a_producer_with_many_requests_in_flight_does_not_wait_for_each_confirmation() -> None:
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t")

@@ -14,7 +14,7 @@ elected that does not have it. Only -1 is refused before the append when fewer r
 cache is at its bound the append waits up to the request's time-out and then fails with KAFKA_STORAGE_ERROR, which
 producers retry. Where confirmation fails because the master's term has ended, the answer is NOT_LEADER_OR_FOLLOWER at
 once; where it does not come in time, REQUEST_TIMED_OUT. Either way the batch may be in the log all the same, as in
-Kafka.
+Kafka. Only the partitions that it has not come for are told so.
 
 Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSION. v13 identifies topics by id.
 """
@@ -22,7 +22,7 @@ Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSI
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
@@ -53,7 +53,7 @@ from tidelog.broker.kafka.wire.produce import (
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS
 from tidelog.runtime.errors import Overloaded, TidelogError
-from tidelog.stream.partition_log import PartitionLog
+from tidelog.stream.partition_log import AppendResult, PartitionLog
 
 FIRST_SERVED = 3
 _FIRST_WITH_ZSTD = 7
@@ -117,7 +117,8 @@ class _Produce:
         self._failed = False
         self._deadline = -1.0
         self._answer: Answer[ProduceResponse | None] = Answer()
-        self._appended: list[tuple[PartitionLog, int, int, bool, PartitionProduceResponse]] = []
+        self._appended: list[tuple[PartitionLog, AppendResult, int, PartitionProduceResponse]] = []
+        """The log, what its append returned, the size of the batch, and where it is answered."""
         self._slot: int | None = None
         for topic in request.topics:
             outcomes = []
@@ -202,8 +203,7 @@ class _Produce:
             self._append_elsewhere(log, result.wal_end)
         elif result.wal_end > self._wal_end:
             self._wal_end = result.wal_end
-        count = result.last_offset - result.base_offset + 1
-        self._appended.append((log, count, len(records), result.duplicate, outcome))
+        self._appended.append((log, result, len(records), outcome))
 
     def _append_elsewhere(self, log: PartitionLog, wal_end: int) -> None:
         """Record a batch in a WAL other than the first one."""
@@ -295,9 +295,19 @@ class _Produce:
         self._note_lost(self._log.wal, error)
         self._acked()
 
+    def _unacked(self) -> Iterator[tuple[PartitionLog, PartitionProduceResponse]]:
+        """Yield the appended batches that do not have what the request asks for, and no error yet.
+
+        A batch that has it is told so whatever happens to the others: a producer without idempotence would double it.
+        """
+        for log, result, _, outcome in self._appended:
+            is_acked = log.is_durable if self.request.acks == 1 else log.is_acked
+            if outcome.error_code == 0 and not is_acked(result.wal_end):
+                yield log, outcome
+
     def _note_lost(self, wal: object, error: Exception) -> None:
         """What was appended to this WAL may take effect, or never: its clients retry."""
-        for log, _, _, _, outcome in self._appended:
+        for log, outcome in self._unacked():
             if log.wal is wal:
                 self._refuse(outcome, produce_code(error), str(error))
                 self._name_leader(outcome, log.topic, log.topic_id)
@@ -313,20 +323,17 @@ class _Produce:
         """Update the metrics, once: after the answer, which need not wait for it."""
         appended, self._appended = self._appended, []
         metrics = self.context.services.metrics
-        for log, count, size_bytes, duplicate, _ in appended:
+        for log, result, size_bytes, _ in appended:
             metrics.load.produced(log.first_stream, size_bytes)
-            if not duplicate:
-                metrics.produced(log.topic, count, size_bytes)
+            if not result.duplicate:
+                metrics.produced(log.topic, result.last_offset - result.base_offset + 1, size_bytes)
 
     def _timed_out(self) -> None:
+        if not self._answer.done:
+            for _, outcome in self._unacked():
+                outcome.error_code = REQUEST_TIMED_OUT
+            self._answer.give(self._response())
         self._count()
-        if self._answer.done:
-            return
-        for topic in self.topics:
-            for outcome in topic.partitions:
-                if outcome.error_code == 0:
-                    outcome.error_code = REQUEST_TIMED_OUT
-        self._answer.give(self._response())
 
     def _first_error(self) -> str:
         for topic in self.topics:
