@@ -18,6 +18,7 @@ from tidelog.controller.image.image import Image
 from tidelog.controller.image.leading import takers
 from tidelog.controller.model.load import LoadTable, Rates, partition_loads
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey, PartitionRecord
+from tidelog.controller.model.topic_replicas import topic_replicas
 
 
 class Target(NamedTuple):
@@ -57,7 +58,7 @@ def picture_of(image: Image, loads: LoadTable, now_s: float, pinned: Collection[
         Target(each, master.rack if racked else "", image.replica_count(each)) for each, master in masters.items()
     ]
     largest = max((each.replicas for each in places), default=0)
-    needed = {topic.id: min(topic.replicas, largest) for topic in image.topics.values()}
+    needed = {topic_id: min(topic_replicas(image.kv, topic_id), largest) for topic_id in image.topics}
     owned: dict[int, list[PartitionRecord]] = {each: [] for each in masters}
     for record in image.all_partitions():
         if record.replica_set in owned:

@@ -25,6 +25,7 @@ from tidelog.controller.image.leading import led_sets, other_leaders, takers
 from tidelog.controller.model.commands import PartitionMove
 from tidelog.controller.model.records import NO_REPLICA_SET, DrainMode, PartitionRecord
 from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.topic_replicas import topic_replicas
 
 DRAIN_AT_ONCE = 64
 """Concurrent moves of one draining broker; the source limits the ones in work by its own `log.moves_at_once`."""
@@ -108,8 +109,7 @@ class _Places:
         return place
 
     def _heaps_for(self, topic_id: bytes) -> _Heaps:
-        topic = self._image.topics.get(topic_id)
-        needed = min(topic.replicas, self._largest) if topic is not None else 0
+        needed = min(topic_replicas(self._image.kv, topic_id), self._largest)
         found = self._heaps.get(needed)
         if found is None:
             found = self._heaps[needed] = {}

@@ -49,6 +49,7 @@ from tidelog.controller.model.records import (
     StreamState,
 )
 from tidelog.controller.model.replication import replica_count
+from tidelog.controller.model.topic_replicas import topic_replicas
 from tidelog.runtime.errors import Fenced, InvalidInput, NotFound, TidelogError
 
 Item = TypeVar("Item")
@@ -119,15 +120,15 @@ class NeededReplicas:
 
     def of(self, topic_id: bytes) -> int:
         """Return as many as the topic was created with, or as the largest set has that takes partitions."""
-        topic = self._tables.topics.get(topic_id)
-        return min(topic.replicas, self._largest) if topic is not None else 0
+        return min(topic_replicas(self._tables.kv, topic_id), self._largest)
 
 
 def _check_replicas(tables: Tables, topic_id: bytes, replica_set_id: int, needed: int) -> None:
     count, topic = set_replicas(tables, replica_set_id), tables.topics.get(topic_id)
     if topic is not None and count < needed:
         raise InvalidReplicationFactor(
-            f"topic '{topic.name}' has replication factor {topic.replicas}; replica set {replica_set_id} has {count}",
+            f"topic '{topic.name}' has replication factor {topic_replicas(tables.kv, topic_id)}; replica set"
+            f" {replica_set_id} has {count}",
             hint=f"move it to a set with {needed}, as `tidelog replica-set list` shows; or `tidelog replica-set"
             f" set-policy {replica_set_id} --total-replicas {needed}` makes this one larger",
         )

@@ -27,6 +27,7 @@ from tidelog.controller.model.commands import (
     DeleteTopic,
 )
 from tidelog.controller.model.errors import InvalidPartitions, InvalidTopic, TopicExists, TopicIdTaken, UnknownTopicId
+from tidelog.controller.model.levels import REPLICATION_LEVEL
 from tidelog.controller.model.records import (
     STREAMS_PER_PARTITION,
     PartitionRecord,
@@ -34,6 +35,7 @@ from tidelog.controller.model.records import (
     StreamState,
     TopicRecord,
 )
+from tidelog.controller.model.topic_replicas import replicas_key, topic_replicas
 from tidelog.runtime.errors import InvalidInput
 
 MAX_NAME_CHARS = 249
@@ -76,10 +78,11 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
         configs=dict(sorted(command.configs.items())),
         internal=command.internal,
         created_ms=tables.now_ms,
-        replicas=max(0, command.replicas),
     )
     if not command.validate_only:
         tables.topics.put(record.id, record)
+        if command.replicas > 0 and tables.level >= REPLICATION_LEVEL:
+            tables.kv.put(replicas_key(record.id), b"%d" % command.replicas)
         add_partitions(tables, record.id, 0, placement)
     return record
 
@@ -109,6 +112,8 @@ def delete_topic(tables: Tables, command: DeleteTopic) -> None:
     at_once = command.at_once if tables.level >= 1 else 0
     _remove_partitions(tables, record.id, record.partitions, at_once or record.partitions)
     tables.topics.delete(record.id)
+    if replicas_key(record.id) in tables.kv:
+        tables.kv.delete(replicas_key(record.id))
 
 
 def delete_partitions(tables: Tables, command: DeletePartitions) -> int:
@@ -145,7 +150,14 @@ def create_partitions(tables: Tables, command: CreatePartitions) -> TopicRecord:
         )
     partitions = (tables.partitions.get((record.id, index)) for index in range(record.partitions))
     siblings = [each.replica_set for each in partitions if each is not None]
-    placement = place(tables, count, command.assignment, command.loads, siblings=siblings, replicas=record.replicas)
+    placement = place(
+        tables,
+        count,
+        command.assignment,
+        command.loads,
+        siblings=siblings,
+        replicas=topic_replicas(tables.kv, record.id),
+    )
     grown = msgspec.structs.replace(record, partitions=command.total)
     if not command.validate_only:
         add_partitions(tables, record.id, record.partitions, placement)

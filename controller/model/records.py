@@ -111,9 +111,6 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Overrides only, with Kafka's names."""
     internal: bool
     created_ms: int
-    replicas: int = 0
-    """The replication factor that was asked for; 0: none, or below feature level 2. Its partitions stay on replica sets
-    that have, or get, as many replicas, while there are such."""
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,6 +11,7 @@ import pytest
 from tests.support.admin_world import AdminWorld, part, versions
 from tidelog.broker.kafka.handlers import topics
 from tidelog.broker.partitions.topic_config import TOPIC_CONFIGS
+from tidelog.controller.model.topic_replicas import topic_replicas
 
 CREATE, DELETE, GROW = 19, 20, 37
 
@@ -157,7 +158,7 @@ def test_a_manual_assignment_names_the_members_of_a_replica_set() -> None:
     assert sets_of(world, "t") == [3, 3, 4, 2, 1, 4]
     create(world, creatable(7, "v", -1, -1, assignments={0: [3, 1, 2], 1: [2, 1]}))
     image = world.controller.image
-    asked = [image.topics[image.topic_ids[name]].replicas for name in ("t", "v")]
+    asked = [topic_replicas(image.kv, image.topic_ids[name]) for name in ("t", "v")]
     assert asked == [1, 2], "the smallest number of brokers that are named"
     code, message = refusal(world, creatable(7, "u", -1, -1, assignments={0: [1, 3]}))
     assert code == 39 and "partition 0: no replica set has the members [1, 3]" in message

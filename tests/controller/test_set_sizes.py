@@ -19,9 +19,10 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import ErrorInfo, InvalidReplicationFactor, from_wire
 from tidelog.controller.model.load import LoadTable, Rates
-from tidelog.controller.model.records import DrainMode, TopicRecord
+from tidelog.controller.model.records import DrainMode
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.controller.model.settings import BalancerSettings
+from tidelog.controller.model.topic_replicas import replicas_key, topic_replicas
 
 OTHER = bytes(15) + b"o"
 
@@ -63,17 +64,21 @@ def drain(driver: Driver, broker: int) -> None:
 def test_the_replication_factor_is_kept_with_the_topic_and_a_topic_that_grows_keeps_it() -> None:
     driver = sized(1, 3, 3)
     create(driver, 3, 2)
-    assert driver.image.topics[TOPIC].replicas == 3
+    assert topic_replicas(driver.image.kv, TOPIC) == 3
     driver.run(r.SetReplicaSetPolicy(1, PolicyRecord(2)))
     driver.run(c.CreatePartitions(TOPIC, 4, None, False, ()))
     assert owners(driver) == {1: 1, 2: 3}
-    assert driver.image.topics[TOPIC].replicas == 3
+    assert topic_replicas(driver.image.kv, TOPIC) == 3
 
 
-def test_a_topic_of_a_build_without_it_asks_for_any_number() -> None:
-    row = TopicRecord(TOPIC, "t", 1, {}, False, 0, 3)
-    old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(row))[:-1])
-    assert msgspec.msgpack.decode(old, type=TopicRecord).replicas == 0
+def test_the_number_goes_with_the_topic_and_a_topic_that_asked_for_none_has_no_entry() -> None:
+    driver = sized(1, 3, 3)
+    create(driver, 3, 2)
+    driver.run(c.DeleteTopic(TOPIC))
+    assert replicas_key(TOPIC) not in driver.image.kv
+    create(driver, 0, 2)
+    assert replicas_key(TOPIC) not in driver.image.kv
+    assert topic_replicas(driver.image.kv, TOPIC) == 0
 
 
 def test_a_move_to_a_smaller_set_is_refused_while_a_larger_one_takes_partitions() -> None:
