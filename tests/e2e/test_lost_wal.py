@@ -100,7 +100,16 @@ def test_a_copy_that_was_taken_of_the_running_wal_is_refused(tmp_path: Path) -> 
     with running(data, NOT_UPLOADED) as process:
         create_topic(process.bootstrap, TOPIC)
         produce(process, 0, 100)
-        shutil.copytree(data / "wal", tmp_path / "backup")
+
+        def copied() -> bool:
+            shutil.rmtree(tmp_path / "backup", ignore_errors=True)
+            try:
+                shutil.copytree(data / "wal", tmp_path / "backup")
+            except shutil.Error:
+                return False  # a file was replaced meanwhile
+            return True
+
+        wait_until(copied, "a copy of the running WAL")
         produce(process, 100, 100)
 
         def noted() -> bool:
