@@ -98,7 +98,6 @@ class ControllerNode:
         self._directory = identity.directory
         self._credentials = identity.credentials
         self._settings = settings
-        """As configured: what is dynamic of it is `_in_force`."""
         self._in_force = SettingsInForce("controller", settings, lambda: self.image.cluster_configs)
         self._used = settings
         self._sections = {"controller": settings, "balancer": sections.balancer, "scale": sections.scale}
