@@ -1,8 +1,10 @@
 """The WALs of simulated brokers: the real ones, which report confirmed and trimmed ranges to
 `tidelog.simulation.world.watch`.
 
-A trim is reported before it happens; durable data is reported when the WAL reports it to its owner. Nothing of an epoch
-is reported before the epoch has begun: until then nothing is read or acknowledged.
+A trim is reported before it happens; data is reported when the owner of the WAL notes it as confirmed, which it does
+before it acknowledges. What is durable and not confirmed may be lost: so it is behind a closed gate
+(`tidelog.storage.ack_gate`). Nothing of an epoch is reported before the epoch has begun: until then nothing is read or
+acknowledged.
 
 Entry: `watched`.
 """
@@ -54,19 +56,19 @@ class Witness:
         """Record the attempt to begin an epoch."""
         self._epoch = -1
 
-    def begins(self, epoch: int, offset: int, durable_offset: int) -> None:
+    def begins(self, epoch: int, offset: int, confirm_offset: int) -> None:
         """Record that the epoch has begun."""
         self.watch.confirmed.wal_begins(self._set_id, epoch, offset)
         self._epoch = epoch
-        self.holds(durable_offset)
+        self.holds(confirm_offset)
 
-    def holds(self, durable_offset: int) -> None:
-        """Record what the WAL reports as durable to its owner."""
+    def holds(self, confirm_offset: int) -> None:
+        """Record up to where the owner of the WAL confirms it."""
         if self._epoch < 0:
             return
         confirmed, waiting = self.watch.confirmed, self._waiting
-        confirmed.wal_holds(self._set_id, self._epoch, durable_offset)
-        while waiting and waiting[0].wal_end <= durable_offset:
+        confirmed.wal_holds(self._set_id, self._epoch, confirm_offset)
+        while waiting and waiting[0].wal_end <= confirm_offset:
             piece = waiting.popleft()
             confirmed.stream_holds(piece.stream_id, piece.epoch, piece.end)
 
@@ -98,14 +100,10 @@ class WatchedWal:
 
         return await self._wal.recover(record)
 
-    def set_on_durable(self, callback: Callable[[int], None]) -> None:
-        """See `Wal.set_on_durable`."""
-
-        def durable(offset: int) -> None:
-            self._witness.holds(offset)  # before the callbacks that it enables
-            callback(offset)
-
-        self._wal.set_on_durable(durable)
+    def note_confirmed(self, offset: int) -> None:
+        """See `Wal.note_confirmed`."""
+        self._witness.holds(offset)  # before the acknowledgements that it enables
+        self._wal.note_confirmed(offset)
 
     async def begin_epoch(self, epoch: int) -> None:
         """See `Wal.begin_epoch`."""

@@ -13,6 +13,7 @@ from tidelog.simulation.world.disk import Platters, SimDisk
 from tidelog.simulation.world.loop import VirtualLoop
 from tidelog.simulation.world.watch import Watch
 from tidelog.simulation.world.watched_wal import watched
+from tidelog.storage.ack_gate import AckGate
 from tidelog.storage.records import StreamAppend
 from tidelog.storage.settings import WalSettings
 from tidelog.storage.wal.base import Wal
@@ -20,6 +21,8 @@ from tidelog.storage.wal.disk.wal import DiskWal
 
 SETTINGS = WalSettings(kind="disk", segment_bytes=1 << 16, max_bytes=1 << 18, max_record_bytes=1 << 12)
 STREAM = 5
+EPOCH_BEGUN = 64
+"""WAL bytes of the record that begins an epoch."""
 COUNT = 4
 """Records that a life appends, with one stream offset each."""
 
@@ -31,11 +34,14 @@ def loop() -> Iterator[VirtualLoop]:
     loop.close()
 
 
-async def live(loop: VirtualLoop, platters: Platters, watch: Watch, epoch: int, offset: int) -> Wal:
-    """A broker that starts, appends, hears that all of it is durable, and is gone."""
+async def live(
+    loop: VirtualLoop, platters: Platters, watch: Watch, epoch: int, offset: int, *, gate: AckGate | None = None
+) -> Wal:
+    """A broker that starts, appends, confirms what is durable and let through by the gate, and is gone."""
+    gate = gate or AckGate()
     wal = watched(DiskWal(SimDisk(platters, loop, random.Random(epoch)), SETTINGS, rng=random.Random(1)), watch, 1)
     await wal.recover(lambda record: None)
-    wal.set_on_durable(lambda durable: None)
+    wal.set_on_durable(lambda durable: wal.note_confirmed(gate.admit(durable)))
     await wal.begin_epoch(epoch)
     for step in range(COUNT):
         wal.append(StreamAppend(STREAM, epoch, offset + step, 1, [b"x" * 100]))
@@ -71,6 +77,29 @@ def test_a_wal_that_begins_before_what_it_confirmed_is_found(loop: VirtualLoop) 
 def test_a_recovered_tail_that_its_stream_does_not_get_is_found(loop: VirtualLoop) -> None:
     (found,) = lives(loop, lambda platters: None, second_offset=COUNT - 1)
     assert f"stream {STREAM} continues at {COUNT - 1} with epoch 2; epoch 1 confirmed it up to {COUNT}" in found
+
+
+@pytest.mark.parametrize(("is_open", "findings"), [(False, 0), (True, 2)])
+def test_what_waits_behind_a_closed_gate_is_not_confirmed_and_may_be_lost(
+    loop: VirtualLoop, is_open: bool, findings: int
+) -> None:
+    watch, platters, gate = Watch(), Platters(), AckGate()
+
+    async def work() -> None:
+        committed = (await live(loop, platters, watch, 1, 0)).durable_offset
+        if not is_open:
+            gate.close(committed + EPOCH_BEGUN)
+        await live(loop, platters, watch, 2, COUNT, gate=gate)
+        other = Platters()
+        wal = watched(DiskWal(SimDisk(other, loop, random.Random(3)), SETTINGS, rng=random.Random(1)), watch, 1)
+        await wal.recover(lambda record: None)
+        await wal.reset(committed + EPOCH_BEGUN)
+        await wal.begin_epoch(3)
+        wal.append(StreamAppend(STREAM, 3, COUNT, 1, [b"x" * 100]))
+        await asyncio.sleep(1)
+
+    loop.run_until_complete(work())
+    assert len([finding for finding in watch.findings if finding.rule == "confirmed-lost"]) == findings
 
 
 def told(*calls: tuple[str, int, int, int]) -> int:
