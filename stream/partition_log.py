@@ -17,6 +17,7 @@ All methods run on the event loop; the log has no task of its own. Entry: `Parti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
@@ -68,6 +69,8 @@ _OFFSET = Struct(">q")
 _EPOCH = Struct(">i")
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
+CONFIRM_WAIT_S = 2.0
+"""How long lookups wait for what is not confirmed yet: many times what a write takes, or an election."""
 _HANDED_OVER_CHECKPOINT_BYTES = 8 << 10
 """A scan of fewer bytes is shorter than what a checkpoint costs."""
 
@@ -126,9 +129,11 @@ class PartitionLog:
         "_clock",
         "_closed",
         "_config",
+        "_inherited",
         "_last_wal_end",
         "_log_append_time",
         "_on_confirmed",
+        "_opened_at",
         "_start",
         "_start_wal_end",
         "_state",
@@ -178,6 +183,9 @@ class PartitionLog:
         self._admission = Admission(state, config, clock)
         self.config = config
         self._await_tail()
+        self._opened_at = clock.monotonic()
+        self._inherited = (state.data.next_offset, self._last_wal_end)
+        """The log end at the opening, and in the WAL: an earlier leader may have told clients that it was confirmed."""
 
     @classmethod
     async def open(
@@ -563,6 +571,25 @@ class PartitionLog:
         self._require_open()
         await self._storage.confirm.wait(self._last_wal_end)
         return await largest(self._state, self.high_watermark)
+
+    async def wait_inherited(self) -> bool:
+        """Return whether everything is visible that the log held when it was opened, after a wait for that.
+
+        Otherwise the high watermark may be lower than the one that the leader before this one has told. Nobody waits
+        later than `CONFIRM_WAIT_S` after the opening. Raises `Closed`, and what ends the master's term.
+        """
+        end, wal_end = self._inherited
+        if self.high_watermark < end:
+            await self._wait_confirmed(wal_end, self._opened_at + CONFIRM_WAIT_S - self._clock.monotonic())
+        self._require_open()
+        return self.high_watermark >= end
+
+    async def _wait_confirmed(self, wal_end: int, limit_s: float) -> None:
+        """Return when everything up to `wal_end` is confirmed, or after `limit_s` seconds."""
+        if limit_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._storage.confirm.wait(wal_end)
 
     # --- housekeeping --------------------------------------------------------------------------------------------
 
