@@ -564,12 +564,13 @@ class PartitionLog:
         return await first_at_or_after(self._state, timestamp_ms, bound)
 
     async def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """Return `(offset, timestamp, leader epoch)` of the first record with the largest timestamp, or None.
+        """Return `(offset, timestamp, leader epoch)` of the first visible record with the largest timestamp, or None.
 
+        It waits a little for what is being written: else that hides the largest of a segment, which is then searched.
         Raises as `offset_for_timestamp`.
         """
         self._require_open()
-        await self._storage.confirm.wait(self._last_wal_end)
+        await self._wait_confirmed(self._last_wal_end, CONFIRM_WAIT_S)
         return await largest(self._state, self.high_watermark)
 
     async def wait_inherited(self) -> bool:

@@ -186,6 +186,21 @@ async def test_records_are_deleted_up_to_the_end_that_the_leader_before_may_have
         assert (answer.error_code, answer.low_watermark) == (0, 3)
 
 
+async def test_the_largest_timestamp_of_what_is_confirmed_is_told_while_more_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_log, "CONFIRM_WAIT_S", 0.05)
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        await appended(world, batch(b"a", timestamp=1000))
+        world.hold()
+        world.log("t").append_internal(batch(b"b", timestamp=2000))
+        async with asyncio.timeout(20):
+            assert await list_offsets(client, 7, -3) == [(0, 0, 1000)]
+        world.release()
+        assert await list_offsets(client, 7, -3) == [(0, 1, 2000)]
+
+
 async def test_list_offsets_errors_are_per_partition() -> None:
     async with KafkaWorld(brokers=(1, 2)) as world, world.client() as client:
         await world.topic("t", 2)
