@@ -138,7 +138,8 @@ class PartitionManager:
         if leader != self._node_id:
             # Another broker may have named this one already: clients can be quicker than the metadata.
             now = self._clock.monotonic()
-            opening = self._openings.get((topic.id, index), now) if self._is_coming(partition) else None
+            is_coming = self._is_coming(partition)
+            opening = self._openings.get((topic.id, index), now, leads=False) if is_coming else None
             if opening is not None:
                 return LeaderNotAvailable(f"{topic.name}-{index} may be about to open here", opening=opening)
             return NotLeader(f"broker {leader} leads {topic.name}-{index}, not this one ({self._node_id})")

@@ -141,6 +141,22 @@ def test_the_wait_is_bounded_for_each_opening_not_for_each_request() -> None:
     assert not pending.pending()
 
 
+def test_the_wait_for_a_leader_to_be_does_not_use_up_that_for_its_opening() -> None:
+    clock = FakeClock()
+    pending = Openings(clock)
+    coming = pending.get(KEY, clock.monotonic(), leads=False)
+    assert coming is not None
+    clock.now_ms += int(OPENING_WAIT_S * 1000)
+    assert pending.get(KEY, clock.monotonic(), leads=False) is None, "an election that takes long"
+    clock.now_ms += 1000
+    since = clock.monotonic()
+    assert pending.get(KEY, since) is coming and coming.remaining_s == OPENING_WAIT_S
+    clock.now_ms += 500
+    assert pending.get(KEY, since) is coming and coming.remaining_s == OPENING_WAIT_S - 0.5
+    pending.end(KEY)
+    assert coming.ended and coming.remaining_s == 0
+
+
 async def test_all_who_wait_are_woken_at_the_end() -> None:
     clock = FakeClock()
     pending = Openings(clock)

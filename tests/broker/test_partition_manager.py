@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, batch, until
 from tidelog.broker.kafka.errors import fetch_code, produce_code
+from tidelog.broker.partitions import openings
 from tidelog.broker.partitions.manager import PartitionDamaged, PartitionManager
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler
@@ -348,6 +349,26 @@ async def test_who_was_told_of_the_next_leader_waits_there_until_it_leads_or_the
         opening = opening_of(here, "t")
         await controller.close_streams(OTHER, term, [(one.stream_id, one.epoch) for one in opened])
         controller.apply(c.ElectPartitions(((topic.id, 0),)))
+        await opening.wait(60)
+        assert here.partitions.get("t", 0).topic_id == topic.id
+
+
+async def test_who_asks_the_new_leader_waits_however_long_it_took_until_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openings, "OPENING_WAIT_S", 0.5)
+    async with world() as here:
+        controller = here.controller
+        topic = await here.create("t", [OTHER])
+        controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 0, NODE_ID),)))
+        await opening_of(here, "t").wait(60)
+        with pytest.raises(NotLeader):
+            here.partitions.get("t", 0)
+        controller.hold = held = asyncio.Event()
+        controller.apply(c.ElectPartitions(((topic.id, 0),)))
+        opening = opening_of(here, "t")
+        assert opening_of(here, "t") is opening and opening.remaining_s > 0
+        held.set()
         await opening.wait(60)
         assert here.partitions.get("t", 0).topic_id == topic.id
 
