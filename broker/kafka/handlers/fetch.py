@@ -8,9 +8,9 @@
 - A partition that has just moved here from another broker (`JUST_CAME_S`) is answered with any data.
 - The wait ends early when the client sends another request on the connection (`RequestContext.wake`).
 - A partition that is opening here is waited for a little, as one without data; the others' data is not delayed by it.
-- A partition that is being handed over returns no data until its new leader is known, which its reader then gets. A
-  response that is sent earlier leaves it out in an incremental session; elsewhere it has to name each partition, and
-  this one with an error, because its high watermark is not known.
+- A partition that is being handed over returns no data until its new leader is known, which its reader then gets.
+- A response that is sent earlier leaves such partitions out in an incremental session; elsewhere it has to name each
+  partition, and these with an error, because their high watermark is not known.
 - A consumer that names its rack is told of a follower there, by a response without records (KIP-392); a partition that
   is followed here is read as `tidelog.broker.partitions.read_replicas` says.
 - Leader epochs are checked (KIP-320). Consumers get a diverging epoch from v12, an unknown topic id from v13, and the
@@ -101,6 +101,11 @@ class _Slot:
         """Whether its log was closed since, or before it was read, and nothing else is told of it."""
         log, data = self.log, self.data
         return log is not None and log.closed and not self.size and not data.error_code
+
+    @property
+    def is_between_leaders(self) -> bool:
+        """Whether there is nothing to tell of it yet: it is leaving, or opening here."""
+        return self.is_leaving or (self.opening is not None and self.opening.remaining_s > 0)
 
 
 class _Fetch:
@@ -467,7 +472,7 @@ class _Fetch:
             told = (data.high_watermark, data.last_stable_offset, data.log_start_offset)
             troubled = data.error_code != 0 or data.diverging_epoch is not None or data.preferred_read_replica >= 0
             has_news = slot.size > 0 or troubled or told != member.told or not session.incremental
-            if has_news and not slot.is_leaving:
+            if has_news and not (session.incremental and slot.is_between_leaders):
                 member.told = told
                 answered.append(slot)
             if slot.size:
