@@ -63,7 +63,7 @@ class BusyController(DataController):
 class World:
     """A broker's partitions over a storage in memory."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, defaults: LogSettings | None = None) -> None:
         rng = random.Random(seed)
         self.controller = controller = BusyController()
         controller.register(NODE_ID)
@@ -78,7 +78,7 @@ class World:
             storages=self.storages,
             clock=SystemClock(),
             kafka=KafkaSettings(),
-            defaults=LogSettings(),
+            defaults=defaults or LogSettings(),
             rng=rng,
         )
 
@@ -125,8 +125,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(seed: int = 1) -> AsyncIterator[World]:
-    made = World(seed)
+async def world(seed: int = 1, defaults: LogSettings | None = None) -> AsyncIterator[World]:
+    made = World(seed, defaults)
     await made.start()
     try:
         yield made
@@ -390,6 +390,30 @@ async def test_who_asks_a_member_during_an_election_waits_for_its_outcome(is_in_
         await opening.wait(60)
         with pytest.raises(NotLeader):
             here.partitions.get("t", 0)
+
+
+async def test_a_wal_without_its_quorum_holds_up_no_retention_but_that_of_its_own_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied: list[str] = []
+    quorum = asyncio.Event()
+
+    async def apply(log: PartitionLog) -> int:
+        if log.topic == "waits":
+            await quorum.wait()
+        applied.append(log.topic)
+        return 0
+
+    monkeypatch.setattr(PartitionLog, "apply_retention", apply)
+    async with world(defaults=LogSettings(retention_check_interval_ms=20)) as here:
+        for topic in ("waits", "behind", "other"):
+            await here.create(topic, [NODE_ID])
+        await until(lambda: here.partitions.counts()["open"] == 3, "all are open")
+        here.partitions.get("other", 0).wal = object()  # of another replica set
+        applied.clear()
+        await until(lambda: applied.count("other") > 2, "rounds of the other set")
+        quorum.set()
+        await until(lambda: {"waits", "behind"} <= set(applied), "the rest follows")
 
 
 def opening_of(here: World, topic: str) -> Opening:
