@@ -83,6 +83,7 @@ class AppendResult(NamedTuple):
     log_append_time_ms: int
     """-1 if the topic keeps the producer's timestamps."""
     log_start_offset: int
+    """As `PartitionLog.told_log_start`."""
     wal_end: int
     """WAL end of the record. `PartitionLog.when_acked` reports when it is durable by the quorum rule (acks=all)."""
     duplicate: bool
@@ -97,6 +98,15 @@ class FetchResult(NamedTuple):
     aborted: list[tuple[int, int]]
     """`(producer id, first offset)` of aborted transactions in the range; empty unless read_committed."""
     size_bytes: int
+
+
+class _Inherited(NamedTuple):
+    """What a log held when it was opened: an earlier leader may have told clients that it was confirmed."""
+
+    end: int
+    log_start: int
+    wal_end: int
+    """WAL offset after the last record of it that is not confirmed."""
 
 
 class ProducerInfo(NamedTuple):
@@ -184,8 +194,9 @@ class PartitionLog:
         self.config = config
         self._await_tail()
         self._opened_at = clock.monotonic()
-        self._inherited = (state.data.next_offset, self._last_wal_end)
-        """The log end at the opening, and in the WAL: an earlier leader may have told clients that it was confirmed."""
+        self._inherited = _Inherited(
+            state.data.next_offset, state.log_start, max(self._last_wal_end, self._start_wal_end)
+        )
 
     @classmethod
     async def open(
@@ -266,6 +277,12 @@ class PartitionLog:
     def log_start_offset(self) -> int:
         """Return the first readable offset. It is the confirmed one, because an unconfirmed one may be reverted."""
         return self._start
+
+    @property
+    def told_log_start(self) -> int:
+        """Return the first readable offset for clients; -1 (not known) while the leader before this one may have told a
+        later one."""
+        return self._start if self._start >= self._inherited.log_start else -1
 
     @property
     def high_watermark(self) -> int:
@@ -430,7 +447,7 @@ class PartitionLog:
         unconfirmed.append((wal_end, data.next_offset))
         self._storage.confirm.add_listener(wal_end, self._on_confirmed)
         return AppendResult(
-            base, base + header.last_offset_delta, log_append_time, self._start, wal_end, duplicate=False
+            base, base + header.last_offset_delta, log_append_time, self.told_log_start, wal_end, duplicate=False
         )
 
     def _end_transaction(self, header: BatchHeader, view: memoryview, base: int, now_ms: int, wal_end: int) -> int:
@@ -445,7 +462,7 @@ class PartitionLog:
             original.base_offset,
             original.last_offset,
             original.timestamp if self._log_append_time else -1,
-            self._start,
+            self.told_log_start,
             wal_end,
             duplicate=True,
         )
@@ -579,11 +596,12 @@ class PartitionLog:
         Otherwise the high watermark may be lower than the one that the leader before this one has told. Nobody waits
         later than `CONFIRM_WAIT_S` after the opening. Raises `Closed`, and what ends the master's term.
         """
-        end, wal_end = self._inherited
-        if self.high_watermark < end:
-            await self._wait_confirmed(wal_end, self._opened_at + CONFIRM_WAIT_S - self._clock.monotonic())
+        inherited = self._inherited
+        if self.high_watermark < inherited.end or self._start < inherited.log_start:
+            limit_s = self._opened_at + CONFIRM_WAIT_S - self._clock.monotonic()
+            await self._wait_confirmed(inherited.wal_end, limit_s)
         self._require_open()
-        return self.high_watermark >= end
+        return self.high_watermark >= inherited.end
 
     async def _wait_confirmed(self, wal_end: int, limit_s: float) -> None:
         """Return when everything up to `wal_end` is confirmed, or after `limit_s` seconds."""

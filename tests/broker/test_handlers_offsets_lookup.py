@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import pytest
 
+from tests.broker.test_handlers_fetch import fetch_request
 from tests.support import schema
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tests.support.kafka_client import KafkaClient, request_entity
@@ -184,6 +185,45 @@ async def test_records_are_deleted_up_to_the_end_that_the_leader_before_may_have
         master.confirm()
         answer = (await asking).topics[0].partitions[0]
         assert (answer.error_code, answer.low_watermark) == (0, 3)
+
+
+async def test_no_log_start_is_told_before_a_new_master_has_confirmed_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader before had told that of DeleteRecords (simulated seed 770013)."""
+    monkeypatch.setattr(partition_log, "CONFIRM_WAIT_S", 0.05)
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t")
+        clock = FakeClock(SystemClock().time_ms())
+        old = Process(FakeWorld(), clock, auto_confirm=False)
+        log = await old.open()
+        for _ in range(3):
+            log.append_internal(batch(b"a"))
+        old.storage.confirm_all()
+        before = len(old.world.wal)
+        deleting = asyncio.create_task(log.delete_records(2))
+        await until(lambda: len(old.world.wal) > before, "the record is appended")
+        deleting.cancel()
+        new = Process(old.world, clock, auto_confirm=False)
+        log = world.partitions.logs[topic.id, 0] = await new.open()
+        assert (log.high_watermark, log.log_start_offset) == (3, 0)
+
+        async def told() -> tuple[int, int]:
+            client.post(fetch_request(11, {"t": {0: 3}}))
+            (found,) = (await client.receive()).responses[0].partitions
+            client.post(fetch_request(11, {"t": {0: 2}}))  # of one partition, from memory
+            (same,) = (await client.receive()).responses[0].partitions
+            assert found.log_start_offset == same.log_start_offset
+            return found.log_start_offset, log.append_internal(batch(b"a")).log_start_offset
+
+        try:
+            assert await told() == (-1, -1)
+            assert await list_offsets(client, 5, -2) == [(78, -1, -1)]
+        finally:
+            new.storage.confirm_all()
+            new.storage.auto_confirm = True  # also for the checkpoint of the close
+        assert await told() == (2, 2)
+        assert await list_offsets(client, 5, -2) == [(0, 2, -1)]
 
 
 async def test_the_largest_timestamp_of_what_is_confirmed_is_told_while_more_is_not(

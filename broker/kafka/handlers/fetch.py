@@ -383,7 +383,7 @@ class _Fetch:
         data = slot.data
         data.high_watermark = log.high_watermark
         data.last_stable_offset = log.last_stable_offset
-        data.log_start_offset = log.log_start_offset
+        data.log_start_offset = log.told_log_start
         if self._committed:
             data.aborted_transactions = ()
 
@@ -521,7 +521,7 @@ def _one_at_once(context: RequestContext, request: FetchRequest) -> FetchRespons
         return None  # `_Fetch` raises the same, and reports it to the client
     if found is None or found.size_bytes < max(request.min_bytes, 1):
         return None
-    data = PartitionData(spec.partition, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset)
+    data = PartitionData(spec.partition, 0, log.high_watermark, log.last_stable_offset, log.told_log_start)
     data.records = found.records
     if committed:
         data.aborted_transactions = found.aborted

@@ -38,7 +38,6 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 _FIRST_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 _FIRST_WITH_NOT_AVAILABLE = 5
-_KNOWN_AT_ONCE = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED)
 _READ_COMMITTED = 1
 MAX_LOOKUPS = 32
 """Partitions looked up concurrently for one request: timestamps may have to be read from the bucket."""
@@ -63,21 +62,31 @@ class _UnknownSpecial(InvalidInput):
 
 
 async def _find(log: PartitionLog, timestamp: int, *, committed: bool, shows_inherited: bool) -> _FoundOffset:
-    if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        start = log.log_start_offset
-        return _FoundOffset(start, -1, log.epoch_at(start))
     if timestamp == LATEST_TIERED:
         return _FoundOffset()
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        start = log.told_log_start
+        if start < 0:
+            raise _not_available(log)
+        return _FoundOffset(start, -1, log.epoch_at(start))
     found: tuple[int, int, int] | None = None
     if timestamp >= 0:
         found = await log.offset_for_timestamp(timestamp, committed=committed)
     if found is None and not shows_inherited:
-        raise OffsetNotAvailable(f"{log.topic}-{log.partition} has not confirmed yet what its last leader appended")
+        raise _not_available(log)
     if timestamp == LATEST:
         found = log.last_stable_offset if committed else log.high_watermark, -1, log.leader_epoch
     elif timestamp == MAX_TIMESTAMP:
         found = await log.offset_of_max_timestamp()
     return _FoundOffset() if found is None else _FoundOffset(*found)
+
+
+def _not_available(log: PartitionLog) -> OffsetNotAvailable:
+    return OffsetNotAvailable(f"{log.topic}-{log.partition} has not confirmed yet what its last leader appended")
+
+
+def _is_known_at_once(log: PartitionLog, timestamp: int) -> bool:
+    return timestamp == LATEST_TIERED or (timestamp in (EARLIEST, EARLIEST_LOCAL) and log.told_log_start >= 0)
 
 
 def _check_special(timestamp: int, version: int) -> None:
@@ -111,7 +120,7 @@ async def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOf
             log = await when_open(context.services.partitions, name, index)
             check_leader_epoch(log, wanted.current_leader_epoch)
             _check_special(timestamp, context.api_version)
-            is_shown = timestamp in _KNOWN_AT_ONCE or await log.wait_inherited()
+            is_shown = _is_known_at_once(log, timestamp) or await log.wait_inherited()
             async with gate:
                 found = await _find(log, timestamp, committed=committed, shows_inherited=is_shown)
         except TidelogError as failure:
