@@ -14,6 +14,12 @@ class OffsetOutOfRange(NotFound):
     kafka_code = 1
 
 
+class OffsetNotAvailable(Unavailable):
+    """A new leader does not know yet how much of what it inherited is confirmed. Kafka: OFFSET_NOT_AVAILABLE (78)."""
+
+    kafka_code = 78
+
+
 class OutOfOrderSequence(InvalidInput):
     """An idempotent producer's batch does not follow its last one. Kafka: OUT_OF_ORDER_SEQUENCE_NUMBER (45)."""
 

@@ -17,6 +17,7 @@ All methods run on the event loop; the log has no task of its own. Entry: `Parti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
@@ -70,6 +71,8 @@ _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
 _HOUSEKEEPING_CHECKPOINT_BATCHES = 8
 """The same for small batches, each of which may be in another object: a scan gets them one by one."""
+CONFIRM_WAIT_S = 2.0
+"""How long lookups wait for what is not confirmed yet: many times what a write takes, or an election."""
 _HANDED_OVER_CHECKPOINT_BYTES = 8 << 10
 """A scan of fewer bytes is shorter than what a checkpoint costs."""
 
@@ -82,6 +85,7 @@ class AppendResult(NamedTuple):
     log_append_time_ms: int
     """-1 if the topic keeps the producer's timestamps."""
     log_start_offset: int
+    """As `PartitionLog.told_log_start`."""
     wal_end: int
     """WAL end of the record. `PartitionLog.when_acked` reports when it is durable by the quorum rule (acks=all)."""
     duplicate: bool
@@ -96,6 +100,15 @@ class FetchResult(NamedTuple):
     aborted: list[tuple[int, int]]
     """`(producer id, first offset)` of aborted transactions in the range; empty unless read_committed."""
     size_bytes: int
+
+
+class _Inherited(NamedTuple):
+    """What a log held when it was opened: an earlier leader may have told clients that it was confirmed."""
+
+    end: int
+    log_start: int
+    wal_end: int
+    """WAL offset after the last record of it that is not confirmed."""
 
 
 class ProducerInfo(NamedTuple):
@@ -128,9 +141,11 @@ class PartitionLog:
         "_clock",
         "_closed",
         "_config",
+        "_inherited",
         "_last_wal_end",
         "_log_append_time",
         "_on_confirmed",
+        "_opened_at",
         "_start",
         "_start_wal_end",
         "_state",
@@ -180,6 +195,10 @@ class PartitionLog:
         self._admission = Admission(state, config, clock)
         self.config = config
         self._await_tail()
+        self._opened_at = clock.monotonic()
+        self._inherited = _Inherited(
+            state.data.next_offset, state.log_start, max(self._last_wal_end, self._start_wal_end)
+        )
 
     @classmethod
     async def open(
@@ -262,6 +281,12 @@ class PartitionLog:
     def log_start_offset(self) -> int:
         """Return the first readable offset. It is the confirmed one, because an unconfirmed one may be reverted."""
         return self._start
+
+    @property
+    def told_log_start(self) -> int:
+        """Return the first readable offset for clients; -1 (not known) while the leader before this one may have told a
+        later one."""
+        return self._start if self._start >= self._inherited.log_start else -1
 
     @property
     def high_watermark(self) -> int:
@@ -428,7 +453,7 @@ class PartitionLog:
         unconfirmed.append((wal_end, data.next_offset))
         self._storage.confirm.add_listener(wal_end, self._on_confirmed)
         return AppendResult(
-            base, base + header.last_offset_delta, log_append_time, self._start, wal_end, duplicate=False
+            base, base + header.last_offset_delta, log_append_time, self.told_log_start, wal_end, duplicate=False
         )
 
     def _end_transaction(self, header: BatchHeader, view: memoryview, base: int, now_ms: int, wal_end: int) -> int:
@@ -443,7 +468,7 @@ class PartitionLog:
             original.base_offset,
             original.last_offset,
             original.timestamp if self._log_append_time else -1,
-            self._start,
+            self.told_log_start,
             wal_end,
             duplicate=True,
         )
@@ -562,13 +587,34 @@ class PartitionLog:
         return await first_at_or_after(self._state, timestamp_ms, bound)
 
     async def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """Return `(offset, timestamp, leader epoch)` of the first record with the largest timestamp, or None.
+        """Return `(offset, timestamp, leader epoch)` of the first visible record with the largest timestamp, or None.
 
+        It waits a little for what is being written: else that hides the largest of a segment, which is then searched.
         Raises as `offset_for_timestamp`.
         """
         self._require_open()
-        await self._storage.confirm.wait(self._last_wal_end)
+        await self._wait_confirmed(self._last_wal_end, CONFIRM_WAIT_S)
         return await largest(self._state, self.high_watermark)
+
+    async def wait_inherited(self) -> bool:
+        """Return whether everything is visible that the log held when it was opened, after a wait for that.
+
+        Otherwise the high watermark may be lower than the one that the leader before this one has told. Nobody waits
+        later than `CONFIRM_WAIT_S` after the opening. Raises `Closed`, and what ends the master's term.
+        """
+        inherited = self._inherited
+        if self.high_watermark < inherited.end or self._start < inherited.log_start:
+            limit_s = self._opened_at + CONFIRM_WAIT_S - self._clock.monotonic()
+            await self._wait_confirmed(inherited.wal_end, limit_s)
+        self._require_open()
+        return self.high_watermark >= inherited.end
+
+    async def _wait_confirmed(self, wal_end: int, limit_s: float) -> None:
+        """Return when everything up to `wal_end` is confirmed, or after `limit_s` seconds."""
+        if limit_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._storage.confirm.wait(wal_end)
 
     # --- housekeeping --------------------------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class PartitionManager:
         """Durations of the newest openings: `topic`, `partition`, `leader_epoch`, `open_ms`, `hinted`, `at_ms`."""
         self._leaving: dict[PartitionKey, PartitionLog] = {}
         """Closed here; the new owner is not known yet."""
+        self._in_retention: set[object] = set()
+        """The WALs whose partitions' retention is being applied: one that has no quorum holds up no other."""
         self._openings = Openings(clock)
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -143,7 +145,8 @@ class PartitionManager:
         if leader != self._node_id:
             # Another broker may have named this one already: clients can be quicker than the metadata.
             now = self._clock.monotonic()
-            opening = self._openings.get((topic.id, index), now) if self._is_coming(partition) else None
+            is_coming = self._is_coming(partition)
+            opening = self._openings.get((topic.id, index), now, leads=False) if is_coming else None
             if opening is not None:
                 return LeaderNotAvailable(f"{topic.name}-{index} may be about to open here", opening=opening)
             return NotLeader(f"broker {leader} leads {topic.name}-{index}, not this one ({self._node_id})")
@@ -507,15 +510,27 @@ class PartitionManager:
     async def _keep_retention(self) -> None:
         while True:
             await self._clock.sleep(self._defaults.retention_check_interval_ms / 1000)
-            for number, one in enumerate(self.all(), start=1):
+            by_wal: dict[object, list[PartitionLog]] = {}
+            for one in self.all():
+                by_wal.setdefault(one.wal, []).append(one)
+            for wal, logs in by_wal.items():
+                if wal not in self._in_retention:
+                    self._in_retention.add(wal)
+                    self._tasks.spawn(self._apply_retention(wal, logs), "retention of a WAL")
+
+    async def _apply_retention(self, wal: object, logs: list[PartitionLog]) -> None:
+        """Apply the retention of the partitions on one WAL. Without its quorum that waits, until it has one again."""
+        try:
+            for number, one in enumerate(logs, start=1):
                 if number % RETENTION_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 if one.closed:
                     continue
                 try:
                     await one.apply_retention()
-                except TidelogError as error:
-                    logger.warning(
-                        "retention could not be applied; retrying",
-                        extra={"topic": one.topic, "partition": one.partition, "error": str(error)},
-                    )
+                except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+                    fields = {"topic": one.topic, "partition": one.partition}
+                    error = str(expected("partitions", failure))
+                    logger.warning("retention could not be applied; retrying", extra={**fields, "error": error})
+        finally:
+            self._in_retention.discard(wal)

@@ -8,7 +8,8 @@ the same connection once and not with every request. A partition whose opening h
 
 A partition that is being moved here is waited for, too, and one whose replica set elects while this broker is in its
 SyncStateSet. An old leader names the next one as soon as it has closed the partition (`PartitionManager.next_leader`),
-another broker may have heard first of an election, and librdkafka pauses for half a second when it is refused.
+another broker may have heard first of an election, and librdkafka pauses for half a second when it is refused. This
+wait is bounded as the other one, and apart from it: an election may take longer, and then the log still has to open.
 
 Entry: `Openings`.
 """
@@ -42,9 +43,10 @@ class LeaderNotAvailable(Unavailable):
 class Opening:
     """One partition that is opening here, for the requests that wait for it."""
 
-    def __init__(self, clock: Clock, wait_until: float) -> None:
+    def __init__(self, clock: Clock, wait_until: float, *, leads: bool) -> None:
         self._clock = clock
         self._wait_until = wait_until
+        self._leads = leads
         self._listeners: dict[Opened, None] = {}
         self.ended = False
         """It has opened or failed, or is no longer to open here."""
@@ -53,6 +55,11 @@ class Opening:
     def remaining_s(self) -> float:
         """Return for how many seconds a request may still wait; 0: not at all."""
         return 0.0 if self.ended else max(0.0, self._wait_until - self._clock.monotonic())
+
+    def led_until(self, wait_until: float) -> None:
+        """This broker leads the partition now: from the first call on, requests may wait until then."""
+        if not self._leads:
+            self._leads, self._wait_until = True, wait_until
 
     def listen(self, heard: Opened) -> Callable[[], None]:
         """Call `heard` at the end of the opening, which is still pending. Returns a remover."""
@@ -90,15 +97,16 @@ class Openings:
         self._clock = clock
         self._pending: dict[PartitionKey, Opening] = {}
 
-    def get(self, key: PartitionKey, since: float) -> Opening | None:
+    def get(self, key: PartitionKey, since: float, *, leads: bool = True) -> Opening | None:
         """Return the opening of a partition that is to open here since `since` (monotonic seconds), or None if its
-        time is over."""
-        opening = self._pending.get(key)
+        time is over. With `leads` False this broker does not lead it yet; that time counts apart."""
+        opening, wait_until = self._pending.get(key), since + OPENING_WAIT_S
         if opening is None:
-            wait_until = since + OPENING_WAIT_S
             if wait_until <= self._clock.monotonic():
                 return None
-            opening = self._pending[key] = Opening(self._clock, wait_until)
+            opening = self._pending[key] = Opening(self._clock, wait_until, leads=leads)
+        elif leads:
+            opening.led_until(wait_until)
         return opening if opening.remaining_s > 0 else None
 
     def end(self, key: PartitionKey) -> None:

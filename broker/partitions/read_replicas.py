@@ -145,6 +145,11 @@ class FollowedLog:
         record = self._stream()
         return -1 if record is None else record.start_offset
 
+    @property
+    def told_log_start(self) -> int:
+        """Return -1 (not known): the leader tells a log start that has moved before the streams are trimmed."""
+        return -1
+
     def end_offset_for_epoch(self, _epoch: int) -> tuple[int, int]:
         """Raise `NotLeader`: the history of leader epochs is the leader's."""
         raise self._ask_the_leader("leader epochs are compared there")

@@ -250,6 +250,28 @@ async def test_a_partition_that_leaves_tells_its_error_until_it_is_forgotten() -
         assert values(part(response).records) == [(0, b"back")]
 
 
+async def test_a_partition_in_a_hand_over_is_left_out_until_the_outcome_is_known() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t", 2)
+        for index in range(2):
+            await appended(world, "t", b"a", partition=index)
+        first = await fetch(client, 11, {"t": {0: 0, 1: 1}}, session_epoch=0)
+        session = {"session_id": first.session_id}
+        await world.log("t", 1).close()
+        answered = await fetch(client, 11, {}, session_epoch=1, max_wait=60_000, **session)
+        assert [one.partition_index for one in answered.responses[0].partitions] == [0], "it makes nobody back off"
+        nothing = await fetch(client, 11, {"t": {0: 1}}, session_epoch=2, max_wait=30, **session)
+        assert nothing.responses == ()
+        client.post(fetch_request(11, {}, session_epoch=3, max_wait=60_000, **session))
+        log = world.log("t", 1)
+        await until(lambda: log.watermark_listeners > 0, "the poll waits for the outcome")
+        del world.partitions.logs[topic.id, 1]
+        log.tell_listeners()
+        (moved,) = (await client.receive()).responses[0].partitions
+        assert (moved.partition_index, moved.error_code) == (1, 6)
+        await world.open(topic, 1)
+
+
 async def test_a_client_that_hangs_up_in_a_poll_leaves_nothing() -> None:
     async with KafkaWorld() as world:
         await world.topic("t", 2)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from tests.broker.test_handlers_fetch import fetch_request
 from tests.support import schema
+from tests.support.fake_storage import FakeClock, FakeWorld, Process
 from tests.support.kafka_client import KafkaClient, request_entity
-from tests.support.kafka_world import KafkaWorld, batch, until
+from tests.support.kafka_world import APIS, KafkaWorld, batch, until
 from tidelog.batch.batch import Compression, Record, build_batch
+from tidelog.broker.kafka.handlers import delete_records
 from tidelog.broker.kafka.producer_ids import ProducerIds
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import Unavailable
+from tidelog.stream import partition_log
 
-LIST_OFFSETS, INIT_PRODUCER_ID, LEADER_EPOCH = 2, 22, 23
+LIST_OFFSETS, DELETE_RECORDS, INIT_PRODUCER_ID, LEADER_EPOCH = 2, 21, 22, 23
 
 
 async def appended(world: KafkaWorld, *batches: bytes) -> None:
@@ -109,6 +114,131 @@ async def test_what_is_not_confirmed_is_not_listed() -> None:
         world.hold()
         world.log("t").append_internal(batch(b"a", timestamp=1000))
         assert await list_offsets(client, 5, -1, 0) == [(0, 0, -1), (0, -1, -1)]
+
+
+class NewMaster:
+    """A partition whose next master knows of less that is confirmed than the one before did (KIP-207)."""
+
+    def __init__(self, world: KafkaWorld) -> None:
+        self._world = world
+        self._clock = FakeClock(SystemClock().time_ms())
+        self.process = Process(FakeWorld(), self._clock, auto_confirm=False)
+
+    async def __aenter__(self) -> Self:
+        topic = await self._world.topic("t")
+        log = await self.process.open()
+        for index, timestamp in enumerate((1000, 3000, 2000)):
+            log.append_internal(batch(b"a", timestamp=timestamp))
+            if index == 0:
+                self.process.storage.confirm_all()
+        self.process = Process(self.process.world, self._clock, auto_confirm=False)
+        self._world.partitions.logs[topic.id, 0] = await self.process.open()
+        return self
+
+    def confirm(self) -> None:
+        self.process.storage.confirm_all()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.confirm()
+        self.process.storage.auto_confirm = True  # for the checkpoint of the close
+
+
+@pytest.mark.parametrize("version", [1, 4, 5, 10])
+async def test_the_end_is_not_told_before_a_new_master_has_confirmed_what_it_inherited(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_log, "CONFIRM_WAIT_S", 0.05)
+    async with KafkaWorld() as world, world.client() as client, NewMaster(world):
+        assert world.log("t").high_watermark == 1
+        not_available = (78 if version >= 5 else 5, -1, -1)
+        for isolation in (0, 1) if version >= 2 else (0,):
+            level: dict[str, Any] = {"isolation_level": isolation} if version >= 2 else {}
+            assert await list_offsets(client, version, -1, 2500, **level) == [not_available] * 2
+            assert await list_offsets(client, version, -2, 500, **level) == [(0, 0, -1), (0, 0, 1000)]
+        if version >= 7:
+            assert await list_offsets(client, version, -3) == [not_available]
+
+
+async def test_the_end_is_told_as_soon_as_what_a_new_master_inherited_is_confirmed() -> None:
+    async with KafkaWorld() as world, world.client() as client, NewMaster(world) as master:
+        asking = asyncio.create_task(list_offsets(client, 7, -1, 2500, -3))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        master.confirm()
+        assert await asking == [(0, 3, -1), (0, 1, 3000), (0, 1, 3000)]
+        world.log("t").append_internal(batch(b"a", timestamp=9000))
+        assert await list_offsets(client, 7, -1, 9000) == [(0, 3, -1), (0, -1, -1)], "not what this master appends"
+
+
+async def test_records_are_deleted_up_to_the_end_that_the_leader_before_may_have_told() -> None:
+    async with (
+        KafkaWorld(apis=[*APIS, *delete_records.APIS]) as world,
+        world.client() as client,
+        NewMaster(world) as master,
+    ):
+        make = schema.request(DELETE_RECORDS, 2).make
+        partition = make("DeleteRecordsPartition", partition_index=0, offset=-1)
+        topics = [make("DeleteRecordsTopic", name="t", partitions=[partition])]
+        asking = asyncio.create_task(client.send(DELETE_RECORDS, 2, topics=topics, timeout=20_000))
+        await asyncio.sleep(0.05)
+        master.process.storage.auto_confirm = True
+        master.confirm()
+        answer = (await asking).topics[0].partitions[0]
+        assert (answer.error_code, answer.low_watermark) == (0, 3)
+
+
+async def test_no_log_start_is_told_before_a_new_master_has_confirmed_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader before had told that of DeleteRecords (simulated seed 770013)."""
+    monkeypatch.setattr(partition_log, "CONFIRM_WAIT_S", 0.05)
+    async with KafkaWorld() as world, world.client() as client:
+        topic = await world.topic("t")
+        clock = FakeClock(SystemClock().time_ms())
+        old = Process(FakeWorld(), clock, auto_confirm=False)
+        log = await old.open()
+        for _ in range(3):
+            log.append_internal(batch(b"a"))
+        old.storage.confirm_all()
+        before = len(old.world.wal)
+        deleting = asyncio.create_task(log.delete_records(2))
+        await until(lambda: len(old.world.wal) > before, "the record is appended")
+        deleting.cancel()
+        new = Process(old.world, clock, auto_confirm=False)
+        log = world.partitions.logs[topic.id, 0] = await new.open()
+        assert (log.high_watermark, log.log_start_offset) == (3, 0)
+
+        async def told() -> tuple[int, int]:
+            client.post(fetch_request(11, {"t": {0: 3}}))
+            (found,) = (await client.receive()).responses[0].partitions
+            client.post(fetch_request(11, {"t": {0: 2}}))  # of one partition, from memory
+            (same,) = (await client.receive()).responses[0].partitions
+            assert found.log_start_offset == same.log_start_offset
+            return found.log_start_offset, log.append_internal(batch(b"a")).log_start_offset
+
+        try:
+            assert await told() == (-1, -1)
+            assert await list_offsets(client, 5, -2) == [(78, -1, -1)]
+        finally:
+            new.storage.confirm_all()
+            new.storage.auto_confirm = True  # also for the checkpoint of the close
+        assert await told() == (2, 2)
+        assert await list_offsets(client, 5, -2) == [(0, 2, -1)]
+
+
+async def test_the_largest_timestamp_of_what_is_confirmed_is_told_while_more_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_log, "CONFIRM_WAIT_S", 0.05)
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        await appended(world, batch(b"a", timestamp=1000))
+        world.hold()
+        world.log("t").append_internal(batch(b"b", timestamp=2000))
+        async with asyncio.timeout(20):
+            assert await list_offsets(client, 7, -3) == [(0, 0, 1000)]
+        world.release()
+        assert await list_offsets(client, 7, -3) == [(0, 1, 2000)]
 
 
 async def test_list_offsets_errors_are_per_partition() -> None:

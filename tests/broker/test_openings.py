@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.test_handlers_fetch import fetch_request, part, values
+from tests.broker.test_handlers_fetch import append, fetch_request, part, values
 from tests.broker.test_handlers_produce import outcome, produce_request
 from tests.support import schema
 from tests.support.fake_storage import FakeClock
@@ -97,6 +97,42 @@ async def test_a_fetch_treats_an_opening_partition_as_one_without_data() -> None
         assert part(response, 0, 0).error_code == 6 and values(part(response, 0, 1).records) == [(0, b"b")]
 
 
+async def test_a_response_in_a_session_leaves_an_opening_partition_out() -> None:
+    async with opening_world() as (world, topic), world.client() as client, world.client() as producer:
+        log = await world.open(topic, 0)
+        client.post(fetch_request(12, {"t": {0: 0, 1: 0}}, session_epoch=0))
+        session = {"session_id": (await client.receive()).session_id, "max_wait": 60_000}
+        del world.partitions.logs[topic.id, 0]
+        await log.close()
+        client.post(fetch_request(12, {}, session_epoch=1, **session))
+        await asked_for(world)
+        producer.post(produce_request(9, {"t": {1: batch(b"b")}}))
+        await producer.receive()
+        (other,) = (await client.receive()).responses[0].partitions
+        assert (other.partition_index, values(other.records)) == (1, [(0, b"b")])
+        client.post(fetch_request(12, {"t": {1: 1}}, session_epoch=2, **session))
+        await world.open(topic, 0)
+        append(world, "t", b"a")
+        while not (response := await client.receive()).responses:
+            client.post(fetch_request(12, {}, session_epoch=3, **session))
+        (opened,) = response.responses[0].partitions
+        assert (opened.partition_index, opened.error_code) == (0, 0)
+
+
+async def test_a_partition_of_a_session_that_opens_for_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openings, "OPENING_WAIT_S", 0.3)
+    async with opening_world() as (world, topic), world.client() as client:
+        log = await world.open(topic, 0)
+        client.post(fetch_request(12, {"t": {0: 0, 1: 0}}, session_epoch=0))
+        session = {"session_id": (await client.receive()).session_id, "max_wait": 60_000}
+        del world.partitions.logs[topic.id, 0]
+        await log.close()
+        client.post(fetch_request(12, {}, session_epoch=1, **session))
+        (late,) = (await client.receive()).responses[0].partitions
+        assert (late.partition_index, late.error_code) == (0, 6)
+        await world.open(topic, 0)
+
+
 async def test_a_fetch_is_answered_when_the_partition_has_opened() -> None:
     async with opening_world() as (world, topic), world.client() as client:
         client.post(fetch_request(12, {"t": {0: 0, 1: 0}}, max_wait=60_000))
@@ -139,6 +175,22 @@ def test_the_wait_is_bounded_for_each_opening_not_for_each_request() -> None:
     pending.end(KEY)
     assert pending.get(KEY, since) is None, "its time is over, though it was asked for anew"
     assert not pending.pending()
+
+
+def test_the_wait_for_a_leader_to_be_does_not_use_up_that_for_its_opening() -> None:
+    clock = FakeClock()
+    pending = Openings(clock)
+    coming = pending.get(KEY, clock.monotonic(), leads=False)
+    assert coming is not None
+    clock.now_ms += int(OPENING_WAIT_S * 1000)
+    assert pending.get(KEY, clock.monotonic(), leads=False) is None, "an election that takes long"
+    clock.now_ms += 1000
+    since = clock.monotonic()
+    assert pending.get(KEY, since) is coming and coming.remaining_s == OPENING_WAIT_S
+    clock.now_ms += 500
+    assert pending.get(KEY, since) is coming and coming.remaining_s == OPENING_WAIT_S - 0.5
+    pending.end(KEY)
+    assert coming.ended and coming.remaining_s == 0
 
 
 async def test_all_who_wait_are_woken_at_the_end() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, batch, until
 from tidelog.broker.kafka.errors import fetch_code, produce_code
+from tidelog.broker.partitions import openings
 from tidelog.broker.partitions.manager import PartitionDamaged, PartitionManager
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler
@@ -79,7 +80,7 @@ class World:
     controller: BusyController
     store: CountingStore
 
-    def __init__(self, seed: int, before: World | None = None) -> None:
+    def __init__(self, seed: int, before: World | None = None, defaults: LogSettings | None = None) -> None:
         """`before`: one that was closed, whose controller and bucket this one goes on with."""
         rng = random.Random(seed)
         self.controller = controller = BusyController() if before is None else before.controller
@@ -96,7 +97,7 @@ class World:
             storages=self.storages,
             clock=SystemClock(),
             kafka=KafkaSettings(),
-            defaults=LogSettings(),
+            defaults=defaults or LogSettings(),
             rng=rng,
         )
 
@@ -143,8 +144,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(seed: int = 1, before: World | None = None) -> AsyncIterator[World]:
-    made = World(seed, before)
+async def world(
+    seed: int = 1, before: World | None = None, defaults: LogSettings | None = None
+) -> AsyncIterator[World]:
+    made = World(seed, before, defaults)
     await made.start()
     try:
         yield made
@@ -371,6 +374,26 @@ async def test_who_was_told_of_the_next_leader_waits_there_until_it_leads_or_the
         assert here.partitions.get("t", 0).topic_id == topic.id
 
 
+async def test_who_asks_the_new_leader_waits_however_long_it_took_until_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openings, "OPENING_WAIT_S", 0.5)
+    async with world() as here:
+        controller = here.controller
+        topic = await here.create("t", [OTHER])
+        controller.apply(c.MovePartitions((c.PartitionMove(topic.id, 0, NODE_ID),)))
+        await opening_of(here, "t").wait(60)
+        with pytest.raises(NotLeader):
+            here.partitions.get("t", 0)
+        controller.hold = held = asyncio.Event()
+        controller.apply(c.ElectPartitions(((topic.id, 0),)))
+        opening = opening_of(here, "t")
+        assert opening_of(here, "t") is opening and opening.remaining_s > 0
+        held.set()
+        await opening.wait(60)
+        assert here.partitions.get("t", 0).topic_id == topic.id
+
+
 @pytest.mark.parametrize("is_in_sync", [True, False])
 async def test_who_asks_a_member_during_an_election_waits_for_its_outcome(is_in_sync: bool) -> None:
     async with world() as here:
@@ -388,6 +411,30 @@ async def test_who_asks_a_member_during_an_election_waits_for_its_outcome(is_in_
         await opening.wait(60)
         with pytest.raises(NotLeader):
             here.partitions.get("t", 0)
+
+
+async def test_a_wal_without_its_quorum_holds_up_no_retention_but_that_of_its_own_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied: list[str] = []
+    quorum = asyncio.Event()
+
+    async def apply(log: PartitionLog) -> int:
+        if log.topic == "waits":
+            await quorum.wait()
+        applied.append(log.topic)
+        return 0
+
+    monkeypatch.setattr(PartitionLog, "apply_retention", apply)
+    async with world(defaults=LogSettings(retention_check_interval_ms=20)) as here:
+        for topic in ("waits", "behind", "other"):
+            await here.create(topic, [NODE_ID])
+        await until(lambda: here.partitions.counts()["open"] == 3, "all are open")
+        here.partitions.get("other", 0).wal = object()  # of another replica set
+        applied.clear()
+        await until(lambda: applied.count("other") > 2, "rounds of the other set")
+        quorum.set()
+        await until(lambda: {"waits", "behind"} <= set(applied), "the rest follows")
 
 
 def opening_of(here: World, topic: str) -> Opening:

@@ -221,6 +221,9 @@ class WorldLog:
     def producers(self) -> list[ProducerInfo]:
         return self.states
 
+    async def wait_inherited(self) -> bool:
+        return True
+
     async def delete_records(self, before_offset: int) -> int:
         wanted = self.high_watermark if before_offset == -1 else before_offset
         if not 0 <= wanted <= self.high_watermark:

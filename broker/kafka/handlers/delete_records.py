@@ -51,6 +51,7 @@ async def _delete(services: Services, topic: str, partition: int, offset: int) -
         raise PolicyViolation(
             f"records of {topic} cannot be deleted: its cleanup.policy is {log.config.cleanup_policy}"
         )
+    await log.wait_inherited()  # else the end that the leader before this one has told would be out of range
     return await log.delete_records(offset)
 
 

@@ -9,6 +9,8 @@
 - The wait ends early when the client sends another request on the connection (`RequestContext.wake`).
 - A partition that is opening here is waited for a little, as one without data; the others' data is not delayed by it.
 - A partition that is being handed over returns no data until its new leader is known, which its reader then gets.
+- A response that is sent earlier leaves such partitions out in an incremental session; elsewhere it has to name each
+  partition, and these with an error, because their high watermark is not known.
 - A consumer that names its rack is told of a follower there, by a response without records (KIP-392); a partition that
   is followed here is read as `tidelog.broker.partitions.read_replicas` says.
 - Leader epochs are checked (KIP-320). Consumers get a diverging epoch from v12, an unknown topic id from v13, and the
@@ -93,6 +95,17 @@ class _Slot:
         self.heard: Opening | None = None
         """The opening whose end wakes the request."""
         self.size = 0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its log was closed since, or before it was read, and nothing else is told of it."""
+        log, data = self.log, self.data
+        return log is not None and log.closed and not self.size and not data.error_code
+
+    @property
+    def is_between_leaders(self) -> bool:
+        """Whether there is nothing to tell of it yet: it is leaving, or opening here."""
+        return self.is_leaving or (self.opening is not None and self.opening.remaining_s > 0)
 
 
 class _Fetch:
@@ -370,7 +383,7 @@ class _Fetch:
         data = slot.data
         data.high_watermark = log.high_watermark
         data.last_stable_offset = log.last_stable_offset
-        data.log_start_offset = log.log_start_offset
+        data.log_start_offset = log.told_log_start
         if self._committed:
             data.aborted_transactions = ()
 
@@ -441,11 +454,13 @@ class _Fetch:
         return response
 
     def _fail_closed(self) -> None:
-        """The time is over, and the outcome of a hand-over is not known here: the next leader may have moved the high
-        watermark on, so the one of the closed log is not told."""
+        """The outcome of a hand-over is not known here: the next leader may have moved the high watermark on, so the
+        one of the closed log is not told. A response of an incremental session leaves such a partition out."""
+        if self._session is not None and self._session.incremental:
+            return
         for slot in self._slots:
             log = slot.log
-            if log is not None and log.closed and not slot.size and not slot.data.error_code:
+            if log is not None and slot.is_leaving:
                 self._fail(slot, NotLeader(f"{log.topic}-{log.partition} is being handed over to another broker"))
 
     def _give_back(self, session: FetchSession) -> list[_Slot]:
@@ -456,7 +471,8 @@ class _Fetch:
             assert member is not None
             told = (data.high_watermark, data.last_stable_offset, data.log_start_offset)
             troubled = data.error_code != 0 or data.diverging_epoch is not None or data.preferred_read_replica >= 0
-            if slot.size or troubled or told != member.told or not session.incremental:
+            has_news = slot.size > 0 or troubled or told != member.told or not session.incremental
+            if has_news and not (session.incremental and slot.is_between_leaders):
                 member.told = told
                 answered.append(slot)
             if slot.size:
@@ -505,7 +521,7 @@ def _one_at_once(context: RequestContext, request: FetchRequest) -> FetchRespons
         return None  # `_Fetch` raises the same, and reports it to the client
     if found is None or found.size_bytes < max(request.min_bytes, 1):
         return None
-    data = PartitionData(spec.partition, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset)
+    data = PartitionData(spec.partition, 0, log.high_watermark, log.last_stable_offset, log.told_log_start)
     data.records = found.records
     if committed:
         data.aborted_transactions = found.aborted

@@ -3,6 +3,10 @@
 -1 latest (the last stable offset under read_committed), -2 earliest, -3 the record with the largest timestamp (v7+,
 KIP-734), -4 earliest local (v8+; the whole log is served from here, so it is the log start), -5 latest tiered (v9+;
 "none", since the bucket is no second tier but the log itself). Any other value: the first record at or after that time.
+
+A leader that has just been elected may know less of what is confirmed than the one before it has told. The end, and
+records that may be beyond it, are not told before it has confirmed what it inherited (KIP-207): the request waits a
+little, and is then answered with OFFSET_NOT_AVAILABLE, before v5 LEADER_NOT_AVAILABLE.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.broker.kafka.errors import INVALID_REQUEST, UNSUPPORTED_VERSION, fetch_code
+from tidelog.broker.kafka.errors import INVALID_REQUEST, LEADER_NOT_AVAILABLE, UNSUPPORTED_VERSION, fetch_code
 from tidelog.broker.kafka.handlers.epochs import check_leader_epoch
 from tidelog.broker.kafka.handlers.when_open import when_open
 from tidelog.broker.kafka.services import RequestContext, serve
@@ -22,6 +26,7 @@ from tidelog.broker.kafka.wire.messages.logs import (
     ListOffsetsTopicResponse,
 )
 from tidelog.runtime.errors import CorruptData, InvalidInput, TidelogError
+from tidelog.stream.errors import OffsetNotAvailable
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import PartitionLog
@@ -32,6 +37,7 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 _FIRST_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_FIRST_WITH_NOT_AVAILABLE = 5
 _READ_COMMITTED = 1
 MAX_LOOKUPS = 32
 """Partitions looked up concurrently for one request: timestamps may have to be read from the bucket."""
@@ -55,21 +61,43 @@ class _UnknownSpecial(InvalidInput):
     kafka_code = UNSUPPORTED_VERSION
 
 
-async def _find(log: PartitionLog, timestamp: int, version: int, committed: bool) -> _FoundOffset:
-    if timestamp < 0 and version < _FIRST_VERSION.get(timestamp, version + 1):
-        raise _UnknownSpecial(f"ListOffsets v{version} has no special timestamp {timestamp}")
-    if timestamp == LATEST:
-        return _FoundOffset(log.last_stable_offset if committed else log.high_watermark, -1, log.leader_epoch)
-    if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        start = log.log_start_offset
-        return _FoundOffset(start, -1, log.epoch_at(start))
+async def _find(log: PartitionLog, timestamp: int, *, committed: bool, shows_inherited: bool) -> _FoundOffset:
     if timestamp == LATEST_TIERED:
         return _FoundOffset()
-    if timestamp == MAX_TIMESTAMP:
-        found = await log.offset_of_max_timestamp()
-    else:
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        start = log.told_log_start
+        if start < 0:
+            raise _not_available(log)
+        return _FoundOffset(start, -1, log.epoch_at(start))
+    found: tuple[int, int, int] | None = None
+    if timestamp >= 0:
         found = await log.offset_for_timestamp(timestamp, committed=committed)
+    if found is None and not shows_inherited:
+        raise _not_available(log)
+    if timestamp == LATEST:
+        found = log.last_stable_offset if committed else log.high_watermark, -1, log.leader_epoch
+    elif timestamp == MAX_TIMESTAMP:
+        found = await log.offset_of_max_timestamp()
     return _FoundOffset() if found is None else _FoundOffset(*found)
+
+
+def _not_available(log: PartitionLog) -> OffsetNotAvailable:
+    return OffsetNotAvailable(f"{log.topic}-{log.partition} has not confirmed yet what its last leader appended")
+
+
+def _is_known_at_once(log: PartitionLog, timestamp: int) -> bool:
+    return timestamp == LATEST_TIERED or (timestamp in (EARLIEST, EARLIEST_LOCAL) and log.told_log_start >= 0)
+
+
+def _check_special(timestamp: int, version: int) -> None:
+    if timestamp < 0 and version < _FIRST_VERSION.get(timestamp, version + 1):
+        raise _UnknownSpecial(f"ListOffsets v{version} has no special timestamp {timestamp}")
+
+
+def _code(failure: TidelogError, version: int) -> int:
+    if isinstance(failure, OffsetNotAvailable) and version < _FIRST_WITH_NOT_AVAILABLE:
+        return LEADER_NOT_AVAILABLE
+    return fetch_code(failure) if isinstance(failure, CorruptData) else failure.kafka_code
 
 
 async def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
@@ -84,17 +112,19 @@ async def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOf
             (repeated if key in seen else seen).add(key)
 
     async def answer(name: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
-        index = wanted.partition_index
+        index, timestamp = wanted.partition_index, wanted.timestamp
         error, found = 0, _FoundOffset()
         try:
             if (name, index) in repeated:
                 raise _Duplicate(f"{name}-{index} appears twice in the request")
             log = await when_open(context.services.partitions, name, index)
             check_leader_epoch(log, wanted.current_leader_epoch)
+            _check_special(timestamp, context.api_version)
+            is_shown = _is_known_at_once(log, timestamp) or await log.wait_inherited()
             async with gate:
-                found = await _find(log, wanted.timestamp, context.api_version, committed)
+                found = await _find(log, timestamp, committed=committed, shows_inherited=is_shown)
         except TidelogError as failure:
-            error = fetch_code(failure) if isinstance(failure, CorruptData) else failure.kafka_code
+            error = _code(failure, context.api_version)
         return ListOffsetsPartitionResponse(
             partition_index=index,
             error_code=error,
