@@ -36,6 +36,7 @@ NOT_LEADER_OR_FOLLOWER = 6
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path, log=LogSettings(move_drain_timeout_ms=1_000)) as cluster:
         create_topic(cluster.bootstrap, TOPIC, 1)
+        wait_until(lambda: cluster.serves(cluster.leader(TOPIC, 0), TOPIC, 0), "the partition is served")
         yield cluster
 
 
@@ -145,7 +146,8 @@ async def test_a_fetch_that_waits_is_not_answered_before_it_can_be_told_the_new_
 
     async with KafkaClient(*cluster.nodes[source].bootstrap) as client:
         waiting = asyncio.create_task(fetch(client))
-        await asyncio.to_thread(wait_until, partial(listened_to, source), "the fetch waits")
+        await asyncio.to_thread(wait_until, lambda: waiting.done() or listened_to(source), "the fetch waits")
+        assert not waiting.done(), await waiting
         cluster.place(TOPIC, 0, target)
         await asyncio.to_thread(wait_until, close.reached.is_set, "the source has closed the partition")
         assert not waiting.done()
