@@ -88,7 +88,7 @@ class ReplicaSetRoutes:
 
     async def _describe(self, request: web.Request) -> web.Response:
         record = self._found(request)
-        return json_answer({**_document(self._controller.image, record), "live": self._led().get(record.id)})
+        return json_answer({**describe_set(self._controller.image, record), "live": self._led().get(record.id)})
 
     async def _elect(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), number(request, "broker", NO_BROKER, 0, MAX_ID)
@@ -214,7 +214,8 @@ def _joining(record: ReplicaSetRecord, row: ReplicationRecord | None) -> list[in
     return sorted({*(row.assigned if row is not None else ())} - {*record.members, *record.learners})
 
 
-def _document(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
+def describe_set(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
+    """Return what `GET /replica-sets/describe` tells from the metadata."""
     row = image.replication.get(record.id) or ReplicationRecord(record.id)
     master = image.master_of(record.id)
     return {
@@ -227,6 +228,7 @@ def _document(image: Image, record: ReplicaSetRecord) -> dict[str, Any]:
             _replica(image, record, row, each)
             for each in sorted((*record.members, *record.learners, *_joining(record, row)))
         ],
+        "exchange": _exchange(row),
         "election": _election(image, record, row),
         "last_election": _last_election(row),
     }
@@ -255,6 +257,13 @@ def _replica(image: Image, record: ReplicaSetRecord, row: ReplicationRecord, bro
         "set_priority": dict(row.priorities).get(broker_id),
         "known_end": member.known_end if member is not None and member.known_end >= 0 else None,
     }
+
+
+def _exchange(row: ReplicationRecord) -> dict[str, Any] | None:
+    """Return the replica that the active controller has added in place of another one, to even replicas out."""
+    if row.newcomer == NO_BROKER:
+        return None
+    return {"newcomer": row.newcomer, "replaced": row.replaced}
 
 
 def _last_election(row: ReplicationRecord) -> dict[str, Any] | None:

@@ -136,6 +136,7 @@ def _render(document: Document) -> str:
         ("committed to", document["committed_offset"]),
         *_render_live(document),
         *_render_last_election(document["last_election"]),
+        *_render_exchange(document["exchange"]),
         ("partitions", document["partitions"]),
         *((name.replace("_", " "), value) for name, value in document["policy"].items()),
     ]
@@ -176,6 +177,12 @@ def _render_last_election(ended: Document | None) -> list[tuple[str, Any]]:
     loss = ", a loss was accepted" if ended["accepted_loss"] else ""
     text = f"{output.moment(ended['elected_ms'])}, epoch {ended['master_epoch']}, broker {ended['master']}{loss}"
     return [("last election", text), ("because", ended["reason"])]
+
+
+def _render_exchange(exchange: Document | None) -> list[tuple[str, Any]]:
+    if exchange is None:
+        return []
+    return [("exchange", f"broker {exchange['replaced']} leaves when broker {exchange['newcomer']} is in sync")]
 
 
 def _render_election(election: Document) -> str:
