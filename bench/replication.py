@@ -69,6 +69,9 @@ class Grants:
     ) -> SetConfiguration:
         return wanted._replace(number=wanted.number + 1)
 
+    async def resign(self, designated: int, reason: str, *, master_epoch: int) -> None:
+        """There is no other master here."""
+
     def reports_every_s(self) -> float:
         return 1.0
 

@@ -188,6 +188,7 @@ def _hot_sets(
             silence_s=replication.silence_ms / 1000,
         ),
         live_bytes=replication.live_bytes,
+        hung_disk_s=replication.hung_disk_ms / 1000,
         max_record_bytes=base.wal.max_record_bytes,
     )
     shared = HotShared(

@@ -124,6 +124,17 @@ class ControllerAuthority:
         broker = self._client.image.brokers.get(broker_id)
         return broker is not None and broker.registration_epoch == registration_epoch
 
+    async def resign(self, designated: int, reason: str, *, master_epoch: int) -> None:
+        """See `SetAuthority.resign`."""
+        set_id = self._identity.replica_set_id
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._client.replica_sets.begin_election(
+                    set_id, master_epoch, reason, designated=designated, is_patient=False
+                )
+        except TimeoutError:
+            raise Unavailable(f"replica set {set_id}: no answer to an election within {self._deadline_s} s") from None
+
     def reports_every_s(self) -> float:
         """See `SetAuthority.reports_every_s`: as often as notes of WALs, and none beside these."""
         record = self._client.image.replica_sets.get(self._identity.replica_set_id)

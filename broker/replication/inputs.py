@@ -69,6 +69,14 @@ class SetAuthority(Protocol):
         """
         ...
 
+    async def resign(self, designated: int, reason: str, *, master_epoch: int) -> None:
+        """End the term of that epoch by an election that designates another broker, and does not wait for this one.
+
+        Asked twice it takes effect once. Raises `Fenced` if another master or epoch is in force, `NotEligible` if the
+        designated broker may not lead, `Unavailable` if the outcome is not known.
+        """
+        ...
+
     def reports_every_s(self) -> float:
         """Return how often (seconds) a master that confirms alone tells where its WAL ends: a report is a command."""
         ...
@@ -91,6 +99,8 @@ class ReplicationLimits:
     """`wal.max_record_bytes`: a received batch may be as long as one record."""
     tick_s: float = 0.25
     """How often time-outs and memberships are looked at."""
+    hung_disk_s: float = 10.0
+    """A master whose disk completes nothing for so long, while something waits for it, lets another replica lead."""
     connect_timeout_s: float = 5.0
     """For a connection with its handshake, and for a master's answer to HELLO."""
     retry_base_s: float = 0.02

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any
 
 from tidelog.broker.replication.connection import WalConnection
+from tidelog.broker.replication.disk_watch import DiskWatch
 from tidelog.broker.replication.inputs import (
     AlterRefused,
     NotEnoughReplicas,
@@ -112,6 +113,7 @@ class ReplicaMaster:
         """Somebody is behind."""
         self._review = asyncio.Event()
         """The configuration that is wanted may have changed."""
+        self._disk = DiskWatch(self._limits.hung_disk_s, self._limits.tick_s)
         self._moved = asyncio.Event()
         """Followers may have to be told of the confirm offset."""
         self._appended = 0
@@ -440,6 +442,8 @@ class ReplicaMaster:
                 if one.link.heartbeat_due(now) and one.connection.is_writable:
                     one.heartbeat(now, self._committed)
             self._review.set()
+            if self._disk.look(self._wal.durable_offset, self._wal.end_offset) and self._ended is None:
+                self._tasks.spawn(self._resign(), "resign")
 
     async def _tell_forever(self) -> None:
         """Tell idle followers how far the master has confirmed, for those who read there."""
@@ -504,6 +508,23 @@ class ReplicaMaster:
             return False
         self._review.set()
         return True
+
+    async def _resign(self) -> None:
+        """Let another replica lead: the disk of this one hangs, and nothing is confirmed before it has written."""
+        core = self._core
+        reason = f"the disk of broker {core.replica.broker_id} hangs"
+        extra = {"epoch": self.epoch, "durable": self._wal.durable_offset, "end": self._wal.end_offset}
+        others = sorted(core.in_sync(self._clock.monotonic()) - {core.replica})
+        if not others:
+            logger.error("the disk hangs, and no other replica is in sync", extra=extra)
+            return
+        held = core.held()
+        designated = max(others, key=lambda replica: held[replica]).broker_id
+        logger.error("the disk hangs: another replica is to lead", extra={**extra, "designated": designated})
+        try:
+            await self._setup.authority.resign(designated, reason, master_epoch=self.epoch)
+        except TidelogError as error:
+            logger.warning("no election in place of a master whose disk hangs", extra={"error": str(error)})
 
     # --- the end -------------------------------------------------------------------------------------------------
 

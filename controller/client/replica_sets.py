@@ -62,10 +62,19 @@ class ReplicaSetClient:
         return found
 
     async def begin_election(
-        self, replica_set_id: int, master_epoch: int, reason: str, *, designated: int = NO_BROKER
+        self,
+        replica_set_id: int,
+        master_epoch: int,
+        reason: str,
+        *,
+        designated: int = NO_BROKER,
+        is_patient: bool = True,
     ) -> ReplicaSetRecord:
-        """End a master's epoch; the members' promises elect. Raises `NotFound`, `NotEligible`, `Fenced`."""
-        command = r.BeginElection(replica_set_id, master_epoch, reason, designated)
+        """End a master's epoch; the members' promises elect. Raises `NotFound`, `NotEligible`, `Fenced`.
+
+        `is_patient`: as `BeginElection` has it.
+        """
+        command = r.BeginElection(replica_set_id, master_epoch, reason, designated, is_patient)
         found: ReplicaSetRecord = await self._send(command, ReplicaSetRecord)
         return found
 

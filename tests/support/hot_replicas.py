@@ -78,6 +78,8 @@ class MemoryAuthority:
         self.trouble_after: Callable[[SetConfiguration], None] = lambda _wanted: None
         self.strangers: set[int] = set()
         self.reports_s = 3_600.0
+        self.resigned: list[tuple[int, int]] = []
+        """Elections that masters asked for: epoch, designated broker."""
 
     async def alter(
         self, wanted: SetConfiguration, *, master_epoch: int, ends: Mapping[WalReplica, int], confirm_offset: int
@@ -92,6 +94,12 @@ class MemoryAuthority:
             self.configuration = wanted._replace(number=wanted.number + 1)
         self.trouble_after(wanted)
         return self.configuration
+
+    async def resign(self, designated: int, reason: str, *, master_epoch: int) -> None:
+        await asyncio.sleep(0)
+        if master_epoch != self.epoch:
+            raise Fenced(f"epoch {master_epoch} has ended")
+        self.resigned.append((master_epoch, designated))
 
     def reports_every_s(self) -> float:
         return self.reports_s
