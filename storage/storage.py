@@ -516,7 +516,7 @@ class Storage:
         """Upload everything that is confirmed now; return when it is committed.
 
         Waits while the bucket does not answer, and until `recovered_done`; bound it with a time-out (cancelling
-        is safe). Raises the error that stopped uploads, if any: `Fenced`, `CommitGap`.
+        is safe). Raises the error that stopped uploads, if any: `Fenced`, `CommitGap`, `Closed`.
         """
         await self._uploader.upload_to(self.confirm.value)
 

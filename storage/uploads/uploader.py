@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import Fenced, TidelogError
+from tidelog.runtime.errors import Closed, Fenced, TidelogError
 from tidelog.runtime.health import OperationHealth
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
@@ -156,7 +156,7 @@ class Uploader:
     async def upload_to(self, wal_offset: int) -> None:
         """Upload everything before `wal_offset` (≤ the confirm offset) now; return when it is committed.
 
-        Raises the error that stopped uploads: `Fenced`, `CommitGap`.
+        Raises the error that stopped uploads: `Fenced`, `CommitGap`, `Closed`.
         """
         self._force(wal_offset)
         await self.committed.wait(wal_offset)
@@ -182,9 +182,12 @@ class Uploader:
             self._ids.add(await self._objects.prepare_objects(missing, self._ids.ttl_ms), missing, now)
 
     async def close(self) -> None:
-        """Stop at once; everything not committed stays in the WAL."""
+        """Stop at once; everything not committed stays in the WAL. Who waits for an upload gets `Closed`."""
         self._running = False
         await self._tasks.close()
+        ended = Closed("the uploads of this term have ended")
+        self.sent.fail(ended)
+        self.committed.fail(ended)
 
     # -- the loop
 

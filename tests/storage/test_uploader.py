@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.support.storage_world import CLUSTER, World, until
-from tidelog.runtime.errors import CorruptData, Fenced, Overloaded
+from tidelog.runtime.errors import Closed, CorruptData, Fenced, Overloaded
 from tidelog.storage.commits import CommitGap, CommitObjects, ObjectKind
 from tidelog.storage.objects.key import quarantine_key
 from tidelog.storage.objects.report import inspect_object, verify_object
@@ -111,6 +111,20 @@ async def test_a_commit_with_unknown_outcome_is_asked_again_and_not_doubled() ->
     await world.check()
     assert world.objects.ends[1] == 20
     await world.storage.close(upload=False)
+
+
+@pytest.mark.parametrize("waits", ["upload_now", "send_now"])
+async def test_who_waits_for_an_upload_is_told_when_the_storage_is_closed(waits: str) -> None:
+    world = World(size_bytes=10_000)
+    await world.boot([1])
+    world.store.gate = asyncio.Event()
+    world.append(1, b"x")
+    await settle(world)
+    waiting = asyncio.create_task(getattr(world.storage, waits)())
+    await until(lambda: bool(world.objects.prepared))
+    await world.storage.close(upload=False)
+    with pytest.raises(Closed, match="uploads of this term have ended"):
+        await waiting
 
 
 async def test_expired_ids_are_replaced_and_their_objects_put_again() -> None:
