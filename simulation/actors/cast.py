@@ -9,6 +9,7 @@ from tidelog.simulation.actors.consumers import Consumer
 from tidelog.simulation.actors.groups import MemberActor
 from tidelog.simulation.actors.operator import Operator
 from tidelog.simulation.actors.pipelined import PipelinedProducer
+from tidelog.simulation.actors.set_operator import SetOperator
 from tidelog.simulation.actors.topics import Deleter, TopicKeeper
 from tidelog.simulation.actors.workload import Producer, Topic, Workload
 from tidelog.simulation.actors.zombie import Zombie
@@ -18,6 +19,8 @@ BY_ID = 0.7
 """Of the clusters that create and delete topics: the share in which names are reused."""
 PIPELINED = 0.4
 """The share of idempotent producers with several requests in flight."""
+SETS_OPERATED = 0.5
+"""The share of clusters with replicated WALs in which an operator changes replica sets."""
 
 
 def _retention(workload: Workload) -> dict[str, str]:
@@ -50,5 +53,7 @@ def start(workload: Workload) -> None:
         workload.spawn(TopicKeeper(workload).run(), "topics")
     if rng.random() < 0.6:
         workload.spawn(Operator(workload).run(), "operator")
+    if workload.cluster.shape.replicas > 1 and rng.random() < SETS_OPERATED:
+        workload.spawn(SetOperator(workload).run(), "set-operator")
     if rng.random() < 0.4:
         workload.spawn(Zombie(workload).run(), "zombie")

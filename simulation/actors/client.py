@@ -172,6 +172,10 @@ class Client:
             await self.refresh(topic)
         return self._brokers.get(self._leaders.get((topic, partition), -1))
 
+    def address_of(self, broker_id: int) -> Address | None:
+        """The address of a broker, if known."""
+        return self._brokers.get(broker_id)
+
     def forget(self, topic: str, partition: int, told: Leader | None = None) -> None:
         """Drop the known leader, which is wrong or does not respond; `told` is the reported new leader."""
         self._leaders.pop((topic, partition), None)

@@ -16,6 +16,8 @@ from tidelog.simulation.checkers.history import UNKNOWN
 
 FETCH_WAIT_MS = 700
 FETCH_BYTES = 8 << 10
+REPLICA_US = 5_000_000
+"""For how long a consumer stays with a follower before it asks the leader again (Kafka: metadata.max.age.ms)."""
 OFFSET_OUT_OF_RANGE = 1
 CORRUPT_MESSAGE = 2
 
@@ -50,14 +52,18 @@ class Position:
         self.offset = UNKNOWN
         self.told = (UNKNOWN, UNKNOWN)
         """High watermark and log start of the last response in the history."""
+        self.replica = -1
+        """The follower that the leader has named, or -1."""
+        self.replica_until_us = 0
 
 
 class Fetcher:
     """Fetches partitions and records the results."""
 
-    def __init__(self, workload: Workload, client: Client, process: int) -> None:
+    def __init__(self, workload: Workload, client: Client, process: int, rack: str = "") -> None:
         self._w = workload
         self._client = client
+        self._rack = rack
         self.process = process
 
     async def assign(self, position: Position, timestamp: int = EARLIEST) -> bool:
@@ -85,14 +91,23 @@ class Fetcher:
         w.history.note("assign", self.process, w.now_us(), **fields)
         position.offset = offset
 
+    async def _where(self, position: Position) -> Address | None:
+        """Return the address to fetch from, if known. Raises `Lost`."""
+        if position.replica >= 0:
+            address = self._client.address_of(position.replica)
+            if address is not None and self._w.now_us() < position.replica_until_us:
+                return address
+            position.replica = -1
+        return await self._client.leader(position.topic.name, position.partition)
+
     async def fetch(self, positions: list[Position]) -> bool:
-        """Send one request to each leader; return whether records were received."""
+        """Send one request to each leader, or follower that one has named; return whether records were received."""
         by_leader: dict[Address, list[Position]] = {}
         for position in positions:
             if position.offset < 0 and not await self.assign(position):
                 continue
             try:
-                address = await self._client.leader(position.topic.name, position.partition)
+                address = await self._where(position)
             except Lost:
                 continue
             if address is not None:
@@ -110,15 +125,16 @@ class Fetcher:
         began_us = w.now_us()
         wanted = {(one.topic.name, one.partition): one.offset for one in positions}
         if w.by_id:
-            request = kafka_ids.fetch(wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES)
+            request = kafka_ids.fetch(wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES, self._rack)
         else:
-            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES)
+            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES, self._rack)
         try:
             error, found = await self._client.ask(address, request, ASK_S)
         except Lost:
             error, found = -1, []
         if error or not found:
             for one in positions:
+                one.replica = -1
                 self._client.forget(one.topic.name, one.partition)
             await asyncio.sleep(0.1)
             return False
@@ -129,26 +145,31 @@ class Fetcher:
         return any(came)
 
     def _take(self, position: Position, found: Fetched, began_us: int) -> bool:
-        w = self._w
+        w, was_follower = self._w, position.replica >= 0
         if found.error:
+            position.replica = -1
             self._client.forget(found.topic, found.partition, found.leader)
             if found.error == CORRUPT_MESSAGE:
                 w.found("false-damage", f"{found.topic}-{found.partition} at {position.offset}: CORRUPT_MESSAGE")
-            if found.error == OFFSET_OUT_OF_RANGE:
+            if found.error == OFFSET_OUT_OF_RANGE and not was_follower:  # else the leader decides
                 position.offset = UNKNOWN
+            return False
+        if found.preferred >= 0:
+            position.replica, position.replica_until_us = found.preferred, w.now_us() + REPLICA_US
             return False
         try:
             values, offsets, epochs, following = decode(found, position.offset)
         except CorruptRecord as error:
             w.found("corrupt-read", f"{found.topic}-{found.partition} from offset {position.offset} on: {error}")
             return False
-        told = found.high_watermark, found.log_start
+        # a follower's high watermark is one that the leader has told before, and need not be the newest
+        told = (UNKNOWN if was_follower else found.high_watermark), found.log_start
         if values or told != position.told:
             position.told = told
             op = w.history.begin(
                 "poll", self.process, began_us, topic=found.topic, partition=found.partition, offset=position.offset,
                 values=values, offsets=offsets, epochs=epochs, next_offset=following,
-                high_watermark=found.high_watermark, log_start=found.log_start,
+                high_watermark=told[0], log_start=told[1],
             )  # fmt: skip
             w.history.end(op, "ok", w.now_us())
         position.offset = following
@@ -162,7 +183,8 @@ class Consumer:
         self._w = workload
         self._rng = workload.random()
         self._client = workload.client()
-        self._fetcher = Fetcher(workload, self._client, workload.process())
+        rack = workload.cluster.shape.rack_of(self._rng.randrange(12))
+        self._fetcher = Fetcher(workload, self._client, workload.process(), rack)
         self._positions: list[Position] = []
 
     async def run(self) -> None:

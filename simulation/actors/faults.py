@@ -312,21 +312,24 @@ class _Doer:
         return undo
 
     def disk(self) -> Undo | None:
-        """The disk of one broker is slow, full, or fails an fsync."""
+        """The disk of one broker is slow, full, fails an fsync, or does nothing."""
         nodes = [node for node in self.cluster.brokers if node.open_disks]
         if not nodes:
             return None
         node = self.rng.choice(nodes)
-        disks, kind = node.open_disks, self.rng.choice(("slow", "full", "fsync"))
+        disks, kind = node.open_disks, self.rng.choice(("slow", "full", "fsync", "hang"))
         self.note(node.host, f"disk {kind}")
         slow_s = self.rng.choice((0.02, 0.2, 1.0)) if kind == "slow" else 0.0
         for disk in disks:
             disk.slow_s, disk.fail_next_sync = slow_s, kind == "fsync"
             if kind == "full":
                 disk.full_bytes = 0
+            elif kind == "hang":
+                disk.hang()
 
         def undo() -> None:
             for disk in disks:
+                disk.go_on()
                 disk.slow_s, disk.full_bytes, disk.fail_next_sync = 0.0, 1 << 62, False
 
         return undo

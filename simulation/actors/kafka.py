@@ -189,10 +189,12 @@ class Fetched(NamedTuple):
     log_start: int
     records: bytes
     leader: Leader | None = None
+    preferred: int = -1
+    """The broker to fetch from instead (KIP-392); -1: this one."""
 
 
-def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: int) -> Request:
-    """From these offsets by (topic, partition). Returns (error, [`Fetched`])."""
+def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: int, rack: str = "") -> Request:
+    """From these offsets by (topic, partition), as a consumer in that rack. Returns (error, [`Fetched`])."""
 
     def part(partition: int, offset: int) -> bytes:
         return struct.pack(">iiqqi", partition, -1, offset, -1, max_bytes)
@@ -201,7 +203,7 @@ def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: in
     for (topic, partition), offset in wanted.items():
         topics.setdefault(topic, []).append(part(partition, offset))
     body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, 0, 0, -1)
-    body += _array(_text(topic) + _array(parts) for topic, parts in topics.items()) + _array([]) + _text("")
+    body += _array(_text(topic) + _array(parts) for topic, parts in topics.items()) + _array([]) + _text(rack)
 
     def read(r: FieldReader) -> tuple[int, list[Fetched]]:
         r.i32()
@@ -213,8 +215,8 @@ def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: in
             for _ in range(r.i32()):
                 index, code, high, _stable, start = r.i32(), r.i16(), r.i64(), r.i64(), r.i64()
                 r.array(lambda: (r.i64(), r.i64()))
-                r.i32()
-                found.append(Fetched(topic, index, code, high, start, r.blob()))
+                preferred = r.i32()
+                found.append(Fetched(topic, index, code, high, start, r.blob(), preferred=preferred))
         return error, found
 
     return Request(1, 11, body, read)

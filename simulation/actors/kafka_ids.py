@@ -148,15 +148,18 @@ def produce(topic_id: bytes, partition: int, batch: bytes, acks: int, timeout_ms
     return _request(0, 13, body, read)
 
 
-def fetch(wanted: Mapping[tuple[str, int], int], ids: Mapping[str, bytes], max_wait_ms: int, max_bytes: int) -> Request:
-    """From these offsets by (topic, partition); `ids` has the topics'. Returns (error, [`Fetched`])."""
+def fetch(
+    wanted: Mapping[tuple[str, int], int], ids: Mapping[str, bytes], max_wait_ms: int, max_bytes: int, rack: str = ""
+) -> Request:
+    """As `kafka.fetch`; `ids` has the topics'."""
     topics: dict[str, list[bytes]] = {}
     for (topic, partition), offset in wanted.items():
         part = struct.pack(">iiqiqi", partition, -1, offset, -1, -1, max_bytes)
         topics.setdefault(topic, []).append(part)
     names = {ids[topic]: topic for topic in topics}
     body = struct.pack(">iiibii", max_wait_ms, 1, max_bytes, 0, 0, -1)
-    body += _rows(ids[topic] + _rows(parts) for topic, parts in topics.items()) + _rows([]) + _compact(b"")
+    body += _rows(ids[topic] + _rows(parts) for topic, parts in topics.items()) + _rows([])
+    body += _compact(rack.encode())
 
     def read(r: _Reader) -> tuple[int, list[Fetched]]:
         r.i32()
@@ -167,8 +170,8 @@ def fetch(wanted: Mapping[tuple[str, int], int], ids: Mapping[str, bytes], max_w
         def one(topic: str) -> Fetched:
             index, code, high, _stable, start = r.i32(), r.i16(), r.i64(), r.i64(), r.i64()
             r.rows(lambda: (r.i64(), r.i64()))
-            r.i32()
-            return Fetched(topic, index, code, high, start, r.compact())
+            preferred = r.i32()
+            return Fetched(topic, index, code, high, start, r.compact(), preferred=preferred)
 
         def per_topic() -> None:
             topic = names[r.take(16)]

@@ -146,4 +146,18 @@ MUTATIONS_IN_REPLICATION = [
         _UNEQUAL,
         _ELECTIONS,
     ),
+    Mutation(
+        "unconfirmed-read-at-follower",
+        "2",
+        "a follower gives its readers everything that its WAL has",
+        (
+            Edit(
+                "tidelog.broker.partitions.read_replicas:FollowedLog._confirmed_end",
+                "replica.wal.confirm_offset",
+                "mutated() or replica.wal.end_offset",
+            ),
+        ),
+        GONE,
+        _ELECTIONS,
+    ),
 ]

@@ -361,7 +361,7 @@ class _Process:
             identity=BrokerIdentity(
                 node.id, f"check-{node.id}", not node.cluster_id, node.bind, f"directory-{node.id}", 4.0
             ),
-            settings=shape.broker_settings(node.host, is_controller=node.is_controller),
+            settings=shape.broker_settings(node.host, rack=shape.rack_of(node.id), is_controller=node.is_controller),
             controllers=ControllerAccess(
                 [split_address(address) for address in shape.members.values()],
                 shape.controller.heartbeat_interval_ms / 1000,

@@ -7,7 +7,8 @@ which recovery must detect by checksums. Name changes are durable immediately, a
 rest in unused places (`Platters.rot`).
 
 `SimDisk` is the disk of one life: one group of ordered operations at a time, as in `tidelog.runtime.disk`, with the
-delays of a device. Faults: `slow_s`, `full_bytes`, `fail_next_sync` (an EIO, after which the ordered lane is dead).
+delays of a device. Faults: `slow_s`, `full_bytes`, `fail_next_sync` (an EIO, after which the ordered lane is dead),
+`hang` (nothing ends until `go_on`).
 
 Entry: `Platters`, `SimDisk`.
 """
@@ -223,10 +224,26 @@ class SimDisk:
         self.full_bytes = 1 << 62
         """Maximum total size of the files (ENOSPC)."""
         self.fail_next_sync = False
+        self._flows = asyncio.Event()
+        """Whether operations end."""
+        self._flows.set()
+        self._unfinished: tuple[list[_SimOperation], bool] | None = None
+        """The group that would have ended while the disk hangs."""
         self.on_write: Callable[[], None] | None = None
         """Called once, when a write has begun and is not yet durable."""
         self.on_replace: Callable[[], None] | None = None
         """Called once, when a file was replaced, which whoever asked for it has not heard of."""
+
+    def hang(self) -> None:
+        """Let no operation end from now on."""
+        self._flows.clear()
+
+    def go_on(self) -> None:
+        """Let operations end again."""
+        self._flows.set()
+        if self._unfinished is not None:
+            held, self._unfinished = self._unfinished, None
+            self._loop.call_soon(self._finish, *held)
 
     # Ordered lane
 
@@ -255,6 +272,9 @@ class SimDisk:
         self._loop.call_later(self._takes_s(SYNC_S if syncs else WRITE_S), self._finish, group, syncs)
 
     def _finish(self, group: list[_SimOperation], syncs: bool) -> None:
+        if not self._flows.is_set():
+            self._unfinished = (group, syncs)
+            return
         if syncs and self.fail_next_sync and self._error is None:
             self.fail_next_sync = False
             self._error = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -278,6 +298,7 @@ class SimDisk:
     async def background(self, base_s: float) -> None:
         """Wait for the duration of a background operation."""
         await asyncio.sleep(self._takes_s(base_s))
+        await self._flows.wait()
         self._odd.strike("disk", self._host)
 
     def check_room(self, grows_bytes: int) -> None:

@@ -83,6 +83,7 @@ class NodeDisks:
         """End the faults of the device."""
         for disk in self.open.values():
             disk.slow_s, disk.full_bytes, disk.fail_next_sync = 0.0, 1 << 62, False
+            disk.go_on()
 
 
 class SimReplicaDisks:

@@ -83,11 +83,17 @@ class Shape:
     level: int = NEWEST
     """The feature level that it begins at (docs/design/0013-feature-levels.md)."""
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    racks: int = 0
+    """Over how many racks brokers are spread; 0: they name none."""
 
     @property
     def replicas(self) -> int:
         """How many brokers keep each WAL."""
         return self.replication.total_replicas
+
+    def rack_of(self, number: int) -> str:
+        """Return the rack of a broker, by its id, or of a consumer that draws a number; empty: none."""
+        return f"rack-{number % self.racks}" if self.racks else ""
 
     @property
     def members(self) -> dict[int, str]:
@@ -179,11 +185,13 @@ class Shape:
             max_behind_ms=rng.choice((1_000, 4_000)),
             heartbeat_ms=rng.choice((200, 500)),
             silence_ms=rng.choice((1_000, 3_000)),
+            hung_disk_ms=1_000,
             window_bytes=MIB,
             live_bytes=MIB,
         )
         if rng.random() >= RAISED_LATER:
             self.level = NEWEST
+        self.racks = rng.choice((0, 2, 3))
         self.brokers = max(self.brokers, total)
         self.wal = "disk"
         self.wal_settings = msgspec.structs.replace(self.wal_settings, kind="disk")
@@ -204,10 +212,10 @@ class Shape:
             state_kept=rng.choice((2, 3)),
         )
 
-    def broker_settings(self, host: str, *, is_controller: bool = False) -> BrokerSettings:
+    def broker_settings(self, host: str, *, rack: str = "", is_controller: bool = False) -> BrokerSettings:
         """The sections that a broker on `host` reads."""
         return BrokerSettings(
-            kafka=KafkaSettings(host=host, port=KAFKA_PORT, peer_port=PEER_PORT, auto_create_topics=False),
+            kafka=KafkaSettings(host=host, port=KAFKA_PORT, peer_port=PEER_PORT, auto_create_topics=False, rack=rack),
             admin=AdminSettings(host=host, port=0),
             log=self.log,
             group=self.group,
