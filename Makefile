@@ -29,9 +29,9 @@ up: $(RUN_STAMP)
 	exec $(BIN)/tidelog up $(ARGS)
 
 # The tests that need no server process and no child process, in less than two minutes on two cores: property tests with
-# a quarter of their examples (tests/support/examples.py), and no coverage. Three workers, because many tests wait.
+# a tenth of their examples (tests/support/examples.py), and no coverage. Four workers, because many tests wait.
 unit: install
-	$(BIN)/pytest -n 3 --dist worksteal -m "$(UNIT)" --hypothesis-profile=unit --no-cov $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "$(UNIT)" --hypothesis-profile=unit --no-cov $(ARGS)
 
 # The same tests with all examples, and the coverage of the product, which may not fall below its floor (pyproject.toml).
 coverage: install

@@ -12,7 +12,8 @@ Invariants for the log above:
 1. `done(None)` of a write with `sync=True`, or of a sync, means: those bytes, and all bytes submitted for the same file
    before them, survive a power loss.
 2. After a failed operation in the ordered lane every later one of the disk fails with the same error. A failed fsync is
-   never repeated, because the kernel may already have dropped the dirty pages.
+   never repeated, because the kernel may already have dropped the dirty pages. An exception that is no `OSError` is a
+   failure, too, and is reported as EIO: the writer thread never ends with operations that nobody hears of.
 3. `publish`, `rename`, `remove`, `replace` and a newly created file's name are durable (directory fsync) when they
    report success.
 
@@ -182,6 +183,8 @@ class _Operation:
     done: Done
     offset: int = 0
     buffers: Sequence[Buffer] = ()
+    size: int = 0
+    """Bytes in all buffers."""
     sync: bool = False
     close: bool = False
     old_name: str = ""
@@ -242,11 +245,12 @@ class FileDiskFile:
 
     def write(self, offset: int, buffers: Sequence[Buffer], *, sync: bool, done: Done, may_block: bool = False) -> None:
         """See `DiskFile.write`."""
-        disk = self._disk
-        if may_block and disk._is_quick() and sum(map(len, buffers)) <= INLINE_BYTES:
-            disk._write_here(_Operation(self, done, offset, buffers, sync))
+        disk, size = self._disk, sum(map(len, buffers))
+        operation = _Operation(self, done, offset, buffers, size, sync)
+        if may_block and size <= INLINE_BYTES and disk._is_quick():
+            disk._write_here(operation)
         else:
-            disk._submit(_Operation(self, done, offset, buffers, sync))
+            disk._submit(operation)
 
     def sync(self, done: Done) -> None:
         """See `DiskFile.sync`."""
@@ -324,7 +328,7 @@ class FileDiskFile:
                 if not buffers:
                     start = end = operation.offset
                 buffers.extend(operation.buffers)
-                end += sum(map(len, operation.buffers))
+                end += operation.size
             sync = sync or operation.sync
         if buffers:
             _pwritev(self._fd, buffers, start)
@@ -485,7 +489,9 @@ class FileDisk:
     # Ordered lane
 
     def _submit(self, operation: _Operation) -> None:
-        if self._writer is None:
+        if self._writer is None or not self._writer.is_alive():
+            if self._writer is not None:
+                logger.error("the writer thread has ended; another one goes on", extra={"path": self._path})
             loop = asyncio.get_running_loop()
             self._writer = threading.Thread(
                 target=self._write_forever, args=(loop,), name=f"{self._name}-writer", daemon=True
@@ -528,7 +534,15 @@ class FileDisk:
         _report(finished)
 
     def _write_forever(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the writer thread: commit all submitted operations as one group, report, repeat."""
+        """Run the writer thread, until the disk is closed; whatever else ends it is logged."""
+        try:
+            self._write_all(loop)
+        except BaseException:
+            logger.critical("the writer thread has ended", exc_info=True, extra={"path": self._path})
+            raise
+
+    def _write_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Commit all submitted operations as one group, report, repeat."""
         wake_promptly()
         while (group := self._next_group()) is not None:
             started = time.perf_counter()
@@ -552,7 +566,7 @@ class FileDisk:
         if operation is None:
             return None
         group = [operation]
-        size = sum(map(len, operation.buffers))
+        size = operation.size
         while size < _GROUP_BYTES:
             try:
                 operation = self._queue.get_nowait()
@@ -562,7 +576,7 @@ class FileDisk:
                 self._queue.put(None)  # close comes last by contract: read again after this group
                 break
             group.append(operation)
-            size += sum(map(len, operation.buffers))
+            size += operation.size
         return group
 
     def _commit(self, group: list[_Operation]) -> list[tuple[Done, OSError | None]]:
@@ -575,15 +589,24 @@ class FileDisk:
                 last += 1
             operations = group[first:last]
             if self._error is None:
-                try:
-                    file._commit(operations)
-                except OSError as error:
-                    self._error = error
+                self._error = _failure(file._commit, operations)
             if operations[-1].close:  # the last operation of its file by contract; also after a failure
-                os.close(file._fd)
+                self._error = _failure(os.close, file._fd) or self._error
             finished.extend((operation.done, self._error) for operation in operations)
             first = last
         return finished
+
+
+def _failure(work: Callable[..., None], *args: object) -> OSError | None:
+    """Do work of the writer thread; return the error that it ended with."""
+    try:
+        work(*args)
+    except OSError as error:
+        return error
+    except Exception as error:
+        logger.exception("an unexpected error of the writer thread is taken for one of the disk")
+        return OSError(errno.EIO, f"{type(error).__name__}: {error}")
+    return None
 
 
 def _report(finished: Sequence[tuple[Done, OSError | None]]) -> None:

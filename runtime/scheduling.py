@@ -30,8 +30,13 @@ _RESET_ON_FORK = 1
 def wake_promptly() -> bool:
     """Request short slices for the calling thread. Returns False, and changes nothing, where this is not possible."""
     number = _SYSCALLS.get(platform.machine())
-    if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if sys.platform != "linux" or number is None:
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    wish = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, SLICE_NS, 0, 0)
-    return bool(ctypes.CDLL(None).syscall(number, 0, wish, 0) == 0)
+    try:
+        if os.sched_getscheduler(0) != os.SCHED_OTHER:
+            return False
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        wish = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, SLICE_NS, 0, 0)
+        return bool(ctypes.CDLL(None).syscall(number, 0, wish, 0) == 0)
+    except OSError:
+        return False

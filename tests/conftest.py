@@ -13,6 +13,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -47,6 +48,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 T = TypeVar("T")
 PREFIX = "missing: "
 E2E = Path(__file__).parent / "e2e"
+TEARDOWN_S = 300
+"""After so long a teardown hangs; those of module and session fixtures are in it."""
 PROCESS_FIXTURES = {
     "server_pool",
     "moto_server",
@@ -56,6 +59,16 @@ PROCESS_FIXTURES = {
     "kcat",
     "previous_release",
 }
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """End a process that hangs in the teardown of a test: pytest-timeout stops its clock when a test has failed."""
+    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def required(provide: Callable[[], T]) -> T:

@@ -164,6 +164,8 @@ class Fetcher:
             return False
         # a follower's high watermark is one that the leader has told before, and need not be the newest
         told = (UNKNOWN if was_follower else found.high_watermark), found.log_start
+        if values:
+            self._check_confirmed(position, offsets[-1] + 1, "at a follower" if was_follower else "at its leader")
         if values or told != position.told:
             position.told = told
             op = w.history.begin(
@@ -174,6 +176,17 @@ class Fetcher:
             w.history.end(op, "ok", w.now_us())
         position.offset = following
         return bool(values)
+
+    def _check_confirmed(self, position: Position, end: int, where: str) -> None:
+        """Compare what was read with what brokers have confirmed by now."""
+        cluster, topic = self._w.cluster, position.topic
+        active = cluster.active
+        if active is None:
+            return
+        image = active.image
+        record = image.partition(topic.id or image.topic_ids.get(topic.wire, b""), position.partition)
+        if record is not None:
+            cluster.watch.confirmed.stream_was_read(record.first_stream + 1, end, where)
 
 
 class Consumer:

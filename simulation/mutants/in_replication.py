@@ -157,7 +157,7 @@ MUTATIONS_IN_REPLICATION = [
                 "mutated() or replica.wal.end_offset",
             ),
         ),
-        GONE,
+        ("unconfirmed-read", *GONE),
         _ELECTIONS,
     ),
 ]

@@ -5,6 +5,8 @@ WAL, after any crash and on any broker, must begin its epoch at or after them, a
 continue at or after its confirmed end. `confirmed-lost` is a WAL or a stream that continues before that point, or a
 deposed master or owner that confirms data past the start of its successor.
 
+Nothing is read before it is confirmed (rule 2): `unconfirmed-read` is a record that a consumer was given before.
+
 Entry: `Confirmed`, which gets its events from `tidelog.simulation.world.watched_wal`.
 """
 
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 RULE = "confirmed-lost"
+READ_RULE = "unconfirmed-read"
 
 
 @dataclass(slots=True)
@@ -77,6 +80,13 @@ class Confirmed:
     def stream_holds(self, stream_id: int, epoch: int, end: int) -> None:
         """Record that the appends of that epoch are confirmed up to stream offset `end`."""
         self._holds(self._streams, f"stream {stream_id}", stream_id, epoch, end)
+
+    def stream_was_read(self, stream_id: int, end: int, where: str) -> None:
+        """Check that the stream is confirmed up to `end`, which a consumer has read up to, at `where`."""
+        line = self._streams.get(stream_id)
+        if line is not None and end > line.confirmed:
+            said = f"stream {stream_id} was read up to {end} {where}, and is confirmed up to {line.confirmed}"
+            self._found(READ_RULE, said)
 
     def stream_recovered(self, stream_id: int, epoch: int, end: int) -> None:
         """Record data of a recovered WAL, unless the stream has a later owner."""

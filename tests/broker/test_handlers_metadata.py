@@ -12,6 +12,7 @@ from tests.support import schema
 from tests.support.admin_world import CLUSTER_ID
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, until
+from tidelog.broker.kafka import election_waits
 from tidelog.broker.kafka.handlers import metadata
 from tidelog.broker.settings import KafkaSettings
 from tidelog.controller.model.replica_set_commands import BeginElection
@@ -76,7 +77,10 @@ async def test_every_version_lists_all_topics_and_brokers(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_replicated_set_shows_its_members_who_is_in_sync_and_its_elections(version: int) -> None:
+async def test_a_replicated_set_shows_its_members_who_is_in_sync_and_its_elections(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election_waits, "WAIT_S", 0.05)
     async with KafkaWorld(brokers=(1, 2, 3)) as world, world.client() as client:
         controller = world.controller
         controller.replicate(2, 1, 2, learner=3)

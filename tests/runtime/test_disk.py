@@ -449,6 +449,49 @@ async def test_after_a_failed_sync_everything_fails(tmp_path: Path, monkeypatch:
     assert open_descriptors() == before
 
 
+@pytest.mark.parametrize("raised", [ValueError("released"), MemoryError(), RuntimeError("a bug")])
+async def test_an_exception_that_nobody_listed_fails_what_was_submitted_and_everything_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception
+) -> None:
+    async with opened(tmp_path) as disk:
+        file = await spare(disk)
+        real = os.pwritev
+
+        def pwritev(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+            raise raised
+
+        monkeypatch.setattr(os, "pwritev", pwritev)
+        first = written(file, 0, [b"a"])
+        second = written(file, 1, [b"b"])
+        async with asyncio.timeout(30):
+            errors = [await first, await second]
+        monkeypatch.setattr(os, "pwritev", real)
+        errors.append(await written(file, 2, [b"c"]))
+        assert [code_of(error) for error in errors] == [errno.EIO] * 3
+        assert type(raised).__name__ in str(errors[0])
+        await file.close()
+
+
+async def test_a_descriptor_that_cannot_be_closed_does_not_keep_its_closer_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as disk:
+        file = await spare(disk)
+        real = os.close
+        closed = list[int]()
+
+        def close(fd: int) -> None:
+            real(fd)
+            if threading.current_thread().name == "wal-writer":
+                closed.append(fd)
+                raise OSError(errno.EIO, "not written back")
+
+        monkeypatch.setattr(os, "close", close)
+        async with asyncio.timeout(30):
+            await file.close()
+        assert len(closed) == 1
+
+
 async def test_small_files_are_replaced_whole(tmp_path: Path) -> None:
     async with opened(tmp_path / "new") as disk:
         assert await disk.load("small") is None

@@ -53,3 +53,11 @@ def test_a_thread_gets_its_slice_and_those_it_starts_do_not() -> None:
 def test_where_the_system_has_no_such_call_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "z80")
     assert not scheduling.wake_promptly()
+
+
+def test_a_thread_that_may_not_ask_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_pid: int) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_getscheduler", refused)
+    assert not scheduling.wake_promptly()

@@ -138,6 +138,16 @@ def test_a_recovered_record_counts_unless_its_stream_has_a_later_owner(epoch: in
     assert told(*calls) == findings
 
 
+@pytest.mark.parametrize(("end", "findings"), [(5, 0), (6, 1)])
+def test_what_is_read_must_be_confirmed(end: int, findings: int) -> None:
+    watch = Watch()
+    watch.confirmed.stream_goes_on(1, 1, 0)
+    watch.confirmed.stream_holds(1, 1, 5)
+    watch.confirmed.stream_was_read(1, end, "at a follower")
+    watch.confirmed.stream_was_read(2, end, "at its leader")  # of which nobody has appended anything
+    assert [finding.rule for finding in watch.findings] == ["unconfirmed-read"] * findings
+
+
 def test_a_replica_set_that_was_removed_and_comes_back_starts_over() -> None:
     watch = Watch()
     watch.confirmed.wal_holds(1, 1, 500)

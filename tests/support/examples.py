@@ -1,6 +1,6 @@
 """How many examples a property test runs: its own number in the whole suite, a part of it in `make unit`.
 
-`tests/conftest.py` registers two profiles of Hypothesis: `tidelog`, and `unit` with a quarter of its examples. The gate
+`tests/conftest.py` registers two profiles of Hypothesis: `tidelog`, and `unit` with a tenth of its examples. The gate
 runs all of them (`make coverage`, `.ci/run`).
 """
 
@@ -10,7 +10,7 @@ import hypothesis
 
 WHOLE = 100
 """`max_examples` of the profile under which each test runs all of its examples."""
-UNIT = 25
+UNIT = 10
 """`max_examples` of the profile of `make unit`."""
 
 
