@@ -13,7 +13,8 @@ Invariants for the log above:
    before them, survive a power loss.
 2. After a failed operation in the ordered lane every later one of the disk fails with the same error. A failed fsync is
    never repeated, because the kernel may already have dropped the dirty pages. An exception that is no `OSError` is a
-   failure, too, and is reported as EIO: the writer thread never ends with operations that nobody hears of.
+   failure, too, and is reported as EIO. So is a writer thread that has ended by itself, when the next operation is
+   submitted: what it had taken may be missing before what follows.
 3. `publish`, `rename`, `remove`, `replace` and a newly created file's name are durable (directory fsync) when they
    report success.
 
@@ -490,8 +491,9 @@ class FileDisk:
 
     def _submit(self, operation: _Operation) -> None:
         if self._writer is None or not self._writer.is_alive():
-            if self._writer is not None:
-                logger.error("the writer thread has ended; another one goes on", extra={"path": self._path})
+            if self._writer is not None:  # the next one reports everything that is queued as failed
+                logger.critical("the writer thread has ended by itself", extra={"path": self._path})
+                self._error = self._error or OSError(errno.EIO, "the writer thread has ended")
             loop = asyncio.get_running_loop()
             self._writer = threading.Thread(
                 target=self._write_forever, args=(loop,), name=f"{self._name}-writer", daemon=True
@@ -534,15 +536,7 @@ class FileDisk:
         _report(finished)
 
     def _write_forever(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the writer thread, until the disk is closed; whatever else ends it is logged."""
-        try:
-            self._write_all(loop)
-        except BaseException:
-            logger.critical("the writer thread has ended", exc_info=True, extra={"path": self._path})
-            raise
-
-    def _write_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Commit all submitted operations as one group, report, repeat."""
+        """Run the writer thread: commit all submitted operations as one group, report, repeat."""
         wake_promptly()
         while (group := self._next_group()) is not None:
             started = time.perf_counter()

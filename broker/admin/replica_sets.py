@@ -32,7 +32,7 @@ from aiohttp import web
 
 from tidelog.broker.admin.answers import flag, integer, json_answer, number
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
-from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord, has_several
+from tidelog.controller.model.replication import PolicyRecord, ReplicationRecord, has_several, replicas_without
 from tidelog.runtime.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class ReplicaSetRoutes:
     async def _remove_member(self, request: web.Request) -> web.Response:
         record, broker = self._found(request), _broker(request)
         row = self._controller.image.replication.get(record.id) or ReplicationRecord(record.id)
-        left = {*row.assigned, *record.members} - {broker, *row.leaving, *row.learning}
+        left = replicas_without(record, row, broker)
         wanted = row.policy.total_replicas
         if broker in row.assigned and broker not in row.learning and len(left) < wanted:
             raise InvalidInput(

@@ -179,6 +179,11 @@ def replica_count(record: ReplicaSetRecord, row: ReplicationRecord | None, broke
     return max(len(record.members), min(wanted, brokers))
 
 
+def replicas_without(record: ReplicaSetRecord, row: ReplicationRecord, broker_id: int) -> set[int]:
+    """Return the brokers whose replicas count, or will, when that of `broker_id` is gone."""
+    return {*row.assigned, *record.members} - {broker_id, *row.leaving, *row.learning}
+
+
 def has_several(record: ReplicaSetRecord) -> bool:
     """Return whether a replica set has more than one replica: masters are then elected by promises."""
     return len(record.members) + len(record.learners) > 1

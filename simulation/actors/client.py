@@ -170,7 +170,7 @@ class Client:
         """The address of the partition's leader, if known."""
         if self._leaders.get((topic, partition), -1) < 0:
             await self.refresh(topic)
-        return self._brokers.get(self._leaders.get((topic, partition), -1))
+        return self.address_of(self._leaders.get((topic, partition), -1))
 
     def address_of(self, broker_id: int) -> Address | None:
         """The address of a broker, if known."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from tidelog.controller.model.records import NO_BROKER, ReplicaSetRecord
-from tidelog.controller.model.replication import has_several
+from tidelog.controller.model.replication import has_several, replicas_without
 from tidelog.runtime.errors import TidelogError
 from tidelog.simulation.actors.workload import Workload
 
@@ -67,8 +67,8 @@ class SetOperator:
     async def _remove(self, record: ReplicaSetRecord) -> None:
         row, sets = self._client.image.replication[record.id], self._client.replica_sets
         broker_id = self._rng.choice(sorted(row.assigned or record.members))
-        left = {*row.assigned, *record.members} - {broker_id, *row.leaving, *row.learning}
-        if broker_id in row.learning or len(left) >= row.policy.total_replicas:
+        left = len(replicas_without(record, row, broker_id))
+        if broker_id in row.learning or left >= row.policy.total_replicas:
             in_sync = broker_id in record.sync_state_set
             remove = sets.retire_replica if in_sync else sets.remove_replica
             await self._do(f"removal of {broker_id} from set {record.id}", remove(record.id, broker_id))

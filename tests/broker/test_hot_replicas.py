@@ -8,7 +8,6 @@ import errno
 import os
 import random
 import shutil
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from msgspec import structs
 from tests.storage.wal_harness import until
 from tests.support.held import Held
 from tests.support.hot_replicas import POLICY, SECRET, HotSet, Proxy, TlsHotSet
+from tests.support.hung_disk import hung_syncs
 from tests.support.loops import BOTH_LOOPS
 from tidelog.broker.replication.connection import connect_wal
 from tidelog.broker.replication.inputs import (
@@ -589,22 +589,11 @@ async def test_followers_have_the_bytes_while_their_master_syncs_and_nothing_is_
     await hot.confirmed(master)
     await hot.same()
     before = master.wal.durable_offset
-    go_on = threading.Event()
-    real = os.fdatasync
-
-    def fdatasync(fd: int) -> None:
-        if "wal-1" in os.readlink(f"/proc/self/fd/{fd}"):
-            go_on.wait(60)
-        real(fd)
-
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-    try:
+    with hung_syncs(monkeypatch, "wal-1"):
         end = await hot.write(master, 1)
         await until(lambda: all(hot.brokers[each].wal.durable_offset == end for each in (2, 3)))
         await until(lambda: all(one["end_offset"] == end for one in master.master.status()["followers"]))
         assert master.wal.durable_offset == before == master.master.confirm_offset
-    finally:
-        go_on.set()
     await hot.confirmed(master, end)
 
 

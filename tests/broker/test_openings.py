@@ -13,7 +13,7 @@ from tests.broker.test_handlers_fetch import append, fetch_request, part, values
 from tests.broker.test_handlers_produce import outcome, produce_request
 from tests.support import schema
 from tests.support.fake_storage import FakeClock
-from tests.support.kafka_client import encode_request, request_entity
+from tests.support.kafka_client import KafkaClient, encode_request, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.broker.partitions import openings
 from tidelog.broker.partitions.openings import OPENING_WAIT_S, Openings
@@ -97,13 +97,21 @@ async def test_a_fetch_treats_an_opening_partition_as_one_without_data() -> None
         assert part(response, 0, 0).error_code == 6 and values(part(response, 0, 1).records) == [(0, b"b")]
 
 
+async def session_with_an_opening_partition(
+    world: KafkaWorld, topic: TopicRecord, client: KafkaClient
+) -> dict[str, int]:
+    """Fields of the next requests of a fetch session of two partitions; the first one is to open again."""
+    log = await world.open(topic, 0)
+    client.post(fetch_request(12, {"t": {0: 0, 1: 0}}, session_epoch=0))
+    session = {"session_id": (await client.receive()).session_id, "max_wait": 60_000}
+    del world.partitions.logs[topic.id, 0]
+    await log.close()
+    return session
+
+
 async def test_a_response_in_a_session_leaves_an_opening_partition_out() -> None:
     async with opening_world() as (world, topic), world.client() as client, world.client() as producer:
-        log = await world.open(topic, 0)
-        client.post(fetch_request(12, {"t": {0: 0, 1: 0}}, session_epoch=0))
-        session = {"session_id": (await client.receive()).session_id, "max_wait": 60_000}
-        del world.partitions.logs[topic.id, 0]
-        await log.close()
+        session = await session_with_an_opening_partition(world, topic, client)
         client.post(fetch_request(12, {}, session_epoch=1, **session))
         await asked_for(world)
         producer.post(produce_request(9, {"t": {1: batch(b"b")}}))
@@ -122,11 +130,7 @@ async def test_a_response_in_a_session_leaves_an_opening_partition_out() -> None
 async def test_a_partition_of_a_session_that_opens_for_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "OPENING_WAIT_S", 0.3)
     async with opening_world() as (world, topic), world.client() as client:
-        log = await world.open(topic, 0)
-        client.post(fetch_request(12, {"t": {0: 0, 1: 0}}, session_epoch=0))
-        session = {"session_id": (await client.receive()).session_id, "max_wait": 60_000}
-        del world.partitions.logs[topic.id, 0]
-        await log.close()
+        session = await session_with_an_opening_partition(world, topic, client)
         client.post(fetch_request(12, {}, session_epoch=1, **session))
         (late,) = (await client.receive()).responses[0].partitions
         assert (late.partition_index, late.error_code) == (0, 6)

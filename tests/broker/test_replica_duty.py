@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import shutil
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from tests.controller.controller_helpers import until
 from tests.support.held import Held
 from tests.support.hot_replicas import LIMITS
+from tests.support.hung_disk import hung_syncs
 from tests.support.kept_set import SET, SelfKeptSet
 from tidelog.broker.replication.duty import ReplicaDuty, ReplicaRole
 from tidelog.broker.replication.inputs import MasterTarget
@@ -271,37 +270,26 @@ async def test_a_replica_that_has_promised_more_than_the_metadata_know_is_a_prob
     assert "a follower has promised a newer one" in first.master.status()["refusal"]
 
 
-class HungDisk:
-    """Holds the syncs of the disk with one name."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self.go_on = threading.Event()
-        self.hangs = threading.Event()
-        real = os.fdatasync
-
-        def fdatasync(fd: int) -> None:
-            if name in os.readlink(f"/proc/self/fd/{fd}"):
-                self.hangs.set()
-                self.go_on.wait(120)
-            real(fd)
-
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
+@pytest.fixture
+async def impatient(tmp_path: Path) -> AsyncIterator[SelfKeptSet]:
+    """A set whose masters soon take their disk for hung."""
+    here = SelfKeptSet(tmp_path)
+    here.limits = dataclasses.replace(LIMITS, hung_disk_s=0.4)
+    await here.begin()
+    yield here
+    await here.finish()
 
 
 async def test_a_master_whose_disk_hangs_while_its_process_lives_lets_another_one_lead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    impatient: SelfKeptSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = SelfKeptSet(tmp_path)
-    kept.limits = dataclasses.replace(LIMITS, hung_disk_s=0.4)
-    await kept.begin()
-    disk: HungDisk | None = None
-    try:
-        first = await kept.settled()
-        assert first.broker_id == 1
-        end = await kept.write(first, 20)
-        await kept.confirmed(first)
-        term = first.master
-        disk = HungDisk(monkeypatch, "wal-1")
+    kept = impatient
+    first = await kept.settled()
+    assert first.broker_id == 1
+    end = await kept.write(first, 20)
+    await kept.confirmed(first)
+    term = first.master
+    with hung_syncs(monkeypatch, "wal-1") as go_on:
         lost = await kept.write(first, 1)
         await until(lambda: all(kept.brokers[each].wal.durable_offset == lost for each in (2, 3)))
         await until(lambda: kept.node.image.replica_sets[SET].master in (2, 3))
@@ -313,34 +301,22 @@ async def test_a_master_whose_disk_hangs_while_its_process_lives_lets_another_on
         assert term.ended is not None and term.confirm_offset == end, "the old master has confirmed nothing more"
         assert await kept.write(second, 20) > lost
         await kept.confirmed(second)
-        disk.go_on.set()
+        go_on.set()
         await kept.settled()
         await kept.same()
-    finally:
-        if disk is not None:
-            disk.go_on.set()
-        await kept.finish()
 
 
 async def test_a_master_whose_disk_hangs_goes_on_where_nobody_else_is_in_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    impatient: SelfKeptSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = SelfKeptSet(tmp_path)
-    kept.limits = dataclasses.replace(LIMITS, hung_disk_s=0.2)
-    await kept.begin()
-    disk: HungDisk | None = None
-    try:
-        first = await kept.settled()
-        term, epoch = first.master, first.master.epoch
-        for each in (2, 3):
-            await kept.end(each)
-        disk = HungDisk(monkeypatch, "wal-1")
+    kept = impatient
+    first = await kept.settled()
+    term, epoch = first.master, first.master.epoch
+    for each in (2, 3):
+        await kept.end(each)
+    with hung_syncs(monkeypatch, "wal-1") as go_on:
         end = await kept.write(first, 1)
         await until(lambda: "no other replica is in sync" in caplog.text)
-        disk.go_on.set()
+        go_on.set()
         await until(lambda: first.wal.durable_offset == end)
         assert kept.node.image.replica_sets[SET].master_epoch == epoch == term.epoch and term.ended is None
-    finally:
-        if disk is not None:
-            disk.go_on.set()
-        await kept.finish()

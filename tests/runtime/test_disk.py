@@ -472,6 +472,28 @@ async def test_an_exception_that_nobody_listed_fails_what_was_submitted_and_ever
         await file.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_after_its_writer_thread_has_ended_the_disk_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> bool:
+        raise RuntimeError("the thread ends")
+
+    async with opened(tmp_path) as disk:
+        file = await spare(disk)
+        async with asyncio.timeout(30):
+            with monkeypatch.context() as patched:
+                patched.setattr(disk_module, "wake_promptly", end)
+                first = written(file, 0, [b"a"])
+                while any(thread.name == "wal-writer" for thread in threading.enumerate()):  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0)
+            second = written(file, 1, [b"b"])
+            errors = [await first, await second]
+        assert [code_of(error) for error in errors] == [errno.EIO] * 2
+        assert await file.read(0, 2) == bytes(2)
+        await file.close()
+
+
 async def test_a_descriptor_that_cannot_be_closed_does_not_keep_its_closer_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from tidelog.broker.replication.inputs import (
 from tidelog.broker.replication.master import ReplicaMaster
 from tidelog.broker.replication.replica import HotReplica, ReplicaParts
 from tidelog.broker.replication.warm import WarmTail
+from tidelog.controller.model.errors import NotEligible
 from tidelog.controller.rpc.connection import RpcConnection
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.listener import RpcListener
@@ -78,8 +79,6 @@ class MemoryAuthority:
         self.trouble_after: Callable[[SetConfiguration], None] = lambda _wanted: None
         self.strangers: set[int] = set()
         self.reports_s = 3_600.0
-        self.resigned: list[tuple[int, int]] = []
-        """Elections that masters asked for: epoch, designated broker."""
 
     async def alter(
         self, wanted: SetConfiguration, *, master_epoch: int, ends: Mapping[WalReplica, int], confirm_offset: int
@@ -96,10 +95,7 @@ class MemoryAuthority:
         return self.configuration
 
     async def resign(self, designated: int, reason: str, *, master_epoch: int) -> None:
-        await asyncio.sleep(0)
-        if master_epoch != self.epoch:
-            raise Fenced(f"epoch {master_epoch} has ended")
-        self.resigned.append((master_epoch, designated))
+        raise NotEligible("this controller elects nobody by itself")
 
     def reports_every_s(self) -> float:
         return self.reports_s
