@@ -17,13 +17,14 @@ TICK_S = 0.1
 
 
 class Deadlines:
-    """The deadlines of one event loop."""
+    """The deadlines of one event loop, the one that the first was added on."""
 
-    __slots__ = ("_slots", "_timer")
+    __slots__ = ("_loop", "_slots", "_timer")
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[Callable[[], None], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # looking it up for each request costs a system call
 
     def __len__(self) -> int:
         """Return the number of pending deadlines."""
@@ -31,7 +32,9 @@ class Deadlines:
 
     def add(self, seconds: float, callback: Callable[[], None]) -> int:
         """Call `callback` after `seconds` (≥ 0), unless it is discarded. Returns the slot that `discard` needs."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         slot = int((loop.time() + seconds) / TICK_S) + 1
         entries = self._slots.get(slot)
         if entries is None:

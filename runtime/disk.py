@@ -33,6 +33,10 @@ the disk is fast and lightly loaded:
 It waits for `WAIT_S` at most: a disk that hangs right after a fast sync does not stop the loop, which is called back
 when the disk answers.
 
+The two threads wake each other with eventfds, not with locks. A lock's release wakes the other thread while the GIL is
+still held, and both then contend for it; a write to an eventfd gives up the GIL first, so the woken thread finds it
+free.
+
 Entry: `FileDisk`.
 """
 
@@ -43,7 +47,8 @@ import errno
 import logging
 import math
 import os
-import queue
+import select
+import struct
 import threading
 import time
 from collections import deque
@@ -76,6 +81,8 @@ REST = 4
 """Idle time after a group before the loop's thread may wait for one, as a multiple of the group's duration."""
 INLINE_BYTES = 64 << 10
 """The loop does not wait for larger writes: copying them would block it too long."""
+_ONE = struct.pack("=Q", 1)
+"""What is written to an eventfd to add one."""
 _TEMPORARY = ".tmp"
 """Suffix of files that a crash may leave incomplete; their owner removes them at recovery."""
 
@@ -174,6 +181,32 @@ class Disk(Protocol):
     async def close(self) -> None:
         """Stop the threads after all submitted operations. The caller closes its open files first."""
         ...
+
+
+class _Event:
+    """An eventfd that one thread sets and another one waits for (see the module docstring). It may be set early."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def set(self) -> None:
+        """End the present wait, or the next one."""
+        os.write(self._fd, _ONE)
+
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait until it was set since the last wait; False if it was not within `timeout_s`."""
+        if timeout_s < math.inf and not self._poll.poll(timeout_s * 1000):
+            return False
+        os.read(self._fd, len(_ONE))
+        return True
+
+    def close(self) -> None:
+        """Release the descriptor. Nobody may wait, or set it afterwards."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 @dataclass(slots=True)
@@ -346,7 +379,10 @@ class FileDisk:
     def __init__(self, path: str | os.PathLike[str], *, name: str = "wal") -> None:
         self._path = os.fspath(path)
         self._name = name
-        self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._queue: deque[_Operation | None] = deque()
+        self._idle = False
+        """Whether the writer thread waits for `_submitted`, or is about to."""
+        self._submitted = _Event()
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix=f"{name}-disk")
         self._writer: threading.Thread | None = None
         self._error: OSError | None = None  # set by the thread that commits; only one does at a time
@@ -361,9 +397,8 @@ class FileDisk:
         self._handing = threading.Lock()
         """Held to decide whether a group is reported to the waiting loop, or by a call."""
         self._awaited = False
-        self._arrived = threading.Lock()
-        """Free while a group that was waited for is in `_reported`."""
-        self._arrived.acquire()
+        self._arrived = _Event()
+        """Set once for each group put into `_reported`, for the loop that waits for it."""
         self._reported: deque[tuple[list[tuple[Done, OSError | None]], float]] = deque()
 
     @property
@@ -408,9 +443,11 @@ class FileDisk:
         """See `Disk.close`."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            self._queue.put(None)
+            self._put(None)
             await asyncio.get_running_loop().run_in_executor(self._executor, writer.join)
         self._executor.shutdown(wait=True)
+        self._submitted.close()
+        self._arrived.close()
 
     # Background lane
 
@@ -500,7 +537,13 @@ class FileDisk:
             )
             self._writer.start()
         self._under_way += 1
-        self._queue.put(operation)
+        self._put(operation)
+
+    def _put(self, operation: _Operation | None) -> None:
+        self._queue.append(operation)
+        if self._idle:
+            self._idle = False
+            self._submitted.set()
 
     def _is_quick(self) -> bool:
         """Whether the loop's thread should wait for a small write (see the module docstring)."""
@@ -517,11 +560,12 @@ class FileDisk:
         with self._handing:
             self._awaited = True
         self._submit(operation)
-        in_time = self._arrived.acquire(timeout=WAIT_S)
-        with self._handing:
-            self._awaited = False
-        if not in_time and not self._arrived.acquire(blocking=False):
-            return  # the writer thread will call the loop
+        if not self._arrived.wait(WAIT_S):
+            with self._handing:
+                self._awaited = False
+                if not self._reported:
+                    return  # the writer thread will call the loop
+            self._arrived.wait()
         self.groups_here += 1
         self._committed(*self._reported.popleft())
 
@@ -544,11 +588,12 @@ class FileDisk:
             took_s = time.perf_counter() - started
             self.groups += 1
             with self._handing:
-                if self._awaited:
-                    self._awaited = False
+                is_awaited, self._awaited = self._awaited, False
+                if is_awaited:
                     self._reported.append((finished, took_s))
-                    self._arrived.release()
-                    continue
+            if is_awaited:
+                self._arrived.set()
+                continue
             try:
                 loop.call_soon_threadsafe(self._committed, finished, took_s)
             except RuntimeError:  # the loop was closed: there is no caller
@@ -556,21 +601,24 @@ class FileDisk:
 
     def _next_group(self) -> list[_Operation] | None:
         """Wait for an operation and return all submitted ones, up to `_GROUP_BYTES`. None: close was requested."""
-        operation = self._queue.get()
+        waiting = self._queue
+        while not waiting:
+            self._idle = True
+            if not waiting:  # nothing was submitted before the flag was seen
+                self._submitted.wait()
+            self._idle = False
+        operation = waiting.popleft()
         if operation is None:
             return None
         group = [operation]
         size = operation.size
-        while size < _GROUP_BYTES:
-            try:
-                operation = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if operation is None:
-                self._queue.put(None)  # close comes last by contract: read again after this group
+        while size < _GROUP_BYTES and waiting:
+            operation = waiting[0]
+            if operation is None:  # close comes last by contract: taken after this group
                 break
             group.append(operation)
             size += operation.size
+            del waiting[0]
         return group
 
     def _commit(self, group: list[_Operation]) -> list[tuple[Done, OSError | None]]:

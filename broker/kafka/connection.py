@@ -27,6 +27,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
+
 from tidelog.broker.kafka.errors import CloseConnection, MalformedRequest, NotServed, OversizedRequest
 from tidelog.broker.kafka.limits import ByteBudget, Seats, UnreadOutput
 from tidelog.broker.kafka.services import Answer, ApiHandler, RequestContext, Services
@@ -96,36 +98,22 @@ class Shared:
     """No further connection is accepted."""
 
 
-class _Exchange:
+class _Exchange(msgspec.Struct, eq=False):
     """A request from its start until its response is written."""
 
-    __slots__ = (
-        "api_key",
-        "buffers",
-        "bytes_in",
-        "charged",
-        "codec",
-        "context",
-        "correlation_id",
-        "done",
-        "error",
-        "future",
-        "started",
-    )
-
-    def __init__(self, header: RequestHeader, bytes_in: int, codec: MessageCodec[Any, Any], started: float) -> None:
-        self.api_key = header.api_key
-        self.correlation_id = header.correlation_id
-        self.bytes_in = bytes_in
-        self.charged = bytes_in + REQUEST_OVERHEAD_BYTES
-        self.codec = codec
-        self.started = started
-        self.done = False
-        self.error = False
-        self.buffers: Sequence[Buffer] = ()
-        self.future: asyncio.Future[object] | Answer[object] | None = None
-        self.context: RequestContext | None = None
-        """Set while the request blocks the connection."""
+    api_key: int
+    correlation_id: int
+    bytes_in: int
+    charged: int
+    """Bytes taken from the budget for it."""
+    codec: MessageCodec[Any, Any]
+    started: float
+    done: bool = False
+    error: bool = False
+    buffers: Sequence[Buffer] = ()
+    future: asyncio.Future[object] | Answer[object] | None = None
+    context: RequestContext | None = None
+    """Set while the request blocks the connection."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -364,7 +352,15 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _begin(self, header: RequestHeader, frame: bytearray, codec: MessageCodec[Any, Any]) -> _Exchange:
-        exchange = _Exchange(header, len(frame), codec, self._clock.monotonic())
+        size = len(frame)
+        exchange = _Exchange(
+            header.api_key,
+            header.correlation_id,
+            size,
+            size + REQUEST_OVERHEAD_BYTES,
+            codec,
+            self._clock.monotonic(),
+        )
         self._exchanges.append(exchange)
         return exchange
 
@@ -406,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pumping = pumping
         if pumping or self._pending:
             self._loop.call_soon(self._pump)
-        else:
+        elif self._write_paused or not self._reading:
             self._choose_reading()
 
     def _finished(self, exchange: _Exchange, future: asyncio.Future[object]) -> None:

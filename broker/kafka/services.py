@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
+import msgspec
+
 from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.runtime.clock import Clock
@@ -78,8 +80,7 @@ class Services:
         return min((broker.id for broker in brokers.values() if broker.alive), default=-1)
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct):
     """One request: its header and its connection."""
 
     services: Services
@@ -88,7 +89,7 @@ class RequestContext:
     correlation_id: int
     client_id: str | None
     client_host: str
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = {}
     """Per-connection facts (client software name and version)."""
     wake: Callable[[], None] | None = None
     """Set by a long-polling Fetch: completes it immediately with the available records. May be called twice."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from tidelog.runtime.errors import CorruptData, Fenced, InvalidInput, NotFound
 from tidelog.runtime.types import Buffer
@@ -29,8 +30,7 @@ _DATA = int(WalRecordType.DATA)
 _EPOCH_START = int(WalRecordType.EPOCH_START)
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(msgspec.Struct, frozen=True, gc=False):
     """One record, as it was appended or as it was received."""
 
     offset: int

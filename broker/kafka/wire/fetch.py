@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from struct import Struct
 from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from tidelog.broker.kafka.errors import MalformedRequest
 from tidelog.broker.kafka.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint, write_endpoints_tag
@@ -82,8 +83,7 @@ class FetchPartition(NamedTuple):
     log_start_offset: int = -1
 
 
-@dataclass(slots=True)
-class FetchTopic:
+class FetchTopic(msgspec.Struct, gc=False):
     """The partitions of one topic; `name` up to v12, `topic_id` (16 bytes) from v13."""
 
     name: str
@@ -91,8 +91,7 @@ class FetchTopic:
     partitions: list[FetchPartition]
 
 
-@dataclass(slots=True)
-class ForgottenTopic:
+class ForgottenTopic(msgspec.Struct, gc=False):
     """Partitions to drop from a fetch session."""
 
     name: str
@@ -100,8 +99,7 @@ class ForgottenTopic:
     partitions: list[int]
 
 
-@dataclass(slots=True)
-class FetchRequest:
+class FetchRequest(msgspec.Struct, gc=False):
     """A decoded Fetch request."""
 
     API_KEY: ClassVar[int] = 1
@@ -118,8 +116,7 @@ class FetchRequest:
     rack_id: str
 
 
-@dataclass(slots=True)
-class PartitionData:
+class PartitionData(msgspec.Struct, gc=False):
     """The response for one partition."""
 
     partition: int
@@ -137,8 +134,7 @@ class PartitionData:
     current_leader: LeaderIdAndEpoch | None = None
 
 
-@dataclass(slots=True)
-class FetchTopicResponse:
+class FetchTopicResponse(msgspec.Struct, gc=False):
     """The responses for one topic."""
 
     name: str
@@ -146,11 +142,10 @@ class FetchTopicResponse:
     partitions: list[PartitionData]
 
 
-@dataclass(slots=True)
-class FetchResponse:
+class FetchResponse(msgspec.Struct, gc=False):
     """A Fetch response to encode."""
 
-    topics: list[FetchTopicResponse] = field(default_factory=list)
+    topics: list[FetchTopicResponse] = []
     error_code: int = 0
     session_id: int = 0
     throttle_time_ms: int = 0

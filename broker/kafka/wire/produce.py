@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import ClassVar
+
+import msgspec
 
 from tidelog.broker.kafka.errors import MalformedRequest
 from tidelog.broker.kafka.wire.endpoints import LeaderIdAndEpoch, NodeEndpoint, write_endpoints_tag
@@ -65,8 +66,7 @@ _NO_ERRORS = 1
 """The compact length of an empty array."""
 
 
-@dataclass(slots=True)
-class PartitionProduceData:
+class PartitionProduceData(msgspec.Struct, gc=False):
     """The records for one partition."""
 
     index: int
@@ -74,8 +74,7 @@ class PartitionProduceData:
     """A writable view of the request's frame."""
 
 
-@dataclass(slots=True)
-class TopicProduceData:
+class TopicProduceData(msgspec.Struct, gc=False):
     """The partitions of one topic; `name` up to v12, `topic_id` (16 bytes) from v13."""
 
     name: str
@@ -83,8 +82,7 @@ class TopicProduceData:
     partitions: list[PartitionProduceData]
 
 
-@dataclass(slots=True)
-class ProduceRequest:
+class ProduceRequest(msgspec.Struct, gc=False):
     """A decoded Produce request."""
 
     API_KEY: ClassVar[int] = 0
@@ -95,8 +93,7 @@ class ProduceRequest:
     topics: list[TopicProduceData]
 
 
-@dataclass(slots=True)
-class PartitionProduceResponse:
+class PartitionProduceResponse(msgspec.Struct, gc=False):
     """The result for one partition."""
 
     index: int
@@ -111,8 +108,7 @@ class PartitionProduceResponse:
     current_leader: LeaderIdAndEpoch | None = None
 
 
-@dataclass(slots=True)
-class TopicProduceResponse:
+class TopicProduceResponse(msgspec.Struct, gc=False):
     """The results for one topic."""
 
     name: str
@@ -120,8 +116,7 @@ class TopicProduceResponse:
     partitions: list[PartitionProduceResponse]
 
 
-@dataclass(slots=True)
-class ProduceResponse:
+class ProduceResponse(msgspec.Struct, gc=False):
     """A Produce response to encode."""
 
     topics: list[TopicProduceResponse]
