@@ -361,8 +361,13 @@ def main() -> None:
     parser.add_argument("--back-offs", default="10", help="10, defaults, or both")
     parser.add_argument("--sizes", default="", help="of 10MB, 1GB, 10GB-metadata: only that")
     parser.add_argument("--size-moves", type=int, default=12)
+    parser.add_argument("--replicas", type=int, default=3, help="brokers that have each WAL, 1 to 3")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tidelog-moves-") as directory, up_cluster(Path(directory) / "data") as up:
+    flags = ("--set", f"replication.total_replicas={options.replicas}")
+    with (
+        tempfile.TemporaryDirectory(prefix="tidelog-moves-") as directory,
+        up_cluster(Path(directory) / "data", flags=flags) as up,
+    ):
         if options.sizes:
             measure_sizes(up, Path(directory), options)
             return

@@ -226,9 +226,7 @@ class PartitionLog:
             meta, data, time, txn = (Stream.open(opened, storage, manager) for opened in streams)
             for stream_id, records in (tails or {}).items():
                 storage.warm(stream_id, records)
-            state = PartitionState(
-                MetaStream(meta), data, TimeIndex(time), TxnIndex(txn), lambda: manager.feature_level
-            )
+            state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
             scanned = await recover(state, config, clock.time_ms(), before_scan)
         except BaseException:  # in every case: the next attempt opens the streams again
             for opened in streams:

@@ -22,7 +22,6 @@ Entry: `PartitionState`; `tidelog.stream.partition_recovery` fills one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -109,7 +108,6 @@ class PartitionState:
     """One partition's streams and the state derived from them. Offsets int64."""
 
     __slots__ = (
-        "_feature_level",
         "_writing",
         "batches_since_checkpoint",
         "bytes_since_checkpoint",
@@ -131,16 +129,7 @@ class PartitionState:
         "txn",
     )
 
-    def __init__(
-        self,
-        meta: MetaStream,
-        data: Stream,
-        time: TimeIndex,
-        txn: TxnIndex,
-        feature_level: Callable[[], int] = lambda: PIECES_LEVEL,
-    ) -> None:
-        """`feature_level` returns that of the cluster now."""
-        self._feature_level = feature_level
+    def __init__(self, meta: MetaStream, data: Stream, time: TimeIndex, txn: TxnIndex) -> None:
         self.meta = meta
         self.data = data
         self.time = time
@@ -279,7 +268,7 @@ class PartitionState:
     @property
     def _has_many_producers(self) -> bool:
         """Whether the table is written in pieces."""
-        return len(self.producers) > self.rows_per_piece and self._feature_level() >= PIECES_LEVEL
+        return len(self.producers) > self.rows_per_piece and self.data.feature_level >= PIECES_LEVEL
 
     def write_piece(self) -> int:
         """Write the next piece of the snapshot of producers that was begun; with the last one the snapshot counts.

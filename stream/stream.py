@@ -62,6 +62,11 @@ class Stream:
         is_released = opened.released_at == next_offset
         return cls(storage, manager, opened.stream_id, opened.epoch, opened.start_offset, next_offset, is_released)
 
+    @property
+    def feature_level(self) -> int:
+        """See `StreamManager.feature_level`."""
+        return self._manager.feature_level
+
     def append(self, count: int, payload: Sequence[Buffer], batch_crc: int | None = None) -> tuple[int, int]:
         """Append `count` (≥ 1) offsets in one record. Returns `(base offset, WAL end to wait for)`.
 
