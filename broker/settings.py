@@ -88,6 +88,10 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Age at which a segment is rolled."""
     retention_check_interval_ms: Positive = 300_000
     """How often retention is applied."""
+    recovery_batches: Positive = 16_384
+    """Batches that the partitions of a broker may have behind their checkpoints, all together. At more, those with the
+    most write a checkpoint: whoever leads them after this broker's death scans these batches first, in about 10 µs
+    each."""
     producer_id_expiration_ms: Positive = 86_400_000
     """An idempotent producer that is silent for this long is forgotten."""
     timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"

@@ -73,8 +73,9 @@ _HOUSEKEEPING_CHECKPOINT_BATCHES = 8
 """The same for small batches, each of which may be in another object: a scan gets them one by one."""
 CONFIRM_WAIT_S = 2.0
 """How long lookups wait for what is not confirmed yet: many times what a write takes, or an election."""
-_HANDED_OVER_CHECKPOINT_BYTES = 8 << 10
-"""A scan of fewer bytes is shorter than what a checkpoint costs."""
+_WORTH_A_CHECKPOINT_BYTES = 8 << 10
+_WORTH_A_CHECKPOINT_BATCHES = 8
+"""A scan of fewer bytes and batches is shorter than what a checkpoint costs."""
 
 
 class AppendResult(NamedTuple):
@@ -656,14 +657,23 @@ class PartitionLog:
             await self._trimmer.trim_meta()
         return self._start
 
+    @property
+    def batches_to_scan(self) -> int:
+        """Return the number of batches behind the last checkpoint, which an open without a clean close scans; 0 while
+        that is shorter than the next checkpoint, with the states of all producers."""
+        batches = self._state.batches_since_checkpoint
+        return batches if batches and self._state.has_many_batches(1) else 0
+
     async def write_checkpoint(self) -> None:
-        """Shorten the scan of an open without a clean close: another broker is about to lead this partition.
+        """Shorten the scan of an open without a clean close, if it is worth that.
 
         Raises `Closed`, `Overloaded`, `WalFull`, `WalFailed`; then the scan is as long as it was.
         """
         self._require_open()
         state = self._state
-        if state.bytes_since_checkpoint >= _HANDED_OVER_CHECKPOINT_BYTES:
+        if state.bytes_since_checkpoint >= _WORTH_A_CHECKPOINT_BYTES or state.has_many_batches(
+            _WORTH_A_CHECKPOINT_BATCHES
+        ):
             state.checkpoint()
             await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
 

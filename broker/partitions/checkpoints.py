@@ -1,9 +1,15 @@
-"""Checkpoints of partitions that another broker is about to lead, so that it need not scan what they cover.
+"""When partitions write checkpoints, so that whoever leads them next need not scan what these cover.
 
 An election ends a master's term where it is: its partitions are not closed, and the next master scans what is behind
-their last checkpoints before it opens them. Clients wait for that. A checkpoint beforehand costs them nothing.
+their last checkpoints before it opens them. Clients wait for that.
 
-Entry: `write_checkpoints`.
+- Before a hand-over (`write_checkpoints`): a checkpoint of each partition that has more than a little to scan.
+- All the time (`due`): a death is not announced, and the time until the last partition is open again depends on what
+  all of them have to scan together. A log bounds its own part (`LogConfig.checkpoint_batches`), which a thousand logs
+  multiply. So while the sum is over its bound, the logs with the most write a checkpoint. Each covers `LEAST_BATCHES`
+  at least, whose appends cost a multiple of it.
+
+Entry: `write_checkpoints`, `due`.
 """
 
 from __future__ import annotations
@@ -19,6 +25,28 @@ logger = logging.getLogger(__name__)
 
 BUDGET_S = 3.0
 """Time for the checkpoints of one hand-over; what is left is scanned."""
+INTERVAL_S = 2.0
+"""How often the sum is looked at."""
+LEAST_BATCHES = 16
+
+
+def due(logs: Iterable[PartitionLog], bound: int) -> list[PartitionLog]:
+    """Return the logs whose checkpoints bring the batches to scan from over `bound` to half of it, most batches first.
+
+    Logs with fewer than `LEAST_BATCHES` are never among them.
+    """
+    counts = [(one.batches_to_scan, one) for one in logs]
+    total = sum(count for count, _ in counts)
+    if total <= bound:
+        return []
+    counts.sort(key=lambda each: each[0], reverse=True)
+    found = []
+    for count, one in counts:
+        if total <= bound // 2 or count < LEAST_BATCHES:
+            break
+        found.append(one)
+        total -= count
+    return found
 
 
 async def write_checkpoints(logs: Iterable[PartitionLog]) -> None:
@@ -29,7 +57,7 @@ async def write_checkpoints(logs: Iterable[PartitionLog]) -> None:
                 await _write_checkpoint(one)
                 await asyncio.sleep(0)
     except TimeoutError:
-        logger.info("not all partitions have a new checkpoint before they are handed over: time is up")
+        logger.info("not all partitions that were to have a new checkpoint have one: time is up")
 
 
 async def _write_checkpoint(one: PartitionLog) -> None:
@@ -37,4 +65,4 @@ async def _write_checkpoint(one: PartitionLog) -> None:
         await one.write_checkpoint()
     except TidelogError as error:
         place = {"topic": one.topic, "partition": one.partition, "error": str(error)}
-        logger.info("no checkpoint before a hand-over: the next open scans more", extra=place)
+        logger.info("no checkpoint was written: the next open scans more", extra=place)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+from tidelog.broker.partitions import checkpoints
 from tidelog.broker.partitions.move_table import Move
 from tidelog.broker.partitions.moves import NO_HINTS, HintExchange, PartitionMoves
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
@@ -236,6 +237,7 @@ class PartitionManager:
         self._unsubscribe = self._controller.subscribe(self._image_changed)
         self._tasks.keep(self._reconcile_forever, "reconcile")
         self._tasks.keep(self._keep_retention, "retention")
+        self._tasks.keep(self._keep_scans_short, "checkpoints")
         self.storages.on_changed(self._storages_changed)
         self._changed.set()
 
@@ -505,7 +507,12 @@ class PartitionManager:
         fields = {"topic": topic, "partition": key[1], "error": str(error)}
         self._limiter.line("open", logging.WARNING, "partition does not open; retrying", fields)
 
-    # --- retention -----------------------------------------------------------------------------------------------
+    # --- checkpoints and retention -------------------------------------------------------------------------------
+
+    async def _keep_scans_short(self) -> None:
+        while True:
+            await self._clock.sleep(checkpoints.INTERVAL_S)
+            await checkpoints.write_checkpoints(checkpoints.due(self.all(), self._defaults.recovery_batches))
 
     async def _keep_retention(self) -> None:
         while True:

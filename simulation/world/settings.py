@@ -135,6 +135,7 @@ class Shape:
         shape.log = LogSettings(
             segment_bytes=rng.choice((8, 64, 1024)) * KIB,
             retention_check_interval_ms=4_000,
+            recovery_batches=64,
             move_drain_timeout_ms=3_000,
         )
         shape.group = GroupSettings(

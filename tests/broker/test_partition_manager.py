@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.kafka_world import CLUSTER_ID, NODE_ID, DataController, batch, until
 from tidelog.broker.kafka.errors import fetch_code, produce_code
-from tidelog.broker.partitions import openings
+from tidelog.broker.partitions import checkpoints, openings
 from tidelog.broker.partitions.manager import PartitionDamaged, PartitionManager
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.reconciler import PartitionPlan, PartitionReconciler
@@ -168,6 +168,25 @@ STEPS = st.lists(
     ),
     max_size=25,
 )
+
+
+async def test_all_partitions_together_have_few_batches_behind_their_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some write often, some seldom: whoever opens them after a death scans about `recovery_batches` of all."""
+    monkeypatch.setattr(checkpoints, "INTERVAL_S", 0.01)
+    async with world(defaults=LogSettings(recovery_batches=100)) as here:
+        await here.create("orders", [NODE_ID] * 8)
+        await until(here.is_settled, "the partitions are open")
+        logs = sorted(here.partitions.all(), key=lambda one: one.partition)
+        for _ in range(80):
+            for one in logs[:2]:
+                one.append(memoryview(bytearray(batch(b"often"))))
+        for one in logs[2:]:
+            one.append(memoryview(bytearray(batch(b"seldom"))))
+        await until(lambda: sum(one.batches_to_scan for one in logs) <= 100, "the busy partitions have checkpoints")
+        assert [one.batches_to_scan for one in logs[2:]] == [1] * 6
+        assert checkpoints.due(logs, 100) == []
 
 
 @settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
