@@ -102,12 +102,8 @@ class Admission:
 
         `now_ms`: the wall clock. Raises `InvalidTimestamp`, `InvalidRecord`, `CorruptRecord`.
         """
-        config = self._config
-        if not self._log_append_time and not (
-            header.max_timestamp - now_ms <= config.message_timestamp_after_max_ms
-            and now_ms - header.base_timestamp <= config.message_timestamp_before_max_ms
-        ):
-            _check_timestamps(header, now_ms, config)
+        if not self._log_append_time:
+            _check_timestamps(header, now_ms, self._config)
         if self._compacts:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:
@@ -119,7 +115,7 @@ class Admission:
 
 
 def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> None:
-    """Check that the header's CreateTime timestamps, if it has any, are within the topic's bounds."""
+    """Check that the header's CreateTime timestamps are within the topic's bounds."""
     if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
         raise InvalidTimestamp(
             f"timestamp {header.max_timestamp} is over {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",

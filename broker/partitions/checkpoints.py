@@ -28,6 +28,7 @@ BUDGET_S = 3.0
 INTERVAL_S = 2.0
 """How often the sum is looked at."""
 LEAST_BATCHES = 16
+"""A checkpoint costs about as much as a few appends."""
 
 
 def due(logs: Iterable[PartitionLog], bound: int) -> list[PartitionLog]:
@@ -51,18 +52,17 @@ def due(logs: Iterable[PartitionLog], bound: int) -> list[PartitionLog]:
 
 async def write_checkpoints(logs: Iterable[PartitionLog]) -> None:
     """Write a checkpoint of each log, as far as `BUDGET_S` allows. Never raises."""
+    failed: list[TidelogError] = []
     try:
         async with asyncio.timeout(BUDGET_S):
             for one in logs:
-                await _write_checkpoint(one)
+                try:
+                    await one.write_checkpoint()
+                except TidelogError as error:
+                    failed.append(error)
                 await asyncio.sleep(0)
     except TimeoutError:
         logger.info("not all partitions that were to have a new checkpoint have one: time is up")
-
-
-async def _write_checkpoint(one: PartitionLog) -> None:
-    try:
-        await one.write_checkpoint()
-    except TidelogError as error:
-        place = {"topic": one.topic, "partition": one.partition, "error": str(error)}
-        logger.info("no checkpoint was written: the next open scans more", extra=place)
+    if failed:  # one line: a full WAL refuses those of all partitions, at each attempt
+        extra = {"partitions": len(failed), "error": str(failed[-1])}
+        logger.info("checkpoints were not written: the next open scans more", extra=extra)
