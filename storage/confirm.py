@@ -81,7 +81,11 @@ class ConfirmOffset:
         if wal_offset <= self.value:
             callback()
         elif self._error is None:
-            _put_in_order(self._listeners, (wal_offset, callback, failed))
+            listeners = self._listeners
+            if not listeners or listeners[-1][0] <= wal_offset:  # as usual, and then without a call
+                listeners.append((wal_offset, callback, failed))
+            else:
+                _put_in_order(listeners, (wal_offset, callback, failed))
         elif failed is not None:
             failed(self._error)
 

@@ -17,9 +17,10 @@ from tidelog.runtime.errors import CorruptData, NotFound
 from tidelog.runtime.types import Buffer
 
 
-class StreamAppend(msgspec.Struct, frozen=True, gc=False):
+class StreamAppend(msgspec.Struct, gc=False):
     """One stream append to be written to a WAL, or to several. It holds no state of a WAL.
 
+    Whoever is given one owns it: the storage puts the form of the payload that it keeps in place of the caller's.
     A msgspec struct because one is created for every append, and msgspec structs are the cheapest kind of object.
     """
 

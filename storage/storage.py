@@ -369,8 +369,8 @@ class Storage:
     def append(self, record: StreamAppend) -> int:
         """Append one record at the end of its stream; return the WAL offset after it.
 
-        It is confirmed once `confirm.value` reaches that offset. The buffers may be kept. Raises, with nothing
-        appended:
+        It is confirmed once `confirm.value` reaches that offset. The record and its buffers are kept: they must not be
+        changed or used again. Raises, with nothing appended:
         `Overloaded`, `WalFull` (wait with `writable`), `WalFailed`, `Fenced`, `Closed`, `StreamQuarantined`,
         `InvalidInput` for a payload over the WAL's limit.
         """
@@ -385,15 +385,14 @@ class Storage:
             self._refused_bytes = max(self._refused_bytes, size)
             self._refused_cost = max(self._refused_cost, cost)
             raise Overloaded("data that is not uploaded fills the log cache (cache.log_bytes)", hint="retry")
-        count, batch_crc = record.count, record.batch_crc
-        kept = StreamAppend(stream_id, record.stream_epoch, base_offset, count, (body,), batch_crc)
+        record.payload = (body,)
         try:
-            wal_end = self._wal.append(kept)
+            wal_end = self._wal.append(record)
         except WalFull:
             self._refused_bytes = max(self._refused_bytes, size)
             self._refused_cost = max(self._refused_cost, cost)
             raise
-        entry = (StreamEntry if batch_crc is None else CheckedBatch)(base_offset, count, body)
+        entry = (StreamEntry if record.batch_crc is None else CheckedBatch)(base_offset, record.count, body)
         stream_log.push(entry)
         self.data_end = wal_end
         self._cache.add(cost)

@@ -102,8 +102,12 @@ class Admission:
 
         `now_ms`: the wall clock. Raises `InvalidTimestamp`, `InvalidRecord`, `CorruptRecord`.
         """
-        if not self._log_append_time:
-            _check_timestamps(header, now_ms, self._config)
+        config = self._config
+        if not self._log_append_time and (
+            header.max_timestamp > now_ms + config.message_timestamp_after_max_ms
+            or 0 <= header.base_timestamp < now_ms - config.message_timestamp_before_max_ms
+        ):
+            raise _invalid_timestamp(header, now_ms, config)
         if self._compacts:
             _require_keys(records, header)
         if self._codec is not None and header.compression != self._codec:
@@ -114,18 +118,17 @@ class Admission:
         return records, header
 
 
-def _check_timestamps(header: BatchHeader, now_ms: int, config: LogConfig) -> None:
-    """Check that the header's CreateTime timestamps are within the topic's bounds."""
-    if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
-        raise InvalidTimestamp(
+def _invalid_timestamp(header: BatchHeader, now_ms: int, config: LogConfig) -> InvalidTimestamp:
+    """Return the error for a CreateTime out of the topic's bounds."""
+    if header.max_timestamp > now_ms + config.message_timestamp_after_max_ms:
+        return InvalidTimestamp(
             f"timestamp {header.max_timestamp} is over {config.message_timestamp_after_max_ms} ms ahead of {now_ms}",
             hint="check the producer's clock, or message.timestamp.after.max.ms",
         )
-    if header.base_timestamp >= 0 and now_ms - header.base_timestamp > config.message_timestamp_before_max_ms:
-        raise InvalidTimestamp(
-            f"timestamp {header.base_timestamp} is over {config.message_timestamp_before_max_ms} ms before {now_ms}",
-            hint="check the producer's clock, or message.timestamp.before.max.ms",
-        )
+    return InvalidTimestamp(
+        f"timestamp {header.base_timestamp} is over {config.message_timestamp_before_max_ms} ms before {now_ms}",
+        hint="check the producer's clock, or message.timestamp.before.max.ms",
+    )
 
 
 def _require_keys(batch: memoryview, header: BatchHeader) -> None:

@@ -108,7 +108,6 @@ class PartitionState:
     """One partition's streams and the state derived from them. Offsets int64."""
 
     __slots__ = (
-        "_writing",
         "batches_since_checkpoint",
         "bytes_since_checkpoint",
         "checkpoint_offset",
@@ -127,6 +126,7 @@ class PartitionState:
         "segments",
         "time",
         "txn",
+        "writing",
     )
 
     def __init__(self, meta: MetaStream, data: Stream, time: TimeIndex, txn: TxnIndex) -> None:
@@ -154,7 +154,8 @@ class PartitionState:
         self.generation = 0
         """The largest generation that the meta stream has pieces of, complete or not."""
         self.rows_per_piece = ROWS_PER_PIECE
-        self._writing: _Writing | None = None
+        self.writing: _Writing | None = None
+        """The snapshot of producers that was begun and has pieces left to write."""
 
     @property
     def last_stable_offset(self) -> int:
@@ -250,20 +251,15 @@ class PartitionState:
         if few:
             self.producers_offset, self.pieces = end, (0, 0)
             self.abandon_snapshot()
-        elif self._writing is None and self.producers_offset < end:
+        elif self.writing is None and self.producers_offset < end:
             self.generation += 1
             snapshot = self.producers.begin_snapshot(self.rows_per_piece)
-            self._writing = _Writing(snapshot, end, self.generation)
+            self.writing = _Writing(snapshot, end, self.generation)
         if clean:
             self.dirty = False
         return wal_end
 
     # --- large tables of producers -------------------------------------------------------------------------------
-
-    @property
-    def is_writing_producers(self) -> bool:
-        """Whether a snapshot of producers was begun and has pieces left to write."""
-        return self._writing is not None
 
     @property
     def _has_many_producers(self) -> bool:
@@ -275,7 +271,7 @@ class PartitionState:
 
         Returns the WAL end. Raises as `checkpoint`: the same piece is written by the next call.
         """
-        writing = self._writing
+        writing = self.writing
         assert writing is not None
         entries: dict[str, bytes | None] = {}
         piece, is_last = writing.snapshot.peek(), writing.snapshot.is_last
@@ -299,7 +295,7 @@ class PartitionState:
 
     def abandon_snapshot(self) -> None:
         """Forget the snapshot that is being written. Its pieces are removed with those of the last complete one."""
-        self._writing = None
+        self.writing = None
         self.producers.end_snapshot()
 
     def write_producers_to(self, offset: int) -> bool:
@@ -310,7 +306,7 @@ class PartitionState:
         """
         if self.producers_offset >= offset:
             return False
-        if self._writing is not None:
+        if self.writing is not None:
             self.write_piece()
         elif self._has_many_producers:
             self.checkpoint()

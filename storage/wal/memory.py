@@ -78,7 +78,8 @@ class MemoryWal(ReplicaState):
         self._check_new(epoch)
         self._history.append(epoch, self._end)
         self._epoch = epoch
-        self._keep(_EPOCH_START, EPOCH_START, HEADER_BYTES)
+        self._kept.append(_Kept(self._end, self._end + HEADER_BYTES, epoch, _EPOCH_START, EPOCH_START))
+        self._advance(HEADER_BYTES)
         self._report()
 
     def append(self, record: StreamAppend) -> int:
@@ -92,7 +93,9 @@ class MemoryWal(ReplicaState):
             raise InvalidInput(f"a WAL record of {length} bytes is over the limit of {self._max_record_bytes}")
         if not self._has_space(length):
             raise _full()
-        self._keep(_DATA, record, HEADER_BYTES + length)
+        offset = self._end
+        self._kept.append(_Kept(offset, offset + HEADER_BYTES + length, self._epoch, _DATA, record))
+        self._advance(HEADER_BYTES + length)
         return self._end
 
     async def writable(self, payload_bytes: int = 0) -> None:
@@ -221,10 +224,6 @@ class MemoryWal(ReplicaState):
 
     def _has_space(self, length: int) -> bool:
         return self._end - self._start + HEADER_BYTES + length <= self._max_bytes
-
-    def _keep(self, type: int, record: StreamAppend, size: int) -> None:
-        self._kept.append(_Kept(self._end, self._end + size, self._epoch, type, record))
-        self._advance(size)
 
     def _advance(self, size: int) -> None:
         self._end += size

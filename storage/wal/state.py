@@ -93,8 +93,8 @@ class WalState:
             raise WalFailed(self._failure.message, hint=self._failure.hint) from self._failure
 
     def _check_usable(self) -> None:
-        self._check_failure()
-        if self._closed:
+        if self._failure is not None or self._closed:  # each append asks, so without another call
+            self._check_failure()
             raise Closed("the WAL is closed")
 
     async def _changed(self) -> None:

@@ -65,11 +65,11 @@ class Script:
             self.count += 1
 
     async def until_writing(self, log: PartitionLog) -> None:
-        while not log.state.is_writing_producers:
+        while log.state.writing is None:
             self.send(log, 1)
 
     async def until_written(self, log: PartitionLog) -> None:
-        while log.state.is_writing_producers:
+        while log.state.writing is not None:
             self.send(log, 1)
 
 
@@ -78,7 +78,7 @@ async def test_a_large_table_is_written_one_piece_with_an_append() -> None:
     log = await script.open()
     await script.until_writing(log)
     size, appends = len(script.world.wal), 0
-    while log.state.is_writing_producers:
+    while log.state.writing is not None:
         script.send(log, 1)
         appends += 1
     assert appends == 5, "23 producers, 5 to a piece"
@@ -94,7 +94,7 @@ async def test_at_feature_level_0_a_large_table_is_one_value_which_older_version
     log = await script.open()
     script.send(log, 10 * PIDS)
     log.state.checkpoint()
-    assert not log.state.is_writing_producers
+    assert log.state.writing is None
     assert keys(log) == [PRODUCERS]
     stored = log.state.meta.get(CHECKPOINT)
     assert stored is not None and msgspec.msgpack.decode(stored) == msgspec.msgpack.decode(
@@ -194,7 +194,7 @@ async def test_a_producer_that_expired_and_came_back_is_not_in_the_snapshot_twic
     script.clock.now_ms += CONFIG.producer_id_expiration_ms
     log.state.producers.expire(script.clock.now_ms, CONFIG.producer_id_expiration_ms)
     log.append(batch(3, 700))
-    assert not log.state.is_writing_producers, "nothing was left to write"
+    assert log.state.writing is None, "nothing was left to write"
     before = table(log)[3]
     last = (script.count - 1) % PIDS
     script.world.crash()
