@@ -1,6 +1,6 @@
 """Scaling from 3 brokers to 6 and back to 3 under load: time to balance, and the effect on clients.
 
-    python -m bench.scaling [--partitions 1000] [--watched 100] [--mb-per-s 2]
+    python -m bench.scaling [--partitions 1000] [--watched 100] [--mb-per-s 2] [--replicas 3]
 
 Three brokers and three controllers as processes, a topic of `--partitions`, idempotent confluent-kafka producers at a
 constant rate and consumers that read all (`bench._move_clients`, back-off 10 ms). `--watched` partitions get three
@@ -184,9 +184,8 @@ def stop_clients(clients: list[Client]) -> dict[int, list[float]]:
 
 def measure(options: argparse.Namespace, directory: Path) -> None:
     """One run."""
-    with up_cluster(
-        directory / "data", flags=["--set", "balancer.mode=off", "--set", "balancer.min_bytes_per_s=1000"]
-    ) as up:
+    settings = ("balancer.mode=off", "balancer.min_bytes_per_s=1000", f"replication.total_replicas={options.replicas}")
+    with up_cluster(directory / "data", flags=[word for each in settings for word in ("--set", each)]) as up:
         create_topic(up.bootstrap, TOPIC, options.partitions)
         cluster = ClusterConnection(up.bootstrap)
         clients = start_clients(up, directory, options)
@@ -251,6 +250,7 @@ def main() -> None:
     parser.add_argument("--watched", type=int, default=50 if quick() else 100)
     parser.add_argument("--mb-per-s", type=float, default=2.0)
     parser.add_argument("--record-bytes", type=int, default=1_024)
+    parser.add_argument("--replicas", type=int, default=3, help="brokers that have each WAL, 1 to 3")
     with tempfile.TemporaryDirectory(prefix="tidelog-scaling-") as directory:
         measure(parser.parse_args(), Path(directory))
 
