@@ -682,6 +682,22 @@ class PartitionLog:
             state.checkpoint()
             await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
 
+    @property
+    def can_shorten_meta(self) -> bool:
+        """Whether `shorten_meta` has something to do now. An open reads the whole meta stream."""
+        return self._trimmer.can_shorten_meta
+
+    async def shorten_meta(self) -> None:
+        """Rewrite a meta stream that is mostly garbage, or trim it, if the bucket holds its rewrite.
+
+        Raises `Closed`, `Fenced`, `Overloaded`, `WalFull`, `WalFailed`; then it is as long as it was.
+        """
+        self._require_open()
+        if self._trimmer.can_shorten_meta:
+            await self._in_steps(self._trimmer.rewrite_meta)
+        if self._trimmer.can_shorten_meta and not self._closed:
+            await self._trimmer.trim_meta()
+
     async def _in_steps(self, step: Callable[[], bool]) -> None:
         """Call `step` until it returns False or the log is closed; the loop is free between the calls."""
         while not self._closed:

@@ -97,18 +97,27 @@ class Trimmer:
             self._meta, self._rewrite = (rewrite.begun_at, rewrite.wal_end), None
         return self._rewrite is not None
 
+    @property
+    def can_shorten_meta(self) -> bool:
+        """Whether the meta stream is to be rewritten, or can be trimmed after a rewrite, without a wait for uploads."""
+        if self._meta is not None:
+            return self._in_bucket(self._meta[1])
+        return self._rewrite is not None or self._state.meta.needs_compaction()
+
     async def trim_meta(self) -> None:
         """Trim the meta stream when the bucket holds its rewrite. Raises `Fenced`."""
         meta = self._state.meta
         if self._meta is not None:
             await self._storage.confirm.wait(self._meta[1])
-        if self._meta is None or not self._in_bucket(self._meta[1]):
+        pending = self._meta
+        if pending is None or not self._in_bucket(pending[1]):
             return
         try:
-            await meta.stream.trim(self._meta[0])
+            await meta.stream.trim(pending[0])
         except Unavailable as error:
             logger.warning(
                 "meta stream is not trimmed yet", extra={"stream": meta.stream.stream_id, "error": str(error)}
             )
             return
-        self._meta = None
+        if self._meta is pending:
+            self._meta = None

@@ -9,14 +9,18 @@ their last checkpoints before it opens them. Clients wait for that.
   multiply. So while the sum is over its bound, the logs with the most write a checkpoint. Each covers `LEAST_BATCHES`
   at least, whose appends cost a multiple of it.
 
-Entry: `write_checkpoints`, `due`.
+An open also reads the partition's whole meta stream, which every checkpoint makes longer. Retention compacts it, but
+begins minutes after a broker's start: where brokers fail more often, it never would. So a meta stream that is mostly
+garbage is compacted within seconds (`shorten_metas`).
+
+Entry: `write_checkpoints`, `due`, `shorten_metas`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from tidelog.runtime.errors import TidelogError
 from tidelog.stream.partition_log import PartitionLog
@@ -52,17 +56,30 @@ def due(logs: Iterable[PartitionLog], bound: int) -> list[PartitionLog]:
 
 async def write_checkpoints(logs: Iterable[PartitionLog]) -> None:
     """Write a checkpoint of each log, as far as `BUDGET_S` allows. Never raises."""
+    await _for_each(logs, PartitionLog.write_checkpoint, "checkpoints were not written: the next open scans more")
+
+
+async def shorten_metas(logs: Iterable[PartitionLog]) -> None:
+    """Shorten the meta streams of these logs where that is due, as far as `BUDGET_S` allows. Never raises."""
+    due_now = [one for one in logs if one.can_shorten_meta and not one.closed]
+    await _for_each(due_now, PartitionLog.shorten_meta, "meta streams were not shortened: the next open reads more")
+
+
+async def _for_each(
+    logs: Iterable[PartitionLog], step: Callable[[PartitionLog], Awaitable[None]], consequence: str
+) -> None:
     failed: list[TidelogError] = []
+    done = 0
     try:
         async with asyncio.timeout(BUDGET_S):
             for one in logs:
                 try:
-                    await one.write_checkpoint()
+                    await step(one)
                 except TidelogError as error:
                     failed.append(error)
+                done += 1
                 await asyncio.sleep(0)
     except TimeoutError:
-        logger.info("not all partitions that were to have a new checkpoint have one: time is up")
+        logger.info(consequence, extra={"done": done, "error": f"{BUDGET_S:g} s are up"})
     if failed:  # one line: a full WAL refuses those of all partitions, at each attempt
-        extra = {"partitions": len(failed), "error": str(failed[-1])}
-        logger.info("checkpoints were not written: the next open scans more", extra=extra)
+        logger.info(consequence, extra={"partitions": len(failed), "error": str(failed[-1])})

@@ -513,6 +513,7 @@ class PartitionManager:
         while True:
             await self._clock.sleep(checkpoints.INTERVAL_S)
             await checkpoints.write_checkpoints(checkpoints.due(self.all(), self._defaults.recovery_batches))
+            await checkpoints.shorten_metas(self.all())
 
     async def _keep_retention(self) -> None:
         while True:

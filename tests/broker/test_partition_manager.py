@@ -189,6 +189,25 @@ async def test_all_partitions_together_have_few_batches_behind_their_checkpoints
         assert checkpoints.due(logs, 100) == []
 
 
+async def test_meta_streams_are_shortened_long_before_retention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that fail more often than retention runs: each opening would read all that was ever put."""
+    monkeypatch.setattr(checkpoints, "INTERVAL_S", 0.01)
+    async with world() as here:
+        await here.create("orders", [NODE_ID])
+        await until(here.is_settled, "the partition is open")
+        (log,) = here.partitions.all()
+        for _ in range(40):
+            for _ in range(16):
+                log.append(memoryview(bytearray(batch(b"often"))))
+            await log.write_checkpoint()
+        assert log.can_shorten_meta
+        await until(lambda: not log.can_shorten_meta, "what is live was written again")
+        assert log.state.meta.stream.start_offset == 0, "the bucket does not have it"
+        await here.storage.upload_now()
+        await until(lambda: log.state.meta.stream.start_offset > 0, "the meta stream was trimmed")
+        assert not log.can_shorten_meta
+
+
 @settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(steps=STEPS)
 def test_what_is_open_is_what_is_placed_here_whatever_happens(steps: list[tuple[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.support.fake_storage import DATA, META, TIME
 from tidelog.runtime.errors import Closed
 from tidelog.stream.errors import OffsetOutOfRange
 from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_log import PartitionLog
 
 
 @sync
@@ -170,12 +172,21 @@ async def test_expired_producers_are_forgotten_by_housekeeping() -> None:
 
 @sync
 async def test_the_meta_stream_stays_small() -> None:
+    await _check_meta_stays_small(PartitionLog.apply_retention)
+
+
+@sync
+async def test_the_meta_stream_stays_small_without_retention() -> None:
+    await _check_meta_stays_small(PartitionLog.shorten_meta)
+
+
+async def _check_meta_stays_small(step: Callable[[PartitionLog], Awaitable[object]]) -> None:
     bench = Bench(LogConfig(checkpoint_bytes=500, retention_ms=-1))
     log = await bench.open()
     for n in range(500):
         log.append(idempotent(n))
         if n % 50 == 0:
-            await log.apply_retention()
+            await step(log)
     records = [record for stream_id, record in bench.world.wal if stream_id == META]
     kept = [record for record in records if record.base_offset >= bench.world.starts[META]]
     assert len(kept) < 25 < len(records) / 2
