@@ -95,9 +95,9 @@ class MetaStream:
         """Return the number of entries on the stream that are no longer live."""
         return self._stream.next_offset - self._stream.start_offset - len(self._live)
 
-    def needs_compaction(self) -> bool:
-        """Whether there are more garbage entries than live ones."""
-        return self.garbage > max(MIN_GARBAGE, len(self._live))
+    def needs_compaction(self, min_garbage: int = MIN_GARBAGE) -> bool:
+        """Whether there are more garbage entries than live ones, and more than `min_garbage`."""
+        return self.garbage > max(min_garbage, len(self._live))
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return all live keys that start with `prefix`."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONG_META = 128
+"""Garbage entries of a meta stream that are not left to retention: those of some thirty checkpoints. A rewrite takes an
+append and a command to the controllers."""
+
 
 class _Plan(NamedTuple):
     """Offsets to which the streams may be trimmed once the bucket holds the WAL up to `wal_end`."""
@@ -102,7 +106,7 @@ class Trimmer:
         """Whether the meta stream is to be rewritten, or can be trimmed after a rewrite, without a wait for uploads."""
         if self._meta is not None:
             return self._in_bucket(self._meta[1])
-        return self._rewrite is not None or self._state.meta.needs_compaction()
+        return self._rewrite is not None or self._state.meta.needs_compaction(LONG_META)
 
     async def trim_meta(self) -> None:
         """Trim the meta stream when the bucket holds its rewrite. Raises `Fenced`."""
