@@ -693,8 +693,7 @@ class PartitionLog:
         Raises `Closed`, `Fenced`, `Overloaded`, `WalFull`, `WalFailed`; then it is as long as it was.
         """
         self._require_open()
-        if self._trimmer.can_shorten_meta:
-            await self._in_steps(self._trimmer.rewrite_meta)
+        await self._in_steps(self._trimmer.rewrite_meta)
         if self._trimmer.can_shorten_meta and not self._closed:
             await self._trimmer.trim_meta()
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 BUDGET_S = 3.0
 """Time for the checkpoints of one hand-over; what is left is scanned."""
 INTERVAL_S = 2.0
-"""How often the sum is looked at."""
+"""How often the sum, and the meta streams, are looked at."""
 LEAST_BATCHES = 16
 """A checkpoint costs about as much as a few appends."""
 

@@ -237,7 +237,7 @@ class PartitionManager:
         self._unsubscribe = self._controller.subscribe(self._image_changed)
         self._tasks.keep(self._reconcile_forever, "reconcile")
         self._tasks.keep(self._keep_retention, "retention")
-        self._tasks.keep(self._keep_scans_short, "checkpoints")
+        self._tasks.keep(self._keep_opens_short, "checkpoints")
         self.storages.on_changed(self._storages_changed)
         self._changed.set()
 
@@ -509,7 +509,7 @@ class PartitionManager:
 
     # --- checkpoints and retention -------------------------------------------------------------------------------
 
-    async def _keep_scans_short(self) -> None:
+    async def _keep_opens_short(self) -> None:
         while True:
             await self._clock.sleep(checkpoints.INTERVAL_S)
             await checkpoints.write_checkpoints(checkpoints.due(self.all(), self._defaults.recovery_batches))
