@@ -214,6 +214,8 @@ async def test_what_the_loop_should_not_wait_for_goes_to_the_writer_thread(
         assert not behind.done()  # the one before is under way: the order is kept
         await behind
         assert soon.done() and disk.groups_here == 0
+        meter.now += 1.0  # a group in whose midst the meter rested seemed slow: its rest is long,
+        await written(file, 1, [b"y"])  # and only another one shows that the disk is quick
         meter.rest()
         assert lent(file, 2, [b"z"]).done()
         await file.close()
