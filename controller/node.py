@@ -42,6 +42,7 @@ from tidelog.controller.model import commands as c
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.bucket_state import generation_of
 from tidelog.controller.model.errors import NotController, StaleBrokerEpoch, from_wire
+from tidelog.controller.model.leases import TakeLease
 from tidelog.controller.model.levels import NEWEST, SUPPORTED
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.model.overrides import SettingsInForce, report
@@ -552,11 +553,8 @@ class ControllerNode:
             raise InvalidInput("a command needs a dedupe id", hint="call `session` first")
         if isinstance(command, c.RegisterBroker):
             c.require_member(command, self._level)
-        if isinstance(command, c.DeleteTopic):
-            command = msgspec.structs.replace(command, at_once=self._partitions_per_deletion)
-        if isinstance(command, c.CreateTopic | c.CreatePartitions):
-            command = msgspec.structs.replace(command, loads=self._balancer.schedule.weights(self._clock.monotonic()))
-        result = await self._propose_envelope(command, term, params.client_id, params.sequence, params.done)
+        completed = self._completed(command)
+        result = await self._propose_envelope(completed, term, params.client_id, params.sequence, params.done)
         drains = isinstance(command, c.DrainBroker | c.BeginRestart | c.HandOver)
         if drains and any(one.draining for one in self.image.brokers.values()):
             self._lifecycle.wake()  # the next partitions may move
@@ -565,6 +563,18 @@ class ControllerNode:
         if isinstance(command, c.DeleteTopic):
             self._lifecycle.wake_deletions()
         return result
+
+    def _completed(self, command: c.AnyCommand) -> c.AnyCommand:
+        """Return a client's command with what the active controller adds: its settings, and the load of brokers."""
+        if isinstance(command, c.DeleteTopic):
+            return msgspec.structs.replace(command, at_once=self._partitions_per_deletion)
+        if isinstance(command, TakeLease):
+            hold_ms = min(command.hold_ms, self._in_force.now.lease_max_hold_ms)
+            return msgspec.structs.replace(command, hold_ms=hold_ms)
+        if isinstance(command, c.CreateTopic | c.CreatePartitions):
+            loads = self._balancer.schedule.weights(self._clock.monotonic())
+            return msgspec.structs.replace(command, loads=loads)
+        return command
 
     async def _ask_balancer(self, method: str) -> dict[str, Any]:
         self._require_active()

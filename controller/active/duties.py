@@ -10,6 +10,7 @@
                   or a broker has fewer than others                        RemoveReplica
     `members`     the quorum's members are not those in the metadata       SetControllers
     `expiry`      prepared object ids have expired                         ExpireObjects: they are deleted as orphans
+    `leases`      leases of readers have expired                           ExpireLeases
     `garbage`     there is more garbage than one command sweeps            Barrier
     `drains`      a draining broker's partitions have no targets           MovePartitions, some at a time
     `elections`   a partition moves for the re-elect time-out and its      ElectPartitions: its source closed everything
@@ -51,6 +52,7 @@ from tidelog.controller.model.commands import (
     SetBrokerAlive,
     SetControllers,
 )
+from tidelog.controller.model.leases import ExpireLeases
 from tidelog.controller.model.overrides import SettingsInForce
 from tidelog.controller.model.records import STREAMS_PER_PARTITION, StreamState
 from tidelog.controller.model.settings import ControllerSettings
@@ -92,6 +94,7 @@ class Duties:
             self.replicas,
             self.members,
             self.expiry,
+            self.leases,
             self.garbage,
             self.drains,
             self.elections,
@@ -139,6 +142,13 @@ class Duties:
         if due:
             logger.info("prepared objects expired", extra={"count": len(due)})
             yield ExpireObjects(due)
+
+    def leases(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
+        """End the leases of readers that were not renewed in time."""
+        due = tuple(each.id for each in self._image().leases.values() if each.expires_ms <= time_ms)
+        if due:
+            logger.info("leases of readers expired", extra={"leases": due})
+            yield ExpireLeases(due)
 
     def garbage(self, now: float, time_ms: int) -> Iterator[AnyCommand]:
         """Sweep garbage: every command sweeps a part, and a barrier does nothing else."""

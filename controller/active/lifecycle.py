@@ -20,6 +20,7 @@ from tidelog.controller.active.readers import ALL, Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.model.commands import PARTITIONS_PER_DELETION, Barrier, DeletePartitions, ForgetObjects
+from tidelog.controller.model.leases import held_version
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.task_errors import expected
 
@@ -162,7 +163,8 @@ class Lifecycle:
             return
         await self._propose(Barrier())  # proves that no other controller is active, also after a pause of this process
         passed = self._readers.passed(self._image().brokers.values(), self._clock.monotonic())
-        due = removable(self._image(), self._time_ms(), passed)
+        # A lease that is not in this image yet is newer, and holds nothing that this image knows as destroyed.
+        due = removable(self._image(), self._time_ms(), min(passed, held_version(self._image().leases.values())))
         if due:
             await self._delete(due)
             await self._propose(ForgetObjects(due))

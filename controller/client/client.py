@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidelog.controller.client.heartbeat import Heartbeat
+from tidelog.controller.client.leases import LeaseClient
 from tidelog.controller.client.replica_sets import ReplicaSetClient
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.follower import Callback, Follower, ImageFollower, LocalFollower
@@ -132,6 +133,8 @@ class ControllerClient:
         self.health = OperationHealth("controller command")
         self.replica_sets = ReplicaSetClient(self._command)
         """Requests about replica sets of several members."""
+        self.leases = LeaseClient(self._command)
+        """Requests about leases of readers outside the cluster."""
 
     @property
     def image(self) -> Image:

@@ -21,6 +21,7 @@ import msgspec
 from tidelog.controller.machine.index import MetadataIndex
 from tidelog.controller.machine.slices import find
 from tidelog.controller.machine.tables import KEY_TYPES, RowChange
+from tidelog.controller.model.leases import LeaseRecord
 from tidelog.controller.model.overrides import NO_OVERRIDES
 from tidelog.controller.model.records import (
     NO_BROKER,
@@ -102,6 +103,7 @@ class Image:
         self.objects: dict[int, ObjectRecord] = {}
         self.configs: dict[tuple[str, str], ConfigRecord] = {}
         self.kv: dict[str, bytes] = {}
+        self.leases: dict[int, LeaseRecord] = {}
         self.index = MetadataIndex(self.streams, slices=finds_objects)
         self._finds_objects = finds_objects
         self._cluster: dict[str, ClusterRecord] = {}

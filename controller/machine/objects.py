@@ -27,6 +27,7 @@ from tidelog.controller.model.commands import (
     ForgetObjects,
     PrepareObjects,
 )
+from tidelog.controller.model.leases import held_version
 from tidelog.controller.model.records import NO_RANGES, ObjectRecord, ObjectState, StreamRecord, StreamState
 from tidelog.runtime.errors import Fenced, InvalidInput
 from tidelog.storage.commits import (
@@ -210,8 +211,11 @@ def expire_objects(tables: Tables, command: ExpireObjects) -> None:
 
 
 def forget_objects(tables: Tables, command: ForgetObjects) -> None:
-    """Remove objects that were deleted from the bucket from the metadata."""
+    """Remove objects that were deleted from the bucket from the metadata; none that a lease holds (rule 6)."""
+    held = held_version(tables.leases.values())
     for object_id in command.object_ids[:MAX_OBJECTS_PER_COMMAND]:
         row = tables.objects.get(object_id)
-        if row is not None and row.state == ObjectState.DESTROYED and row.expires_ms <= tables.time_ms:
+        if row is None or row.state != ObjectState.DESTROYED or row.destroyed_at > held:
+            continue
+        if row.expires_ms <= tables.time_ms:
             tables.objects.delete(object_id)

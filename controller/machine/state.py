@@ -13,7 +13,7 @@ destroyed only when unreferenced), 7 (compaction conserves records), and idempot
 (`tidelog.controller.machine.dedupe`).
 
 The handlers are in `tidelog.controller.machine`: modules `nodes`, `topics`, `streams`, `objects`, `compaction`,
-`moves`, `scaling`, `takeover`, `wal_notes`, `replica_sets` and `replica_elections`.
+`moves`, `scaling`, `takeover`, `wal_notes`, `replica_sets`, `replica_elections` and `leases`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ import msgspec
 
 from tidelog.controller.machine import (
     compaction as state_compaction,
+)
+from tidelog.controller.machine import (
+    leases as state_leases,
 )
 from tidelog.controller.machine import (
     levels as state_levels,
@@ -57,11 +60,12 @@ from tidelog.controller.machine import (
     topics as state_topics,
 )
 from tidelog.controller.machine.dedupe import DedupeTable
-from tidelog.controller.machine.tables import KEY_TYPES, RECORD_TYPES, TABLES_OF_LEVEL_2, Changes, RowChange, Tables
+from tidelog.controller.machine.tables import FIRST_LEVEL_OF_TABLES, KEY_TYPES, RECORD_TYPES, Changes, RowChange, Tables
 from tidelog.controller.model import commands as c
+from tidelog.controller.model import leases as le
 from tidelog.controller.model import replica_set_commands as r
 from tidelog.controller.model.errors import CommandFailed, ErrorInfo, NotController, to_wire
-from tidelog.controller.model.levels import REPLICATION_LEVEL, NewerLevel, UnsupportedLevel, require_known
+from tidelog.controller.model.levels import NewerLevel, UnsupportedLevel, require_known
 from tidelog.controller.model.records import ClusterRecord, ObjectRecord, StreamRecord
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.msgpack import DECODE_ERRORS
@@ -69,7 +73,7 @@ from tidelog.storage.commits import CommitGap
 
 logger = logging.getLogger(__name__)
 
-DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3}
+DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3, 3: 4}
 """Version of the state's bytes at each feature level. Builds between the two wrote version 1 with a cluster time."""
 ROWS_AT_ONCE = 2_000
 """Rows that are encoded in one call of a few milliseconds."""
@@ -157,6 +161,10 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     r.RetireReplica: replica_sets.retire_replica,
     r.TellPriority: replica_sets.tell_priority,
     r.SetPriority: replica_sets.set_priority,
+    le.TakeLease: state_leases.take_lease,
+    le.RenewLease: state_leases.renew_lease,
+    le.EndLease: state_leases.end_lease,
+    le.ExpireLeases: state_leases.expire_leases,
 }
 
 
@@ -325,7 +333,7 @@ class ControllerState:
         """
         tables, level = self.tables, self.level
         head = [DUMP_OF_LEVEL[level], self.version, self.applied_index, tables.now_ms]
-        absent = TABLES_OF_LEVEL_2 if level < REPLICATION_LEVEL else frozenset()
+        absent = {name for name, first in FIRST_LEVEL_OF_TABLES.items() if level < first}
         rows = [(table.name, dict(table.rows)) for table in tables.public() if table.name not in absent]
         tail: list[Any] = [sorted(tables.counters.rows.items()), self._dedupe.dump()]
         if level >= 1:

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tidelog.controller.machine.index import MetadataIndex
+from tidelog.controller.model.leases import LeaseRecord
+from tidelog.controller.model.levels import LEASES_LEVEL, REPLICATION_LEVEL
 from tidelog.controller.model.records import (
     BrokerRecord,
     ClusterRecord,
@@ -64,11 +66,12 @@ KEY_TYPES: dict[str, Any] = {
     "objects": int,
     "configs": tuple[str, str],
     "kv": str,
+    "leases": int,
 }
 """The public tables: those that images and deltas carry, in the order in which an image is loaded."""
 
-TABLES_OF_LEVEL_2 = frozenset({"replication"})
-"""Tables that a state below feature level 2 has no row of, and does not name."""
+FIRST_LEVEL_OF_TABLES = {"replication": REPLICATION_LEVEL, "leases": LEASES_LEVEL}
+"""Tables that a state below a feature level has no row of, and does not name."""
 
 RECORD_TYPES: dict[str, Any] = {
     "cluster": ClusterRecord,
@@ -81,6 +84,7 @@ RECORD_TYPES: dict[str, Any] = {
     "objects": ObjectRecord,
     "configs": ConfigRecord,
     "kv": bytes,
+    "leases": LeaseRecord,
 }
 
 
@@ -141,6 +145,7 @@ class Tables:
         self.objects: Table[int, ObjectRecord] = Table("objects", touched)
         self.configs: Table[tuple[str, str], ConfigRecord] = Table("configs", touched)
         self.kv: Table[str, bytes] = Table("kv", touched)
+        self.leases: Table[int, LeaseRecord] = Table("leases", touched)
         self.counters: Table[str, int] = Table("counters", touched)
         """Next ids. Not part of images."""
         self.index = MetadataIndex(self.streams.rows)

@@ -14,6 +14,7 @@ import msgspec
 
 from tidelog.controller.model.command import Command
 from tidelog.controller.model.errors import ErrorInfo, InvalidReplicationFactor
+from tidelog.controller.model.leases import EndLease, ExpireLeases, LeaseCommand, RenewLease, TakeLease
 from tidelog.controller.model.levels import (
     BEFORE_LEVELS,
     NEWEST,
@@ -497,10 +498,12 @@ AnyCommand = (
     | SetLevel
     | SetControllers
     | ReplicaSetCommand
+    | LeaseCommand
 )
 
 INTERNAL: frozenset[type] = frozenset(
     {BecomeActive, SetBrokerAlive, ExpireObjects, ForgetObjects, SetControllers, DeletePartitions, SetLevel}
+    | {ExpireLeases}
 )
 """Commands that only the active controller proposes; refused from a client."""
 
@@ -510,6 +513,7 @@ FIRST_LEVEL: dict[type, int] = {
     **dict.fromkeys((AddReplica, RemoveReplica, ElectUnclean, AssignReplica, RetireReplica), 2),
     **dict.fromkeys((TellPriority, SetPriority), 2),
     BeginRestart: 2,
+    **dict.fromkeys((TakeLease, RenewLease, EndLease, ExpireLeases), 3),
 }
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 

@@ -41,6 +41,7 @@ _CONTROLLER = (
     "replica_repair_after_ms",
     "preferred_master_enable",
     "replica_balance_enable",
+    "lease_max_hold_ms",
 )
 
 _IN_FILES = "set it in the configuration of all controllers, and restart them (`tidelog cluster restart --rolling`)"

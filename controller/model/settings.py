@@ -45,6 +45,9 @@ class ControllerSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     read_grace_ms: Annotated[int, Meta(ge=100)] = 60_000
     """Time without an answer of the active controller after which a broker reads nothing from the bucket any more,
     because objects that it knows may be deleted; the same on all controllers."""
+    lease_max_hold_ms: Annotated[int, Meta(ge=1_000)] = 86_400_000
+    """Time for which a lease of a reader outside the cluster may hold one version of the metadata, and with it the
+    objects that were destroyed later; the same on all controllers."""
     snapshot_entries: Annotated[int, Meta(ge=10)] = 10_000
     """Journal entries after which a snapshot is taken and the journal is rewritten."""
     snapshot_bytes: Annotated[int, Meta(ge=16 << 20)] = 64 << 20

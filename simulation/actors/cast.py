@@ -8,6 +8,7 @@ from __future__ import annotations
 from tidelog.simulation.actors.consumers import Consumer
 from tidelog.simulation.actors.groups import MemberActor
 from tidelog.simulation.actors.operator import Operator
+from tidelog.simulation.actors.outside_reader import OutsideReader
 from tidelog.simulation.actors.pipelined import PipelinedProducer
 from tidelog.simulation.actors.set_operator import SetOperator
 from tidelog.simulation.actors.topics import Deleter, TopicKeeper
@@ -57,3 +58,5 @@ def start(workload: Workload) -> None:
         workload.spawn(SetOperator(workload).run(), "set-operator")
     if rng.random() < 0.4:
         workload.spawn(Zombie(workload).run(), "zombie")
+    if rng.random() < 0.5:
+        workload.spawn(OutsideReader(workload, "outside-reader").run(), "outside-reader")

@@ -208,6 +208,20 @@ MUTATIONS_IN_CONTROLLER = [
         ("uninformed", "slow", "isolate"),
     ),
     Mutation(
+        "leases-ignored",
+        "6",
+        "destroyed objects are deleted although a reader outside the cluster has a lease on a version that names them",
+        (
+            Edit(
+                "tidelog.controller.active.lifecycle:Lifecycle._remove",
+                "min(passed, held_version(self._image().leases.values()))",
+                "passed if passed <= held_version(self._image().leases.values()) or not mutated() else -1",
+            ),
+        ),
+        ("deleted-under-reader",),
+        ("kill", "leader"),
+    ),
+    Mutation(
         "snapshot-commits-own-tail",
         "15",
         "a piece of a leader's snapshot moves the commit index over what the follower alone has",

@@ -439,6 +439,8 @@ class SimCluster:
         self.clock = SimClock(loop)
         """The clock without skew, used by the bucket."""
         self.watch = Watch()
+        self.outside: dict[str, tuple[frozenset[int], float]] = {}
+        """What readers outside the cluster may read by their leases: object ids, and until when."""
         self.raft_watch = RaftWatch()
         self.repairs = False
         """A controller is removed, or has lost its directory, and is not added again yet: no other one may be."""
@@ -511,6 +513,10 @@ class SimCluster:
             named = [one for one in object_ids if one in rows and rows[one].state == ObjectState.COMMITTED]
             if named:
                 self.watch.found("deleted-under-reader", f"{node.host} may read objects {named}, which are deleted now")
+        for name, (planned, until_s) in self.outside.items():
+            held = sorted(planned & {*object_ids})
+            if held and self.loop.time() < until_s:
+                self.watch.found("deleted-under-reader", f"{name} has a lease on objects {held}, which are deleted now")
 
     def controller_client(self, host: str, rng: random.Random, budget_s: float) -> ControllerClient:
         """Return a controller client on its own host, with a retry budget of `budget_s` seconds; not started."""

@@ -21,6 +21,14 @@ from tidelog.controller.machine.slices import unpack
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import KEY_TYPES, RowChange
 from tidelog.controller.model import commands as c
+from tidelog.controller.model.leases import (
+    EndLease,
+    ExpireLeases,
+    LeaseRecord,
+    RenewLease,
+    TakeLease,
+    held_version,
+)
 from tidelog.controller.model.records import ObjectState, StreamRecord, StreamState
 from tidelog.runtime.errors import TidelogError
 from tidelog.storage.commits import (
@@ -276,6 +284,29 @@ class ControllerMachine(RuleBasedStateMachine):
     def time_passes(self, step: int) -> None:
         self.driver.now_ms += step
 
+    @rule(ttl_ms=st.sampled_from((1_000, 5_000)), hold_ms=st.sampled_from((500, 4_000)))
+    def take_lease(self, ttl_ms: int, hold_ms: int) -> None:
+        lease = self.driver.run(TakeLease("reader", ttl_ms, hold_ms), LeaseRecord)
+        assert lease.version == self.driver.index
+
+    @precondition(lambda self: self.driver.image.leases)
+    @rule(data=st.data(), back=st.integers(0, 20))
+    def renew_lease(self, data: st.DataObject, back: int) -> None:
+        lease = self.driver.image.leases[data.draw(st.sampled_from(sorted(self.driver.image.leases)))]
+        self.try_run(RenewLease(lease.id, 1_000, max(0, self.driver.index - back)))
+        assert self.driver.image.leases[lease.id].version >= lease.version
+
+    @precondition(lambda self: self.driver.image.leases)
+    @rule(data=st.data(), expires=st.booleans())
+    def end_lease(self, data: st.DataObject, expires: bool) -> None:
+        leases = self.driver.image.leases
+        lease = leases[data.draw(st.sampled_from(sorted(leases)))]
+        self.driver.run(ExpireLeases(tuple(leases)) if expires else EndLease(lease.id))
+        if expires:
+            assert (lease.id in self.driver.image.leases) == (lease.expires_ms > self.driver.state.tables.time_ms)
+        else:
+            assert lease.id not in self.driver.image.leases
+
     @rule()
     def lifecycle(self) -> None:
         index = self.driver.image.index
@@ -286,6 +317,7 @@ class ControllerMachine(RuleBasedStateMachine):
             if object_id not in self.driver.image.objects:
                 assert record.state == ObjectState.DESTROYED
                 assert record.since_ms + DELAY_MS <= self.driver.state.tables.now_ms
+                assert record.destroyed_at <= held_version(self.driver.image.leases.values())
                 self.gone.add(object_id)
 
     @rule()

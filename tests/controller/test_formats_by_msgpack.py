@@ -43,7 +43,7 @@ def filled() -> Driver:
 def test_the_envelope_of_a_command_is_an_array_of_eight() -> None:
     data = c.encode(c.Envelope(c.FORMAT_VERSION, 3, 17, "client", 5, 2, c.Barrier(), 21))
     version, term, now_ms, client, sequence, done, command, elapsed_ms = msgpack.unpackb(data)
-    assert (version, term, now_ms, client, sequence, done, elapsed_ms) == (3, 3, 17, "client", 5, 2, 21)
+    assert (version, term, now_ms, client, sequence, done, elapsed_ms) == (4, 3, 17, "client", 5, 2, 21)
     assert command[0] == 2, "the tag of Barrier"
 
 
@@ -79,7 +79,7 @@ def test_a_snapshot_file_is_read_as_the_page_says(tmp_path: Path) -> None:
     assert (last, previous, quorum) == ([b"new", 9, 2], [b"old", 8, 2], [[1, "a:1"], [2, "b:2"]])
 
     one, _state_version, index, now_ms, tables, counters, dedupe, time_ms = msgpack.unpackb(state)
-    assert (one, index, now_ms, time_ms) == (3, driver.index, driver.now_ms, driver.now_ms)
+    assert (one, index, now_ms, time_ms) == (4, driver.index, driver.now_ms, driver.now_ms)
     rows = {table: {as_key(key): record for key, record in found} for table, found in tables}
     assert rows.keys() == KEY_TYPES.keys(), "the tables of the page"
     assert rows["topics"][TOPIC][1] == "t"
