@@ -620,7 +620,7 @@ class ControllerNode:
         if not self.is_active:
             return None
         told = self._balancer.schedule.told() or HeartbeatReply(0, 0, 0, 0)
-        return msgspec.structs.replace(told, read_grace_ms=self._settings.read_grace_ms)
+        return msgspec.structs.replace(told, read_grace_ms=self._settings.read_grace_ms, version=self.image.version)
 
     def _require_leader(self) -> None:
         """Refuse followers while no leader is known: this member may be cut off, and another may not be."""

@@ -124,6 +124,7 @@ class ControllerClient:
             endpoints, lambda one: RpcChannel([one], network, credentials), clock, rng, timing.heartbeat_interval_s
         )
         self._heartbeat.version = lambda: self.image.version
+        self._heartbeat.on_behind = self._follow_another
         self._tasks = TaskSet("controller-client")
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._client_id = ""
@@ -170,6 +171,14 @@ class ControllerClient:
 
     def _attempt_s(self) -> float:
         return ATTEMPT_S if len(self._endpoints) == 1 else ATTEMPT_OF_MANY_S
+
+    def _follow_another(self) -> None:
+        """The followed controller is silent, or is cut off from the active one: ask the next one, or anew."""
+        if self._follower.is_loading:
+            return
+        at = {"version": self.image.version}
+        logger.info("the metadata stay behind the active controller's; following another one", extra=at)
+        self._polls.turn()
 
     def _image_changed(self, delta: Delta) -> None:
         """Take the controllers' addresses, and which one is active, from the image.

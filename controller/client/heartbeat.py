@@ -40,8 +40,29 @@ _replies = msgspec.msgpack.Decoder(HeartbeatReply | None)
 
 FIRST_GRACE_S = 10.0
 """Time after a registration in which a broker reads without an answer to a heartbeat."""
+BEHIND_S = 0.9
+"""The metadata may stay behind for so long before another controller is followed: a heartbeat's interval or so."""
 LEAVE_S = 1.0
 """Time for which a stop waits until a controller has been informed."""
+
+
+class BehindWatch:
+    """Whether the local metadata stay where they are, behind those of the active controller. Sans-I/O."""
+
+    def __init__(self) -> None:
+        self._behind: tuple[int, float] | None = None
+        """The local version that was behind, and the monotonic time at which it was first."""
+
+    def is_stuck(self, version: int, told: int, now_s: float) -> bool:
+        """Note the local version and the one that was told (0: none); True once in `BEHIND_S` without progress."""
+        if version >= told:
+            self._behind = None
+        elif self._behind is None or self._behind[0] != version:
+            self._behind = (version, now_s)
+        elif now_s - self._behind[1] >= BEHIND_S:
+            self._behind = None
+            return True
+        return False
 
 
 class Heartbeat:
@@ -77,6 +98,10 @@ class Heartbeat:
         """The active controller's last reply; None while none is known to be active."""
         self.version: Callable[[], int] | None = None
         """Returns the metadata version that this process has applied."""
+        self.on_behind: Callable[[], None] | None = None
+        """Called when the metadata stay where they are, behind what the active controller has told: whoever is
+        followed is silent."""
+        self._behind = BehindWatch()
         self.readable_until_s = float("inf")
         """Monotonic time until which objects that the local metadata names may be read: the active controller's last
         answer allows it. Without heartbeats there is no limit."""
@@ -160,6 +185,9 @@ class Heartbeat:
             self.readable_until_s = max(self.readable_until_s, until_s) if self._is_granted else until_s
             self._is_granted = reply.read_grace_ms > 0
             self._heard_s = self._clock.monotonic()
+            version = self.version() if self.version is not None else reply.version
+            if self._behind.is_stuck(version, reply.version, self._heard_s) and self.on_behind is not None:
+                self.on_behind()
         elif endpoint == self._active:
             self._active = self.reply = None
 

@@ -59,6 +59,8 @@ class Follower(ABC):
         self._numbers = itertools.count()
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._loaded = asyncio.Event()
+        self.is_loading = False
+        """Whether an image is being loaded, which takes as long as it is large."""
 
     @property
     @abstractmethod
@@ -179,10 +181,14 @@ class ImageFollower(Follower):
     async def _reload(self, cluster_id: str) -> None:
         """Replace the local image by the controller's, once all of that has arrived and is checked."""
         loading = ImageReceiver()
-        while not loading.is_whole:
-            await self._load_next(loading)
-            if loading.version < self.image.version:
-                raise Unavailable(f"the controller's image is older: {loading.version} < {self.image.version}")
+        self.is_loading = True
+        try:
+            while not loading.is_whole:
+                await self._load_next(loading)
+                if loading.version < self.image.version:
+                    raise Unavailable(f"the controller's image is older: {loading.version} < {self.image.version}")
+        finally:
+            self.is_loading = False
         fresh = Image(finds_objects=False)
         fresh.apply(Delta(loading.version, loading.rows, {}))  # an image has the ends of its streams
         if fresh.cluster_id != cluster_id:

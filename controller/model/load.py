@@ -62,6 +62,8 @@ class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True):
     read_grace_ms: int = 0
     """For how long after this heartbeat was sent the broker may read from the bucket without another answer; 0: an
     older controller, which does not wait for readers."""
+    version: int = 0
+    """The metadata version of the active controller; 0: an older one, which does not tell it."""
 
 
 class Rates(NamedTuple):

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 
 from tidelog.batch.batch import CorruptRecord, check_crc, iter_batches, iter_records
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.records import NO_BROKER, PartitionRecord
 from tidelog.simulation.actors import kafka, kafka_ids
 from tidelog.simulation.actors.client import Address, Client, Lost
 from tidelog.simulation.actors.kafka import EARLIEST, LATEST, Fetched
 from tidelog.simulation.actors.workload import ASK_S, Topic, Workload
 from tidelog.simulation.checkers.history import UNKNOWN
+from tidelog.simulation.world.settings import host_of
 
 FETCH_WAIT_MS = 700
 FETCH_BYTES = 8 << 10
@@ -139,12 +142,12 @@ class Fetcher:
             await asyncio.sleep(0.1)
             return False
         places = {(one.topic.name, one.partition): one for one in positions}
-        came = [self._take(places[one.topic, one.partition], one, began_us) for one in found]
+        came = [self._take(places[one.topic, one.partition], one, began_us, address) for one in found]
         if any(one.error for one in found):
             await asyncio.sleep(0.05)
         return any(came)
 
-    def _take(self, position: Position, found: Fetched, began_us: int) -> bool:
+    def _take(self, position: Position, found: Fetched, began_us: int, address: Address) -> bool:
         w, was_follower = self._w, position.replica >= 0
         if found.error:
             position.replica = -1
@@ -164,6 +167,8 @@ class Fetcher:
             return False
         # a follower's high watermark is one that the leader has told before, and need not be the newest
         told = (UNKNOWN if was_follower else found.high_watermark), found.log_start
+        if self._is_deposed(position, address):
+            told = UNKNOWN, UNKNOWN  # nor is what a leader tells that does not know its successor yet
         if values:
             self._check_confirmed(position, offsets[-1] + 1, "at a follower" if was_follower else "at its leader")
         if values or told != position.told:
@@ -177,16 +182,32 @@ class Fetcher:
         position.offset = following
         return bool(values)
 
+    def _is_deposed(self, position: Position, address: Address) -> bool:
+        """Whether some controller's metadata name another leader than the broker that has answered, or none."""
+        images = [node.controller.image for node in self._w.cluster.controllers if node.controller is not None]
+        if not images:
+            return False
+        image = max(images, key=lambda each: each.version)
+        record = _record_of(image, position)
+        if record is None or position.replica >= 0:
+            return False
+        leader, _ = image.leader(record)
+        return leader == NO_BROKER or host_of(leader) != address[0]
+
     def _check_confirmed(self, position: Position, end: int, where: str) -> None:
         """Compare what was read with what brokers have confirmed by now."""
-        cluster, topic = self._w.cluster, position.topic
+        cluster = self._w.cluster
         active = cluster.active
         if active is None:
             return
-        image = active.image
-        record = image.partition(topic.id or image.topic_ids.get(topic.wire, b""), position.partition)
+        record = _record_of(active.image, position)
         if record is not None:
             cluster.watch.confirmed.stream_was_read(record.first_stream + 1, end, where)
+
+
+def _record_of(image: Image, position: Position) -> PartitionRecord | None:
+    topic = position.topic
+    return image.partition(topic.id or image.topic_ids.get(topic.wire, b""), position.partition)
 
 
 class Consumer:

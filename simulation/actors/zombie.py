@@ -72,7 +72,8 @@ class Zombie:
         deposed = replica_set.master_epoch > was.master_epoch
         if deposed and stream.epoch == was.leader_epoch:  # the next master has not opened the stream yet
             self._was = None
-            await self._client.trim_stream(set_id, was.master_epoch, stream.id, stream.epoch, stream.end_offset)
+            if image.level > 0:  # below, a trim names no master epoch, and is not refused
+                await self._client.trim_stream(set_id, was.master_epoch, stream.id, stream.epoch, stream.end_offset)
             return
         if stream.epoch <= was.leader_epoch:
             return

@@ -16,6 +16,7 @@ Entry: `Platters`, `SimDisk`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import os
 import random
@@ -227,8 +228,8 @@ class SimDisk:
         self._flows = asyncio.Event()
         """Whether operations end."""
         self._flows.set()
-        self._unfinished: tuple[list[_SimOperation], bool] | None = None
-        """The group that would have ended while the disk hangs."""
+        self._unfinished: tuple[contextvars.Context, list[_SimOperation], bool] | None = None
+        """The group that would have ended while the disk hangs. It ends in the life that began it, or never."""
         self.on_write: Callable[[], None] | None = None
         """Called once, when a write has begun and is not yet durable."""
         self.on_replace: Callable[[], None] | None = None
@@ -242,8 +243,8 @@ class SimDisk:
         """Let operations end again."""
         self._flows.set()
         if self._unfinished is not None:
-            held, self._unfinished = self._unfinished, None
-            self._loop.call_soon(self._finish, *held)
+            (context, *held), self._unfinished = self._unfinished, None
+            self._loop.call_soon(self._finish, *held, context=context)
 
     # Ordered lane
 
@@ -273,7 +274,7 @@ class SimDisk:
 
     def _finish(self, group: list[_SimOperation], syncs: bool) -> None:
         if not self._flows.is_set():
-            self._unfinished = (group, syncs)
+            self._unfinished = (contextvars.copy_context(), group, syncs)
             return
         if syncs and self.fail_next_sync and self._error is None:
             self.fail_next_sync = False

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -120,6 +120,8 @@ class KeptNetwork(TcpNetwork):
 
     def __init__(self) -> None:
         self.connections: list[RpcConnection] = []
+        self.transports: list[asyncio.Transport] = []
+        """Of the connections that were made from here."""
         self.open = asyncio.Event()
         self.open.set()
         self.waiting = 0
@@ -136,7 +138,9 @@ class KeptNetwork(TcpNetwork):
         await self.open.wait()
         self.waiting -= 1
         to = self.redirected.get((host, port), (host, port))
-        return await super().connect(lambda: self._kept(factory()), *to, timeout_s=timeout_s)
+        made = await super().connect(lambda: self._kept(factory()), *to, timeout_s=timeout_s)
+        self.transports.append(cast("asyncio.Transport", made[0]))
+        return made
 
     def _kept(self, protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
         assert isinstance(protocol, RpcConnection)

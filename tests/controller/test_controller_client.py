@@ -15,6 +15,8 @@ import pytest
 from tests.controller.controller_helpers import KeptNetwork, ask, make_client, make_node, send, until
 from tidelog.controller.client import client as client_module
 from tidelog.controller.client.client import ControllerClient
+from tidelog.controller.client.heartbeat import BEHIND_S, BehindWatch
+from tidelog.controller.image import follower as follower_module
 from tidelog.controller.image.feed import DeltaFeed, FeedLimits
 from tidelog.controller.image.image import Delta
 from tidelog.controller.machine.tables import RowChange
@@ -441,6 +443,43 @@ async def test_a_broker_without_a_controller_knows_that_its_metadata_is_old(tmp_
     with pytest.raises(Unavailable, match="no active controller"):
         client.check_current()
     await client.close()
+
+
+async def test_metadata_that_stay_behind_what_heartbeats_tell_are_asked_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_module, "POLL_GRACE_S", 3_600.0)  # a silent poll ends by nothing else
+    node, other = await world(tmp_path)
+    network = KeptNetwork()
+    client = make_client(node.address, network=network, heartbeat_interval_s=0.05)
+    await client.start()
+    before = len(network.transports)
+    await register(client)
+    await until(lambda: len(network.transports) > before)  # the heartbeats have their own
+    for one in network.transports[:before]:
+        one.pause_reading()  # as after a cut of the network: nobody is told, and nothing arrives
+    await other.put_kv("key", b"value")
+    await until(lambda: "key" in client.image.kv)
+    for each in (client, other, node):
+        await each.close()
+
+
+def test_a_followed_controller_counts_as_silent_only_without_any_progress() -> None:
+    watch, now_s = BehindWatch(), 0.0
+
+    def is_stuck(version: int, told: int, after_s: float) -> bool:
+        nonlocal now_s
+        now_s += after_s
+        return watch.is_stuck(version, told, now_s)
+
+    assert not is_stuck(5, 5, 10.0), "it has everything"
+    assert not is_stuck(5, 7, 10.0) and not is_stuck(5, 7, BEHIND_S / 2)
+    assert not is_stuck(6, 9, BEHIND_S), "it follows, and is slow"
+    assert not is_stuck(6, 9, BEHIND_S / 2)
+    assert not is_stuck(6, 0, BEHIND_S), "an older controller tells no version"
+    assert not is_stuck(6, 9, BEHIND_S)
+    assert is_stuck(6, 9, 2 * BEHIND_S)
+    assert not is_stuck(6, 9, BEHIND_S / 2), "the next one gets its time"
 
 
 @pytest.mark.usefixtures("quick_rounds")

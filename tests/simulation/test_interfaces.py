@@ -315,6 +315,32 @@ def test_a_power_loss_keeps_what_was_synced_and_a_kill_keeps_all(loop: VirtualLo
     assert seen[:200] == b"a" * 100 + b"b" * 100 and len(seen) == 4096
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["dead", "alive"])
+def test_what_a_hung_disk_owes_to_a_process_ends_in_it_or_never(loop: VirtualLoop, ends: bool) -> None:
+    """A dead master that was told of a write would confirm it, and what a later process wrote would count as synced."""
+    platters = Platters()
+    told: list[OSError | None] = []
+
+    async def write(disk: SimDisk) -> None:
+        file = await disk.open("log", create=True)
+        await file.fill_zeros(0, 100)
+        disk.hang()
+        file.write(0, [b"hung"], sync=True, done=told.append)
+
+    async def work() -> None:
+        life, disk = Life("a"), SimDisk(platters, loop, random.Random(1))
+        await life.spawn(loop, write(disk), "write")
+        await asyncio.sleep(1)
+        if ends:
+            life.end(loop)
+        disk.go_on()
+        await asyncio.sleep(1)
+
+    run(loop, work())
+    assert told == ([] if ends else [None])
+    assert bool(platters.files["log"].unsynced) == ends
+
+
 def test_after_a_failed_fsync_nothing_more_is_done(loop: VirtualLoop) -> None:
     async def work() -> list[OSError | None]:
         told: list[OSError | None] = []
