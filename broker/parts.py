@@ -25,6 +25,7 @@ from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
 from tidelog.broker.admin.quorum import QuorumView
+from tidelog.broker.admin.reading import ReadingRoutes
 from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
 from tidelog.broker.admin.restart import RestartRoutes
 from tidelog.broker.admin.storage_status import memory_section
@@ -46,7 +47,7 @@ from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.controller.model.records import TopicRecord
-from tidelog.controller.rpc.secret import admin_token
+from tidelog.controller.rpc.secret import admin_token, read_token
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.storage.bucket.accounts import TopicNames
 from tidelog.storage.bucket.purpose import Purpose
@@ -141,13 +142,18 @@ def _admin(
         damage=data.reports.damage,
         check=lambda: base.probe.check(f"probe/health-{base.broker_id}"),
         token=admin_token(credentials.secret) if credentials is not None else "",
+        read_token=read_token(credentials.secret) if credentials is not None else "",
         suspects=lambda: {*data.compactor.excluded, *(one.object_id for one in data.reports.damage.all())},
         on_sound=data.compactor.readmit,
     )
     manager = partitions.manager
     jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
+    reading = ReadingRoutes(base.controller)
+    base.registry.add_section("leases", reading.status)
+    base.registry.add_figures("leases", reading.status, figures.lease_families)
     routes = [
         *jobs.routes(),
+        *reading.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *ControllerConfigRoutes(base.controller, base.settings.flat).routes(),

@@ -32,10 +32,13 @@
     GET  /restart            the brokers, and what speaks against restarting each of them now
     POST /restart            ?id=ID&registration_epoch=E: this process hands over, ends, and is started again
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, responds when it is committed
+    GET  /leases             leases of readers outside the cluster; POST takes, renews and ends them
+    POST /slices             which objects hold ranges of offsets (`tidelog.broker.admin.reading`)
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of
-`tidelog.controller.rpc.secret.admin_token`; else it is answered with 401. GET shows nothing of the contents of records.
+`tidelog.controller.rpc.secret.admin_token`; else it is answered with 401. Those of `READING_PATHS` are answered with
+the read token, too. GET shows nothing of the contents of records.
 The server refuses POSTs that a browser sends from another origin.
 
 Entry: `AdminHttp`.
@@ -56,6 +59,7 @@ from aiohttp import web
 from tidelog.broker.admin.answers import integer, json_answer, number, write_line
 from tidelog.broker.admin.limits import AdminLimits
 from tidelog.broker.admin.quorum import merge_nodes, metadata_in_bucket
+from tidelog.broker.admin.reading import READING_PATHS
 from tidelog.broker.objects.report import (
     damage_of,
     describe_object,
@@ -129,6 +133,8 @@ class AdminSources:
     """Returns soon, when what `/status` tells of the bucket is recent."""
     token: str = ""
     """What a request that may change something proves itself with; empty: the cluster has no secret."""
+    read_token: str = ""
+    """What a reader outside the cluster may prove itself with instead, on `READING_PATHS`."""
     suspects: Callable[[], Collection[int]] = tuple
     """Ids of the objects that this broker takes for damaged, or leaves out of compaction."""
     on_sound: Callable[[int], None] = ignore_sound
@@ -232,7 +238,14 @@ class AdminHttp:
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse a request that may change something and does not prove that it knows the cluster's secret."""
         token = self._sources.token
-        if token and request.method not in READING_METHODS and not _proves(request, token):
+        if (
+            token
+            and request.method not in READING_METHODS
+            and not (
+                _proves(request, token)
+                or (request.path in READING_PATHS and _proves(request, self._sources.read_token))
+            )
+        ):
             body = {
                 "error": f"{request.method} {request.path} needs the token of the cluster's secret",
                 "hint": "give the cluster's secret with --secret-file FILE; docs/operations.md, section Security",
@@ -407,6 +420,8 @@ class AdminHttp:
 
 
 def _proves(request: web.Request, token: str) -> bool:
+    if not token:
+        return False
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     proof = given.strip().encode("utf-8", "surrogateescape")
     return scheme.lower() == "bearer" and hmac.compare_digest(proof, token.encode())

@@ -95,6 +95,17 @@ def image_families(version: int) -> Iterable[Metric]:
     yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=version)
 
 
+def lease_families(status: Mapping[str, Any]) -> Iterable[Metric]:
+    """`ReadingRoutes.status`: the leases of readers outside the cluster, the same on every broker."""
+    oldest = status["oldest"] or {"held_objects": 0}
+    yield GaugeMetricFamily("tidelog_leases", "Leases of readers outside the cluster", value=status["count"])
+    yield GaugeMetricFamily(
+        "tidelog_lease_held_objects",
+        "Deleted objects that leases keep in the bucket",
+        value=oldest["held_objects"],
+    )
+
+
 def bucket_state_families(state: Mapping[str, Any] | None) -> Iterable[Metric]:
     """`ControllerNode.bucket_state`: absent unless the active controller is in this process and has written one."""
     if state is None or state["at_ms"] is None:

@@ -1,8 +1,8 @@
-"""The file with the cluster's secret, random nonces, and the token of the admin HTTP that follows from the secret.
+"""The file with the cluster's secret, random nonces, and the tokens of the admin HTTP that follow from the secret.
 
-Invariants: a file that others than its owner can read is refused; the token does not reveal the secret.
+Invariants: a file that others than its owner can read is refused; no token reveals the secret, or the other token.
 
-Entry: `read_secret`, `write_secret`, `new_nonce`, `admin_token`.
+Entry: `read_secret`, `write_secret`, `new_nonce`, `admin_token`, `read_token`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tidelog.runtime.errors import ConfigError
 MIN_SECRET_BYTES: Final = 16
 ADMIN_TOKEN_PURPOSE: Final = b"tidelog admin http token 1"
 """Distinct from the purposes of the handshake, so that neither can stand for the other."""
+READ_TOKEN_PURPOSE: Final = b"tidelog read token 1"
 
 
 def read_secret(path: Path) -> bytes:
@@ -59,3 +60,8 @@ def new_nonce() -> bytes:
 def admin_token(secret: bytes) -> str:
     """Return the bearer token that proves the secret to the admin HTTP: an HMAC of the secret, in hexadecimal."""
     return hmac.digest(secret, ADMIN_TOKEN_PURPOSE, "sha256").hex()
+
+
+def read_token(secret: bytes) -> str:
+    """Return the bearer token with which readers take leases and look up objects, and may do nothing else."""
+    return hmac.digest(secret, READ_TOKEN_PURPOSE, "sha256").hex()

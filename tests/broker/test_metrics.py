@@ -234,6 +234,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.replica_set_families({}),
         *health_families({}),
         *figures.image_families(1),
+        *figures.lease_families({"count": 0, "oldest": None}),
         *figures.bucket_state_families({"at_ms": 1, "age_s": 2.0, "size_bytes": 3}),
         *collect_accounts(BucketAccounts()),
     ]

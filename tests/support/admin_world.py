@@ -29,6 +29,7 @@ from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.controller.active.levels import LevelRaise
 from tidelog.controller.active.role import ActiveRole
+from tidelog.controller.client.leases import LeaseClient
 from tidelog.controller.client.replica_sets import ReplicaSetClient
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
@@ -68,6 +69,7 @@ class WorldController:
         self.opens_at_once = False
         """Partitions are opened as soon as they are created."""
         self.replica_sets = ReplicaSetClient(self._send)
+        self.leases = LeaseClient(self._send)
         self._index = 0
         self._ids = 0
         self.apply(c.BecomeActive(1, 1, CLUSTER_ID, 60_000))

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from tidelog.cli.options import given_secret_file
-from tidelog.controller.rpc.secret import admin_token, read_secret
+from tidelog.controller.rpc.secret import admin_token, read_secret, read_token
 from tidelog.runtime.errors import (
     AlreadyExists,
     CorruptData,
@@ -240,6 +240,14 @@ class ClusterConnection:
     @cached_property
     def admin_token(self) -> str:
         """The token of the cluster's secret for the admin HTTP. Raises `AdminTokenNeeded`, `ConfigError`."""
+        return admin_token(self._secret())
+
+    @cached_property
+    def read_token(self) -> str:
+        """The token for readers outside the cluster. Raises `AdminTokenNeeded`, `ConfigError`."""
+        return read_token(self._secret())
+
+    def _secret(self) -> bytes:
         file = given_secret_file()
         if file is None and urlsplit(self.admin_url).hostname in LOOPBACK:
             told = self.broker_config(SECRET_FILE_CONFIG)
@@ -249,7 +257,7 @@ class ClusterConnection:
                 f"the admin HTTP at {self.admin_url} needs the token of the cluster's secret",
                 hint="give the secret with --secret-file FILE or in TIDELOG_CONTROLLER__SECRET_FILE",
             )
-        return admin_token(read_secret(file))
+        return read_secret(file)
 
     def post_lines(self, path: str) -> Iterator[dict[str, Any]]:
         """Send a POST and yield the JSON lines of the response as they arrive. Raises as `http_json` does."""

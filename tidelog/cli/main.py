@@ -39,6 +39,10 @@ COMMANDS = {
     ),
     "balancer": ("tidelog.cli.subcommands.balancer:balancer", "Show how evenly brokers are loaded, and even it out."),
     "controller": ("tidelog.cli.subcommands.controller:controller", "Show and change the quorum of controllers."),
+    "lease": (
+        "tidelog.cli.subcommands.lease:lease",
+        "Show and end leases of readers outside the cluster, such as Spark.",
+    ),
     "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show and raise the feature level; rebuild from a bucket."),
     "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),
     "check": ("tidelog.cli.subcommands.check:check", "Check a recorded history of what clients saw."),

@@ -63,6 +63,13 @@ def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: 
     output.show(style, lambda: done, _render_done)
 
 
+@cluster.command("read-token")
+@admin_options
+def read_token(bootstrap: str) -> None:
+    """Print the token with which readers outside the cluster, such as Spark, find objects. It allows nothing else."""
+    output.emit(ClusterConnection(bootstrap).read_token)
+
+
 def _ask(connection: ClusterConnection, query: str = "") -> Document:
     """What is known of levels. Raises `NotFound` for a broker of before feature levels."""
     try:

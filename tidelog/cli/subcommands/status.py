@@ -77,6 +77,7 @@ def gather(asked: Document, ask: Callable[[str], Document]) -> Document:
     return {
         **{key: asked.get(key, 0) for key in common},
         "metadata_in_bucket": asked.get("metadata_in_bucket"),
+        "leases": asked.get("leases"),
         "nodes": nodes,
         "failovers": failovers,
         "moves": asked["moves"],
@@ -103,6 +104,8 @@ def _own(answer: Document) -> Document:
 def _render(document: Document) -> str:
     about = [("cluster", document["cluster_id"]), ("level", document["level"]), ("topics", document["topics"])]
     about.append(("metadata in bucket", _metadata_state(document["metadata_in_bucket"])))
+    if (document["leases"] or {"count": 0})["count"]:
+        about.append(("leases of readers", _leases(document["leases"])))
     headers = [
         "NODE",
         "ROLES",
@@ -137,6 +140,14 @@ def _metadata_state(state: Document | None) -> str:
         return "none yet" if state is None or not state["problem"] else f"none: {state['problem']}"
     text = f"{output.moment(state['at_ms'])}, {output.size(state['size_bytes'])}"
     return f"{text}; FAILING: {state['problem']}" if state["problem"] else text
+
+
+def _leases(leases: Document) -> str:
+    oldest = leases["oldest"]
+    return (
+        f"{leases['count']}; the oldest, of {oldest['holder']} since {output.moment(oldest['since_ms'])},"
+        f" keeps {oldest['held_objects']} deleted objects"
+    )
 
 
 def _render_failovers(rows: list[Document]) -> str:

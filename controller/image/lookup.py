@@ -1,0 +1,128 @@
+"""Which objects hold ranges of offsets of partitions: what a reader outside the cluster asks for (docs/design/0018).
+
+An answer is bounded by a number of slices, and says where the next question begins. The questions of one plan may be
+answered from metadata of different versions, all as new as the reader's lease or newer: the records of a range are the
+same in all of them.
+
+Invariant: the slices of a range follow one another without a gap, from `start` or before, up to `end`, to the committed
+end, or to where the answer was full; unless the log starts later, which the answer tells.
+
+Entry: `look_up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.wal_notes import DATA_STREAM
+from tidelog.runtime.errors import InvalidInput, NotFound
+from tidelog.storage.commits import ObjectSlice
+
+MAX_RANGES = 1_000
+"""Ranges in one question."""
+MAX_SLICES = 10_000
+"""Slices in one answer, which is found and encoded within some milliseconds."""
+TO_THE_END = -1
+
+
+class OffsetRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A range of offsets of a partition."""
+
+    topic: str
+    partition: int
+    start: int = 0
+    """The first offset (int64)."""
+    end: int = TO_THE_END
+    """The offset after the last one (int64); -1: the committed end, as it is when the question is answered."""
+
+
+class FoundRange(msgspec.Struct, frozen=True):
+    """What is known of one range."""
+
+    topic: str
+    topic_id: str
+    """32 hexadecimal digits: a topic that was created again has another one."""
+    partition: int
+    stream: int
+    """The data stream: its offsets are Kafka's."""
+    start: int
+    end: int
+    """As asked for, with the committed end in place of -1."""
+    log_start: int
+    """The first offset that exists. What lies below is not to be read, also where a slice has it."""
+    committed_end: int
+    """What is uploaded ends here; a later tail is at the brokers."""
+    slices: list[ObjectSlice]
+    """`[object id, kind, bytes of the object, start, end]`, with the offsets of the object's whole range."""
+
+
+class NextQuestion(msgspec.Struct, frozen=True):
+    """Where an answer that was full ends."""
+
+    range: int
+    """Index of the range that is to be asked for next, with those after it."""
+    start: int
+    """Its offset to go on at."""
+
+
+class FoundSlices(msgspec.Struct, frozen=True):
+    """The answer to a question."""
+
+    cluster_id: str
+    version: int
+    """The metadata version that it is from."""
+    ranges: list[FoundRange]
+    """Those of the question, up to where the answer is full."""
+    next: NextQuestion | None
+    """None: the answer is complete."""
+
+
+def look_up(image: Image, ranges: Sequence[OffsetRange], limit: int = MAX_SLICES) -> FoundSlices:
+    """Find the slices of up to `MAX_RANGES` ranges, `limit` of them at most (1 to `MAX_SLICES`).
+
+    Raises `NotFound` for an unknown topic or partition, `InvalidInput`.
+    """
+    if not 0 < len(ranges) <= MAX_RANGES:
+        raise InvalidInput(f"a question has 1 to {MAX_RANGES} ranges, not {len(ranges)}")
+    if not 0 < limit <= MAX_SLICES:
+        raise InvalidInput(f"limit is {limit}: 1 to {MAX_SLICES} is expected")
+    found: list[FoundRange] = []
+    left = limit
+    for number, one in enumerate(ranges):
+        if left == 0:
+            return FoundSlices(image.cluster_id, image.version, found, NextQuestion(number, one.start))
+        row = _look_up_one(image, one, left)
+        found.append(row)
+        left -= len(row.slices)
+        reached = row.slices[-1].end_offset if row.slices else row.end
+        if left == 0 and reached < min(row.end, row.committed_end):
+            return FoundSlices(image.cluster_id, image.version, found, NextQuestion(number, reached))
+    return FoundSlices(image.cluster_id, image.version, found, None)
+
+
+def _look_up_one(image: Image, asked: OffsetRange, limit: int) -> FoundRange:
+    topic = image.topic(asked.topic)
+    if topic is None:
+        raise NotFound(f"there is no topic {asked.topic!r}", hint="`tidelog topic list` shows the topics")
+    partition = image.partition(topic.id, asked.partition)
+    if partition is None:
+        raise NotFound(f"topic {topic.name} has {topic.partitions} partitions, and no partition {asked.partition}")
+    stream = image.streams[partition.first_stream + DATA_STREAM]
+    end = stream.end_offset if asked.end == TO_THE_END else asked.end
+    if not asked.start >= 0 or (asked.end != TO_THE_END and end < asked.start):
+        raise InvalidInput(f"{topic.name}-{asked.partition}: range {asked.start}..{asked.end} is reversed or negative")
+    slices = image.find_objects(stream.id, max(asked.start, stream.start_offset), end, limit)
+    return FoundRange(
+        topic.name,
+        topic.id.hex(),
+        asked.partition,
+        stream.id,
+        asked.start,
+        end,
+        stream.start_offset,
+        stream.end_offset,
+        slices,
+    )
