@@ -137,10 +137,16 @@ class Client:
                 connection.transport.abort()
 
     async def ask_any(self, request: Request, timeout_s: float) -> Any:
-        """Send a request to one broker, round-robin. Raises `Lost`."""
+        """Send a request to one broker, round-robin; to the next one if that accepts no connection. Raises `Lost`."""
         known = list(self._brokers.values()) or self._bootstrap
-        self._turn += 1
-        return await self.ask(known[self._turn % len(known)], request, timeout_s)
+        for others in reversed(range(len(known))):
+            self._turn += 1
+            try:
+                return await self.ask(known[self._turn % len(known)], request, timeout_s)
+            except Lost as lost:
+                if not lost.unsent or not others:
+                    raise
+        raise AssertionError("there is always a broker to ask")
 
     async def refresh(self, topic: str) -> int:
         """Request the placement of the topic's partitions; return the topic's error. Raises `Lost`."""
