@@ -42,6 +42,7 @@ from tidelog.storage.records import OffsetTrimmed, StreamEntry
 from tidelog.stream.admission import Admission
 from tidelog.stream.errors import (
     FencedLeaderEpoch,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
@@ -625,7 +626,8 @@ class PartitionLog:
     async def delete_records(self, before_offset: int) -> int:
         """Delete all records below `before_offset` (-1: the high watermark). Returns the new log start, durable.
 
-        Raises `OffsetOutOfRange` past the high watermark, `Closed`, `Overloaded`, `WalFull`.
+        Raises `OffsetOutOfRange` past the high watermark, `OffsetNotAvailable` while the leader before this one may have
+        told a later log start, `Closed`, `Overloaded`, `WalFull`.
         """
         self._require_open()
         state = self._state
@@ -638,6 +640,11 @@ class PartitionLog:
         await self._move_start(target)
         if self._start < target:  # closed during an earlier trim: nothing has moved
             self._require_open()
+        if self.told_log_start < 0:
+            raise OffsetNotAvailable(
+                f"the log start of {self.topic}-{self.partition} is not known yet: its new leader waits for the quorum",
+                hint="try again",
+            )
         return self._start
 
     async def apply_retention(self) -> int:

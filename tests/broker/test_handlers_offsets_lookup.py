@@ -190,9 +190,9 @@ async def test_records_are_deleted_up_to_the_end_that_the_leader_before_may_have
 async def test_no_log_start_is_told_before_a_new_master_has_confirmed_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leader before had told that of DeleteRecords (simulated seed 770013)."""
+    """The leader before had told that of DeleteRecords (simulated seeds 770013, 2026112603598)."""
     monkeypatch.setattr(partition_log, "CONFIRM_WAIT_S", 0.05)
-    async with KafkaWorld() as world, world.client() as client:
+    async with KafkaWorld(apis=[*APIS, *delete_records.APIS]) as world, world.client() as client:
         topic = await world.topic("t")
         clock = FakeClock(SystemClock().time_ms())
         old = Process(FakeWorld(), clock, auto_confirm=False)
@@ -216,14 +216,23 @@ async def test_no_log_start_is_told_before_a_new_master_has_confirmed_the_last_o
             assert found.log_start_offset == same.log_start_offset
             return found.log_start_offset, log.append_internal(batch(b"a")).log_start_offset
 
+        async def deleted(before: int) -> tuple[int, int]:
+            make = schema.request(DELETE_RECORDS, 2).make
+            partition = make("DeleteRecordsPartition", partition_index=0, offset=before)
+            topics = [make("DeleteRecordsTopic", name="t", partitions=[partition])]
+            answer = (await client.send(DELETE_RECORDS, 2, topics=topics, timeout=20_000)).topics[0].partitions[0]
+            return answer.error_code, answer.low_watermark
+
         try:
             assert await told() == (-1, -1)
             assert await list_offsets(client, 5, -2) == [(78, -1, -1)]
+            assert await deleted(0) == (78, -1), "nothing is to be deleted, and where the log starts is not known"
         finally:
             new.storage.confirm_all()
             new.storage.auto_confirm = True  # also for the checkpoint of the close
         assert await told() == (2, 2)
         assert await list_offsets(client, 5, -2) == [(0, 2, -1)]
+        assert await deleted(0) == (0, 2)
 
 
 async def test_the_largest_timestamp_of_what_is_confirmed_is_told_while_more_is_not(
