@@ -249,7 +249,11 @@ def _services(
         read_replicas=data.read_replicas,
         cold_throttle=data.throttle,
         quorum=quorum.report,
-        broker_configs=lambda: {**settings.flat(), "tidelog.admin.url": admin.url},
+        broker_configs=lambda: {
+            **settings.flat(),
+            "tidelog.admin.url": admin.url,
+            "tidelog.bucket.url": base.world.store.url,
+        },
     )
 
 

@@ -626,8 +626,8 @@ class PartitionLog:
     async def delete_records(self, before_offset: int) -> int:
         """Delete all records below `before_offset` (-1: the high watermark). Returns the new log start, durable.
 
-        Raises `OffsetOutOfRange` past the high watermark, `OffsetNotAvailable` while the leader before this one may have
-        told a later log start, `Closed`, `Overloaded`, `WalFull`.
+        Raises `OffsetOutOfRange` past the high watermark, `OffsetNotAvailable` while the leader before this one may
+        have told a later log start, `Closed`, `Overloaded`, `WalFull`.
         """
         self._require_open()
         state = self._state

@@ -1,0 +1,295 @@
+"""Record batches to Arrow, without a Python object for each record.
+
+Two kernels, compiled by Numba and run without the GIL, do the work: `_scan` finds where the fields of a batch's records
+lie, `_gather` copies keys or values into one buffer of an Arrow array. A batch is decompressed as a whole before.
+
+Invariants: every length in the input is checked against the bytes that remain before it is used; records come out in
+offset order; control batches have none; what lies outside of the wanted offsets is left out.
+
+Source of the format: KIP-98, and docs/formats.md. Entry: `RecordDecoder`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from pyspark_tidelog.columns import arrow_schema
+from tidelog.batch.batch import DEFAULT_MAX_DECOMPRESSED_BYTES, HEADER_BYTES, check_crc, iter_batches
+from tidelog.batch.compression import decompress
+from tidelog.batch.errors import CorruptRecord
+from tidelog.runtime.types import Buffer
+
+ROWS = 100_000
+"""Rows of one Arrow batch, at most: larger ones are not faster."""
+BYTES = 32 << 20
+"""Bytes of keys, values and headers after which an Arrow batch is given out."""
+MIN_RECORD_BYTES = 7
+"""A record of one varint byte in each field."""
+NULL = -1
+"""The length of a key, value or header value that is null."""
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_TOO_SHORT, _TOO_LONG, _NO_END, _NEGATIVE = -1, -2, -3, -4
+_PROBLEMS = {
+    _TOO_SHORT: "a record is cut short",
+    _TOO_LONG: "a varint is longer than 10 bytes",
+    _NO_END: "bytes follow the last record",
+    _NEGATIVE: "a record has a negative length or count",
+}
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _varint(data: Any, at: Any, end: Any) -> Any:
+    """Return a zig-zag varint and the position behind it, which is negative for a problem."""
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    while at < end:
+        byte = np.uint64(data[at])
+        at += 1
+        value |= (byte & np.uint64(0x7F)) << shift
+        if byte < np.uint64(0x80):
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
+        shift += np.uint64(7)
+        if shift > np.uint64(63):
+            return np.int64(0), _TOO_LONG
+    return np.int64(0), _TOO_SHORT
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan(data: Any, count: int, fields: Any) -> Any:
+    """Find the fields of `count` records, one row of `fields` for each; return 0, or a problem.
+
+    A row is: offset delta, timestamp delta, key position and length, value position and length, number of headers,
+    position of the first one, and the end of the record.
+    """
+    size = len(data)
+    at: Any = np.int64(0)
+    for row in range(count):
+        length, at = _varint(data, at, size)
+        if at < 0:
+            return at
+        if length < 1:
+            return _NEGATIVE
+        if length > size - at:
+            return _TOO_SHORT
+        end = at + length
+        at += 1  # attributes
+        fields[row, 1], at = _varint(data, at, end)
+        if at < 0:
+            return at
+        fields[row, 0], at = _varint(data, at, end)
+        if at < 0:
+            return at
+        for column in (2, 4):
+            length, at = _varint(data, at, end)
+            if at < 0:
+                return at
+            if length > end - at:
+                return _TOO_SHORT
+            fields[row, column], fields[row, column + 1] = at, max(length, NULL)
+            if length > 0:
+                at += length
+        headers, at = _varint(data, at, end)
+        if at < 0:
+            return at
+        if headers < 0:
+            return _NEGATIVE
+        if headers > (end - at) // 2:
+            return _TOO_SHORT
+        fields[row, 6], fields[row, 7], fields[row, 8] = headers, at, end
+        at = end
+    return 0 if at == size else _NO_END
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan_headers(data: Any, records: Any, fields: Any) -> Any:
+    """Find the headers of records; a row is: key position and length, value position and length."""
+    row = 0
+    for record in range(len(records)):
+        at, end = records[record, 7], records[record, 8]
+        for _ in range(records[record, 6]):
+            for column in (0, 2):
+                length, at = _varint(data, at, end)
+                if at < 0:
+                    return at
+                if column == 0 and length < 0:
+                    return _NEGATIVE
+                if length > end - at:
+                    return _TOO_SHORT
+                fields[row, column], fields[row, column + 1] = at, max(length, NULL)
+                if length > 0:
+                    at += length
+            row += 1
+        if at != end:
+            return _NO_END
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _gather(data: Any, positions: Any, lengths: Any, out: Any, at: int, offsets: Any, row: int) -> Any:
+    """Copy pieces of `data` to `out` from `at` on, and note where each ends; return where the last one does."""
+    for number in range(len(positions)):
+        length = lengths[number]
+        if length > 0:
+            start = positions[number]
+            out[at : at + length] = data[start : start + length]
+            at += length
+        offsets[row + number + 1] = at
+    return at
+
+
+class _Column:
+    """One growing binary array."""
+
+    def __init__(self) -> None:
+        self.data: _Bytes = np.empty(1 << 16, np.uint8)
+        self.offsets = np.zeros(1025, np.int32)
+        self.valid = np.zeros(1024, np.bool_)
+        self.rows = 0
+        self.size = 0
+
+    def add(self, data: _Bytes, positions: _Ints, lengths: _Ints) -> None:
+        rows, size = self.rows + len(positions), self.size + int(np.maximum(lengths, 0).sum())
+        self.data = _with_room(self.data, self.size, size)
+        self.offsets = _with_room(self.offsets, self.rows + 1, rows + 1)
+        self.valid = _with_room(self.valid, self.rows, rows)
+        self.size = _gather(data, positions, lengths, self.data, self.size, self.offsets, self.rows)
+        self.valid[self.rows : rows] = lengths != NULL
+        self.rows = rows
+
+    def take(self, kind: pa.DataType) -> pa.Array:
+        """Return the array, and begin a new one."""
+        rows = self.rows
+        nulls = rows - int(self.valid[:rows].sum())
+        validity = pa.py_buffer(np.packbits(self.valid[:rows], bitorder="little")) if nulls else None
+        buffers = [validity, pa.py_buffer(self.offsets[: rows + 1]), pa.py_buffer(self.data[: self.size])]
+        found = pa.Array.from_buffers(kind, rows, buffers, nulls)
+        self.__init__()  # type: ignore[misc]  # the buffers belong to the array now
+        return found
+
+
+def _with_room(array: Any, used: int, needed: int) -> Any:
+    if needed <= len(array):
+        return array
+    grown = np.empty(max(needed, 2 * len(array)), array.dtype)
+    grown[:used] = array[:used]
+    return grown
+
+
+class RecordDecoder:
+    """Collects the records of one partition, and gives them out as Arrow batches."""
+
+    def __init__(self, topic: str, partition: int, *, include_headers: bool = False) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._schema = arrow_schema(include_headers=include_headers)
+        self._keys = _Column()
+        self._values = _Column()
+        self._offsets: list[_Ints] = []
+        self._timestamps: list[_Ints] = []
+        self._types: list[tuple[int, int]] = []
+        self._headers = (_Column(), _Column()) if include_headers else None
+        self._header_counts: list[_Ints] = []
+        self.rows = 0
+        """Rows that were not given out yet."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `take` is due."""
+        size = self._keys.size + self._values.size
+        if self._headers is not None:
+            size += self._headers[0].size + self._headers[1].size
+        return self.rows >= ROWS or size >= BYTES
+
+    def add(self, batches: Buffer, start: int, end: int) -> int:
+        """Add the records of consecutive batches whose offsets lie in `[start, end)`; return the offset after them.
+
+        Raises `CorruptRecord`, `UnsupportedCompression`.
+        """
+        reached = start
+        for header, batch in iter_batches(batches):
+            if not check_crc(batch):
+                raise CorruptRecord(f"{self._topic}-{self._partition}: batch {header.base_offset} fails its CRC32C")
+            last = header.last_offset
+            reached = max(reached, min(last + 1, end))
+            if last < start or header.base_offset >= end or header.is_control or not header.count:
+                continue
+            self._add_batch(header, batch, start, end)
+        return reached
+
+    def _add_batch(self, header: Any, batch: memoryview, start: int, end: int) -> None:
+        raw = decompress(batch[HEADER_BYTES:], header.compression, DEFAULT_MAX_DECOMPRESSED_BYTES)
+        data = np.frombuffer(raw, np.uint8)
+        if header.count > len(data) // MIN_RECORD_BYTES:
+            raise CorruptRecord(f"batch {header.base_offset} has {header.count} records in {len(data)} bytes")
+        fields = np.empty((header.count, 9), np.int64)
+        self._check(_scan(data, header.count, fields), header.base_offset)
+        offsets = fields[:, 0] + header.base_offset
+        if offsets[0] < start or offsets[-1] >= end:
+            wanted = (offsets >= start) & (offsets < end)
+            fields, offsets = fields[wanted], offsets[wanted]
+        rows = len(fields)
+        if not rows:
+            return
+        self._offsets.append(offsets)
+        if header.is_log_append_time:
+            self._timestamps.append(np.full(rows, header.max_timestamp, np.int64))
+        else:
+            self._timestamps.append(fields[:, 1] + header.base_timestamp)
+        self._types.append((int(header.is_log_append_time), rows))
+        self._keys.add(data, fields[:, 2], fields[:, 3])
+        self._values.add(data, fields[:, 4], fields[:, 5])
+        if self._headers is not None:
+            self._add_headers(data, fields, header.base_offset, self._headers)
+        self.rows += rows
+
+    def _add_headers(self, data: _Bytes, records: _Ints, base_offset: int, columns: tuple[_Column, _Column]) -> None:
+        fields = np.empty((int(records[:, 6].sum()), 4), np.int64)
+        self._check(_scan_headers(data, records, fields), base_offset)
+        for column, at in zip(columns, (0, 2), strict=True):
+            column.add(data, fields[:, at], fields[:, at + 1])
+        self._header_counts.append(records[:, 6].copy())
+
+    def _check(self, problem: int, base_offset: int) -> None:
+        if problem < 0:
+            where = f"{self._topic}-{self._partition}: batch {base_offset}"
+            raise CorruptRecord(f"{where}: {_PROBLEMS[problem]}")
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows collected so far, and begin anew."""
+        rows = self.rows
+        offsets = np.concatenate(self._offsets)
+        timestamps = np.concatenate(self._timestamps) * 1_000
+        types = np.concatenate([np.full(count, kind, np.int32) for kind, count in self._types])
+        columns = [
+            self._keys.take(pa.binary()),
+            self._values.take(pa.binary()),
+            pa.repeat(pa.scalar(self._topic, pa.string()), rows),
+            pa.array(np.full(rows, self._partition, np.int32)),
+            pa.array(offsets),
+            pa.array(timestamps).cast(self._schema.field("timestamp").type),
+            pa.array(types),
+        ]
+        if self._headers is not None:
+            columns.append(self._take_headers(self._headers))
+        self._offsets, self._timestamps, self._types, self.rows = [], [], [], 0
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _take_headers(self, columns: tuple[_Column, _Column]) -> pa.Array:
+        """Return one list for each record: null without headers, as in Spark's Kafka source."""
+        counts = np.concatenate(self._header_counts)
+        self._header_counts = []
+        ends = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=ends[1:])
+        kind = self._schema.field("headers").type
+        items = kind.value_type
+        pairs = pa.StructArray.from_arrays(
+            [columns[0].take(pa.string()), columns[1].take(pa.binary())], fields=[items.field(0), items.field(1)]
+        )
+        pairs.validate(full=True)  # a header's key is UTF-8, or this raises
+        return pa.ListArray.from_arrays(pa.array(ends), pairs, type=kind, mask=pa.array(counts == 0))

@@ -1,0 +1,160 @@
+"""What one task does: reads its offsets, from the bucket or from the brokers, as Arrow batches.
+
+A task whose lease has ended may find an object missing that compaction has replaced meanwhile. It looks its offsets up
+again and goes on where it is: the records of an offset are the same in any object.
+
+Entry: `read_task`, `TaskContext`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark_tidelog.cluster import Lease, LeaseKeeper, Lookups
+from pyspark_tidelog.fetch import Fetch
+from pyspark_tidelog.options import ReadOptions
+from pyspark_tidelog.plan import Task
+from tidelog.runtime.errors import NotFound, Unavailable
+from tidelog.storage.bucket.store import ObjectNotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOOKUPS = 5
+"""How often a task looks its objects up again without having read anything between."""
+TAIL_IDLE_S = 60.0
+"""A broker that tells nothing new for so long ends the task with an error."""
+
+
+class DataLoss(NotFound):
+    """Offsets that were to be read do not exist any more."""
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What every task of a read needs. Pickled to the executors."""
+
+    options: ReadOptions
+    cluster_id: str
+    bucket: Mapping[str, str]
+    lookups: Lookups
+    lease: Lease
+
+
+def read_task(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    """Read a task. Raises `DataLoss`, `CorruptData`, `Unavailable`."""
+    if task.is_tail:
+        yield from _read_tail(task, context)
+        return
+    with LeaseKeeper(context.lookups, context.lease):
+        yield from _read_bucket(task, context)
+
+
+def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    from pyspark_tidelog.decode import RecordDecoder
+
+    decoder = RecordDecoder(task.topic, task.partition, include_headers=context.options.include_headers)
+    at, slices, lookups = task.start, task.slices, 0
+    while True:
+        try:
+            with Fetch(context.bucket, context.cluster_id, task.stream, slices, at, task.end) as fetched:
+                for payload in fetched:
+                    at, lookups = decoder.add(payload, at, task.end), 0
+                    if decoder.is_full:
+                        yield decoder.take()
+            break
+        except ObjectNotFound:
+            lookups += 1
+            if lookups > LOOKUPS:
+                raise
+        _, (found,) = context.lookups.slices([(task.topic, task.partition, at, task.end)], context.lease.version)
+        if found.stream != task.stream:
+            raise DataLoss(f"topic {task.topic} was deleted, and created again, while it was read")
+        if found.start > at:
+            told = lost(task.topic, task.partition, at, found.start)
+            if context.options.fail_on_data_loss:
+                raise told
+            at = min(found.start, task.end)
+        slices = found.slices
+    if decoder.rows:
+        yield decoder.take()
+
+
+def lost(topic: str, partition: int, start: int, first: int) -> DataLoss:
+    """Return the error for offsets `[start, first)` that are gone."""
+    return DataLoss(
+        f"{topic}-{partition}: offsets {start} to {first - 1} do not exist any more: retention or DeleteRecords removed"
+        " them",
+        hint="with failOnDataLoss = false reading goes on with the first offset that exists",
+    )
+
+
+def _first_left(consumer: Any, task: Task, at: int, *, fails: bool) -> int:
+    """Go on with the first offset that exists, which is returned. Raises `DataLoss` if it is to fail."""
+    from confluent_kafka import TopicPartition
+
+    first, _ = consumer.get_watermark_offsets(TopicPartition(task.topic, task.partition), timeout=TAIL_IDLE_S)
+    if fails or first <= at:
+        raise lost(task.topic, task.partition, at, max(first, at + 1))
+    consumer.seek(TopicPartition(task.topic, task.partition, first))
+    return int(first)
+
+
+def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
+    """Read what is not in the bucket yet from the partition's leader."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    from pyspark_tidelog.rows import RowCollector
+
+    options = context.options
+    consumer = Consumer(
+        {
+            "log_level": 0,
+            **options.kafka,
+            "bootstrap.servers": options.bootstrap,
+            "group.id": "tidelog-spark-tail",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "check.crcs": True,
+            "isolation.level": "read_committed" if options.is_committed_only else "read_uncommitted",
+        }
+    )
+    rows = RowCollector(include_headers=options.include_headers)
+    at, problem, heard_s = task.start, "it tells nothing", time.monotonic()
+    try:
+        consumer.assign([TopicPartition(task.topic, task.partition, task.start)])
+        while at < task.end:
+            before = at
+            for message in consumer.consume(10_000, 1.0):
+                error = message.error()
+                if error is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:  # its public name
+                        (here,) = consumer.position([TopicPartition(task.topic, task.partition)])
+                        at = max(at, here.offset)
+                    elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                        at = _first_left(consumer, task, at, fails=options.fail_on_data_loss)
+                    else:
+                        problem = str(error)  # a broker may be away for a while: time decides
+                    continue
+                offset = message.offset()
+                assert offset is not None, "a message without an error has an offset"
+                at = offset + 1
+                if offset < task.end:
+                    rows.add(message)
+            if at > before:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > TAIL_IDLE_S:
+                raise Unavailable(
+                    f"{task.topic}-{task.partition}: no broker gives offset {at} within {TAIL_IDLE_S:g} s: {problem}"
+                )
+            if rows.is_full:
+                yield rows.take()
+    finally:
+        consumer.close()
+    if rows.rows:
+        yield rows.take()

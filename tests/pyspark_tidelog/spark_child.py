@@ -1,0 +1,54 @@
+"""A Spark application that does what it is told, a line of JSON at a time: a driver of its own for the tests.
+
+{"plan": {OPTION: VALUE, …}, "where": TEXT}    plans a read and keeps it; the answer is the number of its tasks
+{"read": true}                                 reads what was planned; the answer is the rows, binaries in hex
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+
+def answer(spark: SparkSession, command: dict[str, Any], kept: dict[str, Any]) -> Any:
+    if "plan" in command:
+        frame: DataFrame = spark.read.format("tidelog").options(**command["plan"]).load()
+        if command.get("where"):
+            frame = frame.where(command["where"])
+        kept["columns"] = frame.columns
+        kept["rdd"] = frame.rdd
+        return kept["rdd"].getNumPartitions()
+    rows = [row.asDict(recursive=True) for row in kept["rdd"].collect()]
+    for row in rows:
+        row["timestamp"] = round(row["timestamp"].timestamp() * 1_000)
+        for name in ("key", "value"):
+            row[name] = None if row[name] is None else row[name].hex()
+        for header in row.get("headers") or ():
+            header["value"] = None if header["value"] is None else header["value"].hex()
+    return rows
+
+
+def main() -> None:
+    out = sys.stdout
+    sys.stdout = sys.stderr
+    builder: Any = SparkSession.builder
+    for name, value in (pair.split("=", 1) for pair in sys.argv[1:]):
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    kept: dict[str, Any] = {}
+    print(json.dumps("ready"), file=out, flush=True)
+    for line in sys.stdin:
+        try:
+            told: dict[str, Any] = {"ok": answer(spark, json.loads(line), kept)}
+        except Exception as error:  # noqa: BLE001  # the test decides what is expected
+            told = {"error": str(error)}
+        print(json.dumps(told), file=out, flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
