@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,19 @@ def test_what_does_not_fit_the_time_is_left_out_and_said() -> None:
     said = re.search(r"ONLY (\d+) OF 500 SEEDS WERE RUN, up to (\d+)", done.stderr)
     assert said is not None, done.stderr
     assert int(said[2]) == int(said[1]) + 4
+
+
+def test_a_run_that_is_ended_tells_what_it_did() -> None:
+    command = [sys.executable, "-m", "tidelog", "simulate", "--seed", "5", "--seeds", "5000", "--faults", "none"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("seeds 5 to 5004,")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+    said = re.search(r"ENDED BY Ctrl-C after \d+ s: ONLY (\d+) OF 5000 SEEDS WERE RUN, up to (\d+)", err)
+    assert said is not None, err
+    assert int(said[2]) == int(said[1]) + 4
+    assert process.returncode == 130
 
 
 def test_every_seed_is_a_minute_at_least() -> None:

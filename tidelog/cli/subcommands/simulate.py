@@ -2,11 +2,13 @@
 
 Prints a line for each failing seed, with the command that replays it, and at the end a summary. With `--mutations`
 protections of the product are switched off one at a time, and a table shows how many seeds each took to be found. Exit
-codes: 0 no findings (every mutation was found), 1 findings (a mutation was not found), 2 wrong usage.
+codes: 0 no findings (every mutation was found), 1 findings (a mutation was not found), 2 wrong usage, 130 ended by
+Ctrl-C, after the summary of the seeds that were run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 5
 """Maximum number of findings shown per seed."""
+INTERRUPTED = 130
+"""Exit code."""
 
 
 @click.command()
@@ -80,11 +84,14 @@ def simulate(
     if mutation is not None and faults == "all":
         faults = ",".join(mutation.faults) or "all"
     chosen = _faults(faults)
-    if seeds > 1:
-        click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}", err=True)
-    totals = _Totals()
+    totals, ending = _Totals(), "ENDED BY Ctrl-C"
     full = bool(trace or history)
-    with Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1) as running:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1) as running,
+    ):
+        if seeds > 1:
+            click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}", err=True)
         for outcome in running.run(range(seed, seed + seeds), skip=left_out, full=full, mutation=mutation):
             totals.add(outcome)
             shown, without = outcome, left_out
@@ -98,15 +105,19 @@ def simulate(
                 shown.history.save(history)
             if for_ms is not None and totals.wall_s() * 1000 > for_ms:
                 break
-    click.echo(totals.text())
+        ending = "TIME WAS UP"
+    if totals.seeds:
+        click.echo(totals.text())
     if totals.seeds < seeds:
         click.echo(
-            f"TIME WAS UP after {totals.wall_s():.0f} s: ONLY {totals.seeds} OF {seeds} SEEDS WERE RUN,"
+            f"{ending} after {totals.wall_s():.0f} s: ONLY {totals.seeds} OF {seeds} SEEDS WERE RUN,"
             f" up to {seed + totals.seeds - 1}",
             err=True,
         )
     if totals.failed:
         raise click.exceptions.Exit(1)
+    if totals.seeds < seeds and for_ms is None:
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 class _Totals:
