@@ -106,9 +106,9 @@ MUTATIONS_IN_CONTROLLER = [
         "one command removes all partitions of a deleted topic",
         (
             Edit(
-                "tidelog.controller.node:ControllerNode._command",
-                "command = msgspec.structs.replace(command, at_once=self._partitions_per_deletion)",
-                "mutated()",
+                "tidelog.controller.node:ControllerNode._completed",
+                "return msgspec.structs.replace(command, at_once=self._partitions_per_deletion)",
+                "mutated(); return command",
             ),
         ),
         ("unbounded-command",),
