@@ -8,6 +8,7 @@ Entry: `Cluster` on the driver; `Lookups` on driver and executors.
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import threading
@@ -16,6 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from pyspark_tidelog.fetch import EMBEDDED
@@ -24,8 +26,8 @@ from pyspark_tidelog.plan import PlannedRange, Slice
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavailable
 
 ANSWER_S = 30.0
-RANGES_AT_ONCE = 200
-"""Ranges in one question about slices: its body is bounded to 64 KiB."""
+RANGES_AT_ONCE = 150
+"""Ranges in one question about slices, whose body is bounded to 64 KiB: one of the longest name has some 350 bytes."""
 BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
 """Settings `s3.…` that a broker tells; it tells no secrets."""
 _ADMIN_URL = "tidelog.admin.url"
@@ -101,7 +103,7 @@ class Lookups:
                     problem = _problem(error, path)
                     if error.code < 500:
                         raise _refusal(error.code, problem) from None
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 problem = f"{url}: {error}"
         raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
 
@@ -125,7 +127,7 @@ def _planned(row: Mapping[str, Any], before: PlannedRange | None) -> PlannedRang
     slices = tuple(Slice(*each) for each in row["slices"])
     start = max(row["start"], row["log_start"])
     if before is not None:
-        start, slices = before.start, (*before.slices, *(each for each in slices if each not in before.slices))
+        start, slices = before.start, before.slices + slices
     return PlannedRange(row["topic"], row["partition"], row["stream"], start, row["end"], row["committed_end"], slices)
 
 
@@ -201,7 +203,7 @@ class Cluster:
 
     def lookups(self) -> Lookups:
         """Return the access to leases and slices. Raises `NotFound` where no broker is Tidelog's."""
-        urls = tuple(configs[_ADMIN_URL] for configs in self._broker_configs() if configs.get(_ADMIN_URL))
+        urls = tuple(configs[_ADMIN_URL] for configs in self._broker_configs if configs.get(_ADMIN_URL))
         if not urls:
             raise NotFound(
                 f"no broker at {self._options.bootstrap} tells {_ADMIN_URL}: this is not Tidelog",
@@ -211,20 +213,21 @@ class Cluster:
 
     def bucket(self) -> dict[str, str]:
         """Return the settings `s3.…` of the bucket: what a broker tells, overridden by options."""
-        told = next((each for each in self._broker_configs() if _ADMIN_URL in each), {})
+        told = next((each for each in self._broker_configs if _ADMIN_URL in each), {})
         settings = {key: told[f"s3.{key}"] for key in BUCKET_KEYS if told.get(f"s3.{key}")}
         if told.get(_BUCKET_URL, "").startswith("file:"):
             settings[EMBEDDED] = told[_BUCKET_URL]
         return {**settings, **self._options.s3}
 
+    @cached_property
     def _broker_configs(self) -> list[dict[str, str]]:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource
 
         resources = [ConfigResource(ConfigResource.Type.BROKER, str(each)) for each in sorted(self._metadata.brokers)]
+        asked = [self._admin.describe_configs([each], request_timeout=ANSWER_S)[each] for each in resources]
         found = []
-        for resource in resources:
-            future = self._admin.describe_configs([resource], request_timeout=ANSWER_S)[resource]
+        for future in asked:
             try:
                 entries = future.result(ANSWER_S)
             except (KafkaException, TimeoutError):  # that broker does not answer: another one does

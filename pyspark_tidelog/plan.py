@@ -67,11 +67,12 @@ def plan_tasks(
 ) -> list[Task]:
     """Cut ranges into tasks of up to about `max_bytes` and `max_records` (0: any number), at least `min_tasks`.
 
-    There are fewer only if there are fewer offsets. Without `reads_tail` what is not in the bucket is left out.
+    There are fewer if there are fewer offsets, or if few of these have most of the bytes. Without `reads_tail` what is
+    not in the bucket is left out.
     """
     share = _shares(ranges)
-    total = sum(_weight(each, share) for one in ranges for each in one.slices)
     if min_tasks > 1:
+        total = sum(_wanted_bytes(one, share) for one in ranges)
         max_bytes = max(1, min(max_bytes, int(total / min_tasks)))
     tasks: list[Task] = []
     for one in ranges:
@@ -93,6 +94,12 @@ def _shares(ranges: Sequence[PlannedRange]) -> Counter[int]:
 
 def _weight(piece: Slice, share: Counter[int]) -> float:
     return piece.size * (piece.end - piece.start) / share[piece.object_id]
+
+
+def _wanted_bytes(one: PlannedRange, share: Counter[int]) -> float:
+    """Estimate the bytes of a range, without what its first and last object have outside of it."""
+    clipped = ((each, min(each.end, one.end) - max(each.start, one.start)) for each in one.slices)
+    return sum(_weight(each, share) * offsets / (each.end - each.start) for each, offsets in clipped)
 
 
 def _cut(one: PlannedRange, share: Counter[int], max_bytes: int, max_records: int) -> Iterator[Task]:

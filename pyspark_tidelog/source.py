@@ -3,7 +3,7 @@
     key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int
     and, with includeHeaders, headers array<struct<key string, value binary>>
 
-The driver takes a lease, asks the brokers for one consistent cut of offsets and for the objects that hold them, and
+The driver asks the brokers for one consistent cut of offsets, takes a lease, asks for the objects that hold them, and
 cuts that into tasks (`pyspark_tidelog.plan`). Tasks read the objects in the bucket; brokers are asked only for what is
 not uploaded yet, and, by a task that comes late, for where its offsets are now.
 
@@ -90,10 +90,10 @@ class TidelogReader(DataSourceReader):
         cluster = Cluster(options)
         lookups = cluster.lookups()
         places = [each for each in _places(cluster, options) if self._pruning.admits(*each)]
-        if not places:
+        ranges = self._ranges(cluster, places)
+        if not ranges:
             return []
         lease = lookups.take_lease(f"spark on {platform.node()}", LEASE_S)
-        ranges = self._ranges(cluster, places)
         cluster_id, planned = lookups.slices([(*place, *ranges[place]) for place in ranges], lease.version)
         checked = [self._checked(one, ranges[one.topic, one.partition]) for one in planned]
         tasks = plan_tasks(

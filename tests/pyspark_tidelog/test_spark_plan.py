@@ -83,6 +83,11 @@ def test_as_many_tasks_as_asked_for() -> None:
     assert len(plan_tasks(one_object(1_000, end=3), max_bytes=1 << 40, min_tasks=8)) == 3, "there are no more offsets"
 
 
+def test_as_many_tasks_as_asked_for_of_a_part_of_an_object() -> None:
+    part = [PlannedRange("t", 0, 1, 450, 550, 1_000, (Slice(1, 2, 1_000_000, 0, 1_000),))]
+    assert len(plan_tasks(part, max_bytes=1 << 40, min_tasks=8)) >= 8
+
+
 def test_what_is_not_uploaded_is_one_task_that_asks_the_brokers() -> None:
     (only,) = plan_tasks([PlannedRange("t", 0, 1, 50, 80, 40, ())], max_bytes=1_000)
     assert only == Task("t", 0, 1, 50, 80, ()) and only.is_tail
