@@ -34,6 +34,8 @@ class PlannedRange:
     """The offsets of one partition that are to be read: `[start, end)`."""
 
     topic: str
+    topic_id: str
+    """32 hexadecimal digits: a topic that was created again has another one."""
     partition: int
     stream: int
     start: int

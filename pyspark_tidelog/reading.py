@@ -70,9 +70,8 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
             lookups += 1
             if lookups > LOOKUPS:
                 raise
-        _, (found,) = context.lookups.slices([(task.topic, task.partition, at, task.end)], context.lease.version)
-        if found.stream != task.stream:
-            raise DataLoss(f"topic {task.topic} was deleted, and created again, while it was read")
+        (found,) = context.lookups.slices([(task.topic, task.partition, at, task.end)], context.lease.version).ranges
+        _check_same(task, found.stream)
         if found.start > at:
             told = lost(task.topic, task.partition, at, found.start)
             if context.options.fail_on_data_loss:
@@ -81,6 +80,18 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
         slices = found.slices
     if decoder.rows:
         yield decoder.take()
+
+
+def _check_same(task: Task, stream: int) -> None:
+    if stream != task.stream:
+        raise DataLoss(f"topic {task.topic} was deleted, and created again, while it was read")
+
+
+def _check_same_topic(task: Task, context: TaskContext) -> None:
+    (found,) = context.lookups.slices(
+        [(task.topic, task.partition, task.start, task.start + 1)], context.lease.version
+    ).ranges
+    _check_same(task, found.stream)
 
 
 def lost(topic: str, partition: int, start: int, first: int) -> DataLoss:
@@ -156,5 +167,6 @@ def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
                 yield rows.take()
     finally:
         consumer.close()
+    _check_same_topic(task, context)  # the leader was asked by the topic's name
     if rows.rows:
         yield rows.take()
