@@ -108,10 +108,10 @@ class ReadOptions:
     max_delay_s: float = 900.0
     group_prefix: str = "spark-tidelog"
     """Of the consumer group that shows how far a query is, unless `kafka.group.id` names it."""
-    token: str = ""
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Further settings of the Kafka client."""
-    s3: Mapping[str, str] = field(default_factory=dict)
+    s3: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the bucket by their names in `tidelog.storage.settings.S3Settings`."""
 
 

@@ -155,7 +155,6 @@ class World:
         self.connection = ClusterConnection(up.bootstrap)
         self.token = self.cli("cluster", "read-token").text.strip()
         self._bucket = up.data_dir / "bucket"
-        assert self._bucket.is_dir()
 
     def options(self, **more: object) -> dict[str, object]:
         return {"kafka.bootstrap.servers": self.bootstrap, "readToken": self.token, **more}
@@ -195,7 +194,8 @@ class World:
             self.cli("lease", "end", lease["id"])
 
     def wait_deleted(self, objects: set[int]) -> None:
-        """Wait until objects are not in the bucket any more."""
+        """Wait until objects are not in the bucket any more, which is an embedded one."""
+        assert self._bucket.is_dir()
         until(lambda: not any(list(self._bucket.rglob(f"{each:016x}")) for each in objects))
 
     def move(self, partition: str) -> None:
@@ -239,4 +239,14 @@ def expected(topic: str, partition: int, first: int, count: int, *, headers: boo
             pairs = [("h", (b"%d" % at).hex()), ("empty", None)][: at % 3]
             row["headers"] = [{"key": key, "value": value} for key, value in pairs] or None
         rows.append(row)
+    return rows
+
+
+def rows_of_batch(batch: Any) -> list[Row]:
+    """An Arrow batch as rows in the form of `expected`."""
+    rows: list[Row] = batch.to_pylist()
+    for row in rows:
+        row["timestamp"] = round(row["timestamp"].timestamp() * 1_000)
+        for name in ("key", "value"):
+            row[name] = None if row[name] is None else row[name].hex()
     return rows

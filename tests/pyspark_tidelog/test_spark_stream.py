@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark_tidelog import TidelogSource
 from pyspark_tidelog.reading import DataLoss
 from tests.e2e.backends import create_topic
-from tests.pyspark_tidelog.harness import FLAGS, Row, World, expected
+from tests.pyspark_tidelog.harness import FLAGS, Row, World, expected, rows_of_batch
 from tests.support.cli import until
 from tests.support.cluster_process import up_cluster
 from tidelog.runtime.errors import InvalidInput, NotFound
@@ -53,7 +53,7 @@ class Query:
         found: list[Row] = []
         for partition in pickle.loads(pickle.dumps(self.reader.partitions(start, end))):
             for batch in self.reader.read(partition):
-                found += map(_row, batch.to_pylist())
+                found += rows_of_batch(batch)
         return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
     def all(self) -> list[Row]:
@@ -65,13 +65,6 @@ class Query:
 
     def stop(self) -> None:
         self.reader.stop()
-
-
-def _row(row: Row) -> Row:
-    row["timestamp"] = round(row["timestamp"].timestamp() * 1_000)
-    for name in ("key", "value"):
-        row[name] = None if row[name] is None else row[name].hex()
-    return row
 
 
 def rows_of(topic: str, partition: int, first: int, count: int) -> list[Row]:
