@@ -33,6 +33,7 @@ from pyspark_tidelog.options import (
 )
 from pyspark_tidelog.planning import TaskPartition, bounds, places, tasks_of
 from pyspark_tidelog.reading import read_task
+from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer, stream_writer
 from pyspark_tidelog.stream import TidelogStreamReader
 from tidelog.runtime.errors import ConfigError
 
@@ -68,6 +69,14 @@ class TidelogSource(DataSource):
         options = stream_options(self.options)
         _check_schema(schema, options)
         return TidelogStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TidelogBatchWriter:
+        """See `DataSource.writer`."""
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TidelogStreamWriter:  # noqa: N802  # Spark's name
+        """See `DataSource.streamWriter`. Spark asks for `overwrite` in output mode complete."""
+        return stream_writer(self.options, schema)
 
 
 def _check_schema(schema: StructType, options: ReadOptions) -> None:

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
@@ -34,7 +36,8 @@ Row = dict[str, Any]
 class Spark:
     """A driver in a process of its own, as a user's would be."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, more: Mapping[str, str] = MappingProxyType({}), path: str = "") -> None:
+        """`more`: settings; `path`: a folder with another PySpark than the tests' own."""
         settings = {
             "spark.master": "local[2]",
             "spark.ui.enabled": "false",
@@ -43,8 +46,10 @@ class Spark:
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.local.dir": str(directory / "local"),
             "spark.task.maxFailures": "1",
+            **more,
         }
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        places = os.pathsep.join(filter(None, (path, str(ROOT))))
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": places}
         directory.mkdir(exist_ok=True)
         self._log = (directory / "spark.log").open("w")
         self._process = subprocess.Popen(

@@ -15,7 +15,7 @@ from tests.pyspark_tidelog.harness import FLAGS, Row, World, expected, rows_of_b
 from tests.support.cluster_process import up_cluster
 from tests.support.s3_servers import S3Server, new_bucket
 from tidelog.chaos.faulty_s3 import Fault, Seen
-from tidelog.runtime.errors import StorageFailed
+from tidelog.runtime.errors import TidelogError
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("spark")]
 
@@ -58,7 +58,7 @@ def test_tasks_need_the_right_to_get_objects_and_no_other(s3_server: S3Server, t
             assert read(given) == expected("t", 0, 0, 150, headers=False)
         assert proxy.count("GET") > 0
         proxy.fault = lambda seen: DENIED
-        with pytest.raises(StorageFailed) as refused:
+        with pytest.raises(TidelogError) as refused:
             read(world.options(subscribe="t", tail="skip", **rights))
         assert "AccessDenied" in str(refused.value)
 
