@@ -28,7 +28,7 @@ from pyspark_tidelog.columns import spark_schema
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.jobs.ordered import CopiedPartition, PartitionCopy, copy_partition
 from pyspark_tidelog.jobs.parquet_target import OwnedDirectory
-from pyspark_tidelog.jobs.topics import COPIED_CONFIGS, TopicAdmin
+from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, prepare_copy
 from pyspark_tidelog.options import read_options
 from pyspark_tidelog.reading import read_task
 from pyspark_tidelog.source import TidelogReader
@@ -114,12 +114,6 @@ def run(spark: SparkSession, options: ReplayOptions) -> ReplayResult:
         return _to_topic(spark, job, options)
 
 
-def client_settings(access: ClusterAccess) -> dict[str, str]:
-    """Return librdkafka's settings for a cluster."""
-    options = access.read_options()
-    return {**options.kafka, "bootstrap.servers": options.bootstrap}
-
-
 def _target(options: ReplayOptions) -> str:
     return options.to_topic or options.to_parquet
 
@@ -176,7 +170,7 @@ def _to_topic(spark: SparkSession, job: RunningJob, options: ReplayOptions) -> R
     settings = client_settings(options.cluster)
     topics = TopicAdmin(settings)
     count = topics.existing(options.topic)
-    _prepare_target(topics, options, count)
+    prepare_copy(topics, options.to_topic, count, topics.configs(options.topic), options.topic)
     with _planned(options) as parts:
         grouped = _by_partition(parts)
         idle = [index for index in range(count) if index not in grouped]
@@ -221,21 +215,6 @@ def _copy(spark: SparkSession, copies: Sequence[tuple[PartitionCopy, list[Any]]]
         return copy_partition(work[0], lambda start: rows_from(work[1], start))
 
     return spark.sparkContext.parallelize(copies, len(copies)).map(copy_one).collect()
-
-
-def _prepare_target(topics: TopicAdmin, options: ReplayOptions, count: int) -> None:
-    """Create the target if it is not there. Raises `InvalidInput` for one that is not right."""
-    target = options.to_topic
-    known = topics.partitions(target)
-    if known is None:
-        configs = topics.configs(options.topic)
-        topics.create(target, count, {name: configs[name] for name in COPIED_CONFIGS if name in configs})
-    elif known < count:
-        raise InvalidInput(
-            f"topic {target} has {known} partitions, and {options.topic} has {count}",
-            hint=f"`tidelog topic alter {target} --partitions {count}`",
-        )
-    topics.check_timestamps(target)
 
 
 def _to_parquet(spark: SparkSession, job: RunningJob, options: ReplayOptions) -> ReplayResult:

@@ -1,6 +1,6 @@
 """Topics by Kafka's admin protocol, for jobs that write to one, or read one of another cluster. On the driver.
 
-Entry: `TopicAdmin`.
+Entry: `TopicAdmin`, `client_settings`, `prepare_copy`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from pyspark_tidelog.jobs.frame import ClusterAccess
 from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Unavailable
 
 _T = TypeVar("_T")
+CONNECT_S = 10.0
 ANSWER_S = 30.0
 COPIED_CONFIGS = ("retention.ms", "retention.bytes", "max.message.bytes")
 """What a topic that a job makes takes over from its source, where it was set there."""
@@ -36,7 +38,7 @@ class TopicAdmin:
         from confluent_kafka import KafkaException
 
         try:
-            known = self._admin.list_topics(timeout=ANSWER_S).topics.get(topic)
+            known = self._admin.list_topics(timeout=CONNECT_S).topics.get(topic)
         except KafkaException as error:
             raise Unavailable(
                 f"no broker answers at {self._bootstrap}: {error}", hint="is it the right one?"
@@ -116,3 +118,25 @@ class TopicAdmin:
             raise Unavailable(f"{problem}: {text}", hint=f"does {self._bootstrap} answer?") from error
         except TimeoutError as error:
             raise Unavailable(f"{problem}: no answer within {2 * ANSWER_S:g} s") from error
+
+
+def client_settings(access: ClusterAccess) -> dict[str, str]:
+    """Return librdkafka's settings for a cluster of Tidelog."""
+    options = access.read_options()
+    return {**options.kafka, "bootstrap.servers": options.bootstrap}
+
+
+def prepare_copy(topics: TopicAdmin, target: str, count: int, configs: Mapping[str, str], source: str) -> None:
+    """Create the target of a copy of `count` partitions, if it is not there, with configs of the source.
+
+    Raises `InvalidInput` for a topic that cannot have the copy, `Unavailable`.
+    """
+    known = topics.partitions(target)
+    if known is None:
+        topics.create(target, count, {name: configs[name] for name in COPIED_CONFIGS if name in configs})
+    elif known < count:
+        raise InvalidInput(
+            f"topic {target} has {known} partitions, and {source} has {count}",
+            hint=f"`tidelog topic alter {target} --partitions {count}`",
+        )
+    topics.check_timestamps(target)
