@@ -1,8 +1,8 @@
 """Writes a frame's rows to topics, as Spark's Kafka sink does: `df.write` and `df.writeStream` with format `tidelog`.
 
 Columns by name: `value` (needed), `key` (both string or binary), `headers` array<struct<key string, value binary>>,
-`topic` (string; the option `topic` overrides it), `partition` (int). Other columns are ignored, so what was read
-can be written.
+`topic` (string; the option `topic` overrides it), `partition` (int), and with the option `keepTimestamps` `timestamp`
+(timestamp). Other columns are ignored, so what was read can be written.
 
 When a task ends without an error each of its rows is acknowledged. Writes are at least once: Spark runs a failed task
 or micro-batch again, and what it had written stays in the topics. Commit and abort change nothing, so every order of
@@ -26,7 +26,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType, TimestampType
 
 from pyspark_tidelog.sink_options import WriteOptions, write_options
 from tidelog.runtime.errors import ConfigError, InvalidInput, TidelogError, Unavailable
@@ -142,6 +142,7 @@ class TaskProducer:
     def __init__(self, options: WriteOptions) -> None:
         _set_imports_aside()
         self._topic = options.topic
+        self._keeps_timestamps = options.keeps_timestamps
         self._producer = _producer({**options.kafka, "error_cb": self._hear})
         self._row = 0
         """The number of the next row."""
@@ -163,18 +164,18 @@ class TaskProducer:
     def _send_piece(self, piece: pa.RecordBatch) -> None:
         from confluent_kafka import KafkaException
 
-        columns = Columns(piece, self._topic)
+        columns = Columns(piece, self._topic, keeps_timestamps=self._keeps_timestamps)
         if columns.problem is not None:
             row, what, hint = columns.problem
             self._add(self._row + row, "", what, hint)
             return
         produce, report = self._producer.produce, self._report
-        for topic, key, value, partition, headers in columns.rows():
-            told = partial(report, self._row)
+        for (topic, key, value, partition, headers), stamp in zip(columns.rows(), columns.timestamps, strict=False):
+            more = {"on_delivery": partial(report, self._row), "headers": headers, "timestamp": stamp}
             try:
-                produce(topic, value, key, partition, on_delivery=told, headers=headers)
+                produce(topic, value, key, partition, **more)
             except BufferError:
-                self._produce_when_there_is_room(topic, value, key, partition, told, headers)
+                self._produce_when_there_is_room(topic, value, key, partition, more)
             except KafkaException as error:
                 self._add_error(self._row, _place(topic, partition), error.args[0])
             if self._failed:
@@ -182,7 +183,7 @@ class TaskProducer:
             self._row += 1
 
     def _produce_when_there_is_room(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, told: Any, headers: Any
+        self, topic: str, value: bytes | None, key: bytes | None, partition: int, more: Mapping[str, Any]
     ) -> None:
         """Wait for room in the queue. Every record in it leaves it: acknowledged, or timed out."""
         from confluent_kafka import KafkaException
@@ -190,7 +191,7 @@ class TaskProducer:
         while not self._failed:
             is_empty = not len(self._producer)
             try:
-                self._producer.produce(topic, value, key, partition, on_delivery=told, headers=headers)
+                self._producer.produce(topic, value, key, partition, **more)
                 return
             except BufferError:
                 if is_empty:
@@ -275,8 +276,10 @@ class Columns:
     problem: Problem | None = None
     """The first row that cannot be written; `rows` is not to be called then."""
 
-    def __init__(self, piece: pa.RecordBatch, topic: str) -> None:
+    def __init__(self, piece: pa.RecordBatch, topic: str, *, keeps_timestamps: bool = False) -> None:
         self._names = set(piece.schema.names)
+        self.timestamps: Iterable[int] = repeat(0)
+        """Milliseconds since the epoch of each row; 0: the time at which it is written, for librdkafka."""
         self._piece = piece
         self._headers: Iterable[list[tuple[str, bytes | None]] | None] = repeat(None)
         self._topics: Iterable[str] = repeat(topic)
@@ -287,6 +290,8 @@ class Columns:
             self._read_partitions()
         if "headers" in self._names:
             self._read_headers()
+        if keeps_timestamps:
+            self._read_timestamps()
 
     def rows(self) -> Iterator[Row]:
         """Return topic, key, value, partition and headers of each row."""
@@ -322,6 +327,13 @@ class Columns:
             row = _first_true(is_negative)
             self._found(row, f"its partition is {column[row]}", "null lets the key decide")
         self._partitions = column.to_pylist()
+
+    def _read_timestamps(self) -> None:
+        import pyarrow as pa
+
+        column = self._piece.column("timestamp")
+        microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
+        self.timestamps = [0 if each is None else each // 1_000 for each in microseconds]
 
     def _read_headers(self) -> None:
         import pyarrow.compute as pc
@@ -404,6 +416,8 @@ def _checked(given: Mapping[str, str], schema: StructType) -> WriteOptions:
     """Check options and columns, on the driver, before the first task. Raises `ConfigError`."""
     options = write_options(given)
     _check_columns(schema, needs_topic=not options.topic)
+    if options.keeps_timestamps:
+        _check_timestamps(schema)
     _producer(options.kafka)  # librdkafka refuses what it does not know
     return options
 
@@ -432,6 +446,15 @@ def _check_columns(schema: StructType, *, needs_topic: bool) -> None:
             raise ConfigError(f"column {name} is {mine[0].simpleString()}; it must be {told}", hint="cast it")
         if mine and isinstance(mine[0], ArrayType) and mine[0].elementType.simpleString() != pair.simpleString():
             raise ConfigError(f"column headers is {mine[0].simpleString()}; it must be array<{pair.simpleString()}>")
+
+
+def _check_timestamps(schema: StructType) -> None:
+    mine = [each.dataType for each in schema.fields if each.name == "timestamp"]
+    if len(mine) != 1 or not isinstance(mine[0], TimestampType):
+        told = f"column timestamp is {mine[0].simpleString()}" if mine else "the frame has no column timestamp"
+        raise ConfigError(
+            f"with keepTimestamps, {told}; it must be timestamp", hint="cast(… as timestamp) as timestamp"
+        )
 
 
 def _producer(settings: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ MAX_RECORD_BYTES = 1 << 20
 QUEUE_KIB = 64 << 10
 """The default of `kafka.queue.buffering.max.kbytes`: what one task holds that is not acknowledged yet."""
 
-_KNOWN = {name.lower(): name for name in ("kafka.bootstrap.servers", "topic", "includeHeaders")}
+_KNOWN = {name.lower(): name for name in ("kafka.bootstrap.servers", "topic", "includeHeaders", "keepTimestamps")}
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 _DEFAULTS = {
     "log_level": "0",  # what is wrong is in the task's error
@@ -66,6 +66,8 @@ class WriteOptions:
     """Of all rows; empty: the column `topic` has it."""
     kafka: Mapping[str, str] = field(default_factory=dict)
     """All settings of the producer."""
+    keeps_timestamps: bool = False
+    """The column `timestamp` has the records' timestamps; else they get the time at which they are written."""
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -88,7 +90,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     kafka = {**_DEFAULTS, **settings, "bootstrap.servers": bootstrap, "enable.idempotence": "true", "acks": "all"}
     kafka.pop("request.required.acks", None)  # a synonym
     _check_sizes(kafka)
-    return WriteOptions(topic, kafka)
+    return WriteOptions(topic, kafka, flag(options, "keepTimestamps", default=False))
 
 
 def _check(settings: Mapping[str, str]) -> None:

@@ -146,6 +146,8 @@ def test_columns_of_sparks_kafka_sink_are_written_and_others_ignored(columns: Co
         (TOPIC, [*VALUE, ("partition", LongType())], "column partition is bigint; it must be integer"),
         (TOPIC, [*VALUE, ("headers", MapType(TEXT, BINARY))], "column headers is map<string,binary>; it must be array"),
         (TOPIC, [*VALUE, ("headers", headers(TEXT))], "it must be array<struct<key:string,value:binary>>"),
+        ({**TOPIC, "keepTimestamps": "true"}, VALUE, "the frame has no column timestamp; it must be timestamp"),
+        ({**TOPIC, "keepTimestamps": "true"}, [*VALUE, ("timestamp", LongType())], "column timestamp is bigint"),
         (HERE, VALUE, "neither option topic nor a column topic"),
         (HERE, [*VALUE, ("topic", BINARY)], "column topic is binary; it must be string"),
     ],

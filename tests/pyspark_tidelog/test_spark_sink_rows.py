@@ -68,6 +68,13 @@ def test_headers_are_those_of_their_rows_also_in_a_part_of_a_batch() -> None:
         assert [row[4] for row in rows_of(whole.slice(first), "t")] == expected[first:]
 
 
+def test_timestamps_are_the_columns_in_milliseconds_where_they_are_wanted() -> None:
+    stamps = pa.array([1_700_000_000_123_999, None, -1_001], pa.timestamp("us", "UTC"))
+    rows = batch(value=pa.array([b"v"] * 3), timestamp=stamps)
+    assert list(Columns(rows, "t", keeps_timestamps=True).timestamps) == [1_700_000_000_123, 0, -2]
+    assert [stamp for _, stamp in zip(range(3), Columns(rows, "t").timestamps, strict=False)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("columns", "row", "told"),
     [

@@ -1,0 +1,60 @@
+"""What the tests of jobs have Spark do (`spark_child`): each function is given the session."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_tidelog.jobs import audit as audit_job
+from pyspark_tidelog.jobs import backfill as backfill_job
+from pyspark_tidelog.jobs import replay as replay_job
+from pyspark_tidelog.jobs.frame import ClusterAccess
+from pyspark_tidelog.jobs.inventory import Inventory, take_inventory
+from tests.support.cli import until
+
+
+def audit(spark: SparkSession, bootstrap: str, token: str, report: str = "") -> dict[str, Any]:
+    """Audit a cluster."""
+    options = audit_job.AuditOptions(ClusterAccess(bootstrap, token), report, task_bytes=10_000)
+    return asdict(audit_job.run(spark, options))
+
+
+def audit_in_steps(spark: SparkSession, bootstrap: str, token: str, directory: str) -> dict[str, Any]:
+    """Audit a cluster; wait between the first look at the metadata and the first read until the file `go` is there."""
+    looked, go = Path(directory) / "looked", Path(directory) / "go"
+
+    def slowly(access: ClusterAccess, version: int) -> Inventory:
+        found = take_inventory(access, version)
+        looked.touch()
+        until(go.exists)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_job, "take_inventory", slowly)
+        return audit(spark, bootstrap, token)
+
+
+def replay(spark: SparkSession, bootstrap: str, token: str, **options: Any) -> dict[str, Any]:
+    """Replay a topic."""
+    return asdict(replay_job.run(spark, replay_job.ReplayOptions(ClusterAccess(bootstrap, token), **options)))
+
+
+def backfill(spark: SparkSession, bootstrap: str, source: str, topic: str, **options: Any) -> dict[str, Any]:
+    """Backfill a topic."""
+    access, settings = ClusterAccess(bootstrap), {"bootstrap.servers": source}
+    return asdict(backfill_job.run(spark, backfill_job.BackfillOptions(access, settings, topic, **options)))
+
+
+def read_parquet(spark: SparkSession, path: str) -> list[dict[str, Any]]:
+    """Read the rows of Parquet files, in the order of partition and offset; binaries in hex."""
+    rows = [row.asDict(recursive=True) for row in spark.read.parquet(path).orderBy("partition", "offset").collect()]
+    for row in rows:
+        row["timestamp"] = round(row["timestamp"].timestamp() * 1_000)
+        row["day"] = str(row["day"])
+        for holder in (row, *(row["headers"] or ())):
+            holder.update({name: value.hex() for name, value in holder.items() if isinstance(value, bytearray | bytes)})
+    return rows

@@ -1,0 +1,173 @@
+"""The job `replay` with a real Spark and a real cluster: into a topic and into Parquet, killed, and run again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.e2e.backends import create_topic
+from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World, expected
+from tests.support.cli import environment, until
+from tests.support.cluster_process import up_cluster
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+]
+STEPS = "tests.pyspark_tidelog.job_steps"
+LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
+ONE_AT_A_TIME = ("--option", "kafka.batch.num.messages=1", "--option", "kafka.max.in.flight=1")
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+    found = Spark(tmp_path_factory.mktemp("spark"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Topic `t`: 400 records in objects and 50 in the tail of partition 0; 150 in partition 1."""
+    with up_cluster(tmp_path_factory.mktemp("cluster") / "data", brokers=2, flags=FLAGS) as up:
+        found = World(up)
+        create_topic(up.bootstrap, "t", 3, **{"retention.ms": "-1"})
+        for number in range(4):
+            found.produce("t", 0, 100 * number, 100)
+            found.upload()
+        found.produce("t", 0, 400, 50)
+        found.produce("t", 1, 0, 150)
+        yield found
+
+
+def step(spark: Spark, name: str, **arguments: Any) -> Any:
+    told = spark.ask(**{"call": f"{STEPS}:{name}", "with": arguments})
+    assert "ok" in told, told["error"]
+    return told["ok"]
+
+
+def replay(spark: Spark, world: World, topic: str, **more: Any) -> Any:
+    return step(spark, "replay", bootstrap=world.bootstrap, token=world.token, topic=topic, **more)
+
+
+def refusal(spark: Spark, world: World, topic: str, **more: Any) -> str:
+    arguments = {"bootstrap": world.bootstrap, "token": world.token, "topic": topic, **more}
+    return str(spark.ask(**{"call": f"{STEPS}:replay", "with": arguments})["error"])
+
+
+def rows_of(spark: Spark, world: World, topic: str) -> list[Row]:
+    return spark.read(world.options(subscribe=topic, includeHeaders="true"))
+
+
+def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(spark: Spark, world: World) -> None:
+    done = replay(spark, world, "t", to_topic="copy")
+    assert (done["records"], done["found"], done["target"]) == (600, 0, "copy")
+    assert rows_of(spark, world, "copy") == [*expected("copy", 0, 0, 450), *expected("copy", 1, 0, 150)]
+    assert "retention.ms=-1" in world.cli("topic", "describe", "copy").text
+    world.produce("t", 1, 150, 30)
+    done = replay(spark, world, "t", to_topic="copy")
+    assert (done["records"], done["found"]) == (30, 600)
+    assert rows_of(spark, world, "copy")[450:] == expected("copy", 1, 0, 180)
+
+
+def test_a_range_of_time_or_offsets_is_numbered_from_zero(spark: Spark, world: World) -> None:
+    bounds = {"startingTimestamp": "1700000000100", "endingTimestamp": "1700000000130"}
+    done = replay(spark, world, "t", to_topic="some", bounds=bounds)
+    assert done["ranges"] == [{"partition": at, "start": 100, "end": 130} for at in range(2)]
+    wanted = [{**each, "offset": each["offset"] - 100} for at in range(2) for each in expected("some", at, 100, 30)]
+    assert rows_of(spark, world, "some") == wanted
+    bounds = {
+        "startingOffsets": '{"t": {"0": 7, "1": 149, "2": 0}}',
+        "endingOffsets": '{"t": {"0": 9, "1": -1, "2": -1}}',
+    }
+    assert replay(spark, world, "t", to_topic="few", bounds=bounds)["records"] == 2 + 31
+    assert "is no copy of t" in refusal(spark, world, "t", to_topic="few"), "it began elsewhere"
+
+
+def test_a_target_that_is_not_right_is_refused(spark: Spark, world: World) -> None:
+    assert "into itself" in refusal(spark, world, "t", to_topic="t")
+    assert "exactly one target" in refusal(spark, world, "t")
+    assert "there is no topic 'nothing'" in refusal(spark, world, "nothing", to_topic="copy2")
+    create_topic(world.bootstrap, "narrow", 2)
+    assert "has 2 partitions, and t has 3" in refusal(spark, world, "t", to_topic="narrow")
+    create_topic(world.bootstrap, "stamped", 3, **{"message.timestamp.type": "LogAppendTime"})
+    assert "timestamps would not be preserved" in refusal(spark, world, "t", to_topic="stamped")
+    create_topic(world.bootstrap, "full", 3)
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    producer.produce("full", b"mine", partition=2)
+    assert producer.flush(60) == 0
+    assert "full-2 has records, and nothing of t-2 is replayed" in refusal(spark, world, "t", to_topic="full")
+
+
+def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
+    spark: Spark, world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "files"
+    wanted = [{**each, "day": "2023-11-14"} for each in expected("t", 0, 0, 450)]
+    bounds = {
+        "startingOffsets": '{"t": {"0": 0, "1": 0, "2": 0}}',
+        "endingOffsets": '{"t": {"0": -1, "1": 150, "2": 0}}',
+    }
+    for _ in range(2):
+        done = replay(spark, world, "t", to_parquet=str(path), bounds=bounds)
+        assert done["records"] == 600
+        assert (path / "_SUCCESS").exists()
+        assert {each.name for each in path.glob("topic=t/*")} == {"partition=0", "partition=1"}
+        found = step(spark, "read_parquet", path=str(path))
+        assert found == [*wanted, *({**each, "day": "2023-11-14"} for each in expected("t", 1, 0, 150))]
+        assert [each.name for each in tmp_path.iterdir() if not each.name.startswith(".")] == ["files"]
+        draft = tmp_path / "files.draft"  # what a run leaves that is killed
+        draft.mkdir()
+        shutil.copy(path / "_tidelog_job", draft)
+        (draft / "part-0.parquet").write_bytes(b"half")
+    shutil.rmtree(draft)
+    assert "was not made by this job" in refusal(spark, world, "copy", to_parquet=str(path))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    assert "was not made by this job" in refusal(spark, world, "t", to_parquet=str(tmp_path / "mine"))
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_a_replay_that_was_killed_goes_on_where_it_was(spark: Spark, world: World, tmp_path: Path) -> None:
+    create_topic(world.bootstrap, "killed", 3)
+    command = [sys.executable, "-m", "tidelog", "spark", "replay", "t", "--to", "killed", *LOCAL, *ONE_AT_A_TIME]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment(world.bootstrap), start_new_session=True
+        )
+        until(lambda: len(rows_of(spark, world, "killed")) > 20 or process.poll() is not None)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+    written = len(rows_of(spark, world, "killed"))
+    assert 20 < written < 630, (tmp_path / "log").read_text()
+    done = world.cli("spark", "replay", "t", "--to", "killed", "--format", "json", *LOCAL).json()
+    assert done["found"] >= written and done["records"] == 630 - done["found"]
+    assert rows_of(spark, world, "killed") == [*expected("killed", 0, 0, 450), *expected("killed", 1, 0, 180)]
+
+
+def test_ctrl_c_ends_a_replay_with_its_code_and_the_plan_writes_nothing(world: World, tmp_path: Path) -> None:
+    leases = world.cli("lease", "list").text.count("\n")
+    plan = world.cli("spark", "replay", "t", "--to", "stopped", "--dry-run", "--format", "json").json()
+    assert plan["creates_target"] and plan["tasks"] == 2 and plan["bytes"] > 0
+    assert plan["ranges"][0] == {"partition": 0, "start": 0, "end": 450}
+    assert "stopped" not in world.cli("topic", "list").text
+    assert world.cli("lease", "list").text.count("\n") == leases, "it holds none any more"
+    create_topic(world.bootstrap, "stopped", 3)
+    command = ["spark", "replay", "t", "--to", "stopped", *LOCAL, *ONE_AT_A_TIME]
+    process = world.cli.start(*command)
+    until(lambda: world.connection.offsets([("stopped", 0)])["stopped", 0].high_watermark > 5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err.decode()
+    assert b"Traceback" not in err and out == b""
+    assert world.connection.offsets([("stopped", 0)])["stopped", 0].high_watermark < 450
