@@ -37,6 +37,7 @@ from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
+from tidelog.broker.objects.manifest_writer import ManifestWriter
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
 from tidelog.broker.partitions.checkpoints import write_checkpoints
 from tidelog.broker.partitions.manager import PartitionManager
@@ -148,7 +149,10 @@ def _admin(
     )
     manager = partitions.manager
     jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
-    reading = ReadingRoutes(base.controller)
+    manifests = ManifestWriter(
+        image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
+    )
+    reading = ReadingRoutes(base.controller, manifests)
     base.registry.add_section("leases", reading.status)
     base.registry.add_figures("leases", reading.status, figures.lease_families)
     routes = [

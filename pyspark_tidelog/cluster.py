@@ -34,6 +34,10 @@ _ADMIN_URL = "tidelog.admin.url"
 _BUCKET_URL = "tidelog.bucket.url"
 
 
+class TooManySlices(InvalidInput):
+    """A plan has more slices than its tasks are to carry: they belong in a manifest."""
+
+
 class Lease(NamedTuple):
     """A lease as its reader knows it."""
 
@@ -60,12 +64,16 @@ class Lookups:
         """Keep a lease. Raises `NotFound` when it has ended, `Unavailable`."""
         self._post(f"/leases/renew?id={lease.id}&ttl_ms={int(lease.ttl_s * 1000)}")
 
-    def slices(self, ranges: Sequence[tuple[str, int, int, int]], version: int) -> tuple[str, list[PlannedRange]]:
+    def slices(
+        self, ranges: Sequence[tuple[str, int, int, int]], version: int, most: int | None = None
+    ) -> tuple[str, list[PlannedRange]]:
         """Return the cluster's id, and the slices of ranges (topic, partition, start, end), in their order.
 
-        A range whose start does not exist any more begins where the log does. Raises `NotFound`, `Unavailable`.
+        A range whose start does not exist any more begins where the log does. Raises `NotFound`, `Unavailable`, and
+        `TooManySlices` when there are more than `most`.
         """
         cluster_id, found = "", []
+        count = 0
         for first in range(0, len(ranges), RANGES_AT_ONCE):
             asked = ranges[first : first + RANGES_AT_ONCE]
             left = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in asked]
@@ -73,6 +81,9 @@ class Lookups:
             while left:
                 answer = self._post("/slices", {"version": version, "ranges": left})
                 cluster_id = answer["cluster_id"]
+                count += sum(len(row["slices"]) for row in answer["ranges"])
+                if most is not None and count > most:
+                    raise TooManySlices(f"there are more than {most} slices")
                 for row in answer["ranges"]:
                     one = _planned(row, partial)
                     partial = None
@@ -85,6 +96,14 @@ class Lookups:
                     partial = found.pop()
                     left[0]["start"] = goes_on["start"]
         return cluster_id, found
+
+    def manifest(self, ranges: Sequence[tuple[str, int, int, int]], lease: Lease) -> Any:
+        """Have the slices of up to `RANGES_AT_ONCE` ranges written to the bucket, for a lease; return the answer.
+
+        Raises `NotFound`, also when the lease has ended, and `Unavailable`.
+        """
+        asked = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in ranges]
+        return self._post(f"/manifests?lease={lease.id}", {"version": lease.version, "ranges": asked})
 
     def _post(self, path: str, body: object = None) -> Any:
         """Ask one broker after the other, from any on. Raises `Unavailable` when none answers."""
@@ -126,7 +145,7 @@ def _planned(row: Mapping[str, Any], before: PlannedRange | None) -> PlannedRang
     """Return a range of an answer, behind what an earlier answer had of it."""
     slices = tuple(Slice(*each) for each in row["slices"])
     start = max(row["start"], row["log_start"])
-    if before is not None:
+    if before is not None and start == row["start"]:  # else the log was trimmed past what the answer before had
         start, slices = before.start, before.slices + slices
     return PlannedRange(row["topic"], row["partition"], row["stream"], start, row["end"], row["committed_end"], slices)
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from pyspark_tidelog.cluster import Cluster
 from pyspark_tidelog.columns import spark_schema
 from pyspark_tidelog.filters import Pruning, prune
+from pyspark_tidelog.manifests import find_ranges
 from pyspark_tidelog.options import EARLIEST, LATEST, Bound, Partition, ReadOptions, read_options
 from pyspark_tidelog.plan import PlannedRange, Task, plan_tasks
 from pyspark_tidelog.reading import TaskContext, lost, read_task
@@ -94,8 +95,10 @@ class TidelogReader(DataSourceReader):
         if not ranges:
             return []
         lease = lookups.take_lease(f"spark on {platform.node()}", LEASE_S)
-        cluster_id, planned = lookups.slices([(*place, *ranges[place]) for place in ranges], lease.version)
-        checked = [self._checked(one, ranges[one.topic, one.partition]) for one in planned]
+        bucket = cluster.bucket()
+        asked = [(*place, *ranges[place]) for place in ranges]
+        found = find_ranges(lookups, bucket, asked, lease, most=options.max_slices)
+        checked = [self._checked(one, ranges[one.topic, one.partition]) for one in found.ranges]
         tasks = plan_tasks(
             checked,
             max_bytes=options.max_bytes,
@@ -103,8 +106,8 @@ class TidelogReader(DataSourceReader):
             min_tasks=options.min_partitions,
             reads_tail=options.reads_tail,
         )
-        context = TaskContext(options, cluster_id, cluster.bucket(), lookups, lease)
-        return [TaskPartition(task, context) for task in tasks]
+        context = TaskContext(options, found.cluster_id, bucket, lookups, lease)
+        return [TaskPartition(task, context) for task in found.place(tasks)]
 
     def _checked(self, one: PlannedRange, asked: tuple[int, int]) -> PlannedRange:
         if one.start > asked[0]:

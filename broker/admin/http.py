@@ -34,6 +34,7 @@
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, responds when it is committed
     GET  /leases             leases of readers outside the cluster; POST takes, renews and ends them
     POST /slices             which objects hold ranges of offsets (`tidelog.broker.admin.reading`)
+    POST /manifests          ?lease=ID: the same as an object in the bucket
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of

@@ -25,7 +25,7 @@ from tidelog.controller.model.records import ObjectState
 from tidelog.controller.rebuild.plan import FoundObject
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
 from tidelog.storage.bucket.store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
-from tidelog.storage.objects.format import ObjectIndex
+from tidelog.storage.objects.format import ALL_KINDS, MANIFEST_KIND, ObjectIndex
 from tidelog.storage.objects.key import object_key, object_prefix, parse_object_key
 from tidelog.storage.objects.reader import load_index
 
@@ -173,10 +173,14 @@ async def _read_indexes(
         key = object_key(cluster_id, object_id)
         async with slots:
             try:
-                index = await load_index(store, key, listed[object_id], object_id=object_id, cluster_id=cluster_id)
+                index = await load_index(
+                    store, key, listed[object_id], object_id=object_id, cluster_id=cluster_id, kinds=ALL_KINDS
+                )
             except (CorruptData, ObjectNotFound) as error:
                 damaged.append(Damaged(key, error.message))
                 return
+        if index.footer.kind == MANIFEST_KIND:
+            return  # it lists objects for a reader that is gone; the orphan search deletes it
         found.append(found_object(object_id, listed[object_id], index))
         progress(len(found), len(wanted))
 

@@ -10,7 +10,7 @@ Entry: `inspect_object`, `verify_object` (returns `Problem`s), `list_objects`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Literal
 
 import msgspec
@@ -19,8 +19,11 @@ from tidelog.runtime.errors import CorruptData
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
 from tidelog.storage.commits import ObjectKind
 from tidelog.storage.objects.format import (
+    ALL_KINDS,
+    DATA_KINDS,
     FOOTER,
     INDEX_OVERHEAD,
+    MANIFEST_KIND,
     Block,
     DamagedObject,
     Footer,
@@ -32,6 +35,10 @@ from tidelog.storage.objects.key import object_prefix, parse_object_key
 from tidelog.storage.objects.reader import get_info, get_range, load_index
 
 _BATCH_BYTES = 8 << 20
+_KIND_NAMES = {
+    **{int(kind): kind.name.lower().replace("_", "-") for kind in ObjectKind},
+    MANIFEST_KIND: "manifest",
+}
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,23 +101,23 @@ def _summaries(index: ObjectIndex) -> Iterator[StreamSummary]:
         yield StreamSummary(stream_id, first, end, blocks, records, size)
 
 
-async def _load(store: ObjectStore, key: str, size: int) -> ObjectIndex:
+async def _load(store: ObjectStore, key: str, size: int, kinds: Collection[int] = DATA_KINDS) -> ObjectIndex:
     named = parse_object_key(key)
     cluster_id, object_id = named if named is not None else (None, None)
-    return await load_index(store, key, size, object_id=object_id, cluster_id=cluster_id)
+    return await load_index(store, key, size, object_id=object_id, cluster_id=cluster_id, kinds=kinds)
 
 
 async def inspect_object(store: ObjectStore, key: str) -> ObjectReport:
     """Read footer and index of one object. Raises `ObjectNotFound`, `CorruptData`, `Unavailable`."""
     info = await get_info(store, key)
-    index = await _load(store, key, info.size)
+    index = await _load(store, key, info.size, ALL_KINDS)
     footer = index.footer
     return ObjectReport(
         key=key,
         size_bytes=info.size,
         modified_ms=info.modified_ms,
         object_id=footer.object_id,
-        kind=ObjectKind(footer.kind).name.lower().replace("_", "-"),
+        kind=_KIND_NAMES[footer.kind],
         created_ms=footer.created_ms,
         cluster_fingerprint=footer.cluster.hex(),
         blocks=footer.block_count,
