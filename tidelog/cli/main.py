@@ -44,6 +44,7 @@ COMMANDS = {
         "Show and end leases of readers outside the cluster, such as Spark.",
     ),
     "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show and raise the feature level; rebuild from a bucket."),
+    "spark": ("tidelog.cli.subcommands.spark:spark", "Audit, replay, load and move topics with Spark."),
     "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),
     "check": ("tidelog.cli.subcommands.check:check", "Check a recorded history of what clients saw."),
     "chaos": ("tidelog.cli.subcommands.chaos:chaos", "Run real processes under faults and check every promise."),

@@ -1,0 +1,89 @@
+"""What jobs share, without a Spark: how errors come back from it, and which options it takes."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import PythonException
+
+from pyspark_tidelog.jobs.frame import ClusterAccess, cluster_access, told_by_spark
+from tests.support.cli import Cli
+from tidelog.cli.spark_run import SparkRun, spark_options
+from tidelog.runtime.errors import ConfigError, CorruptData, Unavailable
+
+TRACE = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "/somewhere/reading.py", line 60, in read_task
+    raise ValueError("inner: with a colon")
+ValueError: inner: with a colon
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/somewhere/reading.py", line 62, in read_task
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("tidelog.runtime.errors.CorruptData: object 7 at byte 3: wrong CRC32C (see docs)", CorruptData),
+        ("tidelog.storage.objects.reader.TruncatedObject: object 7 ends at byte 3", CorruptData),
+        ("pyspark_tidelog.reading.DataLoss: t-0: offsets 0 to 4 do not exist any more", None),
+    ],
+)
+def test_an_error_of_a_task_comes_back_as_what_it_was(last: str, kind: type[Exception] | None) -> None:
+    import pyspark_tidelog.reading
+    import tidelog.storage.objects.reader  # noqa: F401  # the classes are known where they are imported
+
+    told = told_by_spark(PythonException(TRACE.format(last=last)))
+    assert told is not None
+    assert type(told).__name__ == last.partition(":")[0].rpartition(".")[2]
+    assert isinstance(told, kind or pyspark_tidelog.reading.DataLoss)
+    assert str(told) == last.partition(": ")[2]
+
+
+def test_another_error_of_spark_is_unavailable_and_one_of_the_job_itself_stays() -> None:
+    told = told_by_spark(PythonException(TRACE.format(last="MemoryError: no room")))
+    assert isinstance(told, Unavailable)
+    assert "An exception was thrown" in told.message
+    assert told_by_spark(ValueError("tidelog.runtime.errors.CorruptData: no")) is None
+
+
+def test_the_access_to_a_cluster_becomes_options_of_the_source() -> None:
+    access = ClusterAccess("h:1", "secret", {"s3.region": "r"})
+    wanted = {"kafka.bootstrap.servers": "h:1", "s3.region": "r", "readToken": "secret", "subscribe": "t"}
+    assert access.source_options(subscribe="t") == wanted
+    assert access.read_options().pattern == ".*"
+    assert access.read_options(assign='{"t": [1]}').assigned == (("t", 1),)
+    assert "secret" not in repr(access)
+
+
+@pytest.mark.parametrize(("name", "said"), [("subscribe", "no option of the cluster"), ("s3.buckets", "s3.bucket?")])
+def test_an_option_that_is_not_the_clusters_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        cluster_access("h:1", "", {name: "x"})
+    assert said in str(refused.value)
+
+
+def test_the_options_of_all_jobs_are_one_argument_of_a_command() -> None:
+    @click.command()
+    @click.argument("topic")
+    @click.option("--more", is_flag=True)
+    @spark_options
+    def job(call: SparkRun, topic: str, more: bool) -> None:
+        """Do something."""
+        click.echo(f"{call.bootstrap} {call.dry_run} {call.style} {topic} {more}")
+
+    runner = CliRunner()
+    told = runner.invoke(job, ["--bootstrap", "h:1", "--dry-run", "t", "--more", "--format", "json"])
+    assert told.output == "h:1 True json t True\n"
+    assert "Do something." in runner.invoke(job, ["--help"]).output
+
+
+@pytest.mark.processes
+def test_jobs_are_listed_without_a_cluster() -> None:
+    assert "with Spark" in Cli()("spark", "--help").text

@@ -1,0 +1,39 @@
+"""`tidelog spark JOB`: jobs over whole topics that Spark carries out. A module `spark_…` has each job's command.
+
+Entry: `spark`, `JOBS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+JOBS: dict[str, tuple[str, str]] = {}
+"""Job → (module:function, one line of help)."""
+
+
+class _Jobs(click.Group):
+    """Imports a job's command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(JOBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in JOBS:
+            return None
+        module, _, name = JOBS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not JOBS:
+            return
+        with formatter.section("Jobs"):
+            formatter.write_dl([(name, text) for name, (_, text) in JOBS.items()])
+
+
+@click.command(cls=_Jobs)
+def spark() -> None:
+    """Audit, replay, load and move topics with Spark, on this machine or a cluster (pip install "tidelog[spark]")."""
