@@ -12,6 +12,7 @@ Entry: `find_ranges` on the driver, `read_parts` in a task.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ from typing import Any, NamedTuple
 from pyspark_tidelog.cluster import RANGES_AT_ONCE, Lease, Lookups, TooManySlices
 from pyspark_tidelog.fetch import open_bucket
 from pyspark_tidelog.plan import ManifestPart, PlannedRange, Slice, Task
-from tidelog.runtime.errors import CorruptData
+from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput, NotFound
 from tidelog.storage.objects.manifest import ManifestId, iterate_manifest, read_slices
+
+logger = logging.getLogger(__name__)
 
 AskedRange = tuple[str, int, int, int]
 """Topic, partition, start and end."""
@@ -87,12 +90,22 @@ def find_ranges(
 ) -> FoundRanges:
     """Find the slices of ranges, each of another partition: by answers of brokers or, if there are more, by manifests.
 
-    Raises what `Lookups.slices` raises, `ObjectNotFound` if the lease ends meanwhile, and `CorruptData`.
+    Raises what `Lookups.slices` raises, and `CorruptData`.
     """
     try:
         return FoundRanges(*lookups.slices(ranges, lease.version, most))
     except TooManySlices:
         pass
+    try:
+        return _in_manifests(lookups, bucket, ranges, lease)
+    except (ConfigError, InvalidInput, NotFound) as error:  # a broker of an older version refuses the path
+        logger.warning("no manifest: the tasks carry their slices: %s", error)
+        return FoundRanges(*lookups.slices(ranges, lease.version))
+
+
+def _in_manifests(
+    lookups: Lookups, bucket: Mapping[str, str], ranges: Sequence[AskedRange], lease: Lease
+) -> FoundRanges:
     cluster_id = ""
     found: list[PlannedRange] = []
     segments: list[list[_Segment]] = []

@@ -36,6 +36,7 @@ class WritingBroker(Broker):
     def __init__(self, bucket: Path) -> None:
         super().__init__(filled())
         self.slices = 10_000
+        self.refusal = 0
         self.trims: tuple[int, int] | None = None
         """Number of the question before which a partition's log is trimmed, and to which offset."""
         self.driver.run(TakeLease("a test", 60_000, 60_000))
@@ -46,6 +47,8 @@ class WritingBroker(Broker):
     def answer(self, path: str, body: bytes, authorization: str) -> tuple[int, bytes]:
         if not path.startswith("/manifests"):
             return super().answer(path, body, authorization)
+        if self.refusal:
+            return self.refusal, b"no such path"
         question = json.loads(body)
         self.asked.append((path, question, authorization))
         if self.trims is not None and len(self.asked) == self.trims[0]:
@@ -131,3 +134,11 @@ def test_a_manifest_that_is_gone_is_told_as_not_found(broker: WritingBroker) -> 
     asyncio.run(broker.store.delete([key]))
     with pytest.raises(ObjectNotFound):
         read_parts(broker.bucket, found.cluster_id, task.parts)
+
+
+@pytest.mark.parametrize("status", [401, 404, 405])
+def test_with_a_broker_that_writes_no_manifests_tasks_carry_their_slices(broker: WritingBroker, status: int) -> None:
+    broker.refusal = status
+    lookups = Lookups((broker.url,), "")
+    found = find_ranges(lookups, broker.bucket, RANGES, LEASE, most=1)
+    assert found == find_ranges(lookups, broker.bucket, RANGES, LEASE, most=100)
