@@ -106,25 +106,32 @@ class Lookups:
         return self._post(f"/manifests?lease={lease.id}", {"version": lease.version, "ranges": asked})
 
     def _post(self, path: str, body: object = None) -> Any:
-        """Ask one broker after the other, from any on. Raises `Unavailable` when none answers."""
-        urls = list(self.urls)
-        random.shuffle(urls)
-        problem = "the cluster has no broker with an admin HTTP"
-        for url in urls:
-            request = urllib.request.Request(url + path, json.dumps(body).encode() if body is not None else b"")
-            if self.token:
-                request.add_header("Authorization", f"Bearer {self.token}")
-            try:
-                with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-                    return json.load(response)
-            except urllib.error.HTTPError as error:
-                with error:
-                    problem = _problem(error, path)
-                    if error.code < 500:
-                        raise _refusal(error.code, problem) from None
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                problem = f"{url}: {error}"
-        raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
+        return post_any(self.urls, self.token, path, body)
+
+
+def post_any(urls: Sequence[str], token: str, path: str, body: object = None) -> Any:
+    """Ask one broker after the other, from any on, and return the answer. `urls`: the admin HTTP of each.
+
+    Raises `Unavailable` when none answers, and `ConfigError`, `NotFound` or `InvalidInput` for what one refuses.
+    """
+    urls = list(urls)
+    random.shuffle(urls)
+    problem = "the cluster has no broker with an admin HTTP"
+    for url in urls:
+        request = urllib.request.Request(url + path, json.dumps(body).encode() if body is not None else b"")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                problem = _problem(error, path)
+                if error.code < 500:
+                    raise _refusal(error.code, problem) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            problem = f"{url}: {error}"
+    raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
 
 
 def _problem(error: urllib.error.HTTPError, path: str) -> str:

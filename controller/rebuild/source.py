@@ -148,13 +148,7 @@ def may_be_new(tables: Tables, object_id: int) -> bool:
 
 def found_object(object_id: int, size: int, index: ObjectIndex) -> FoundObject:
     """Return what the index of an object says: its blocks are sorted, and contiguous within a stream."""
-    ranges: list[tuple[int, int, int]] = []
-    for entry in index:
-        if ranges and ranges[-1][0] == entry.stream_id:
-            ranges[-1] = (entry.stream_id, ranges[-1][1], entry.end_offset)
-        else:
-            ranges.append((entry.stream_id, entry.start_offset, entry.end_offset))
-    return FoundObject(object_id, index.footer.kind, size, tuple(ranges))
+    return FoundObject(object_id, index.footer.kind, size, tuple(index.ranges()))
 
 
 async def _read_indexes(

@@ -234,6 +234,16 @@ class ObjectIndex:
         entries = memoryview(self._raw)[INDEX_HEADER.size + number * INDEX_ENTRY.size : -CRC.size]
         return map(IndexEntry._make, INDEX_ENTRY.iter_unpack(entries))
 
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Return stream id, start and end offset of each stream's blocks, which are contiguous, in order."""
+        found: list[tuple[int, int, int]] = []
+        for entry in self:
+            if found and found[-1][0] == entry.stream_id:
+                found[-1] = (entry.stream_id, found[-1][1], entry.end_offset)
+            else:
+                found.append((entry.stream_id, entry.start_offset, entry.end_offset))
+        return found
+
     def find(self, stream_id: int, offset: int) -> int:
         """Return the number of the stream's first block ending after `offset`, else of a later stream's, or `len`."""
         raw, unpack, at, step = self._raw, _STREAM_AND_OFFSETS.unpack_from, INDEX_HEADER.size, INDEX_ENTRY.size

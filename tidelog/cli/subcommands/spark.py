@@ -9,7 +9,12 @@ import importlib
 
 import click
 
-JOBS: dict[str, tuple[str, str]] = {}
+JOBS: dict[str, tuple[str, str]] = {
+    "compact": (
+        "tidelog.cli.subcommands.spark_compact:compact",
+        "Rewrite small and scattered objects into large ones.",
+    ),
+}
 """Job → (module:function, one line of help)."""
 
 
