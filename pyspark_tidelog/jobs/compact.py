@@ -29,6 +29,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from pyspark_tidelog.cluster import post_any
+from pyspark_tidelog.jobs.compact_choice import CompactionChoice
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.rewriting import (
     COMPARE_BYTES,
@@ -61,8 +62,6 @@ WAVE_RANGES = 200_000
 TASKS_PER_SLOT = 2
 """Tasks of one wave for each task that Spark runs at a time: the more, the later a wave is committed."""
 MAX_ROUNDS = 100
-TRIES = 2
-"""How often the same objects are tried."""
 COMMIT_S = 120.0
 """For how long a commit is asked for again while no broker carries it out."""
 SHOWN = 20
@@ -282,18 +281,14 @@ class _Compaction:
         self._context = spark.sparkContext
         self._job = job
         self._brokers = _Brokers(options)
-        self._excluded: set[int] = set()
-        self._tried: Counter[tuple[int, ...]] = Counter()
-        self._written: set[int] = set()
-        """Ids of the objects that this run has committed."""
+        self._choice = CompactionChoice(self._brokers.prepare(1))
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
 
     def run(self) -> CompactResult:
-        fence = self._brokers.prepare(1)
-        rounds = 0
+        rounds, choice = 0, self._choice
         while rounds < MAX_ROUNDS:
-            tasks = [task for task in self._brokers.plan(self._excluded) if self._is_wanted(task, fence)]
+            tasks = [task for task in self._brokers.plan(choice.excluded) if choice.wants(task.inputs)]
             if not tasks:
                 break
             rounds += 1
@@ -304,20 +299,13 @@ class _Compaction:
         counts = {name: self._counts[name] for name in names}
         return CompactResult(self._brokers.cluster_id, rounds, **counts, problems=tuple(self._problems[:SHOWN]))
 
-    def _is_wanted(self, task: _Planned, fence: int) -> bool:
-        """Whether the task is about what was there at the start: under producers there are new objects all the time."""
-        if self._tried[task.inputs] >= TRIES:
-            return False
-        known = sum(each < fence or each in self._written for each in task.inputs)
-        return known >= min(2, len(task.inputs))
-
     def _waves(self, tasks: Sequence[_Planned]) -> Iterator[list[RewriteTask]]:
         """Ask for what executors need, for so many tasks as are carried out together."""
         most = TASKS_PER_SLOT * max(1, self._context.defaultParallelism)
         wave: list[RewriteTask] = []
         ranges = 0
         for task in tasks:
-            self._tried[task.inputs] += 1
+            self._choice.begins(task.inputs)
             found = self._brokers.facts(task)
             if isinstance(found, int):
                 self._give_up(task.inputs, TaskProblem("refused", f"object {found} is no longer committed"))
@@ -376,7 +364,7 @@ class _Compaction:
             return TaskProblem("failed", error.message)
         if refused:
             return TaskProblem("refused", refused)
-        self._written.update(one.object_id for one in report.outputs)
+        self._choice.committed(one.object_id for one in report.outputs)
         self._counts["tasks"] += 1
         self._counts["inputs"] += len(task.inputs)
         self._counts["outputs"] += len(report.outputs)
@@ -390,10 +378,8 @@ class _Compaction:
             kind = "damaged" if self._is_committed(problem.object_id) else "refused"
             message = f"object {problem.object_id} is not in the bucket: {message}"
         self._counts[kind] += 1
-        if kind == "damaged" and problem.object_id >= 0:
-            self._excluded.add(problem.object_id)
-        elif self._tried[inputs] >= TRIES:
-            self._excluded.update(inputs)
+        is_known = kind == "damaged" and problem.object_id >= 0
+        self._choice.gave_up(inputs, problem.object_id if is_known else None)
         logger.warning("objects %s to %s are not compacted: %s", inputs[0], inputs[-1], message)
         if len(self._problems) < SHOWN:
             self._problems.append(f"{len(inputs)} objects from {inputs[0]} on: {kind}: {message}")
