@@ -28,6 +28,8 @@ from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavaila
 ANSWER_S = 30.0
 RANGES_AT_ONCE = 150
 """Ranges in one question about slices, whose body is bounded to 64 KiB: one of the longest name has some 350 bytes."""
+SLICES_AT_ONCE = 1_000
+"""Slices in one answer: a broker's event loop serves producers, too, and finds and encodes so many at a time."""
 BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
 """Settings `s3.…` that a broker tells; it tells no secrets."""
 _ADMIN_URL = "tidelog.admin.url"
@@ -79,7 +81,7 @@ class Lookups:
             left = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in asked]
             partial: PlannedRange | None = None
             while left:
-                answer = self._post("/slices", {"version": version, "ranges": left})
+                answer = self._post("/slices", {"version": version, "ranges": left, "limit": SLICES_AT_ONCE})
                 cluster_id = answer["cluster_id"]
                 count += sum(len(row["slices"]) for row in answer["ranges"])
                 if most is not None and count > most:

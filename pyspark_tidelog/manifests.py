@@ -47,7 +47,10 @@ class FoundRanges:
     """Of each range."""
 
     def place(self, tasks: Sequence[Task]) -> list[Task]:
-        """Put parts of manifests in place of the slices of tasks, which are in the order of the ranges."""
+        """Put parts of manifests in place of the slices of tasks, where they are fewer.
+
+        `tasks` are those of the ranges, in their order.
+        """
         if not self._segments:
             return list(tasks)
         where = {(one.topic, one.partition): number for number, one in enumerate(self.ranges)}
@@ -65,7 +68,8 @@ class FoundRanges:
             assert slices[first : first + len(task.slices)] == task.slices, task
             at[number] = first + len(task.slices) - 1
             parts = _parts(self._segments[number], first, first + len(task.slices))
-            placed.append(replace(task, slices=(), parts=parts))
+            is_smaller = len(parts) < len(task.slices)
+            placed.append(replace(task, slices=(), parts=parts) if is_smaller else task)
         return placed
 
 
