@@ -8,14 +8,16 @@ Entry: `Cluster` on the driver; `Lookups` on driver and executors.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,8 +32,11 @@ RANGES_AT_ONCE = 150
 """Ranges in one question about slices, whose body is bounded to 64 KiB: one of the longest name has some 350 bytes."""
 SLICES_AT_ONCE = 1_000
 """Slices in one answer: a broker's event loop serves producers, too, and finds and encodes so many at a time."""
+VERSION_WAIT_S = 10.0
+"""How long a broker is waited for whose metadata are older than what was asked for."""
 BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
 """Settings `s3.…` that a broker tells; it tells no secrets."""
+_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 _ADMIN_URL = "tidelog.admin.url"
 _BUCKET_URL = "tidelog.bucket.url"
 
@@ -46,6 +51,18 @@ class Lease(NamedTuple):
     id: int
     version: int
     ttl_s: float
+
+
+class KnownObject(NamedTuple):
+    """An object as the metadata know it."""
+
+    id: int
+    state: str
+    """`prepared`, `committed` or `destroyed`."""
+    kind: str
+    """`stream` or `stream-set`; empty before it is committed."""
+    size: int
+    """Bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,44 @@ class Lookups:
     def renew_lease(self, lease: Lease) -> None:
         """Keep a lease. Raises `NotFound` when it has ended, `Unavailable`."""
         self._post(f"/leases/renew?id={lease.id}&ttl_ms={int(lease.ttl_s * 1000)}")
+
+    def cluster_id(self) -> str:
+        """Return the id of the cluster. Raises `Unavailable`."""
+        return str(self._ask("/cluster", None)["cluster_id"])
+
+    def end_lease(self, lease: Lease) -> None:
+        """Give a lease back; one that has ended already is success. Raises `Unavailable`."""
+        with contextlib.suppress(NotFound):
+            self._post(f"/leases/end?id={lease.id}")
+
+    def objects(self, version: int) -> list[KnownObject]:
+        """Return all objects that metadata of this version or a newer one know, by id. Raises `Unavailable`."""
+        problem = "the cluster has no broker with an admin HTTP"
+        for url in random.sample(self.urls, len(self.urls)):
+            try:
+                self._wait_version(url, version)
+                return list(self._pages(url))
+            except _NO_ANSWER as error:
+                problem = f"{url}: {error}"
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+        raise Unavailable(f"no broker tells all objects: {problem}", hint="is the cluster running?")
+
+    def _wait_version(self, url: str, version: int) -> None:
+        """Return when a broker has the metadata of a version. Raises what `_NO_ANSWER` has."""
+        deadline = time.monotonic() + VERSION_WAIT_S
+        while self._send(url, "/leases", None)["version"] < version:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"its metadata are older than version {version}, for {VERSION_WAIT_S:g} s now")
+            time.sleep(0.1)
+
+    def _pages(self, url: str) -> Iterator[KnownObject]:
+        after: int | None = -1
+        while after is not None:
+            page = self._send(url, f"/objects?limit=1000&after={after}", None)
+            for row in page["objects"]:
+                yield KnownObject(row["id"], row["state"], row["kind"] or "", row["size_bytes"])
+            after = page["next_after"]
 
     def slices(
         self, ranges: Sequence[tuple[str, int, int, int]], version: int, most: int | None = None
@@ -107,33 +162,40 @@ class Lookups:
         asked = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in ranges]
         return self._post(f"/manifests?lease={lease.id}", {"version": lease.version, "ranges": asked})
 
+    def post(self, path: str, body: object = None) -> Any:
+        """Send a request that this class has no method for, to any broker; the token may be the administrators'.
+
+        Raises `ConfigError` for a wrong token, `NotFound`, `InvalidInput`, and `Unavailable` when none answers.
+        """
+        return self._post(path, body)
+
     def _post(self, path: str, body: object = None) -> Any:
-        return post_any(self.urls, self.token, path, body)
+        return self._ask(path, json.dumps(body).encode() if body is not None else b"")
 
+    def _ask(self, path: str, data: bytes | None) -> Any:
+        """Ask one broker after the other, from any on. Raises `Unavailable` when none answers."""
+        urls = list(self.urls)
+        random.shuffle(urls)
+        problem = "the cluster has no broker with an admin HTTP"
+        for url in urls:
+            try:
+                return self._send(url, path, data)
+            except urllib.error.HTTPError as error:
+                with error:
+                    problem = _problem(error, path)
+                    if error.code < 500:
+                        raise _refusal(error.code, problem) from None
+            except _NO_ANSWER as error:
+                problem = f"{url}: {error}"
+        raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
 
-def post_any(urls: Sequence[str], token: str, path: str, body: object = None) -> Any:
-    """Ask one broker after the other, from any on, and return the answer. `urls`: the admin HTTP of each.
-
-    Raises `Unavailable` when none answers, and `ConfigError`, `NotFound` or `InvalidInput` for what one refuses.
-    """
-    urls = list(urls)
-    random.shuffle(urls)
-    problem = "the cluster has no broker with an admin HTTP"
-    for url in urls:
-        request = urllib.request.Request(url + path, json.dumps(body).encode() if body is not None else b"")
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                problem = _problem(error, path)
-                if error.code < 500:
-                    raise _refusal(error.code, problem) from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            problem = f"{url}: {error}"
-    raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
+    def _send(self, url: str, path: str, data: bytes | None) -> Any:
+        """Return one broker's answer. Raises what `_NO_ANSWER` has, and of that `HTTPError` for a refusal."""
+        request = urllib.request.Request(url + path, data)
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+            return json.load(response)
 
 
 def _problem(error: urllib.error.HTTPError, path: str) -> str:
@@ -228,6 +290,11 @@ class Cluster:
     def topics(self) -> list[str]:
         """Return the names of all topics that are not internal."""
         return sorted(name for name in self._metadata.topics if not name.startswith("__"))
+
+    @property
+    def all_topics(self) -> list[str]:
+        """Return the names of all topics, also of internal ones."""
+        return sorted(self._metadata.topics)
 
     def lookups(self) -> Lookups:
         """Return the access to leases and slices. Raises `NotFound` where no broker is Tidelog's."""

@@ -28,7 +28,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from pyspark_tidelog.cluster import post_any
+from pyspark_tidelog.cluster import Lookups
 from pyspark_tidelog.jobs.compact_choice import CompactionChoice
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.rewriting import (
@@ -186,7 +186,7 @@ class _Brokers:
 
     def _ask(self, path: str, body: object = None, urls: Sequence[str] = ()) -> Any:
         try:
-            return post_any(urls or self._urls, self._options.admin_token, path, body)
+            return Lookups(tuple(urls or self._urls), self._options.admin_token).post(path, body)
         except ConfigError as error:
             error.hint = "give the cluster's secret with --secret-file FILE; docs/operations.md, section Security"
             raise

@@ -9,11 +9,13 @@ import importlib
 
 import click
 
-JOBS: dict[str, tuple[str, str]] = {
+JOBS = {
+    "audit": ("tidelog.cli.subcommands.spark_audit:audit", "Check every byte of every object."),
     "compact": (
         "tidelog.cli.subcommands.spark_compact:compact",
-        "Rewrite small and scattered objects into large ones.",
+        "Rewrite small objects into large ones.",
     ),
+    "replay": ("tidelog.cli.subcommands.spark_replay:replay", "Copy a topic into another, or into Parquet files."),
 }
 """Job → (module:function, one line of help)."""
 
@@ -33,8 +35,6 @@ class _Jobs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if not JOBS:
-            return
         with formatter.section("Jobs"):
             formatter.write_dl([(name, text) for name, (_, text) in JOBS.items()])
 
