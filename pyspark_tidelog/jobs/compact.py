@@ -40,7 +40,7 @@ from pyspark_tidelog.rewriting import (
     needs_count,
     rewrite,
 )
-from tidelog.runtime.errors import ConfigError, InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, TidelogError, Unavailable
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import TaskKind
 from tidelog.storage.compaction.reader import READ_BYTES
@@ -208,6 +208,11 @@ class _Brokers:
                 answer = self._ask(f"/compaction/tasks?{urlencode(query)}", {"excluded": sorted(taken)}, [url])
             except Unavailable as error:
                 self.problems.append(error.message)
+                continue
+            except NotFound as error:
+                if self._options.topics:
+                    raise
+                self.problems.append(f"{url} is of an older version: {error.message}")
                 continue
             self._check_cluster(answer["cluster_id"])
             layout = {name: answer[name] for name in ("target_bytes", "stream_bytes", "block_bytes")}
