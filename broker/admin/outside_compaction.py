@@ -3,8 +3,9 @@
     POST /compaction/tasks    ?topic=NAME…&target_bytes=&max_objects=, {"excluded": [ID, …]}: what this broker would
                               compact now: kind, ids of the inputs and their bytes, of up to 256 tasks; and how objects
                               are laid out
-    POST /compaction/task     {"inputs": [ID, …]}: size and stream ranges of each input, and the start offsets of their
-                              streams; or which input is not committed any more, in `gone`
+    POST /compaction/task     ?current=true, {"inputs": [ID, …]}: size and stream ranges of each input, and the start
+                              offsets of their streams; or which input is not committed any more, in `gone`.
+                              `current`: by metadata that the controllers have proven current after the request
     POST /compaction/prepare  ?count=&ttl_ms=: ids for outputs, which expire unless they are committed
     POST /compaction/commit   {"cluster_id": …, "inputs": [ID, …], "outputs": [{"id", "kind", "size", "ranges"}, …]}:
                               replaces inputs by outputs, or says why the metadata `refused` it
@@ -25,7 +26,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from tidelog.broker.admin.answers import json_answer, number
+from tidelog.broker.admin.answers import flag, json_answer, number
 from tidelog.broker.objects.compaction_view import facts_of, wanted_tasks
 from tidelog.runtime.errors import InvalidInput, Unavailable
 from tidelog.storage.commits import CompactionRefused, NewObject, pack_ranges
@@ -137,6 +138,8 @@ class OutsideCompactionRoutes:
             question = _task_questions.decode(await request.read())
         except msgspec.DecodeError as error:
             raise InvalidInput(f"the body names no inputs of a task: {error}") from error
+        if flag(request, "current"):
+            await self._outside.catch_up()
         image = self._image()
         found: list[ObjectFacts] = []
         for object_id in question.inputs:

@@ -230,6 +230,10 @@ class _Brokers:
             raise InvalidInput(f"brokers of two clusters answer: {self.cluster_id} and {cluster_id}")
         self.cluster_id = cluster_id
 
+    def names(self, object_id: int) -> bool:
+        """Return whether the metadata, which are proven current, still name an object."""
+        return "gone" not in self._ask("/compaction/task?current=true", {"inputs": [object_id]})
+
     def facts(self, task: _Planned) -> RewriteTask | int:
         """Return what an executor needs for a task, or the input that is not committed any more."""
         answer = self._ask("/compaction/task", {"inputs": task.inputs})
@@ -380,19 +384,14 @@ class _Compaction:
         """Note why a task is not done. What is damaged is left out of the next plan, so that its neighbours go on."""
         kind, message = problem.kind, problem.message
         if kind == "gone":
-            kind = "damaged" if self._is_committed(problem.object_id) else "refused"
+            kind = "damaged" if self._brokers.names(problem.object_id) else "refused"
             message = f"object {problem.object_id} is not in the bucket: {message}"
         self._counts[kind] += 1
         is_known = kind == "damaged" and problem.object_id >= 0
         self._choice.gave_up(inputs, problem.object_id if is_known else None)
-        logger.warning("objects %s to %s are not compacted: %s", inputs[0], inputs[-1], message)
+        logger.info("objects %s to %s are not compacted: %s", inputs[0], inputs[-1], message)
         if len(self._problems) < SHOWN:
             self._problems.append(f"{len(inputs)} objects from {inputs[0]} on: {kind}: {message}")
-
-    def _is_committed(self, object_id: int) -> bool:
-        """Whether the metadata still names an object that is not in the bucket."""
-        task = _Planned("merge", (object_id,), 0, 0, 1, 1, 1)
-        return not isinstance(self._brokers.facts(task), int)
 
     def _stop_if_all_fail(self, tasks: int, reports: Sequence[RewriteReport]) -> None:
         """Raise `Unavailable` when no executor can do what it is to do: with the next wave it would be the same."""

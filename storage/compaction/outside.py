@@ -51,6 +51,10 @@ class OutsideCompaction:
         """Return the first of `count` new ids. Raises `InvalidInput`, `Unavailable`."""
         return await self._data.objects.prepare_objects(count, ttl_ms)
 
+    async def catch_up(self) -> None:
+        """Return when this broker's metadata are proven current. Raises `Unavailable`."""
+        await self._data.objects.catch_up()
+
     async def commit(self, cluster_id: str, inputs: Sequence[int], outputs: Sequence[NewObject]) -> None:
         """Replace inputs by outputs. The same twice is success.
 
@@ -63,7 +67,7 @@ class OutsideCompaction:
                 hint="run the job again, with the address of the cluster that it is for",
             )
         async with self._turns:
-            await self._data.objects.catch_up()
+            await self.catch_up()
             if not all(self._data.view.was_committed(one.object_id) for one in outputs):
                 await self._check(outputs)
             await self._commit(tuple(inputs), tuple(outputs))

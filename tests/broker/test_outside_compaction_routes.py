@@ -111,6 +111,15 @@ async def test_a_task_is_planned_described_given_ids_and_committed() -> None:
         await world.check()
 
 
+async def test_a_missing_object_is_judged_by_metadata_that_are_proven_current() -> None:
+    async with serving() as (world, session):
+        _, ids = await filled(world)
+        assert "inputs" in await ask(session, "/compaction/task?current=true", json={"inputs": ids})
+        world.metadata.cut_off = True
+        await ask(session, "/compaction/task", json={"inputs": ids})
+        await ask(session, "/compaction/task?current=true", 503, json={"inputs": ids})
+
+
 async def test_what_is_no_request_says_what_is_wrong_and_changes_nothing() -> None:
     async with serving() as (world, session):
         _, ids = await filled(world)
