@@ -37,6 +37,8 @@ RETRY_S = 60.0
 """How long a plan waits for brokers or controllers that are away, as in a failover (rule 11)."""
 RANGES_AT_ONCE = 150
 """Ranges in one question about slices, whose body is bounded to 64 KiB: one of the longest name has some 350 bytes."""
+SLICES_AT_ONCE = 1_000
+"""Slices in one answer: a broker's event loop serves producers, too, and finds and encodes so many at a time."""
 VERSION_WAIT_S = 10.0
 """How long a broker is waited for whose metadata are older than what was asked for."""
 BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
@@ -59,6 +61,10 @@ def retried(action: Callable[[], _T], budget_s: float = RETRY_S) -> _T:
             if time.monotonic() + delay_s >= ends_s:
                 raise
             time.sleep(delay_s)
+
+
+class TooManySlices(InvalidInput):
+    """A plan has more slices than its tasks are to carry: they belong in a manifest."""
 
 
 class Lease(NamedTuple):
@@ -151,19 +157,24 @@ class Lookups:
                 yield KnownObject(row["id"], row["state"], row["kind"] or "", row["size_bytes"])
             after = page["next_after"]
 
-    def slices(self, ranges: Sequence[tuple[str, int, int, int]], version: int) -> Lookup:
+    def slices(self, ranges: Sequence[tuple[str, int, int, int]], version: int, most: int | None = None) -> Lookup:
         """Return the slices of ranges (topic, partition, start, end), in their order, from `version` or newer.
 
-        A range whose start does not exist any more begins where the log does. Raises `NotFound`, `Unavailable`.
+        A range whose start does not exist any more begins where the log does. Raises `NotFound`, `Unavailable`, and
+        `TooManySlices` when there are more than `most`.
         """
         cluster_id, told_version, found = "", 0, []
+        count = 0
         for first in range(0, len(ranges), RANGES_AT_ONCE):
             asked = ranges[first : first + RANGES_AT_ONCE]
             left = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in asked]
             partial: PlannedRange | None = None
             while left:
-                answer = self._post("/slices", {"version": version, "ranges": left})
+                answer = self._post("/slices", {"version": version, "ranges": left, "limit": SLICES_AT_ONCE})
                 cluster_id, told_version = answer["cluster_id"], told_version or answer["version"]
+                count += sum(len(row["slices"]) for row in answer["ranges"])
+                if most is not None and count > most:
+                    raise TooManySlices(f"there are more than {most} slices")
                 for row in answer["ranges"]:
                     one = _planned(row, partial)
                     partial = None
@@ -176,6 +187,21 @@ class Lookups:
                     partial = found.pop()
                     left[0]["start"] = goes_on["start"]
         return Lookup(cluster_id, told_version, found)
+
+    def manifest(self, ranges: Sequence[tuple[str, int, int, int]], lease: Lease) -> Any:
+        """Have the slices of up to `RANGES_AT_ONCE` ranges written to the bucket, for a lease; return the answer.
+
+        Raises `NotFound`, also when the lease has ended, and `Unavailable`.
+        """
+        asked = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in ranges]
+        return self._post(f"/manifests?lease={lease.id}", {"version": lease.version, "ranges": asked})
+
+    def post(self, path: str, body: object = None) -> Any:
+        """Send a request that this class has no method for, to any broker; the token may be the administrators'.
+
+        Raises `ConfigError` for a wrong token, `NotFound`, `InvalidInput`, and `Unavailable` when none answers.
+        """
+        return self._post(path, body)
 
     def _post(self, path: str, body: object = None) -> Any:
         return self._ask(path, json.dumps(body).encode() if body is not None else b"")
@@ -224,7 +250,7 @@ def _planned(row: Mapping[str, Any], before: PlannedRange | None) -> PlannedRang
     """Return a range of an answer, behind what an earlier answer had of it."""
     slices = tuple(Slice(*each) for each in row["slices"])
     start = max(row["start"], row["log_start"])
-    if before is not None:
+    if before is not None and start == row["start"]:  # else the log was trimmed past what the answer before had
         start, slices = before.start, before.slices + slices
     return PlannedRange(
         row["topic"],

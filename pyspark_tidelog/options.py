@@ -20,6 +20,8 @@ from tidelog.runtime.errors import ConfigError
 EARLIEST = -2
 LATEST = -1
 DEFAULT_MAX_BYTES_PER_TASK = 64 << 20
+DEFAULT_MAX_SLICES = 10_000
+"""Slices that the tasks of a plan carry, at most: those of one answer of a broker. With more, they are in manifests."""
 
 Partition = tuple[str, int]
 """Topic and partition index."""
@@ -46,6 +48,7 @@ _NAMES = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "groupIdPrefix",
+    "maxSlicesInTasks",
     "tail",
     "readToken",
     "readTokenFile",
@@ -99,6 +102,8 @@ class ReadOptions:
     max_records: int = 0
     """Of one task; 0: no bound."""
     max_bytes: int = DEFAULT_MAX_BYTES_PER_TASK
+    max_slices: int = DEFAULT_MAX_SLICES
+    """Of a plan; one with more is written to the bucket."""
     reads_tail: bool = True
     is_committed_only: bool = False
     max_offsets: int = 0
@@ -173,6 +178,7 @@ def _options(given: Mapping[str, str], *, starting: int) -> ReadOptions:
         min_partitions=_number(options, "minPartitions", 0, 1, 1_000_000),
         max_records=_number(options, "maxRecordsPerPartition", 0, 1, 1 << 62),
         max_bytes=_number(options, "maxBytesPerTask", DEFAULT_MAX_BYTES_PER_TASK, 1, 1 << 40),
+        max_slices=_number(options, "maxSlicesInTasks", DEFAULT_MAX_SLICES, 0, 1_000_000),
         reads_tail=_choice(options, "tail", ("broker", "skip")) == "broker",
         is_committed_only=_choice(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"))
         == "read_committed",

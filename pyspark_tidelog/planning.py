@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_tidelog.cluster import Cluster, Lease, Lookup, Lookups
+from pyspark_tidelog.cluster import Cluster, Lease, Lookups
+from pyspark_tidelog.manifests import AskedRange, FoundRanges
+from pyspark_tidelog.manifests import find_ranges as _find_ranges
 from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
 from pyspark_tidelog.plan import PlannedRange, Task, plan_tasks
 from pyspark_tidelog.reading import TaskContext, lost
@@ -87,15 +89,20 @@ def _all_named(places: Ends, named: Ends, option: str) -> None:
         raise ConfigError(f"option {option} names no offset for {', '.join(missing[:5])}", hint="name every partition")
 
 
+def find_ranges(cluster: Cluster, lookups: Lookups, asked: Sequence[AskedRange], lease: Lease) -> FoundRanges:
+    """Find the objects of ranges, each of another partition. Raises `NotFound`, `CorruptData`, `Unavailable`."""
+    return _find_ranges(lookups, cluster.bucket(), asked, lease, most=cluster.options.max_slices)
+
+
 def tasks_of(
-    looked_up: Lookup, asked: Mapping[Partition, tuple[int, int]], cluster: Cluster, lookups: Lookups, lease: Lease
+    found: FoundRanges, asked: Mapping[Partition, tuple[int, int]], cluster: Cluster, lookups: Lookups, lease: Lease
 ) -> Sequence[InputPartition]:
     """Return the tasks that read what was looked up for the offsets asked for.
 
     Raises `DataLoss` where the first offsets are gone, unless the options say that they may be.
     """
     options = cluster.options
-    checked = [_checked(one, asked[one.topic, one.partition][0], options) for one in looked_up.ranges]
+    checked = [_checked(one, asked[one.topic, one.partition][0], options) for one in found.ranges]
     tasks = plan_tasks(
         checked,
         max_bytes=options.max_bytes,
@@ -103,8 +110,8 @@ def tasks_of(
         min_tasks=options.min_partitions,
         reads_tail=options.reads_tail,
     )
-    context = TaskContext(options, looked_up.cluster_id, cluster.bucket(), lookups, lease)
-    return [TaskPartition(task, context) for task in tasks]
+    context = TaskContext(options, found.cluster_id, cluster.bucket(), lookups, lease)
+    return [TaskPartition(task, context) for task in found.place(tasks)]
 
 
 def _checked(one: PlannedRange, start: int, options: ReadOptions) -> PlannedRange:

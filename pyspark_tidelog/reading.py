@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.cluster import Lease, LeaseKeeper, Lookups
 from pyspark_tidelog.fetch import Fetch
+from pyspark_tidelog.manifests import read_parts
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import Task
 from tidelog.runtime.errors import NotFound, Unavailable
@@ -57,9 +58,12 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
     from pyspark_tidelog.decode import RecordDecoder
 
     decoder = RecordDecoder(task.topic, task.partition, include_headers=context.options.include_headers)
-    at, slices, lookups = task.start, task.slices, 0
+    at, slices, parts, lookups = task.start, task.slices, task.parts, 0
     while True:
         try:
+            if parts:
+                slices = read_parts(context.bucket, context.cluster_id, parts)
+                parts = ()
             with Fetch(context.bucket, context.cluster_id, task.stream, slices, at, task.end) as fetched:
                 for payload in fetched:
                     at, lookups = decoder.add(payload, at, task.end), 0
@@ -77,7 +81,7 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
             if context.options.fail_on_data_loss:
                 raise told
             at = min(found.start, task.end)
-        slices = found.slices
+        slices, parts = found.slices, ()
     if decoder.rows:
         yield decoder.take()
 

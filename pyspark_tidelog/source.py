@@ -31,7 +31,7 @@ from pyspark_tidelog.options import (
     stream_options,
     wants_headers,
 )
-from pyspark_tidelog.planning import TaskPartition, bounds, places, tasks_of
+from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
 from pyspark_tidelog.reading import read_task
 from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer, stream_writer
 from pyspark_tidelog.stream import TidelogStreamReader
@@ -127,8 +127,8 @@ class TidelogReader(DataSourceReader):
         if not ranges:
             return []
         lease = lookups.take_lease(f"spark on {platform.node()}", LEASE_S)
-        looked_up = lookups.slices([(*place, *ranges[place]) for place in ranges], lease.version)
-        return tasks_of(looked_up, ranges, cluster, lookups, lease)
+        found = find_ranges(cluster, lookups, [(*place, *ranges[place]) for place in ranges], lease)
+        return tasks_of(found, ranges, cluster, lookups, lease)
 
     def _ranges(self, cluster: Cluster, wanted: list[Partition]) -> dict[Partition, tuple[int, int]]:
         """Return the offsets to read of each partition, without those that have none."""

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from pyspark_tidelog.cluster import Cluster, Lease, LeaseKeeper, Lookups, retried
 from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
-from pyspark_tidelog.planning import TaskPartition, bounds, places, tasks_of
+from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
 from pyspark_tidelog.positions import Position, admit, between, compare
 from pyspark_tidelog.reading import DataLoss, read_task
 from tidelog.runtime.errors import NotFound, Unavailable
@@ -251,12 +251,12 @@ class _Query:
         try:
             lookups = self._cluster.lookups()
             lease = self._lease.moved_on(lookups)
-            looked_up = lookups.slices([(*place, *asked) for place, asked in left.items()], lease.version)
+            found = find_ranges(self._cluster, lookups, [(*place, *asked) for place, asked in left.items()], lease)
         except Unavailable:
             self._cluster.forget_brokers()
             raise
-        self._lease.saw(looked_up.version)
-        return tasks_of(looked_up, left, self._cluster, lookups, lease)
+        self._lease.saw(found.version)
+        return tasks_of(found, left, self._cluster, lookups, lease)
 
     def report(self, position: Position) -> None:
         """Commit to the consumer group that everything before `position` was processed."""

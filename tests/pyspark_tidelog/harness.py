@@ -203,6 +203,10 @@ class World:
         assert self._bucket.is_dir()
         until(lambda: not any(list(self._bucket.rglob(f"{each:016x}")) for each in objects))
 
+    def bucket_ids(self) -> set[int]:
+        """Ids of everything under the keys of objects."""
+        return {int(path.name, 16) for path in self._bucket.glob("*/objects/*/*") if path.is_file()}
+
     def move(self, partition: str) -> None:
         """Move a partition, TOPIC:INDEX, to another broker."""
         topic, _, index = partition.partition(":")

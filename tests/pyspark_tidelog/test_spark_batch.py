@@ -105,6 +105,26 @@ def test_objects_that_are_replaced_and_deleted_after_the_plan_are_looked_up_agai
     assert spark.read() == expected("moved", 0, 0, 200)
 
 
+def test_a_plan_in_a_manifest_is_read_and_the_manifest_deleted_after_its_lease(spark: Spark, world: World) -> None:
+    create_topic(world.bootstrap, "listed", 2)
+    for number in range(3):
+        for partition in range(2):
+            world.produce("listed", partition, 50 * number, 50)
+        world.upload()
+    world.end_leases()
+    before = world.bucket_ids()
+    assert spark.plan(world.options(subscribe="listed", includeHeaders="true", maxSlicesInTasks=5)) == 2
+    (manifest,) = world.bucket_ids() - before
+    wanted = [*expected("listed", 0, 0, 150), *expected("listed", 1, 0, 150)]
+    assert spark.read() == wanted
+    assert world.bucket_ids() - before == {manifest}
+    world.end_leases()
+    world.wait_deleted({manifest})
+    report = world.cli("object", "clean", "--dry-run", "--format", "json").json()
+    assert (report["orphans"], [each["id"] for each in report["waiting"]]) == ([], [])
+    assert spark.read() == wanted, "tasks look their objects up when the manifest is gone"
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_records_that_are_deleted_after_the_plan_are_data_loss(spark: Spark, world: World, fails: bool) -> None:
     topic = f"deleted-{fails}".lower()
