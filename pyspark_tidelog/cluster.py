@@ -201,6 +201,18 @@ class Cluster:
         """Return the names of all topics that are not internal."""
         return sorted(name for name in self._metadata.topics if not name.startswith("__"))
 
+    def topic_id(self, topic: str) -> str:
+        """Return the id of a topic, which another one of the same name has not. Raises `NotFound`, `Unavailable`."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        try:
+            (future,) = self._admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_S).values()
+            return str(future.result(ANSWER_S).topic_id)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise NotFound(f"there is no topic {topic!r} at {self._options.bootstrap}") from error
+            raise Unavailable(f"topic {topic} is not described: {error}") from error
+
     def lookups(self) -> Lookups:
         """Return the access to leases and slices. Raises `NotFound` where no broker is Tidelog's."""
         urls = tuple(configs[_ADMIN_URL] for configs in self._broker_configs if configs.get(_ADMIN_URL))

@@ -9,7 +9,10 @@ import importlib
 
 import click
 
-JOBS: dict[str, tuple[str, str]] = {}
+JOBS: dict[str, tuple[str, str]] = {
+    "table": ("tidelog.cli.subcommands.spark_table:table", "Bring an Iceberg table up to date with a topic"),
+    "table-compact": ("tidelog.cli.subcommands.spark_table:table_compact", "Put a table's small files together"),
+}
 """Job → (module:function, one line of help)."""
 
 
