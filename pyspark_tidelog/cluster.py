@@ -8,14 +8,16 @@ Entry: `Cluster` on the driver; `Lookups` on driver and executors.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,8 +30,11 @@ from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavaila
 ANSWER_S = 30.0
 RANGES_AT_ONCE = 150
 """Ranges in one question about slices, whose body is bounded to 64 KiB: one of the longest name has some 350 bytes."""
+VERSION_WAIT_S = 10.0
+"""How long a broker is waited for whose metadata are older than what was asked for."""
 BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
 """Settings `s3.…` that a broker tells; it tells no secrets."""
+_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 _ADMIN_URL = "tidelog.admin.url"
 _BUCKET_URL = "tidelog.bucket.url"
 
@@ -40,6 +45,18 @@ class Lease(NamedTuple):
     id: int
     version: int
     ttl_s: float
+
+
+class KnownObject(NamedTuple):
+    """An object as the metadata know it."""
+
+    id: int
+    state: str
+    """`prepared`, `committed` or `destroyed`."""
+    kind: str
+    """`stream` or `stream-set`; empty before it is committed."""
+    size: int
+    """Bytes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,44 @@ class Lookups:
     def renew_lease(self, lease: Lease) -> None:
         """Keep a lease. Raises `NotFound` when it has ended, `Unavailable`."""
         self._post(f"/leases/renew?id={lease.id}&ttl_ms={int(lease.ttl_s * 1000)}")
+
+    def cluster_id(self) -> str:
+        """Return the id of the cluster. Raises `Unavailable`."""
+        return str(self._ask("/cluster", None)["cluster_id"])
+
+    def end_lease(self, lease: Lease) -> None:
+        """Give a lease back; one that has ended already is success. Raises `Unavailable`."""
+        with contextlib.suppress(NotFound):
+            self._post(f"/leases/end?id={lease.id}")
+
+    def objects(self, version: int) -> list[KnownObject]:
+        """Return all objects that metadata of this version or a newer one know, by id. Raises `Unavailable`."""
+        problem = "the cluster has no broker with an admin HTTP"
+        for url in random.sample(self.urls, len(self.urls)):
+            try:
+                self._wait_version(url, version)
+                return list(self._pages(url))
+            except _NO_ANSWER as error:
+                problem = f"{url}: {error}"
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+        raise Unavailable(f"no broker tells all objects: {problem}", hint="is the cluster running?")
+
+    def _wait_version(self, url: str, version: int) -> None:
+        """Return when a broker has the metadata of a version. Raises what `_NO_ANSWER` has."""
+        deadline = time.monotonic() + VERSION_WAIT_S
+        while self._send(url, "/leases", None)["version"] < version:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"its metadata are older than version {version}, for {VERSION_WAIT_S:g} s now")
+            time.sleep(0.1)
+
+    def _pages(self, url: str) -> Iterator[KnownObject]:
+        after: int | None = -1
+        while after is not None:
+            page = self._send(url, f"/objects?limit=1000&after={after}", None)
+            for row in page["objects"]:
+                yield KnownObject(row["id"], row["state"], row["kind"] or "", row["size_bytes"])
+            after = page["next_after"]
 
     def slices(self, ranges: Sequence[tuple[str, int, int, int]], version: int) -> tuple[str, list[PlannedRange]]:
         """Return the cluster's id, and the slices of ranges (topic, partition, start, end), in their order.
@@ -87,25 +142,32 @@ class Lookups:
         return cluster_id, found
 
     def _post(self, path: str, body: object = None) -> Any:
+        return self._ask(path, json.dumps(body).encode() if body is not None else b"")
+
+    def _ask(self, path: str, data: bytes | None) -> Any:
         """Ask one broker after the other, from any on. Raises `Unavailable` when none answers."""
         urls = list(self.urls)
         random.shuffle(urls)
         problem = "the cluster has no broker with an admin HTTP"
         for url in urls:
-            request = urllib.request.Request(url + path, json.dumps(body).encode() if body is not None else b"")
-            if self.token:
-                request.add_header("Authorization", f"Bearer {self.token}")
             try:
-                with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
-                    return json.load(response)
+                return self._send(url, path, data)
             except urllib.error.HTTPError as error:
                 with error:
                     problem = _problem(error, path)
                     if error.code < 500:
                         raise _refusal(error.code, problem) from None
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except _NO_ANSWER as error:
                 problem = f"{url}: {error}"
         raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
+
+    def _send(self, url: str, path: str, data: bytes | None) -> Any:
+        """Return one broker's answer. Raises what `_NO_ANSWER` has, and of that `HTTPError` for a refusal."""
+        request = urllib.request.Request(url + path, data)
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+            return json.load(response)
 
 
 def _problem(error: urllib.error.HTTPError, path: str) -> str:
@@ -212,6 +274,11 @@ class Cluster:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise NotFound(f"there is no topic {topic!r} at {self._options.bootstrap}") from error
             raise Unavailable(f"topic {topic} is not described: {error}") from error
+
+    @property
+    def all_topics(self) -> list[str]:
+        """Return the names of all topics, also of internal ones."""
+        return sorted(self._metadata.topics)
 
     def lookups(self) -> Lookups:
         """Return the access to leases and slices. Raises `NotFound` where no broker is Tidelog's."""

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
-from tidelog.storage.commits import ObjectKind, StreamRange
+from tidelog.storage.commits import StreamRange
 from tidelog.storage.objects import report as object_tool
 from tidelog.storage.objects.key import object_key
 from tidelog.storage.objects.reader import load_index
-from tidelog.storage.objects.report import Problem
+from tidelog.storage.objects.report import KINDS, Problem
 from tidelog.storage.reads.damage import Damage, DamageLog
 
 if TYPE_CHECKING:
     from tidelog.controller.image.image import Image
 
-KINDS = {int(kind): kind.name.lower().replace("_", "-") for kind in ObjectKind}
 STREAM_PARTS = ("meta", "data", "time", "txn")
 
 
@@ -94,9 +93,10 @@ async def verify_object(image: Image, store: ObjectStore, record: ObjectRecord) 
     """
     key = object_key(image.cluster_id, record.id)
     try:
-        problems = await object_tool.verify_object(store, key)
-        if not problems:
-            problems = _compare(await object_tool.inspect_object(store, key), record)
+        problems, contents = await object_tool.examine_object(store, key)
+        if not problems and contents is not None:
+            kind = KINDS.get(record.kind)
+            problems = object_tool.compare_with_metadata(contents, record.size, kind, record.ranges)
     except ObjectNotFound:
         problems = [Problem(part="object", message=f"object {key} is not in the bucket")]
     now = image.objects.get(record.id)
@@ -152,9 +152,10 @@ def _problem_document(
 
 def damage_of(image: Image, record: ObjectRecord, problem: Problem) -> Damage:
     """Convert a problem to an entry of the damage log."""
-    where = (problem.stream_id, problem.start_offset, problem.end_offset)
-    position = problem.position if problem.part == "block" else -1
-    return Damage(record.id, object_key(image.cluster_id, record.id), position, *where, problem.message)
+    key, where, position = object_key(image.cluster_id, record.id), (-1, -1, -1), -1
+    if problem.part == "block":
+        where, position = (problem.stream_id, problem.start_offset, problem.end_offset), problem.position
+    return Damage(record.id, key, position, *where, problem.message)
 
 
 def describe_damage(image: Image, damage: DamageLog, limit: int) -> list[str]:
@@ -193,22 +194,3 @@ def _whose(lost: Mapping[str, Any]) -> str:
         return f"stream {lost['stream_id']}, {offsets}"
     part = "" if lost["part"] == "data" else f" ({lost['part']} stream)"
     return f"{lost['topic']}-{lost['partition']}{part} offsets {offsets}"
-
-
-def _compare(report: object_tool.ObjectReport, record: ObjectRecord) -> list[Problem]:
-    """Return the differences between a sound object and its metadata."""
-    problems = []
-    if report.size_bytes != record.size:
-        problems.append(f"object {report.key} has {report.size_bytes} bytes; its metadata says {record.size}")
-    if report.kind != KINDS.get(record.kind):
-        problems.append(f"object {report.key} is a {report.kind} object; its metadata says {KINDS.get(record.kind)}")
-    held = {one.stream_id: one for one in report.streams}
-    for one in record.ranges:
-        stream = held.get(one.stream_id)
-        if stream is None or one.start_offset < stream.start_offset or stream.end_offset < one.end_offset:
-            found = f"{stream.start_offset} to {stream.end_offset}" if stream is not None else "none"
-            problems.append(
-                f"object {report.key} lacks offsets of stream {one.stream_id}: its metadata says "
-                f"{one.start_offset} to {one.end_offset}, its index {found}"
-            )
-    return [Problem(part="metadata", message=message) for message in problems]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 OPTION_PREFIXES = ("s3.", "kafka.")
 """Options of the data source that every job takes."""
+LOOPBACK = "127.0.0.1"
 _LOCAL = re.compile(r"local(\[[^\]]*\])?$")
 _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _WAYS = frozenset({"subscribe", "subscribepattern", "assign"})
@@ -82,13 +83,15 @@ def cluster_access(bootstrap: str, token: str, options: Mapping[str, str]) -> Cl
 def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     """Start a session on `master` in client mode; `conf` goes to Spark as it is. Raises `ConfigError`, `Unavailable`.
 
-    The executors of a local master have this process's Python, unless PYSPARK_PYTHON names one.
+    The executors of a local master have this process's Python, unless PYSPARK_PYTHON names one; and it listens on
+    127.0.0.1 only, unless SPARK_LOCAL_IP says otherwise.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     if _LOCAL.match(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", **conf}
     builder: Any = SparkSession.builder
     builder = builder.appName(f"tidelog {name}").master(master)

@@ -5,19 +5,19 @@ position, the stream, the expected and the actual value. A part that fails its c
 reported, since the transfer may have been at fault. Verification continues after a bad block, so that all are reported.
 Memory is bounded whatever the object's size.
 
-Entry: `inspect_object`, `verify_object` (returns `Problem`s), `list_objects`.
+Entry: `inspect_object`, `examine_object` (returns `Problem`s), `compare_with_metadata`, `list_objects`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Literal
 
 import msgspec
 
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
-from tidelog.storage.commits import ObjectKind
+from tidelog.storage.commits import ObjectKind, StreamRange
 from tidelog.storage.objects.format import (
     FOOTER,
     INDEX_OVERHEAD,
@@ -32,6 +32,7 @@ from tidelog.storage.objects.key import object_prefix, parse_object_key
 from tidelog.storage.objects.reader import get_info, get_range, load_index
 
 _BATCH_BYTES = 8 << 20
+KINDS = {int(kind): kind.name.lower().replace("_", "-") for kind in ObjectKind}
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     length: int = -1
     """Bytes of the damaged part; -1 if not applicable."""
     stream_id: int = -1
-    """Block: the stream of its data. Else -1: the damage concerns every stream in the object."""
+    """Block: the stream of its data; metadata: the one that is lacking. Else -1: every stream in the object."""
     start_offset: int = -1
     end_offset: int = -1
 
@@ -103,14 +104,17 @@ async def _load(store: ObjectStore, key: str, size: int) -> ObjectIndex:
 async def inspect_object(store: ObjectStore, key: str) -> ObjectReport:
     """Read footer and index of one object. Raises `ObjectNotFound`, `CorruptData`, `Unavailable`."""
     info = await get_info(store, key)
-    index = await _load(store, key, info.size)
+    return _report(info, await _load(store, key, info.size))
+
+
+def _report(info: ObjectInfo, index: ObjectIndex) -> ObjectReport:
     footer = index.footer
     return ObjectReport(
-        key=key,
+        key=index.key,
         size_bytes=info.size,
         modified_ms=info.modified_ms,
         object_id=footer.object_id,
-        kind=ObjectKind(footer.kind).name.lower().replace("_", "-"),
+        kind=KINDS[footer.kind],
         created_ms=footer.created_ms,
         cluster_fingerprint=footer.cluster.hex(),
         blocks=footer.block_count,
@@ -171,6 +175,14 @@ async def verify_object(store: ObjectStore, key: str) -> list[Problem]:
 
     Raises `ObjectNotFound`, `Unavailable`.
     """
+    return (await examine_object(store, key))[0]
+
+
+async def examine_object(store: ObjectStore, key: str) -> tuple[list[Problem], ObjectReport | None]:
+    """As `verify_object`; return the contents, too, if they can be read: None after a problem of footer or index.
+
+    Raises `ObjectNotFound`, `Unavailable`.
+    """
     info = await get_info(store, key)
     try:
         try:
@@ -178,7 +190,7 @@ async def verify_object(store: ObjectStore, key: str) -> list[Problem]:
         except CorruptData:
             index = await _load(store, key, info.size)
     except CorruptData as error:
-        return [_index_problem(error, info.size)]
+        return [_index_problem(error, info.size)], None
     problems: list[Problem] = []
     for batch in _batches(index):
         try:
@@ -189,8 +201,42 @@ async def verify_object(store: ObjectStore, key: str) -> list[Problem]:
                 if problem is not None:
                     problems.append(problem)
         except CorruptData as error:
-            return [*problems, Problem(part="object", message=error.message)]
-    return problems
+            return [*problems, Problem(part="object", message=error.message)], _report(info, index)
+    return problems, _report(info, index)
+
+
+def compare_with_metadata(
+    report: ObjectReport, size: int, kind: str | None, ranges: Iterable[StreamRange]
+) -> list[Problem]:
+    """Return how a sound object differs from its metadata: its bytes, its kind (as in `KINDS`), its ranges of streams.
+
+    The object may have more streams and offsets than `ranges`.
+    """
+    problems = []
+    if report.size_bytes != size:
+        problems.append(f"object {report.key} has {report.size_bytes} bytes; its metadata says {size}")
+    if report.kind != kind:
+        problems.append(f"object {report.key} is a {report.kind} object; its metadata says {kind}")
+    found = [Problem(part="metadata", message=message) for message in problems]
+    held = {one.stream_id: one for one in report.streams}
+    for one in ranges:
+        stream = held.get(one.stream_id)
+        if stream is None or one.start_offset < stream.start_offset or stream.end_offset < one.end_offset:
+            has = f"{stream.start_offset} to {stream.end_offset}" if stream is not None else "none"
+            message = (
+                f"object {report.key} lacks offsets of stream {one.stream_id}: its metadata says "
+                f"{one.start_offset} to {one.end_offset}, its index {has}"
+            )
+            found.append(
+                Problem(
+                    part="metadata",
+                    message=message,
+                    stream_id=one.stream_id,
+                    start_offset=one.start_offset,
+                    end_offset=one.end_offset,
+                )
+            )
+    return found
 
 
 def verify_bytes(data: bytes, key: str) -> list[Problem]:

@@ -2,10 +2,12 @@
 
 {"plan": {OPTION: VALUE, …}, "where": TEXT}    plans a read and keeps it; the answer is the number of its tasks
 {"read": true}                                 reads what was planned; the answer is the rows, binaries in hex
+{"call": "MODULE:FUNCTION", "with": {…}}       calls a function with the session and these arguments; answers its result
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from typing import Any
@@ -21,6 +23,9 @@ def answer(spark: SparkSession, command: dict[str, Any], kept: dict[str, Any]) -
         kept["columns"] = frame.columns
         kept["rdd"] = frame.rdd
         return kept["rdd"].getNumPartitions()
+    if "call" in command:
+        module, _, function = command["call"].partition(":")
+        return getattr(importlib.import_module(module), function)(spark, **command["with"])
     rows = [row.asDict(recursive=True) for row in kept["rdd"].collect()]
     for row in rows:
         row["timestamp"] = round(row["timestamp"].timestamp() * 1_000)

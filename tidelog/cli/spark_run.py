@@ -51,9 +51,18 @@ class SparkRun:
         self._master: str = given["master"]
         self._conf = dict(parse_pairs("--conf", given["conf"]))
 
+    def need_extra(self) -> None:
+        """Raise `ConfigError` where the extra `spark` is not installed: before anything of it is imported."""
+        for module in EXTRA:
+            if importlib.util.find_spec(module) is None:
+                raise ConfigError(
+                    f"this Python has no module {module}, which `tidelog spark` needs",
+                    hint='pip install "tidelog[spark]"',
+                )
+
     def access(self) -> ClusterAccess:
         """Return how jobs reach the cluster. Raises `ConfigError`, `Unavailable`, and what `need_extra` raises."""
-        need_extra()
+        self.need_extra()
         from pyspark_tidelog.jobs.frame import cluster_access
 
         return cluster_access(self.bootstrap, self._token(), self._options)
@@ -83,7 +92,7 @@ class SparkRun:
         `plan` and `run` return a dataclass of plain data, which is shown by `render_plan` and `render`, and returned.
         Ctrl-C cancels what Spark does. Raises what they raise, and the errors of `open_session`.
         """
-        need_extra()
+        self.need_extra()
         if self.dry_run:
             found = plan()
             output.show(self.style, lambda: dataclasses.asdict(found), render_plan)
@@ -122,16 +131,6 @@ def _in_thread(spark: SparkSession, run: Callable[[SparkSession], Any]) -> Any:
     if problems:
         raise problems[0]
     return results[0]
-
-
-def need_extra() -> None:
-    """Raise `ConfigError` where the extra `spark` is not installed."""
-    for module in EXTRA:
-        if importlib.util.find_spec(module) is None:
-            raise ConfigError(
-                f"this Python has no module {module}, which `tidelog spark` needs",
-                hint='pip install "tidelog[spark]"',
-            )
 
 
 def spark_options(function: F) -> F:

@@ -9,9 +9,10 @@ import importlib
 
 import click
 
-JOBS: dict[str, tuple[str, str]] = {
+JOBS = {
     "table": ("tidelog.cli.subcommands.spark_table:table", "Bring an Iceberg table up to date with a topic"),
     "table-compact": ("tidelog.cli.subcommands.spark_table:table_compact", "Put a table's small files together"),
+    "audit": ("tidelog.cli.subcommands.spark_audit:audit", "Check every byte of every object."),
 }
 """Job → (module:function, one line of help)."""
 
@@ -31,8 +32,6 @@ class _Jobs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if not JOBS:
-            return
         with formatter.section("Jobs"):
             formatter.write_dl([(name, text) for name, (_, text) in JOBS.items()])
 
