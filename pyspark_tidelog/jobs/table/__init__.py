@@ -4,7 +4,8 @@
     upserts, columns                   the last record of each key; columns that records wish for
     tables                             the catalog, and commits that happen once
     tasks                              what executors do
-    attempts, writer, rows, reads      files of a run; rows to files; records to rows; tasks that read
+    attempts, writer, scan             files of a run; rows to files, and files to rows
+    rows, reads                        records to rows; tasks that read records
     state, schemas, ddl, values, shapes  plain data: offsets, columns, types, values
 
 Docs: docs/spark.md, docs/design/0020-tables.md. Entry: `pyspark_tidelog.jobs.table.job`, `.compaction`.

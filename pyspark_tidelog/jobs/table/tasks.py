@@ -16,14 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
 from pyspark_tidelog.jobs.table.reads import ReadPiece
 from pyspark_tidelog.jobs.table.rows import RowMaker, RowPlan, staged_schema
+from pyspark_tidelog.jobs.table.scan import scan_rows
 from pyspark_tidelog.jobs.table.schemas import DELETED
 from pyspark_tidelog.jobs.table.values import Wishes
 from pyspark_tidelog.jobs.table.writer import DataWriter, WriteTarget
@@ -160,10 +159,11 @@ def settle(piece: str | FileScanTask, plan: SettlePlan) -> tuple[str, list[DataF
             return piece, writer.close()
         keys = last.select(plan.keys)
         if not any(
-            _joined(rows, keys, plan.keys, "left semi").num_rows for rows in _scan(piece, plan.metadata, io, plan.keys)
+            _joined(rows, keys, plan.keys, "left semi").num_rows
+            for rows in scan_rows(piece, plan.metadata, io, plan.keys)
         ):
             return piece.file.file_path, None
-        for rows in _scan(piece, plan.metadata, io):
+        for rows in scan_rows(piece, plan.metadata, io):
             writer.add(_joined(rows, keys, plan.keys, "left anti"))
         return piece.file.file_path, writer.close()
 
@@ -192,13 +192,6 @@ def rewrite(piece: tuple[str, list[FileScanTask]], plan: RewritePlan) -> tuple[s
     io = target.open_io()
     with DataWriter(target) as writer:
         for task in tasks:
-            for rows in _scan(task, plan.metadata, io):
+            for rows in scan_rows(task, plan.metadata, io):
                 writer.add(rows)
         return name, writer.close()
-
-
-def _scan(piece: FileScanTask, metadata: TableMetadata, io: Any, names: tuple[str, ...] = ()) -> Iterator[pa.Table]:
-    """Return what is in a data file, without what delete files take from it, in the table's present columns."""
-    schema = metadata.schema().select(*names) if names else metadata.schema()
-    for batch in ArrowScan(metadata, io, schema, AlwaysTrue()).to_record_batches([piece]):
-        yield pa.Table.from_batches([batch])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidelog.cli.options import parse_pairs
-from tidelog.cli.spark_run import SparkRun, need_extra, spark_options
+from tidelog.cli.spark_run import SparkRun, spark_options
 from tidelog.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _render_plan(told: dict[str, Any]) -> str:
 @spark_options
 def table_compact(call: SparkRun, name: str, file_bytes: int, **given: Any) -> None:
     """Put the small files of a table together. A job that follows a topic may go on meanwhile."""
-    need_extra()
+    call.need_extra()
     catalog = _catalog(given)
     from pyspark_tidelog.jobs.table import compaction
 
