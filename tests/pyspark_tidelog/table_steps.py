@@ -18,11 +18,9 @@ from pyspark_tidelog.jobs.table import compaction, job
 from pyspark_tidelog.jobs.table.state import TableState
 from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, Stage
 from tests.support.cli import until
+from tidelog.runtime.errors import Fenced
 
 QUARANTINE = "_quarantine"
-STEPS = ("files", "commit", "quarantine")
-"""A job is killed: with its files written and nothing committed; with the table committed, and what does not fit not in
-the quarantine yet; with both."""
 
 
 def options(bootstrap: str, token: str, topic: str, warehouse: str, **more: Any) -> job.TableOptions:
@@ -38,7 +36,11 @@ def options(bootstrap: str, token: str, topic: str, warehouse: str, **more: Any)
 
 
 def ingest(spark: SparkSession, die_at: str = "", wait_at: str = "", **given: Any) -> dict[str, Any]:
-    """Run the job; die at a step, or wait there until the file `go` is in the warehouse."""
+    """Run the job; die at a step, or wait there until the file `go` is in the warehouse.
+
+    The steps: `files` are written, and nothing is committed; the `commit` of the table is done, and what does not fit
+    is not in the quarantine yet; it is in the `quarantine`.
+    """
     chosen = options(**given)
 
     def happen(step: str) -> None:
@@ -72,3 +74,21 @@ def _at_steps(happen: Callable[[str], None]) -> Iterator[None]:
 def compact(spark: SparkSession, table: str, warehouse: str, file_bytes: int) -> dict[str, Any]:
     """Put the small files of a table together."""
     return asdict(compaction.run(spark, compaction.RewriteOptions(table, CatalogOptions(warehouse), file_bytes)))
+
+
+def two_at_once(spark: SparkSession, **given: Any) -> dict[str, Any]:
+    """Run a job, and another one of the same kind when the first is about to commit. Returns what both say."""
+    chosen = options(**given)
+    told: dict[str, Any] = {}
+
+    def happen(step: str) -> None:
+        if step == "files" and "second" not in told:
+            told["second"] = None
+            told["second"] = asdict(job.run(spark, chosen))
+
+    with _at_steps(happen):
+        try:
+            told["first"] = asdict(job.run(spark, chosen))
+        except Fenced as error:
+            told["first"] = str(error)
+    return told

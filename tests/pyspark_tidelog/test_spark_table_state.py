@@ -85,7 +85,8 @@ class History:
                 self.current, self.is_rolled_back = parent, True
 
     def expire(self, keep: int) -> None:
-        kept, at = set(), self.current
+        kept: set[int] = set()
+        at = self.current
         while at in self.snapshots and len(kept) < keep:
             kept.add(at)
             at = self.snapshots[at].parent

@@ -191,7 +191,7 @@ def test_the_place_of_a_record_is_kept_in_rows_and_in_the_quarantine() -> None:
     good, bad, _ = made(RowPlan(JSON, schema_of("v long"), ADD), [{"v": 1}, b"x", None])
     places = ("_topic", "_partition", "_offset", "_timestamp", "_key")
     at = datetime.fromtimestamp(1_700_000_000, UTC)
-    assert [tuple(row[name] for name in places) for row in good][0] == ("t", 3, 0, at, b"k")
+    assert next(tuple(row[name] for name in places) for row in good) == ("t", 3, 0, at, b"k")
     assert [(row["_offset"], row["v"]) for row in good] == [(0, 1), (2, None)]
     assert (bad[0]["_offset"], bad[0]["key"], bad[0]["value"]) == (1, b"k", b"x")
     assert bad[0]["headers"] == [{"key": "h", "value": None}, {"key": "h", "value": b"x"}]
@@ -222,10 +222,10 @@ def test_new_fields_and_wider_numbers_are_wishes_until_the_table_does_not_change
 
 def test_most_values_decide_on_a_column_and_columns_have_a_bound() -> None:
     seen = Wishes()
-    for value in [*({"a": each} for each in range(9)), {"a": "x"}, {"b": 1}, {"B": 2}, {"c": {"d": None}}, {"e": []}]:
-        seen.note_new(("a",), value["a"]) if "a" in value else [
-            seen.note_new((name,), each) for name, each in value.items()
-        ]
+    values: list[dict[str, Any]] = [{"b": 1}, {"B": 2}, {"c": {"d": None}}, {"e": []}, {"a": "x"}]
+    for value in [*({"a": each} for each in range(9)), *values]:
+        for name, each in value.items():
+            seen.note_new((name,), each)
     assert [(each.name, str(each.field_type)) for each in inferred_fields(seen, 100)] == [("a", "long"), ("B", "long")]
     assert [each.name for each in inferred_fields(seen, 1)] == ["a"]
 
@@ -343,7 +343,9 @@ def test_a_record_whose_key_is_not_known_is_quarantined(
 
 
 def test_given_columns_are_read_from_ddl_and_from_icebergs_json(tmp_path: Any) -> None:
-    text = "id long not null comment 'the key', `odd name` array<struct<a: int, b: map<string, decimal(5, 2)>>>, at timestamp"
+    text = (
+        "id long not null comment 'key', `odd name` array<struct<a: int, b: map<string, decimal(5, 2)>>>, at timestamp"
+    )
     told = [(each.name, str(each.field_type), each.required) for each in given_schema(text)]
     assert [each[0] for each in told] == ["id", "odd name", "at"]
     assert [each[2] for each in told] == [True, False, False]

@@ -200,6 +200,7 @@ def run(spark: SparkSession, options: TableOptions, stop: threading.Event | None
                 failures += 1
                 if options.follow_s is None or failures >= FAILURES:
                     raise
+                ingestion.is_clean = False
                 logger.warning("tried again (%d of %d): %s", failures, FAILURES, error)
             if options.follow_s is None or stop.wait(options.follow_s):
                 return ingestion.result
@@ -264,6 +265,8 @@ class Ingestion:
         self._catalog = open_catalog(options.catalog)
         self._table: JobTable | None = None
         self._quarantine: JobTable | None = None
+        self.is_clean = False
+        """Nothing is left of what was not committed."""
         self.result = TableResult(options.topic, options.table, options.quarantine_name)
 
     def catch_up(self, stop: threading.Event) -> None:
@@ -278,13 +281,17 @@ class Ingestion:
         self._prepare(table)
         state = _checked_state(self._options, table, ends.topic_id)
         self._settle_quarantine(table)
-        self._clean(table)
+        if not self.is_clean:
+            self._clean(table)
         while not stop.is_set():
             ranges = next_chunk(state, ends.end, ends.first, self._options.max_offsets)
             if not ranges:
                 break
             state = self._commit(table, state, ranges)
             self._settle_quarantine(table)
+            if not self.is_clean:
+                self._clean(table)
+                self.is_clean = True  # with this commit the number of all that an earlier run has left is reached
         snapshot = table.table.metadata.current_snapshot_id
         self.result = replace(self.result, snapshot=snapshot, next=dict(state.next))
 
