@@ -84,13 +84,17 @@ class History:
             if parent in self.snapshots:
                 self.current, self.is_rolled_back = parent, True
 
-    def expire(self, keep: int) -> None:
+    def expire(self, keep: int, *, forgets: bool) -> None:
+        """Keep the newest; `forgets` as pyiceberg does, that there was something before."""
         kept: set[int] = set()
         at = self.current
         while at in self.snapshots and len(kept) < keep:
             kept.add(at)
             at = self.snapshots[at].parent
-        self.snapshots = {number: fact for number, fact in self.snapshots.items() if number in kept}
+        left = {number: fact for number, fact in self.snapshots.items() if number in kept}
+        for number, fact in left.items() if forgets else ():
+            left[number] = fact._replace(parent=fact.parent if fact.parent in left else None)
+        self.snapshots = left
         self.is_ambiguous = self.is_ambiguous or self.is_rolled_back
 
 
@@ -102,9 +106,11 @@ STEPS = st.one_of(
 )
 
 
-@given(st.lists(STEPS, max_size=25))
+@given(st.lists(STEPS, max_size=25), st.booleans())
 @settings(max_examples=examples(300), deadline=None)
-def test_the_state_of_a_table_is_found_whatever_others_do_to_its_history(steps: list[str | tuple[str, int]]) -> None:
+def test_the_state_of_a_table_is_found_whatever_others_do_to_its_history(
+    steps: list[str | tuple[str, int]], forgets: bool
+) -> None:
     history = History()
     for step in steps:
         if isinstance(step, str):
@@ -112,7 +118,7 @@ def test_the_state_of_a_table_is_found_whatever_others_do_to_its_history(steps: 
         elif step[0] == "back":
             history.roll_back(step[1])
         else:
-            history.expire(step[1])
+            history.expire(step[1], forgets=forgets)
         if history.is_ambiguous:
             return
         wanted = history.truth.get(history.current) if history.current is not None else None
@@ -126,12 +132,12 @@ def test_the_state_of_a_table_is_found_whatever_others_do_to_its_history(steps: 
 
 def test_a_table_that_was_replaced_is_not_taken_for_one_that_the_job_has_written() -> None:
     stored = TableState("t", "id", 4, "aa", {0: 9}).to_json(4)
-    fresh = {8: SnapshotFact(8, None, 8, None)}
+    fresh = SnapshotFact(8, None, 8, None)
     with pytest.raises(NotFound, match="replaced or rolled back"):
-        find_state(8, fresh, stored, "n.t")
+        find_state(8, {8: fresh, 4: SnapshotFact(4, None, 4, stored)}, stored, "n.t")
     with pytest.raises(NotFound, match="000000000004-aa"):
         find_state(None, {}, stored, "n.t")
-    assert find_state(8, fresh, None, "n.t") is None
+    assert find_state(8, {8: fresh}, None, "n.t") is None
 
 
 @given(

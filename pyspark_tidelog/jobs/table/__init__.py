@@ -8,5 +8,5 @@
     rows, reads                        records to rows; tasks that read records
     state, schemas, ddl, values, shapes  plain data: offsets, columns, types, values
 
-Docs: docs/spark.md, docs/design/0020-tables.md. Entry: `pyspark_tidelog.jobs.table.job`, `.compaction`.
+Docs: docs/spark.md, docs/design/0022-tables.md. Entry: `pyspark_tidelog.jobs.table.job`, `.compaction`.
 """

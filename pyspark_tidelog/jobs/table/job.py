@@ -7,7 +7,7 @@ is a second table, and no commit spans two. Its files are written before the com
 are added to the quarantine after it, at once or by the next run, and before the table's next commit. The state in the
 quarantine tells which commit's files it has.
 
-Design: docs/design/0020-tables.md. Entry: `plan`, `run`.
+Design: docs/design/0022-tables.md. Entry: `plan`, `run`.
 """
 
 from __future__ import annotations

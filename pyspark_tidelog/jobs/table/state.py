@@ -4,7 +4,8 @@ Each commit of the job carries its state twice: in the summary of its snapshot, 
 same commit sets. Commits of others (compaction, deletes, another engine) carry none. `find_state` takes the state of
 the nearest ancestor of the current snapshot that has one: after a rollback that is an older one, and the job repeats
 what was rolled back. When the ancestors that had one are expired, the property tells it. (So a table that is rolled
-back has to be met by a run of the job before its history is expired: nothing tells the rollback afterwards.)
+back, or replaced, has to be met by a run of the job before its history is expired: nothing tells that afterwards. The
+parent of the oldest snapshot that is left tells nothing, because pyiceberg removes it.)
 
 Invariants: `number` grows by at least one with each commit; a commit of number n was made on the state of the commit
 before it and on no other, so what was written for a number that is reached already can never be committed
@@ -137,7 +138,7 @@ def find_state(
         return None
     state, sequence = read_state(stored, f"the properties of {table}")
     is_expired = all(fact.sequence != sequence for fact in snapshots.values())
-    if is_expired and oldest is not None and at is not None and oldest.sequence > sequence:
+    if is_expired and oldest is not None and oldest.sequence > sequence:
         return state  # ancestors are expired, and the snapshot of the state is one of these
     raise NotFound(
         f"table {table} was replaced or rolled back to what no job has written: its offsets are not known"
