@@ -96,7 +96,7 @@ def find_ranges(cluster: Cluster, lookups: Lookups, asked: Sequence[AskedRange],
 
 def tasks_of(
     found: FoundRanges, asked: Mapping[Partition, tuple[int, int]], cluster: Cluster, lookups: Lookups, lease: Lease
-) -> Sequence[InputPartition]:
+) -> list[TaskPartition]:
     """Return the tasks that read what was looked up for the offsets asked for.
 
     Raises `DataLoss` where the first offsets are gone, unless the options say that they may be.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_tidelog.cluster import Cluster
+from pyspark_tidelog.cluster import Cluster, retried
 from pyspark_tidelog.columns import spark_schema
 from pyspark_tidelog.filters import Pruning, prune
 from pyspark_tidelog.options import (
@@ -120,6 +120,9 @@ class TidelogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read: see `pyspark_tidelog.plan`."""
+        return retried(self._plan)
+
+    def _plan(self) -> Sequence[InputPartition]:
         cluster = Cluster(self._options)
         lookups = cluster.lookups()
         wanted = [each for each in places(cluster, self._options) if self._pruning.admits(*each)]
