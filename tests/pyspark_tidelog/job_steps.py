@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidelog.jobs import audit as audit_job
 from pyspark_tidelog.jobs import backfill as backfill_job
+from pyspark_tidelog.jobs import load as load_job
 from pyspark_tidelog.jobs import replay as replay_job
 from pyspark_tidelog.jobs.frame import ClusterAccess
 from pyspark_tidelog.jobs.inventory import Inventory, take_inventory
@@ -47,6 +48,17 @@ def backfill(spark: SparkSession, bootstrap: str, source: str, topic: str, **opt
     """Backfill a topic."""
     access, settings = ClusterAccess(bootstrap), {"bootstrap.servers": source}
     return asdict(backfill_job.run(spark, backfill_job.BackfillOptions(access, settings, topic, **options)))
+
+
+def load(spark: SparkSession, bootstrap: str, sql: str = "", **options: Any) -> dict[str, Any]:
+    """Load files, or the rows of a query."""
+    wanted = load_job.LoadOptions(ClusterAccess(bootstrap), **options)
+    return asdict(load_job.run(spark, wanted, spark.sql(sql) if sql else None))
+
+
+def write_parquet(spark: SparkSession, sql: str, path: str) -> None:
+    """Write the rows of a query to one file."""
+    spark.sql(sql).coalesce(1).write.parquet(path)
 
 
 def read_parquet(spark: SparkSession, path: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import click
 JOBS = {
     "audit": ("tidelog.cli.subcommands.spark_audit:audit", "Check every byte of every object."),
     "backfill": ("tidelog.cli.subcommands.spark_backfill:backfill", "Copy a topic's history from another cluster."),
+    "load": ("tidelog.cli.subcommands.spark_load:load", "Write Parquet, CSV or JSON files to a topic."),
     "replay": ("tidelog.cli.subcommands.spark_replay:replay", "Copy a topic into another, or into Parquet files."),
 }
 """Job → (module:function, one line of help)."""
