@@ -24,6 +24,7 @@ from tidelog.broker.admin.levels import LevelRoutes
 from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
+from tidelog.broker.admin.outside_compaction import OutsideCompactionRoutes
 from tidelog.broker.admin.quorum import QuorumView
 from tidelog.broker.admin.reading import ReadingRoutes
 from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
@@ -37,6 +38,7 @@ from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
+from tidelog.broker.objects.manifest_writer import ManifestWriter
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
 from tidelog.broker.partitions.checkpoints import write_checkpoints
 from tidelog.broker.partitions.manager import PartitionManager
@@ -51,6 +53,7 @@ from tidelog.controller.rpc.secret import admin_token, read_token
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.storage.bucket.accounts import TopicNames
 from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.compaction.outside import OutsideCompaction
 from tidelog.storage.wal.s3.removed import RemovedWal
 
 
@@ -148,11 +151,17 @@ def _admin(
     )
     manager = partitions.manager
     jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
-    reading = ReadingRoutes(base.controller)
+    outside = OutsideCompaction(data.compactor.data, world.clock, world.rng)
+    outside_routes = OutsideCompactionRoutes(compactor=data.compactor, outside=outside, image=base.image)
+    manifests = ManifestWriter(
+        image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
+    )
+    reading = ReadingRoutes(base.controller, manifests)
     base.registry.add_section("leases", reading.status)
     base.registry.add_figures("leases", reading.status, figures.lease_families)
     routes = [
         *jobs.routes(),
+        *outside_routes.routes(),
         *reading.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),

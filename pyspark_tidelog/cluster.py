@@ -3,7 +3,7 @@
 Everything that is known of a cluster follows from `kafka.bootstrap.servers`: each broker tells the URL of its admin
 HTTP, and where the bucket is, in its configuration (DescribeConfigs).
 
-Entry: `Cluster` on the driver; `Lookups` on driver and executors.
+Entry: `Cluster` and `retried` on the driver; `Lookups` on driver and executors.
 """
 
 from __future__ import annotations
@@ -17,19 +17,28 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark_tidelog.fetch import EMBEDDED
 from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
 from pyspark_tidelog.plan import PlannedRange, Slice
+from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavailable
 
+_T = TypeVar("_T")
+
 ANSWER_S = 30.0
+OTHERS_S = 1.0
+"""How long the other brokers may take to tell where they are, when one has."""
+RETRY_S = 60.0
+"""How long a plan waits for brokers or controllers that are away, as in a failover (rule 11)."""
 RANGES_AT_ONCE = 150
 """Ranges in one question about slices, whose body is bounded to 64 KiB: one of the longest name has some 350 bytes."""
+SLICES_AT_ONCE = 1_000
+"""Slices in one answer: a broker's event loop serves producers, too, and finds and encodes so many at a time."""
 VERSION_WAIT_S = 10.0
 """How long a broker is waited for whose metadata are older than what was asked for."""
 BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
@@ -37,6 +46,25 @@ BUCKET_KEYS = ("endpoint", "bucket", "prefix", "region", "client")
 _NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 _ADMIN_URL = "tidelog.admin.url"
 _BUCKET_URL = "tidelog.bucket.url"
+_NO_OFFSET = -1
+_UINT64 = (1 << 64) - 1
+
+
+def retried(action: Callable[[], _T], budget_s: float = RETRY_S) -> _T:
+    """Return what `action` returns. After `Unavailable` it is called again, until the budget is spent."""
+    backoff, ends_s = Backoff(0.1, 2.0, random.Random()), time.monotonic() + budget_s
+    while True:
+        try:
+            return action()
+        except Unavailable:
+            delay_s = backoff.next_delay_s()
+            if time.monotonic() + delay_s >= ends_s:
+                raise
+            time.sleep(delay_s)
+
+
+class TooManySlices(InvalidInput):
+    """A plan has more slices than its tasks are to carry: they belong in a manifest."""
 
 
 class Lease(NamedTuple):
@@ -45,6 +73,15 @@ class Lease(NamedTuple):
     id: int
     version: int
     ttl_s: float
+
+
+class Lookup(NamedTuple):
+    """What a lookup found."""
+
+    cluster_id: str
+    version: int
+    """Of the metadata that the first answer is from."""
+    ranges: list[PlannedRange]
 
 
 class KnownObject(NamedTuple):
@@ -73,9 +110,14 @@ class Lookups:
         told = self._post(f"/leases?{query}")
         return Lease(told["id"], told["version"], ttl_s)
 
-    def renew_lease(self, lease: Lease) -> None:
-        """Keep a lease. Raises `NotFound` when it has ended, `Unavailable`."""
-        self._post(f"/leases/renew?id={lease.id}&ttl_ms={int(lease.ttl_s * 1000)}")
+    def renew_lease(self, lease: Lease, version: int = 0) -> Lease:
+        """Keep a lease, from metadata of `version` on if that is newer.
+
+        Raises `NotFound` when it has ended, `Unavailable`.
+        """
+        query = urllib.parse.urlencode({"id": lease.id, "ttl_ms": int(lease.ttl_s * 1000), "version": version})
+        told = self._post(f"/leases/renew?{query}")
+        return lease._replace(version=told["version"])
 
     def cluster_id(self) -> str:
         """Return the id of the cluster. Raises `Unavailable`."""
@@ -115,19 +157,24 @@ class Lookups:
                 yield KnownObject(row["id"], row["state"], row["kind"] or "", row["size_bytes"])
             after = page["next_after"]
 
-    def slices(self, ranges: Sequence[tuple[str, int, int, int]], version: int) -> tuple[str, list[PlannedRange]]:
-        """Return the cluster's id, and the slices of ranges (topic, partition, start, end), in their order.
+    def slices(self, ranges: Sequence[tuple[str, int, int, int]], version: int, most: int | None = None) -> Lookup:
+        """Return the slices of ranges (topic, partition, start, end), in their order, from `version` or newer.
 
-        A range whose start does not exist any more begins where the log does. Raises `NotFound`, `Unavailable`.
+        A range whose start does not exist any more begins where the log does. Raises `NotFound`, `Unavailable`, and
+        `TooManySlices` when there are more than `most`.
         """
-        cluster_id, found = "", []
+        cluster_id, told_version, found = "", 0, []
+        count = 0
         for first in range(0, len(ranges), RANGES_AT_ONCE):
             asked = ranges[first : first + RANGES_AT_ONCE]
             left = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in asked]
             partial: PlannedRange | None = None
             while left:
-                answer = self._post("/slices", {"version": version, "ranges": left})
-                cluster_id = answer["cluster_id"]
+                answer = self._post("/slices", {"version": version, "ranges": left, "limit": SLICES_AT_ONCE})
+                cluster_id, told_version = answer["cluster_id"], told_version or answer["version"]
+                count += sum(len(row["slices"]) for row in answer["ranges"])
+                if most is not None and count > most:
+                    raise TooManySlices(f"there are more than {most} slices")
                 for row in answer["ranges"]:
                     one = _planned(row, partial)
                     partial = None
@@ -139,7 +186,22 @@ class Lookups:
                 if goes_on["range"] < len(answer["ranges"]):  # the last one is not complete
                     partial = found.pop()
                     left[0]["start"] = goes_on["start"]
-        return cluster_id, found
+        return Lookup(cluster_id, told_version, found)
+
+    def manifest(self, ranges: Sequence[tuple[str, int, int, int]], lease: Lease) -> Any:
+        """Have the slices of up to `RANGES_AT_ONCE` ranges written to the bucket, for a lease; return the answer.
+
+        Raises `NotFound`, also when the lease has ended, and `Unavailable`.
+        """
+        asked = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in ranges]
+        return self._post(f"/manifests?lease={lease.id}", {"version": lease.version, "ranges": asked})
+
+    def post(self, path: str, body: object = None) -> Any:
+        """Send a request that this class has no method for, to any broker; the token may be the administrators'.
+
+        Raises `ConfigError` for a wrong token, `NotFound`, `InvalidInput`, and `Unavailable` when none answers.
+        """
+        return self._post(path, body)
 
     def _post(self, path: str, body: object = None) -> Any:
         return self._ask(path, json.dumps(body).encode() if body is not None else b"")
@@ -188,17 +250,25 @@ def _planned(row: Mapping[str, Any], before: PlannedRange | None) -> PlannedRang
     """Return a range of an answer, behind what an earlier answer had of it."""
     slices = tuple(Slice(*each) for each in row["slices"])
     start = max(row["start"], row["log_start"])
-    if before is not None:
+    if before is not None and start == row["start"]:  # else the log was trimmed past what the answer before had
         start, slices = before.start, before.slices + slices
-    return PlannedRange(row["topic"], row["partition"], row["stream"], start, row["end"], row["committed_end"], slices)
+    return PlannedRange(
+        row["topic"],
+        row["topic_id"],
+        row["partition"],
+        row["stream"],
+        start,
+        row["end"],
+        row["committed_end"],
+        slices,
+    )
 
 
 class LeaseKeeper:
     """Renews a lease in a thread while a task reads. A lease that is over is let go: objects are looked up again."""
 
     def __init__(self, lookups: Lookups, lease: Lease) -> None:
-        self._lookups = lookups
-        self._lease = lease
+        self._kept = (lookups, lease)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidelog-lease", daemon=True)
 
@@ -214,17 +284,22 @@ class LeaseKeeper:
         """Return when the lease is over. Raises `TimeoutError`."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"lease {self._lease.id} is still renewed")
+            raise TimeoutError(f"lease {self._kept[1].id} is still renewed")
+
+    def follow(self, lookups: Lookups, lease: Lease) -> None:
+        """Renew it at these brokers from now on, and this version of it."""
+        self._kept = (lookups, lease)
 
     def _run(self) -> None:
         while True:
+            lookups, lease = self._kept
             try:
-                self._lookups.renew_lease(self._lease)
+                lookups.renew_lease(lease)
             except NotFound:
                 return
             except Unavailable:
                 pass  # tried again before the lease ends
-            if self._done.wait(self._lease.ttl_s / 3):
+            if self._done.wait(lease.ttl_s / 3):
                 return
 
 
@@ -234,9 +309,24 @@ class Cluster:
     def __init__(self, options: ReadOptions) -> None:
         from confluent_kafka.admin import AdminClient
 
-        self._options = options
+        self.options = options
         self._admin = AdminClient({"log_level": 0, **options.kafka, "bootstrap.servers": options.bootstrap})
         self._metadata = self._ask_metadata()
+        self._configs: list[dict[str, str]] = []
+
+    def refresh(self) -> None:
+        """Ask anew which brokers, topics and partitions there are. Raises `Unavailable`."""
+        before = self._addresses()
+        self._metadata = self._ask_metadata()
+        if self._addresses() != before:
+            self.forget_brokers()
+
+    def forget_brokers(self) -> None:
+        """Ask the brokers anew where their admin HTTP is, before it is needed the next time."""
+        self._configs = []
+
+    def _addresses(self) -> set[tuple[int, str, int]]:
+        return {(each.id, each.host, each.port) for each in self._metadata.brokers.values()}
 
     def _ask_metadata(self) -> Any:
         from confluent_kafka import KafkaException
@@ -245,7 +335,7 @@ class Cluster:
             return self._admin.list_topics(timeout=ANSWER_S)
         except KafkaException as error:
             raise Unavailable(
-                f"no broker answers at {self._options.bootstrap}: {error}", hint="see option kafka.bootstrap.servers"
+                f"no broker answers at {self.options.bootstrap}: {error}", hint="see option kafka.bootstrap.servers"
             ) from error
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
@@ -254,9 +344,14 @@ class Cluster:
         for topic in topics:
             known = self._metadata.topics.get(topic)
             if known is None or not known.partitions:
-                raise NotFound(f"there is no topic {topic!r} at {self._options.bootstrap}")
+                raise NotFound(f"there is no topic {topic!r} at {self.options.bootstrap}")
             found += [(topic, index) for index in sorted(known.partitions)]
         return found
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether a topic exists, as far as the broker knew that was asked last."""
+        known = self._metadata.topics.get(topic)
+        return known is not None and bool(known.partitions)
 
     @property
     def topics(self) -> list[str]:
@@ -270,37 +365,76 @@ class Cluster:
 
     def lookups(self) -> Lookups:
         """Return the access to leases and slices. Raises `NotFound` where no broker is Tidelog's."""
-        urls = tuple(configs[_ADMIN_URL] for configs in self._broker_configs if configs.get(_ADMIN_URL))
+        urls = tuple(configs[_ADMIN_URL] for configs in self._broker_configs() if configs.get(_ADMIN_URL))
         if not urls:
             raise NotFound(
-                f"no broker at {self._options.bootstrap} tells {_ADMIN_URL}: this is not Tidelog",
+                f"no broker at {self.options.bootstrap} tells {_ADMIN_URL}: this is not Tidelog",
                 hint='Spark\'s own source reads any Kafka: .format("kafka")',
             )
-        return Lookups(urls, self._options.token)
+        return Lookups(urls, self.options.token)
 
     def bucket(self) -> dict[str, str]:
         """Return the settings `s3.…` of the bucket: what a broker tells, overridden by options."""
-        told = next((each for each in self._broker_configs if _ADMIN_URL in each), {})
+        told = next((each for each in self._broker_configs() if _ADMIN_URL in each), {})
         settings = {key: told[f"s3.{key}"] for key in BUCKET_KEYS if told.get(f"s3.{key}")}
         if told.get(_BUCKET_URL, "").startswith("file:"):
             settings[EMBEDDED] = told[_BUCKET_URL]
-        return {**settings, **self._options.s3}
+        return {**settings, **self.options.s3}
 
-    @cached_property
     def _broker_configs(self) -> list[dict[str, str]]:
+        """Return what the brokers tell of their configuration: those that answer soon after the first one."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource
 
+        if self._configs:
+            return self._configs
         resources = [ConfigResource(ConfigResource.Type.BROKER, str(each)) for each in sorted(self._metadata.brokers)]
-        asked = [self._admin.describe_configs([each], request_timeout=ANSWER_S)[each] for each in resources]
-        found = []
-        for future in asked:
-            try:
-                entries = future.result(ANSWER_S)
-            except (KafkaException, TimeoutError):  # that broker does not answer: another one does
-                continue
-            found.append({name: str(entry.value) for name, entry in entries.items() if entry.value is not None})
+        asked = {self._admin.describe_configs([each], request_timeout=ANSWER_S)[each] for each in resources}
+        found: list[dict[str, str]] = []
+        ends_s = time.monotonic() + ANSWER_S
+        while asked and time.monotonic() < ends_s:
+            answered, asked = wait(asked, max(0.0, ends_s - time.monotonic()), FIRST_COMPLETED)
+            for future in answered:
+                try:
+                    entries = future.result()
+                except KafkaException:  # that broker does not answer: another one does
+                    continue
+                told = {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
+                found.append(told)
+                ends_s = min(ends_s, time.monotonic() + OTHERS_S)
+        self._configs = found
         return found
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of topics, 32 hexadecimal digits each, without those that do not exist.
+
+        Raises `Unavailable`.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        names = list(topics)
+        if not names:
+            return {}
+        found = {}
+        for name, future in self._admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_S).items():
+            try:
+                told = future.result(ANSWER_S).topic_id
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise Unavailable(f"topic {name} cannot be described: {error}") from error
+            high, low = told.get_most_significant_bits(), told.get_least_significant_bits()
+            found[name] = f"{high & _UINT64:016x}{low & _UINT64:016x}"
+        return found
+
+    def commit(self, group: str, offsets: Mapping[Partition, int]) -> Future[Any]:
+        """Commit a group's offsets without being a member. Its result fails with `KafkaException`."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        rows = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        asked = [ConsumerGroupTopicPartitions(group, rows)]
+        future: Future[Any] = self._admin.alter_consumer_group_offsets(asked, request_timeout=ANSWER_S)[group]
+        return future
 
     def offsets(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return offsets for `EARLIEST`, `LATEST`, or timestamps (ms) of partitions; -1: no record is that late."""
@@ -309,7 +443,7 @@ class Cluster:
 
         spec: Any = OffsetSpec
         named = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
-        level = IsolationLevel.READ_COMMITTED if self._options.is_committed_only else IsolationLevel.READ_UNCOMMITTED
+        level = IsolationLevel.READ_COMMITTED if self.options.is_committed_only else IsolationLevel.READ_UNCOMMITTED
         asked = {TopicPartition(*place): named.get(at) or spec.for_timestamp(at) for place, at in wanted.items()}
         if not asked:
             return {}
@@ -317,7 +451,11 @@ class Cluster:
         found: dict[Partition, int] = {}
         for place, future in futures.items():
             try:
-                found[place.topic, place.partition] = future.result(ANSWER_S).offset
+                offset = future.result(ANSWER_S).offset
             except KafkaException as error:
                 raise Unavailable(f"the offsets of {place.topic}-{place.partition} are not known: {error}") from error
+            is_none_that_late = offset == _NO_OFFSET and wanted[place.topic, place.partition] >= 0
+            if offset < 0 and not is_none_that_late:  # the client's way to say that the leader did not answer
+                raise Unavailable(f"the offsets of {place.topic}-{place.partition} are not known: no leader answers")
+            found[place.topic, place.partition] = offset
         return found

@@ -3,7 +3,7 @@
 Names are not case-sensitive, as everywhere in Spark. `kafka.NAME` is passed to the Kafka client that asks for offsets
 and reads the tail. An option that is not known is refused with the nearest name, for a misspelt one would be ignored.
 
-Entry: `read_options`.
+Entry: `read_options`, `stream_options`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tidelog.runtime.errors import ConfigError
 EARLIEST = -2
 LATEST = -1
 DEFAULT_MAX_BYTES_PER_TASK = 64 << 20
+DEFAULT_MAX_SLICES = 10_000
+"""Slices that the tasks of a plan carry, at most: those of one answer of a broker. With more, they are in manifests."""
 
 Partition = tuple[str, int]
 """Topic and partition index."""
@@ -42,6 +44,11 @@ _NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "maxBytesPerTask",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "groupIdPrefix",
+    "maxSlicesInTasks",
     "tail",
     "readToken",
     "readTokenFile",
@@ -57,6 +64,8 @@ _NAMES = (
     "s3.client",
 )
 _KNOWN = {name.lower(): name for name in _NAMES}
+_ONLY_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupIdPrefix")
+_ONLY_BATCHES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SPARKS_OWN = frozenset({"path", "paths"})
 """Options that Spark adds by itself."""
 
@@ -77,7 +86,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Checked options of a batch read. Pickled to the executors."""
+    """Checked options of a read. Pickled to the executors."""
 
     bootstrap: str
     topics: tuple[str, ...] = ()
@@ -93,19 +102,61 @@ class ReadOptions:
     max_records: int = 0
     """Of one task; 0: no bound."""
     max_bytes: int = DEFAULT_MAX_BYTES_PER_TASK
+    max_slices: int = DEFAULT_MAX_SLICES
+    """Of a plan; one with more is written to the bucket."""
     reads_tail: bool = True
     is_committed_only: bool = False
-    token: str = ""
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    max_offsets: int = 0
+    """Of one micro-batch; 0: no bound."""
+    min_offsets: int = 0
+    """Fewer new offsets wait for more, for `max_delay_s` at most."""
+    max_delay_s: float = 900.0
+    group_prefix: str = "spark-tidelog"
+    """Of the consumer group that shows how far a query is, unless `kafka.group.id` names it."""
+    token: str = field(default="", repr=False)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Further settings of the Kafka client."""
-    s3: Mapping[str, str] = field(default_factory=dict)
+    s3: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the bucket by their names in `tidelog.storage.settings.S3Settings`."""
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Check the options of a batch read. Raises `ConfigError`, which names the option."""
-    options = {name.lower(): value for name, value in given.items()}
+    _refuse(given, _ONLY_STREAMS, "is for streaming reads")
+    return _options(given, starting=EARLIEST)
+
+
+def stream_options(given: Mapping[str, str]) -> ReadOptions:
+    """Check the options of a streaming read. Raises `ConfigError`, which names the option."""
+    _refuse(given, _ONLY_BATCHES, "is for batch reads: a stream has no end")
+    found = _options(given, starting=LATEST)
+    if found.max_offsets and found.min_offsets > found.max_offsets:
+        raise ConfigError(
+            f"option minOffsetsPerTrigger is {found.min_offsets}, and maxOffsetsPerTrigger {found.max_offsets}",
+            hint="no micro-batch could have so many",
+        )
+    return found
+
+
+def wants_headers(given: Mapping[str, str]) -> bool:
+    """Whether a read, of either kind, has the column `headers`. Raises `ConfigError`."""
+    _refuse_unknown(given)
+    return flag({name.lower(): value for name, value in given.items()}, "includeHeaders", default=False)
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
     refuse_unknown({name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}, _KNOWN)
+
+
+def _refuse(given: Mapping[str, str], names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        if name.lower() in {each.lower() for each in given}:
+            raise ConfigError(f"option {name} {reason}")
+
+
+def _options(given: Mapping[str, str], *, starting: int) -> ReadOptions:
+    options = {name.lower(): value for name, value in given.items()}
+    _refuse_unknown(given)
     bootstrap = bootstrap_servers(options)
     ways = [name for name in _WAYS if name in options]
     if len(ways) != 1:
@@ -119,7 +170,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         topics=_topics(options),
         pattern=_pattern(options),
         assigned=_assigned(options),
-        starting=_bound(options, "starting", EARLIEST),
+        starting=_bound(options, "starting", starting),
         ending=_bound(options, "ending", LATEST),
         latest_after_timestamps=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
@@ -127,9 +178,14 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         min_partitions=_number(options, "minPartitions", 0, 1, 1_000_000),
         max_records=_number(options, "maxRecordsPerPartition", 0, 1, 1 << 62),
         max_bytes=_number(options, "maxBytesPerTask", DEFAULT_MAX_BYTES_PER_TASK, 1, 1 << 40),
+        max_slices=_number(options, "maxSlicesInTasks", DEFAULT_MAX_SLICES, 0, 1_000_000),
         reads_tail=_choice(options, "tail", ("broker", "skip")) == "broker",
         is_committed_only=_choice(options, "kafka.isolation.level", ("read_uncommitted", "read_committed"))
         == "read_committed",
+        max_offsets=_number(options, "maxOffsetsPerTrigger", 0, 1, 1 << 62),
+        min_offsets=_number(options, "minOffsetsPerTrigger", 0, 1, 1 << 62),
+        max_delay_s=_seconds(options, "maxTriggerDelay", 900.0),
+        group_prefix=options.get("groupidprefix", "spark-tidelog"),
         token=_token(options),
         kafka={name[6:]: value for name, value in given.items() if _is_clients(name)},
         s3={name[3:].lower(): value for name, value in given.items() if name.lower().startswith("s3.")},
@@ -222,14 +278,15 @@ def _bound(options: Mapping[str, str], side: str, default: int) -> Bound:
         return Bound(timestamp_ms=_number(options, name, 0, 0, (1 << 63) - 1))
     if name == names[1]:
         return Bound(timestamps=_per_partition(text, name, low=0))
+    is_stream = side == "starting" and default == LATEST
     if text.lower() in ("earliest", "latest"):
         offset = EARLIEST if text.lower() == "earliest" else LATEST
-        if offset != default:
+        if offset != default and not is_stream:
             raise ConfigError(f"option {name} cannot be {text!r} in a batch read", hint="or nothing would be read")
         return Bound(offset)
     offsets = _per_partition(text, name, low=EARLIEST)
     wrong = LATEST if side == "starting" else EARLIEST
-    if wrong in offsets.values():
+    if wrong in offsets.values() and not is_stream:
         raise ConfigError(f"option {name} has {wrong}, which a batch read cannot use there")
     return Bound(offsets=offsets)
 
@@ -256,6 +313,19 @@ def _number(options: Mapping[str, str], name: str, default: int, low: int, high:
     if not stripped.isascii() or not stripped.isdecimal() or not low <= int(stripped) <= high:
         raise ConfigError(f"option {name} is {text!r}: a number from {low} to {high} is expected")
     return int(stripped)
+
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    found = re.fullmatch(r"(\d{1,9})\s*([a-z]+)", text.strip().lower(), re.ASCII)
+    if found is None or found[2] not in _UNITS_S:
+        raise ConfigError(f"option {name} is {text!r}: a time is expected, as 15m, 30s or 500ms")
+    return int(found[1]) * _UNITS_S[found[2]]
 
 
 def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -34,6 +34,8 @@ class PlannedRange:
     """The offsets of one partition that are to be read: `[start, end)`."""
 
     topic: str
+    topic_id: str
+    """32 hexadecimal digits: a topic that was created again has another one."""
     partition: int
     stream: int
     start: int
@@ -42,6 +44,19 @@ class PlannedRange:
     """What lies before it is in the bucket."""
     slices: tuple[Slice, ...]
     """Those that hold `[start, min(end, committed_end))`, in order."""
+
+
+class ManifestPart(NamedTuple):
+    """Slices of one range of a manifest, which a task reads from there."""
+
+    object_id: int
+    size: int
+    """Bytes of the manifest."""
+    range: int
+    """The number of the range in it."""
+    first: int
+    """The number of the first slice."""
+    slices: int
 
 
 @dataclass(frozen=True)
@@ -54,12 +69,14 @@ class Task:
     start: int
     end: int
     slices: tuple[Slice, ...]
-    """Empty: the task reads from the brokers."""
+    """Empty where they are in manifests, or the task reads from the brokers."""
+    parts: tuple[ManifestPart, ...] = ()
+    """Where to find the slices in manifests."""
 
     @property
     def is_tail(self) -> bool:
         """Whether it reads from the brokers."""
-        return not self.slices
+        return not self.slices and not self.parts
 
 
 def plan_tasks(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.cluster import Lease, LeaseKeeper, Lookups
 from pyspark_tidelog.fetch import Fetch
+from pyspark_tidelog.manifests import read_parts
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import Task
 from tidelog.runtime.errors import NotFound, Unavailable
@@ -57,9 +58,12 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
     from pyspark_tidelog.decode import RecordDecoder
 
     decoder = RecordDecoder(task.topic, task.partition, include_headers=context.options.include_headers)
-    at, slices, lookups = task.start, task.slices, 0
+    at, slices, parts, lookups = task.start, task.slices, task.parts, 0
     while True:
         try:
+            if parts:
+                slices = read_parts(context.bucket, context.cluster_id, parts)
+                parts = ()
             with Fetch(context.bucket, context.cluster_id, task.stream, slices, at, task.end) as fetched:
                 for payload in fetched:
                     at, lookups = decoder.add(payload, at, task.end), 0
@@ -70,17 +74,28 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
             lookups += 1
             if lookups > LOOKUPS:
                 raise
-        _, (found,) = context.lookups.slices([(task.topic, task.partition, at, task.end)], context.lease.version)
-        if found.stream != task.stream:
-            raise DataLoss(f"topic {task.topic} was deleted, and created again, while it was read")
+        (found,) = context.lookups.slices([(task.topic, task.partition, at, task.end)], context.lease.version).ranges
+        _check_same(task, found.stream)
         if found.start > at:
             told = lost(task.topic, task.partition, at, found.start)
             if context.options.fail_on_data_loss:
                 raise told
             at = min(found.start, task.end)
-        slices = found.slices
+        slices, parts = found.slices, ()
     if decoder.rows:
         yield decoder.take()
+
+
+def _check_same(task: Task, stream: int) -> None:
+    if stream != task.stream:
+        raise DataLoss(f"topic {task.topic} was deleted, and created again, while it was read")
+
+
+def _check_same_topic(task: Task, context: TaskContext) -> None:
+    (found,) = context.lookups.slices(
+        [(task.topic, task.partition, task.start, task.start + 1)], context.lease.version
+    ).ranges
+    _check_same(task, found.stream)
 
 
 def lost(topic: str, partition: int, start: int, first: int) -> DataLoss:
@@ -156,5 +171,6 @@ def _read_tail(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
                 yield rows.take()
     finally:
         consumer.close()
+    _check_same_topic(task, context)  # the leader was asked by the topic's name
     if rows.rows:
         yield rows.take()

@@ -406,7 +406,7 @@ def explained(error: KafkaError) -> tuple[str, str | None, bool]:
     if code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
         return f"not authorized ({text})", None, True
     if code == KafkaError.TOPIC_EXCEPTION:
-        return "the topic's name is not valid", None, True
+        return "the topic's name is not valid, or is that of an internal topic", None, True
     if code == KafkaError._MSG_TIMED_OUT:
         return f"no broker acknowledged it in time ({text})", "is the cluster running?", False
     return text, None, False

@@ -12,29 +12,34 @@ Docs: docs/spark.md, docs/design/0019-spark-source.md. Entry: `TidelogSource`.
 
 from __future__ import annotations
 
-import logging
 import platform
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_tidelog.cluster import Cluster
+from pyspark_tidelog.cluster import Cluster, retried
 from pyspark_tidelog.columns import spark_schema
 from pyspark_tidelog.filters import Pruning, prune
-from pyspark_tidelog.options import EARLIEST, LATEST, Bound, Partition, ReadOptions, read_options
-from pyspark_tidelog.plan import PlannedRange, Task, plan_tasks
-from pyspark_tidelog.reading import TaskContext, lost, read_task
+from pyspark_tidelog.options import (
+    EARLIEST,
+    LATEST,
+    Partition,
+    ReadOptions,
+    read_options,
+    stream_options,
+    wants_headers,
+)
+from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
+from pyspark_tidelog.reading import read_task
 from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer, stream_writer
-from tidelog.runtime.errors import ConfigError, NotFound
+from pyspark_tidelog.stream import TidelogStreamReader
+from tidelog.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
-
-logger = logging.getLogger(__name__)
 
 NAME = "tidelog"
 LEASE_S = 600.0
@@ -51,18 +56,19 @@ class TidelogSource(DataSource):
 
     def schema(self) -> StructType:
         """See `DataSource.schema`."""
-        return spark_schema(include_headers=read_options(self.options).include_headers)
+        return spark_schema(include_headers=wants_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """See `DataSource.reader`."""
         options = read_options(self.options)
-        wanted = spark_schema(include_headers=options.include_headers)
-        if schema != wanted:
-            raise ConfigError(
-                f"the schema {schema.simpleString()} is not the source's, {wanted.simpleString()}",
-                hint="give no schema; select and cast columns afterwards",
-            )
+        _check_schema(schema, options)
         return TidelogReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """See `DataSource.streamReader`."""
+        options = stream_options(self.options)
+        _check_schema(schema, options)
+        return TidelogStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> TidelogBatchWriter:
         """See `DataSource.writer`."""
@@ -73,12 +79,30 @@ class TidelogSource(DataSource):
         return stream_writer(self.options, schema)
 
 
-class TaskPartition(InputPartition):
-    """One task, for Spark."""
+def _check_schema(schema: StructType, options: ReadOptions) -> None:
+    wanted = spark_schema(include_headers=options.include_headers)
+    if schema != wanted:
+        raise ConfigError(
+            f"the schema {schema.simpleString()} is not the source's, {wanted.simpleString()}",
+            hint="give no schema; select and cast columns afterwards",
+        )
 
-    def __init__(self, task: Task, context: TaskContext) -> None:
-        self.task = task
-        self.context = context
+
+class _Push:
+    """`TidelogReader.pushFilters`, as Spark calls it.
+
+    While `spark.sql.python.filterPushdown.enabled` is false, as it is by default, Spark refuses a reader whose class
+    has that method (DATA_SOURCE_PUSHDOWN_DISABLED). It looks at `__func__`. What is not pushed down Spark filters
+    itself.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: TidelogReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.push(filters)
 
 
 class TidelogReader(DataSourceReader):
@@ -87,53 +111,39 @@ class TidelogReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._pruning = Pruning()
+        self.pushFilters = _Push(self)  # type: ignore[method-assign]
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+    def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """See `DataSourceReader.pushFilters`: filters on topic, partition, offset and timestamp leave out tasks."""
         self._pruning, left = prune(filters)
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read: see `pyspark_tidelog.plan`."""
-        options = self._options
-        cluster = Cluster(options)
+        return retried(self._plan)
+
+    def _plan(self) -> Sequence[InputPartition]:
+        cluster = Cluster(self._options)
         lookups = cluster.lookups()
-        places = [each for each in _places(cluster, options) if self._pruning.admits(*each)]
-        ranges = self._ranges(cluster, places)
+        wanted = [each for each in places(cluster, self._options) if self._pruning.admits(*each)]
+        ranges = self._ranges(cluster, wanted)
         if not ranges:
             return []
         lease = lookups.take_lease(f"spark on {platform.node()}", LEASE_S)
-        cluster_id, planned = lookups.slices([(*place, *ranges[place]) for place in ranges], lease.version)
-        checked = [self._checked(one, ranges[one.topic, one.partition]) for one in planned]
-        tasks = plan_tasks(
-            checked,
-            max_bytes=options.max_bytes,
-            max_records=options.max_records,
-            min_tasks=options.min_partitions,
-            reads_tail=options.reads_tail,
-        )
-        context = TaskContext(options, cluster_id, cluster.bucket(), lookups, lease)
-        return [TaskPartition(task, context) for task in tasks]
+        found = find_ranges(cluster, lookups, [(*place, *ranges[place]) for place in ranges], lease)
+        return tasks_of(found, ranges, cluster, lookups, lease)
 
-    def _checked(self, one: PlannedRange, asked: tuple[int, int]) -> PlannedRange:
-        if one.start > asked[0]:
-            told = lost(one.topic, one.partition, asked[0], one.start)
-            if self._options.fail_on_data_loss:
-                raise told
-            logger.warning("%s", told.message)
-        return one
-
-    def _ranges(self, cluster: Cluster, places: list[Partition]) -> dict[Partition, tuple[int, int]]:
+    def _ranges(self, cluster: Cluster, wanted: list[Partition]) -> dict[Partition, tuple[int, int]]:
         """Return the offsets to read of each partition, without those that have none."""
-        options, pruning = self._options, self._pruning
-        first, last = cluster.offsets(dict.fromkeys(places, EARLIEST)), cluster.offsets(dict.fromkeys(places, LATEST))
-        starts = _resolve(cluster, options.starting, first, last, options, is_start=True)
-        ends = _resolve(cluster, options.ending, first, last, options, is_start=False)
+        pruning = self._pruning
+        first, last = cluster.offsets(dict.fromkeys(wanted, EARLIEST)), cluster.offsets(dict.fromkeys(wanted, LATEST))
+        starts = bounds(cluster, first, last, is_start=True)
+        ends = bounds(cluster, first, last, is_start=False)
         since = {}
         if pruning.since_ms is not None:
-            since = cluster.offsets(dict.fromkeys(places, max(0, pruning.since_ms)))
+            since = cluster.offsets(dict.fromkeys(wanted, max(0, pruning.since_ms)))
         found = {}
-        for place in places:
+        for place in wanted:
             start, end = max(starts[place], pruning.start), min(ends[place], pruning.end)
             if place in since:
                 start = max(start, since[place] if since[place] >= 0 else end)
@@ -146,65 +156,3 @@ class TidelogReader(DataSourceReader):
         if not isinstance(partition, TaskPartition):
             return iter(())
         return read_task(partition.task, partition.context)
-
-
-def _places(cluster: Cluster, options: ReadOptions) -> list[Partition]:
-    """Return the partitions that are subscribed to. Raises `NotFound`."""
-    if options.assigned:
-        known = set(cluster.partitions({topic: None for topic, _ in options.assigned}))
-        for topic, index in options.assigned:
-            if (topic, index) not in known:
-                raise NotFound(f"topic {topic} has no partition {index}", hint="see option assign")
-        return list(options.assigned)
-    if options.pattern:
-        return cluster.partitions(name for name in cluster.topics if re.fullmatch(options.pattern, name))
-    return cluster.partitions(options.topics)
-
-
-def _resolve(
-    cluster: Cluster,
-    bound: Bound,
-    first: Mapping[Partition, int],
-    last: Mapping[Partition, int],
-    options: ReadOptions,
-    *,
-    is_start: bool,
-) -> dict[Partition, int]:
-    """Return the offset of each partition at which reading begins or ends."""
-    if bound.offset is not None:
-        return dict(first if bound.offset == EARLIEST else last)
-    name = "starting" if is_start else "ending"
-    if bound.offsets:
-        _all_named(first, bound.offsets, f"{name}Offsets")
-        told = {EARLIEST: first, LATEST: last}
-        return {
-            place: told[at][place] if at in told else _known(place, at, last[place], name)
-            for place, at in bound.offsets.items()
-            if place in first
-        }
-    times = dict.fromkeys(first, bound.timestamp_ms) if bound.timestamp_ms is not None else dict(bound.timestamps)
-    if bound.timestamps:
-        _all_named(first, bound.timestamps, f"{name}OffsetsByTimestamp")
-    found = cluster.offsets({place: at for place, at in times.items() if place in first and at is not None})
-    for place, offset in found.items():
-        if offset >= 0:
-            continue
-        if is_start and not options.latest_after_timestamps:
-            raise ConfigError(
-                f"{place[0]}-{place[1]} has no record with the starting timestamp or a later one",
-                hint="startingOffsetsByTimestampStrategy = latest begins at the end there",
-            )
-        found[place] = last[place]
-    return found
-
-
-def _known(place: Partition, offset: int, end: int, name: str) -> int:
-    if offset > end:
-        raise ConfigError(f"option {name}Offsets: {place[0]}-{place[1]} ends at offset {end}, before {offset}")
-    return offset
-
-
-def _all_named(places: Mapping[Partition, int], named: Mapping[Partition, int], option: str) -> None:
-    missing = [f"{topic}-{index}" for topic, index in places if (topic, index) not in named]
-    if missing:
-        raise ConfigError(f"option {option} names no offset for {', '.join(missing[:5])}", hint="name every partition")

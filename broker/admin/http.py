@@ -11,6 +11,8 @@
                              that this broker takes for damaged or does not compact; streams JSON lines
     GET  /compaction         ?eager=true&topic=NAME…: running and completed compactions, and the current plan
     POST /compaction         ?eager=true&topic=NAME…&unthrottled=true: compacts now; streams JSON lines
+    POST /compaction/…       `tasks`, `task`, `prepare`, `commit`: compaction by a job outside of the brokers
+                             (`tidelog.broker.admin.outside_compaction`)
     POST /orphans            ?dry_run=true&min_age_ms=: finds and deletes objects left in the bucket by crashes
     GET  /bucket/usage       requests and bytes of the bucket by purpose and topic, and stored bytes
     GET  /moves              partitions that move or moved away from this broker, and those that it opened
@@ -34,6 +36,7 @@
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, responds when it is committed
     GET  /leases             leases of readers outside the cluster; POST takes, renews and ends them
     POST /slices             which objects hold ranges of offsets (`tidelog.broker.admin.reading`)
+    POST /manifests          ?lease=ID: the same as an object in the bucket
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tidelog.broker.admin.answers import flag, json_answer, number
-from tidelog.broker.objects.compaction_view import describe_plan, streams_of
-from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
+from tidelog.broker.objects.compaction_view import describe_plan, wanted_tasks
+from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.storage.cleaning.orphan_cleaner import OrphanCleaner
 from tidelog.storage.cleaning.orphan_scan import OrphanReport
 from tidelog.storage.compaction.compactor import Compactor
@@ -59,17 +59,7 @@ class ObjectJobs:
 
     def _wanted(self, request: web.Request) -> Wanted | None:
         """Return the filter of requested tasks: those with data of the given topics. Raises `NotFound`."""
-        names = request.query.getall("topic", [])
-        if not names:
-            return None
-        image = self._image()
-        streams: set[int] = set()
-        for name in names:
-            mine = streams_of(image, name)
-            if mine is None:
-                raise NotFound(f"topic {name!r} does not exist", hint="`tidelog topic list` shows the topics")
-            streams |= mine
-        return lambda task: not streams.isdisjoint(task.streams)
+        return wanted_tasks(self._image(), request.query.getall("topic", []))
 
     async def _plan(self, request: web.Request) -> web.Response:
         tasks = await self._compactor.plan(eager=flag(request, "eager"), wanted=self._wanted(request))

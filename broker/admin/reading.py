@@ -8,6 +8,8 @@
     POST /slices         {"version": V, "ranges": [{"topic": …, "partition": …, "start": …, "end": …}, …], "limit": …}:
                          the slices of objects that hold the ranges, in metadata of version V or newer. An answer that
                          is not complete says in `next` where to go on
+    POST /manifests      ?lease=ID, with the same body: the slices as an object in the bucket, which is deleted when the
+                         lease has ended (`tidelog.storage.objects.manifest`). The answer has its id and size
 
 POST needs the read token or the token of administrators, where the cluster has a secret. Any broker accepts the
 requests. Entry: `ReadingRoutes.routes`, `READING_PATHS`.
@@ -24,6 +26,7 @@ import msgspec
 from aiohttp import web
 
 from tidelog.broker.admin.answers import integer, json_answer, number
+from tidelog.broker.objects.manifest_writer import MAX_MANIFEST_SLICES, ManifestWriter
 from tidelog.controller.image.lookup import MAX_SLICES, OffsetRange, look_up
 from tidelog.controller.model.leases import MAX_TTL_MS, MIN_TTL_MS, LeaseRecord
 from tidelog.runtime.errors import InvalidInput, Unavailable
@@ -31,7 +34,7 @@ from tidelog.runtime.errors import InvalidInput, Unavailable
 if TYPE_CHECKING:
     from tidelog.controller.client.client import ControllerClient
 
-READING_PATHS = frozenset({"/leases", "/leases/renew", "/leases/end", "/slices"})
+READING_PATHS = frozenset({"/leases", "/leases/renew", "/leases/end", "/slices", "/manifests"})
 """The paths that the read token opens."""
 DEFAULT_TTL_MS = 60_000
 MAX_ID = (1 << 63) - 1
@@ -42,7 +45,8 @@ WAIT_S = 10.0
 class _SlicesQuestion(msgspec.Struct, forbid_unknown_fields=True):
     ranges: list[OffsetRange]
     version: int = 0
-    limit: int = MAX_SLICES
+    limit: int | None = None
+    """None: as many as may be."""
 
 
 _questions = msgspec.json.Decoder(_SlicesQuestion)
@@ -51,8 +55,9 @@ _questions = msgspec.json.Decoder(_SlicesQuestion)
 class ReadingRoutes:
     """The handlers."""
 
-    def __init__(self, controller: ControllerClient) -> None:
+    def __init__(self, controller: ControllerClient, manifests: ManifestWriter) -> None:
         self._controller = controller
+        self._manifests = manifests
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to the admin HTTP server."""
@@ -62,6 +67,7 @@ class ReadingRoutes:
             web.post("/leases/renew", self._renew),
             web.post("/leases/end", self._end),
             web.post("/slices", self._slices),
+            web.post("/manifests", self._manifest),
         ]
 
     def status(self) -> dict[str, Any]:
@@ -119,6 +125,21 @@ class ReadingRoutes:
         return json_answer({"id": lease_id})
 
     async def _slices(self, request: web.Request) -> web.Response:
+        question = await self._question(request)
+        found = look_up(
+            self._controller.image, question.ranges, MAX_SLICES if question.limit is None else question.limit
+        )
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+    async def _manifest(self, request: web.Request) -> web.Response:
+        lease_id = integer(request.query.get("lease", ""), "lease", 1, MAX_ID)
+        question = await self._question(request)
+        limit = MAX_MANIFEST_SLICES if question.limit is None else question.limit
+        written = await self._manifests.write(lease_id, question.ranges, limit)
+        return web.Response(body=msgspec.json.encode(written), content_type="application/json")
+
+    async def _question(self, request: web.Request) -> _SlicesQuestion:
+        """Read the question, and wait for its version. Raises `InvalidInput`, `Unavailable`."""
         try:
             question = _questions.decode(await request.read())
         except msgspec.DecodeError as error:
@@ -132,8 +153,7 @@ class ReadingRoutes:
                 f" for, and did not come within {WAIT_S:g} s",
                 hint="ask another broker; `tidelog status` shows whether this one reaches the controllers",
             ) from None
-        found = look_up(self._controller.image, question.ranges, question.limit)
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        return question
 
 
 def _ttl(request: web.Request) -> int:

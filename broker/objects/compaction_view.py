@@ -5,7 +5,7 @@ id. For a stream object that is the owner; for a stream-set object it is nearly 
 partitions have moved away, the owner of most of them. This only divides the work: if two brokers compact the same
 object at the same time, the controller accepts the first and refuses the second.
 
-Entry: `ImageView`, `describe_plan`, `waiting_object`.
+Entry: `ImageView`, `facts_of`, `describe_plan`, `waiting_object`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.objects.report import stream_owners
 from tidelog.controller.model.records import ObjectRecord, ObjectState
+from tidelog.runtime.errors import NotFound
 from tidelog.storage.commits import ObjectKind, StreamRange
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import CompactionTask
@@ -43,14 +44,12 @@ class ImageView:
         found: list[ObjectFacts] = []
         looked_at = 0
         for object_id in ids:
-            record = image.objects.get(object_id)
-            live = image.index.live_slices.get(object_id, 0)
             looked_at += 2
-            if record is not None and live and record.state == ObjectState.COMMITTED:
-                ranges = record.ranges
-                looked_at += len(ranges)
-                if _owner_of(image, record.kind, ranges) in mine:
-                    found.append(ObjectFacts(record.id, record.kind, record.size, record.since_ms, ranges, live))
+            facts = facts_of(image, object_id)
+            if facts is not None and facts.live:
+                looked_at += len(facts.ranges)
+                if _owner_of(image, facts.kind, facts.ranges) in mine:
+                    found.append(facts)
             if looked_at >= _CHUNK:
                 looked_at = 0
                 await asyncio.sleep(0)
@@ -61,10 +60,24 @@ class ImageView:
         record = self._image().objects.get(object_id)
         return record is not None and record.state == ObjectState.COMMITTED
 
+    def was_committed(self, object_id: int) -> bool:
+        """Whether the metadata names the object, or did so: an id that was never used has no kind."""
+        record = self._image().objects.get(object_id)
+        return record is not None and record.state != ObjectState.PREPARED and record.kind != 0
+
     def start_offset(self, stream_id: int) -> int | None:
         """The start offset of a stream; None if it no longer exists."""
         stream = self._image().streams.get(stream_id)
         return stream.start_offset if stream is not None else None
+
+
+def facts_of(image: Image, object_id: int) -> ObjectFacts | None:
+    """Return what the planner knows of an object; None if it is not committed."""
+    record = image.objects.get(object_id)
+    if record is None or record.state != ObjectState.COMMITTED:
+        return None
+    live = image.index.live_slices.get(object_id, 0)
+    return ObjectFacts(record.id, record.kind, record.size, record.since_ms, record.ranges, live)
 
 
 def _owner_of(image: Image, kind: int, ranges: Sequence[StreamRange]) -> int | None:
@@ -95,6 +108,19 @@ def streams_of(image: Image, topic: str) -> set[int] | None:
     if record is None:
         return None
     return {each.first_stream + part for each in image.partitions(record.id) for part in range(4)}
+
+
+def wanted_tasks(image: Image, topics: Sequence[str]) -> Callable[[CompactionTask], bool] | None:
+    """Return a filter of tasks with data of these topics; None for no topics. Raises `NotFound`."""
+    if not topics:
+        return None
+    streams: set[int] = set()
+    for name in topics:
+        mine = streams_of(image, name)
+        if mine is None:
+            raise NotFound(f"topic {name!r} does not exist", hint="`tidelog topic list` shows the topics")
+        streams |= mine
+    return lambda task: not streams.isdisjoint(task.streams)
 
 
 def describe_plan(image: Image, tasks: Sequence[CompactionTask]) -> list[dict[str, Any]]:

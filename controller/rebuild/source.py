@@ -25,7 +25,7 @@ from tidelog.controller.model.records import ObjectState
 from tidelog.controller.rebuild.plan import FoundObject
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
 from tidelog.storage.bucket.store import ObjectExists, ObjectInfo, ObjectNotFound, ObjectStore
-from tidelog.storage.objects.format import ObjectIndex
+from tidelog.storage.objects.format import ALL_KINDS, MANIFEST_KIND, ObjectIndex
 from tidelog.storage.objects.key import object_key, object_prefix, parse_object_key
 from tidelog.storage.objects.reader import load_index
 
@@ -148,13 +148,7 @@ def may_be_new(tables: Tables, object_id: int) -> bool:
 
 def found_object(object_id: int, size: int, index: ObjectIndex) -> FoundObject:
     """Return what the index of an object says: its blocks are sorted, and contiguous within a stream."""
-    ranges: list[tuple[int, int, int]] = []
-    for entry in index:
-        if ranges and ranges[-1][0] == entry.stream_id:
-            ranges[-1] = (entry.stream_id, ranges[-1][1], entry.end_offset)
-        else:
-            ranges.append((entry.stream_id, entry.start_offset, entry.end_offset))
-    return FoundObject(object_id, index.footer.kind, size, tuple(ranges))
+    return FoundObject(object_id, index.footer.kind, size, tuple(index.ranges()))
 
 
 async def _read_indexes(
@@ -173,10 +167,14 @@ async def _read_indexes(
         key = object_key(cluster_id, object_id)
         async with slots:
             try:
-                index = await load_index(store, key, listed[object_id], object_id=object_id, cluster_id=cluster_id)
+                index = await load_index(
+                    store, key, listed[object_id], object_id=object_id, cluster_id=cluster_id, kinds=ALL_KINDS
+                )
             except (CorruptData, ObjectNotFound) as error:
                 damaged.append(Damaged(key, error.message))
                 return
+        if index.footer.kind == MANIFEST_KIND:
+            return  # it lists objects for a reader that is gone; the orphan search deletes it
         found.append(found_object(object_id, listed[object_id], index))
         progress(len(found), len(wanted))
 

@@ -23,10 +23,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
@@ -35,16 +37,15 @@ from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.types import Offload
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
-from tidelog.storage.commits import CompactionRefused, CompactObjects, ObjectKind
+from tidelog.storage.commits import CompactionRefused, CompactObjects
 from tidelog.storage.compaction.check import check_conserved
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import CompactionTask, OutputPlan, lay_out, plan
 from tidelog.storage.compaction.reader import BadInput, InputReader
+from tidelog.storage.compaction.rewriting import OutputIdentity, blamed, build_output
 from tidelog.storage.compaction.throttle import BUSY_SHARE, Throttle
-from tidelog.storage.objects.format import Block, ObjectIndex
 from tidelog.storage.objects.key import object_key
-from tidelog.storage.objects.writer import BuiltObject, build_object
-from tidelog.storage.records import StreamEntry
+from tidelog.storage.objects.writer import BuiltObject
 from tidelog.storage.settings import CompactionSettings, UploadSettings
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,10 @@ class CompactionView(Protocol):
 
     def is_committed(self, object_id: int) -> bool:
         """Return whether the metadata still names the object."""
+        ...
+
+    def was_committed(self, object_id: int) -> bool:
+        """Return whether the metadata names the object, or did so and shows that it was destroyed since."""
         ...
 
     def start_offset(self, stream_id: int) -> int | None:
@@ -143,6 +148,7 @@ class Compactor:
         offload: Offload = asyncio.to_thread,
     ) -> None:
         """`upload` defines the layout of objects and the time for which ids are reserved."""
+        self._data = data
         self._store = data.store
         self._objects = data.objects
         self._view = data.view
@@ -181,6 +187,21 @@ class Compactor:
         """Stop at once. The ids of unfinished tasks expire."""
         self._closed = True
         await self._tasks.close()
+
+    @property
+    def data(self) -> CompactedData:
+        """Return what it was made with."""
+        return self._data
+
+    @property
+    def settings(self) -> CompactionSettings:
+        """Return what it was made with."""
+        return self._settings
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the size of the blocks of outputs."""
+        return self._block_bytes
 
     @property
     def active(self) -> bool:
@@ -253,19 +274,19 @@ class Compactor:
                 continue
 
     async def plan(
-        self, *, eager: bool = False, wanted: Callable[[CompactionTask], bool] | None = None
+        self,
+        *,
+        eager: bool = False,
+        wanted: Callable[[CompactionTask], bool] | None = None,
+        settings: CompactionSettings | None = None,
+        excluded: Sequence[int] = (),
     ) -> list[CompactionTask]:
-        """Return the tasks due now. `eager`: two small neighbours are enough, whatever their age."""
-        settings = self._settings
+        """Return the tasks due now. `eager`: two small neighbours are enough, whatever their age. `settings`: others
+        than this compactor's. `excluded`: ids to leave alone, besides those that this compactor excludes."""
+        settings = settings or self._settings
         if eager:
-            settings = CompactionSettings(
-                min_objects=2,
-                max_objects=settings.max_objects,
-                target_bytes=settings.target_bytes,
-                stream_bytes=settings.stream_bytes,
-                age_ms=0,
-            )
-        work = partial(plan, await self._view.objects(), self._clock.time_ms(), settings, tuple(self.excluded))
+            settings = msgspec.structs.replace(settings, min_objects=2, age_ms=0)
+        work = partial(plan, await self._view.objects(), self._clock.time_ms(), settings, (*self.excluded, *excluded))
         tasks: list[CompactionTask] = await self._offload(work)
         return [task for task in tasks if wanted is None or wanted(task)]
 
@@ -405,7 +426,7 @@ class Compactor:
         try:
             outputs = lay_out(task, indexes, starts, self._settings.stream_bytes, self._settings.target_bytes)
         except CorruptData as error:
-            raise BadInput(_blamed(indexes, error), error.message) from error
+            raise BadInput(blamed(indexes, error), error.message) from error
         if not outputs:
             raise CompactionRefused("everything in the inputs is trimmed or deleted: there is nothing to write")
         ttl_ms = self._ttl_ms(sum(output.size for output in outputs))
@@ -426,20 +447,8 @@ class Compactor:
     ) -> BuiltObject:
         blocks = await reader.blocks(output)
 
-        def build() -> BuiltObject:
-            return build_object(
-                object_id=object_id,
-                kind=ObjectKind(output.kind),
-                cluster_id=self._cluster_id,
-                created_ms=self._clock.time_ms(),
-                parts=[
-                    (stream_id, [*_records((blocks[source] for source in sources), starts[stream_id])])
-                    for stream_id, sources in output.parts
-                ],
-                block_bytes=self._block_bytes,
-            )
-
-        built: BuiltObject = await self._offload(build)
+        identity = OutputIdentity(object_id, self._cluster_id, self._clock.time_ms(), self._block_bytes)
+        built: BuiltObject = await self._offload(partial(build_output, output, blocks, starts, identity))
         await self._wait_for_throttle(built.size)
         store, receipt = self._store.with_receipt()
         await store.put(object_key(self._cluster_id, object_id), built.body)
@@ -502,16 +511,3 @@ class _TermOver(Fenced):
     def __init__(self, error: Fenced, term: CommittingTerm) -> None:
         super().__init__(error.message, hint=error.hint)
         self.term = term
-
-
-def _records(blocks: Iterable[Block], start_offset: int) -> Iterator[StreamEntry]:
-    """Yield the records that hold an offset at or above `start_offset`."""
-    for block in blocks:
-        for record in block:
-            if record.base_offset + record.count > start_offset:
-                yield record
-
-
-def _blamed(indexes: dict[int, ObjectIndex], error: CorruptData) -> int:
-    """Return the input that a layout error is about: the one whose key it names."""
-    return next(object_id for object_id, index in indexes.items() if index.key in error.message)

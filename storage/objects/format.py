@@ -30,7 +30,7 @@ import hashlib
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import sub
 from typing import NamedTuple
 
@@ -60,6 +60,10 @@ FOOTER_CRC_AT = FOOTER.size - CRC.size - len(FOOTER_MAGIC)
 INDEX_OVERHEAD = INDEX_HEADER.size + CRC.size
 MAX_BODY_BYTES = (1 << 32) - 1
 MAX_COUNT = (1 << 32) - 1
+MANIFEST_KIND = 3
+"""The kind in the footer of a manifest (`tidelog.storage.objects.manifest`), which no commit takes."""
+DATA_KINDS = frozenset(int(kind) for kind in ObjectKind)
+ALL_KINDS = DATA_KINDS | {MANIFEST_KIND}
 QUARANTINE_OBJECT_ID = -1
 """The object id in the footer of quarantined data, which no metadata names."""
 
@@ -110,8 +114,8 @@ class Footer(NamedTuple):
         return FOOTER.pack(*fields, crc, FOOTER_MAGIC)
 
     @classmethod
-    def decode(cls, data: Buffer, *, object_size: int, key: str) -> Footer:
-        """Check and read a footer: the last 72 of `object_size` bytes. Raises `CorruptData`."""
+    def decode(cls, data: Buffer, *, object_size: int, key: str, kinds: Collection[int] = DATA_KINDS) -> Footer:
+        """Check and read a footer: the last 72 of `object_size` bytes. Raises `CorruptData`, also for other `kinds`."""
         at = object_size - FOOTER.size
         if at < INDEX_OVERHEAD or len(data) != FOOTER.size:
             raise corrupt(key, 0, "object size", f"at least {FOOTER.size + INDEX_OVERHEAD} bytes", object_size)
@@ -124,8 +128,9 @@ class Footer(NamedTuple):
             raise corrupt(key, at, "footer crc32c", f"{crc:08x}", f"{actual:08x}")
         _check_version(key, at, "footer", version)
         footer = cls._make(fields[:8])
-        if zero != 0 or kind not in (ObjectKind.STREAM_SET, ObjectKind.STREAM):
-            raise corrupt(key, at, "footer kind and reserved bytes", "1 or 2, and 0", f"{kind}, {zero}")
+        if zero != 0 or kind not in kinds:
+            known = " or ".join(map(str, sorted(kinds)))
+            raise corrupt(key, at, "footer kind and reserved bytes", f"{known}, and 0", f"{kind}, {zero}")
         if footer.index_position < 0 or footer.index_position + footer.index_length != at:
             raise corrupt(key, at, "end of index", at, footer.index_position + footer.index_length)
         if footer.index_length != INDEX_OVERHEAD + footer.block_count * INDEX_ENTRY.size:
@@ -228,6 +233,16 @@ class ObjectIndex:
         """Yield the entries from block `number` (0 ≤ number ≤ len) on."""
         entries = memoryview(self._raw)[INDEX_HEADER.size + number * INDEX_ENTRY.size : -CRC.size]
         return map(IndexEntry._make, INDEX_ENTRY.iter_unpack(entries))
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Return stream id, start and end offset of each stream's blocks, which are contiguous, in order."""
+        found: list[tuple[int, int, int]] = []
+        for entry in self:
+            if found and found[-1][0] == entry.stream_id:
+                found[-1] = (entry.stream_id, found[-1][1], entry.end_offset)
+            else:
+                found.append((entry.stream_id, entry.start_offset, entry.end_offset))
+        return found
 
     def find(self, stream_id: int, offset: int) -> int:
         """Return the number of the stream's first block ending after `offset`, else of a later stream's, or `len`."""

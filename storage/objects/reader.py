@@ -13,12 +13,13 @@ Entry: `get_ranges`, `load_tail`, `load_index`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore, RangePastEnd, View
 from tidelog.storage.objects.format import (
+    DATA_KINDS,
     FOOTER,
     INDEX_ENTRY,
     INDEX_OVERHEAD,
@@ -109,9 +110,15 @@ class Tail:
 
 
 async def load_tail(
-    store: ObjectStore, key: str, size: int, *, object_id: int | None = None, cluster_id: str | None = None
+    store: ObjectStore,
+    key: str,
+    size: int,
+    *,
+    object_id: int | None = None,
+    cluster_id: str | None = None,
+    kinds: Collection[int] = DATA_KINDS,
 ) -> Tail:
-    """Return the checked index of the object at `key`, of `size` bytes, and the bytes read with it.
+    """Return the checked index of the object at `key`, of `size` bytes and one of `kinds`, and the bytes read with it.
 
     Raises `CorruptData`, `ObjectNotFound`, `Unavailable`.
     """
@@ -119,7 +126,7 @@ async def load_tail(
         raise corrupt(key, 0, "object size", f"at least {FOOTER.size + INDEX_OVERHEAD} bytes", size)
     start = max(0, size - TAIL_BYTES)
     tail = await get_range(store, key, start, size)
-    footer = Footer.decode(tail[-FOOTER.size :], object_size=size, key=key)
+    footer = Footer.decode(tail[-FOOTER.size :], object_size=size, key=key, kinds=kinds)
     check_identity(footer, key=key, object_id=object_id, cluster_id=cluster_id)
     index_end = footer.index_position + footer.index_length
     if footer.index_position >= start:
@@ -130,7 +137,13 @@ async def load_tail(
 
 
 async def load_index(
-    store: ObjectStore, key: str, size: int, *, object_id: int | None = None, cluster_id: str | None = None
+    store: ObjectStore,
+    key: str,
+    size: int,
+    *,
+    object_id: int | None = None,
+    cluster_id: str | None = None,
+    kinds: Collection[int] = DATA_KINDS,
 ) -> ObjectIndex:
     """Return the index alone; see `load_tail`."""
-    return (await load_tail(store, key, size, object_id=object_id, cluster_id=cluster_id)).index
+    return (await load_tail(store, key, size, object_id=object_id, cluster_id=cluster_id, kinds=kinds)).index

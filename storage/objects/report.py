@@ -10,7 +10,7 @@ Entry: `inspect_object`, `examine_object` (returns `Problem`s), `compare_with_me
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -19,8 +19,11 @@ from tidelog.runtime.errors import CorruptData
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
 from tidelog.storage.commits import ObjectKind, StreamRange
 from tidelog.storage.objects.format import (
+    ALL_KINDS,
+    DATA_KINDS,
     FOOTER,
     INDEX_OVERHEAD,
+    MANIFEST_KIND,
     Block,
     DamagedObject,
     Footer,
@@ -32,7 +35,10 @@ from tidelog.storage.objects.key import object_prefix, parse_object_key
 from tidelog.storage.objects.reader import get_info, get_range, load_index
 
 _BATCH_BYTES = 8 << 20
-KINDS = {int(kind): kind.name.lower().replace("_", "-") for kind in ObjectKind}
+KINDS = {
+    **{int(kind): kind.name.lower().replace("_", "-") for kind in ObjectKind},
+    MANIFEST_KIND: "manifest",
+}
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,16 +101,16 @@ def _summaries(index: ObjectIndex) -> Iterator[StreamSummary]:
         yield StreamSummary(stream_id, first, end, blocks, records, size)
 
 
-async def _load(store: ObjectStore, key: str, size: int) -> ObjectIndex:
+async def _load(store: ObjectStore, key: str, size: int, kinds: Collection[int] = DATA_KINDS) -> ObjectIndex:
     named = parse_object_key(key)
     cluster_id, object_id = named if named is not None else (None, None)
-    return await load_index(store, key, size, object_id=object_id, cluster_id=cluster_id)
+    return await load_index(store, key, size, object_id=object_id, cluster_id=cluster_id, kinds=kinds)
 
 
 async def inspect_object(store: ObjectStore, key: str) -> ObjectReport:
     """Read footer and index of one object. Raises `ObjectNotFound`, `CorruptData`, `Unavailable`."""
     info = await get_info(store, key)
-    return _report(info, await _load(store, key, info.size))
+    return _report(info, await _load(store, key, info.size, ALL_KINDS))
 
 
 def _report(info: ObjectInfo, index: ObjectIndex) -> ObjectReport:

@@ -46,7 +46,7 @@ class BuiltObject:
     """An object ready to be put."""
 
     object_id: int
-    kind: ObjectKind
+    kind: int
     body: list[Buffer]
     size: int
     """Size in bytes, the sum of `body`."""
@@ -106,13 +106,13 @@ def _crc_onward(crc: int, pieces: Sequence[Buffer], records: Sequence[StreamEntr
 def build_object(
     *,
     object_id: int,
-    kind: ObjectKind,
+    kind: int,
     cluster_id: str,
     created_ms: int,
     parts: Sequence[StreamPart],
     block_bytes: int,
 ) -> BuiltObject:
-    """Lay out `parts` (sorted by stream id, each id once; exactly one for kind STREAM) as an object.
+    """Lay out `parts` (sorted by stream id, each id once; exactly one for kind STREAM) as an object of an `ObjectKind`.
 
     Takes CPU for the checksums (about 0.1 ms per MiB, less for large batches checked in this process): run a large one
     in a worker thread. Raises `InvalidInput` when the parts are not in order or a stream's records are not
@@ -121,7 +121,7 @@ def build_object(
     ids = [stream_id for stream_id, _ in parts]
     if not ids or any(later <= earlier for earlier, later in pairwise(ids)):
         raise InvalidInput(f"object {object_id}: streams must be in order and at least one: {ids}")
-    if kind is ObjectKind.STREAM and len(ids) != 1:
+    if kind == ObjectKind.STREAM and len(ids) != 1:
         raise InvalidInput(f"object {object_id}: a stream object holds one stream, not {len(ids)}")
     body: list[Buffer] = []
     entries: list[IndexEntry] = []

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.pyspark_tidelog.harness import FLAGS, Spark
 from tests.pyspark_tidelog.job_harness import JobWorld
-from tests.pyspark_tidelog.test_spark_batch import FLAGS, Spark
 from tests.support.cluster_process import up_cluster
 
 

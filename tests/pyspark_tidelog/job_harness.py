@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.pyspark_tidelog.test_spark_batch import Row, Spark, World
+from tests.pyspark_tidelog.harness import Row, Spark, World
 from tests.support.cli import environment, until
 from tests.support.cluster_process import UpCluster
 

@@ -17,12 +17,29 @@ from pyspark.sql import DataFrame, SparkSession
 
 def answer(spark: SparkSession, command: dict[str, Any], kept: dict[str, Any]) -> Any:
     if "plan" in command:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", command.get("pushes", False))
         frame: DataFrame = spark.read.format("tidelog").options(**command["plan"]).load()
         if command.get("where"):
             frame = frame.where(command["where"])
         kept["columns"] = frame.columns
         kept["rdd"] = frame.rdd
         return kept["rdd"].getNumPartitions()
+    if "stream" in command:
+        trigger: dict[str, Any] = command["trigger"]
+        writer = spark.readStream.format("tidelog").options(**command["stream"]).load().writeStream.format("parquet")
+        writer = writer.option("path", command["path"]).option("checkpointLocation", command["checkpoint"])
+        kept["query"] = writer.trigger(**trigger).start()
+        return str(kept["query"].id)
+    if "finish" in command:
+        query = kept["query"]
+        if command["finish"] == "all":
+            query.processAllAvailable()
+            query.stop()
+        elif not query.awaitTermination(int(command["finish"])):
+            raise TimeoutError("the query goes on")
+        return query.lastProgress is not None
+    if "written" in command:
+        kept["rdd"] = spark.read.parquet(command["written"]).rdd
     if "call" in command:
         module, _, function = command["call"].partition(":")
         return getattr(importlib.import_module(module), function)(spark, **command["with"])

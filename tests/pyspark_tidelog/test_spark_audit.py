@@ -19,8 +19,8 @@ from pyspark_tidelog.cluster import KnownObject, Lease, Lookups
 from pyspark_tidelog.jobs.inventory import DATA, STREAM_PARTS, range_problems
 from pyspark_tidelog.plan import PlannedRange, Slice
 from tests.e2e.backends import create_topic
+from tests.pyspark_tidelog.harness import Spark
 from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer
-from tests.pyspark_tidelog.test_spark_batch import Spark
 from tests.support.cli import until
 from tests.support.ports import free_port
 from tidelog.broker.objects import report as brokers
@@ -181,7 +181,7 @@ def test_the_command_says_what_it_would_do_and_refuses_what_is_wrong(world: JobW
 
 def planned(*slices: tuple[int, int], start: int = 0, end: int = 100) -> PlannedRange:
     pieces = tuple(Slice(number, 1, 10, *each) for number, each in enumerate(slices))
-    return PlannedRange("t", 3, 7, start, end, end, pieces)
+    return PlannedRange("t", "id", 3, 7, start, end, end, pieces)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.backends import create_topic
+from tests.pyspark_tidelog.harness import FLAGS, Spark, World, expected
 from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer, error, killed, rows_of
-from tests.pyspark_tidelog.test_spark_batch import FLAGS, Spark, World, expected
 from tests.support.cluster_process import up_cluster
 from tests.support.ports import free_port
 

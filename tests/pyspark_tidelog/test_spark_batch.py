@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
 
 from tests.e2e.backends import create_topic
-from tests.support.cli import Cli, until
-from tests.support.cluster_process import UpCluster, up_cluster
-from tidelog.cli.client import ClusterConnection
+from tests.pyspark_tidelog.harness import FLAGS, Spark, World, expected
+from tests.support.cluster_process import up_cluster
 
 pytestmark = [
     pytest.mark.processes,
@@ -27,189 +17,12 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
 ]
 
-ROOT = Path(__file__).parents[2]
-SETTINGS = (
-    "log.retention_ms=-1",
-    "log.retention_check_interval_ms=500",
-    "upload.delete_delay_ms=100",
-    "upload.age_ms=3600000",
-    "clean.enabled=false",
-    "compaction.enabled=false",
-)
-FLAGS = [part for each in SETTINGS for part in ("--set", each)]
-ANSWER_S = 300.0
-Row = dict[str, Any]
-
-
-class Spark:
-    """A driver in a process of its own, as a user's would be."""
-
-    def __init__(self, directory: Path, *, more: Mapping[str, str] = MappingProxyType({}), path: str = "") -> None:
-        """`more`: settings; `path`: a folder with another PySpark than the tests' own."""
-        settings = {
-            "spark.master": "local[2]",
-            "spark.ui.enabled": "false",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.sql.warehouse.dir": str(directory / "warehouse"),
-            "spark.local.dir": str(directory / "local"),
-            "spark.sql.python.filterPushdown.enabled": "true",
-            "spark.task.maxFailures": "1",
-            **more,
-        }
-        places = os.pathsep.join(filter(None, (path, str(ROOT))))
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": places}
-        self._log = (directory / "spark.log").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pyspark_tidelog.spark_child", *(f"{k}={v}" for k, v in settings.items())],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-        assert self._line() == "ready"
-
-    def _line(self) -> Any:
-        assert self._process.stdout is not None
-        watch = threading.Timer(ANSWER_S, self._process.kill)
-        watch.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            watch.cancel()
-        assert line, f"Spark has ended: {Path(self._log.name).read_text()[-3_000:]}"
-        return json.loads(line)
-
-    def ask(self, **command: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self._line()
-
-    def plan(self, options: dict[str, object], where: str = "") -> int:
-        told = self.ask(plan={name: str(value) for name, value in options.items()}, where=where)
-        assert "ok" in told, told["error"]
-        return int(told["ok"])
-
-    def read(self, options: dict[str, object] | None = None) -> list[Row]:
-        """Rows by partition and offset."""
-        if options is not None:
-            self.plan(options)
-        told = self.ask(read=True)
-        assert "ok" in told, told["error"]
-        return sorted(told["ok"], key=lambda row: (row["topic"], row["partition"], row["offset"]))
-
-    def refusal(self, options: dict[str, object]) -> str:
-        told = self.ask(plan={name: str(value) for name, value in options.items()})
-        return str(told["error"]) if "error" in told else str(self.ask(read=True)["error"])
-
-    def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(60)
-        self._process.stdout.close()
-        self._log.close()
-
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
     found = Spark(tmp_path_factory.mktemp("spark"))
     yield found
     found.close()
-
-
-class World:
-    """A cluster, and what was written to it."""
-
-    def __init__(self, up: UpCluster) -> None:
-        self.bootstrap = up.bootstrap
-        self.cli = Cli(up.bootstrap)
-        self.connection = ClusterConnection(up.bootstrap)
-        self.token = self.cli("cluster", "read-token").text.strip()
-        self._bucket = up.data_dir / "bucket"
-        assert self._bucket.is_dir()
-
-    def options(self, **more: object) -> dict[str, object]:
-        return {"kafka.bootstrap.servers": self.bootstrap, "readToken": self.token, **more}
-
-    def produce(self, topic: str, partition: int, first: int, count: int, **settings: object) -> None:
-        """Records that tell their offsets: some without key, value or headers."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, **settings})
-        for at in range(first, first + count):
-            headers: list[tuple[str, str | bytes | None]] = [("h", b"%d" % at), ("empty", None)]
-            producer.produce(
-                topic,
-                partition=partition,
-                key=None if at % 5 == 0 else b"k%d" % at,
-                value=None if at % 7 == 0 else b"value %d of %d" % (at, partition) * 3,
-                headers=headers[: at % 3],
-                timestamp=1_700_000_000_000 + at,
-            )
-        assert producer.flush(60) == 0
-
-    def upload(self) -> None:
-        for node in self.connection.get("/brokers")["brokers"]:
-            self.connection.at(node["admin_url"]).post("/upload")
-
-    def objects(self, topic: str) -> set[int]:
-        """Ids of the objects that hold a topic's records."""
-        return {each[0] for each in self._found(topic)["slices"]}
-
-    def _found(self, topic: str) -> dict[str, Any]:
-        question = {"ranges": [{"topic": topic, "partition": 0}]}
-        (row,) = self.connection.post("/slices", question)["ranges"]
-        return dict(row)
-
-    def end_leases(self) -> None:
-        """End the leases of Spark's reads, as if they had not been renewed."""
-        for lease in self.cli("lease", "list", "--format", "json").json():
-            assert lease["holder"].startswith("spark")
-            self.cli("lease", "end", lease["id"])
-
-    def wait_deleted(self, objects: set[int]) -> None:
-        """Wait until objects are not in the bucket any more."""
-        until(lambda: not any(list(self._bucket.rglob(f"{each:016x}")) for each in objects))
-
-    def compact(self) -> None:
-        for node in self.connection.get("/brokers")["brokers"]:
-            at = self.connection.at(node["admin_url"])
-            while [each for each in at.post_lines("/compaction?eager=true") if each["event"] == "task"]:
-                pass
-
-    def delete_records(self, topic: str, offset: int) -> None:
-        place = TopicPartition(topic, 0, offset)
-        self.connection.admin.delete_records([place])[place].result(60)
-
-        def is_trimmed() -> bool:
-            self.upload()
-            return bool(self._found(topic)["log_start"] == offset)
-
-        until(is_trimmed)
-
-
-def expected(topic: str, partition: int, first: int, count: int, *, headers: bool = True) -> list[Row]:
-    rows: list[Row] = []
-    for at in range(first, first + count):
-        row: Row = {
-            "key": None if at % 5 == 0 else (b"k%d" % at).hex(),
-            "value": None if at % 7 == 0 else (b"value %d of %d" % (at, partition) * 3).hex(),
-            "topic": topic,
-            "partition": partition,
-            "offset": at,
-            "timestamp": 1_700_000_000_000 + at,
-            "timestampType": 0,
-        }
-        if headers:
-            pairs = [("h", (b"%d" % at).hex()), ("empty", None)][: at % 3]
-            row["headers"] = [{"key": key, "value": value} for key, value in pairs] or None
-        rows.append(row)
-    return rows
 
 
 @pytest.fixture(scope="module")
@@ -251,19 +64,23 @@ def test_what_is_to_be_read_can_be_said_in_every_way_of_sparks_kafka_source(spar
     assert offsets(subscribe="t", **at) == [(500, 849, 350), (500, 849, 350)]
     late = {"startingTimestamp": 1_700_000_000_950, "startingOffsetsByTimestampStrategy": "latest"}
     assert offsets(subscribe="t", **late) == [(950, 999, 50)]
-    where = "partition = 1 and offset >= 880 and offset < 903"
-    assert spark.plan(world.options(subscribe="t"), where) == 2
-    assert [row["offset"] for row in spark.read()] == list(range(880, 903))
-    where = "timestamp >= timestamp_millis(1700000000890) and topic = 't'"
-    assert spark.plan(world.options(subscribe="t"), where) == 3
-    assert len(spark.read()) == 10 + 110
+
+
+def test_filters_leave_out_tasks_where_spark_pushes_them_down(spark: Spark, world: World) -> None:
+    for pushes in (False, True):
+        where = "partition = 1 and offset >= 880 and offset < 903"
+        assert spark.plan(world.options(subscribe="t"), where, pushes=pushes) == (2 if pushes else 3)
+        assert [row["offset"] for row in spark.read()] == list(range(880, 903))
+        where = "timestamp >= timestamp_millis(1700000000890) and topic = 't'"
+        assert spark.plan(world.options(subscribe="t"), where, pushes=pushes) == 3
+        assert len(spark.read()) == 10 + 110
 
 
 def test_nothing_to_read_is_no_rows(spark: Spark, world: World) -> None:
     create_topic(world.bootstrap, "empty", 2)
     assert spark.read(world.options(subscribe="empty")) == []
     assert spark.read(world.options(subscribePattern="no-such-.*")) == []
-    assert spark.plan(world.options(subscribe="t"), "partition = 17") <= 1
+    assert spark.plan(world.options(subscribe="t"), "partition = 17", pushes=True) <= 1
     assert spark.read() == []
 
 
@@ -286,6 +103,26 @@ def test_objects_that_are_replaced_and_deleted_after_the_plan_are_looked_up_agai
     world.compact()
     world.wait_deleted(objects)
     assert spark.read() == expected("moved", 0, 0, 200)
+
+
+def test_a_plan_in_a_manifest_is_read_and_the_manifest_deleted_after_its_lease(spark: Spark, world: World) -> None:
+    create_topic(world.bootstrap, "listed", 2)
+    for number in range(3):
+        for partition in range(2):
+            world.produce("listed", partition, 50 * number, 50)
+        world.upload()
+    world.end_leases()
+    before = world.bucket_ids()
+    assert spark.plan(world.options(subscribe="listed", includeHeaders="true", maxSlicesInTasks=5)) == 2
+    (manifest,) = world.bucket_ids() - before
+    wanted = [*expected("listed", 0, 0, 150), *expected("listed", 1, 0, 150)]
+    assert spark.read() == wanted
+    assert world.bucket_ids() - before == {manifest}
+    world.end_leases()
+    world.wait_deleted({manifest})
+    report = world.cli("object", "clean", "--dry-run", "--format", "json").json()
+    assert (report["orphans"], [each["id"] for each in report["waiting"]]) == ([], [])
+    assert spark.read() == wanted, "tasks look their objects up when the manifest is gone"
 
 
 @pytest.mark.parametrize("fails", [True, False])

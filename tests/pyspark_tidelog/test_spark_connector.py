@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.backends import create_topic, read_topic
-from tests.pyspark_tidelog.test_spark_batch import FLAGS, Spark, World
+from tests.pyspark_tidelog.harness import FLAGS, Spark, World
 from tests.support.cluster_process import up_cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("spark")]

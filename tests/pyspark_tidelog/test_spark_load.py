@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.backends import create_topic
+from tests.pyspark_tidelog.harness import Row, Spark, World
 from tests.pyspark_tidelog.job_harness import MARKS, answer, error
-from tests.pyspark_tidelog.test_spark_batch import Row, Spark, World
 
 pytestmark = MARKS
 

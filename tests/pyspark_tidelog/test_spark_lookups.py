@@ -94,7 +94,7 @@ RANGES = [("t", 0, 5, 62), ("t", 1, 0, 70), ("t", 2, 33, 34)]
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 10_000])
 def test_an_answer_in_pieces_is_put_together(broker: Broker, limit: int) -> None:
     broker.limit = limit
-    cluster_id, found = Lookups((broker.url,), "").slices(RANGES, 1)
+    cluster_id, _, found = Lookups((broker.url,), "").slices(RANGES, 1)
     assert cluster_id == "cluster"
     assert [(each.topic, each.partition, each.start, each.end) for each in found] == RANGES
     assert [[(one.start, one.end) for one in each.slices] for each in found] == [
@@ -107,7 +107,7 @@ def test_an_answer_in_pieces_is_put_together(broker: Broker, limit: int) -> None
 
 def test_many_ranges_are_several_questions(broker: Broker) -> None:
     ranges = [("t", number % 3, 0, 70) for number in range(450)]
-    _, found = Lookups((broker.url,), "").slices(ranges, 1)
+    found = Lookups((broker.url,), "").slices(ranges, 1).ranges
     assert [(each.topic, each.partition, each.start, each.end) for each in found] == ranges
     assert len(broker.asked) == 3
 
@@ -116,7 +116,7 @@ def test_a_range_that_was_trimmed_begins_where_the_log_does(broker: Broker) -> N
     (partition, *_) = broker.driver.image.partitions(broker.driver.image.topic_ids["t"])
     epoch = broker.driver.image.replica_sets[0].master_epoch
     broker.driver.run(c.TrimStream(partition.first_stream + 1, 0, 25, 0, epoch))
-    _, (found,) = Lookups((broker.url,), "").slices([("t", 0, 5, 62)], 1)
+    (found,) = Lookups((broker.url,), "").slices([("t", 0, 5, 62)], 1).ranges
     assert (found.start, found.slices[0].start) == (25, 20)
 
 

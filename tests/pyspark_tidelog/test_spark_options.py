@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_tidelog.options import EARLIEST, LATEST, Bound, ReadOptions, read_options
+from pyspark_tidelog.options import EARLIEST, LATEST, Bound, ReadOptions, read_options, stream_options
 from tidelog.runtime.errors import ConfigError
 
 HERE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -113,3 +113,41 @@ def test_a_misspelt_option_is_told_the_nearest_name() -> None:
 
 def test_what_spark_adds_is_no_error() -> None:
     assert isinstance(read_options({**TOPIC, "path": "x"}), ReadOptions)
+
+
+def test_a_stream_begins_at_the_end_and_has_bounds_of_its_own() -> None:
+    found = stream_options(TOPIC)
+    assert found.starting == Bound(LATEST) and (found.max_offsets, found.min_offsets) == (0, 0)
+    assert stream_options({**TOPIC, "startingOffsets": "earliest"}).starting == Bound(EARLIEST)
+    assert stream_options({**TOPIC, "startingOffsets": '{"t": {"0": -1}}'}).starting == Bound(offsets={("t", 0): -1})
+    found = stream_options(
+        {
+            **TOPIC,
+            "maxOffsetsPerTrigger": "10",
+            "minOffsetsPerTrigger": "5",
+            "maxTriggerDelay": "90 min",
+            "groupIdPrefix": "mine",
+        }
+    )
+    assert (found.max_offsets, found.min_offsets, found.max_delay_s) == (10, 5, 5_400.0)
+    assert found.group_prefix == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("endingOffsets", "latest", "option endingOffsets is for batch reads: a stream has no end"),
+        ("maxTriggerDelay", "soon", "option maxTriggerDelay is 'soon': a time is expected"),
+        ("maxOffsetsPerTrigger", "0", "option maxOffsetsPerTrigger is '0'"),
+        ("minOffsetsPerTrigger", "101", "option minOffsetsPerTrigger is 101, and maxOffsetsPerTrigger 100"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_refused(option: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        stream_options({**TOPIC, "maxOffsetsPerTrigger": "100", option: value})
+    assert told in refused.value.message
+
+
+def test_a_batch_refuses_what_is_for_streams() -> None:
+    with pytest.raises(ConfigError, match="option maxOffsetsPerTrigger is for streaming reads"):
+        read_options({**TOPIC, "maxOffsetsPerTrigger": "5"})

@@ -23,7 +23,7 @@ def ranges(draw: st.DrawFn) -> list[PlannedRange]:
         start = draw(st.integers(edges[0], edges[-1]))
         end = draw(st.integers(start, edges[-1] + 500))
         overlapping = tuple(each for each in slices if each.end > start and each.start < end)
-        found.append(PlannedRange("t", partition, 4 * partition + 1, start, end, edges[-1], overlapping))
+        found.append(PlannedRange("t", "id", partition, 4 * partition + 1, start, end, edges[-1], overlapping))
     return found
 
 
@@ -57,7 +57,7 @@ def test_tasks_cover_every_offset_once_in_order(
 
 
 def one_object(size: int, end: int = 1_000) -> list[PlannedRange]:
-    return [PlannedRange("t", 0, 1, 0, end, end, (Slice(1, 2, size, 0, end),))]
+    return [PlannedRange("t", "id", 0, 1, 0, end, end, (Slice(1, 2, size, 0, end),))]
 
 
 def test_a_large_object_is_cut_by_its_offsets() -> None:
@@ -68,13 +68,13 @@ def test_a_large_object_is_cut_by_its_offsets() -> None:
 
 def test_small_objects_share_a_task() -> None:
     slices = tuple(Slice(number, 1, 1_000, 10 * number, 10 * number + 10) for number in range(10))
-    tasks = plan_tasks([PlannedRange("t", 0, 1, 0, 100, 100, slices)], max_bytes=5_000)
+    tasks = plan_tasks([PlannedRange("t", "id", 0, 1, 0, 100, 100, slices)], max_bytes=5_000)
     assert [(each.start, each.end) for each in tasks] == [(0, 50), (50, 100)]
 
 
 def test_an_object_of_many_partitions_counts_for_each_in_part() -> None:
     shared = Slice(1, 1, 1_000_000, 0, 100)
-    drawn = [PlannedRange("t", number, 1, 0, 100, 100, (shared,)) for number in range(10)]
+    drawn = [PlannedRange("t", "id", number, 1, 0, 100, 100, (shared,)) for number in range(10)]
     assert len(plan_tasks(drawn, max_bytes=100_000)) == 10
 
 
@@ -84,11 +84,11 @@ def test_as_many_tasks_as_asked_for() -> None:
 
 
 def test_as_many_tasks_as_asked_for_of_a_part_of_an_object() -> None:
-    part = [PlannedRange("t", 0, 1, 450, 550, 1_000, (Slice(1, 2, 1_000_000, 0, 1_000),))]
+    part = [PlannedRange("t", "id", 0, 1, 450, 550, 1_000, (Slice(1, 2, 1_000_000, 0, 1_000),))]
     assert len(plan_tasks(part, max_bytes=1 << 40, min_tasks=8)) >= 8
 
 
 def test_what_is_not_uploaded_is_one_task_that_asks_the_brokers() -> None:
-    (only,) = plan_tasks([PlannedRange("t", 0, 1, 50, 80, 40, ())], max_bytes=1_000)
+    (only,) = plan_tasks([PlannedRange("t", "id", 0, 1, 50, 80, 40, ())], max_bytes=1_000)
     assert only == Task("t", 0, 1, 50, 80, ()) and only.is_tail
-    assert plan_tasks([PlannedRange("t", 0, 1, 50, 80, 40, ())], max_bytes=1_000, reads_tail=False) == []
+    assert plan_tasks([PlannedRange("t", "id", 0, 1, 50, 80, 40, ())], max_bytes=1_000, reads_tail=False) == []

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.backends import create_topic
+from tests.pyspark_tidelog.harness import Row, Spark, expected
 from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, ONE_AT_A_TIME, JobWorld, answer, error, killed, rows_of
-from tests.pyspark_tidelog.test_spark_batch import Row, Spark, expected
 from tests.support.cli import until
 
 pytestmark = MARKS
@@ -36,6 +36,10 @@ def replay(spark: Spark, world: JobWorld, topic: str, **more: Any) -> Any:
 
 def refusal(spark: Spark, world: JobWorld, topic: str, **more: Any) -> str:
     return error(spark, "replay", {"bootstrap": world.bootstrap, "token": world.token, "topic": topic, **more})
+
+
+def high_watermark(world: JobWorld, topic: str) -> int:
+    return world.connection.offsets([(topic, 0)])[topic, 0].high_watermark
 
 
 def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(spark: Spark, world: JobWorld) -> None:
@@ -88,8 +92,8 @@ def test_a_target_that_is_not_right_is_refused(spark: Spark, world: JobWorld) ->
     assert "into itself" in refusal(spark, world, "t", to_topic="t")
     assert "exactly one target" in refusal(spark, world, "t")
     assert "there is no topic 'nothing'" in refusal(spark, world, "nothing", to_topic="copy2")
-    create_topic(world.bootstrap, "narrow", 2)
-    assert "has 2 partitions, and t has 3" in refusal(spark, world, "t", to_topic="narrow")
+    create_topic(world.bootstrap, "two", 2)
+    assert "has 2 partitions, and t has 3" in refusal(spark, world, "t", to_topic="two")
     create_topic(world.bootstrap, "stamped", 3, **{"message.timestamp.type": "LogAppendTime"})
     assert "timestamps would not be preserved" in refusal(spark, world, "t", to_topic="stamped")
     create_topic(world.bootstrap, "full", 3)
@@ -131,7 +135,7 @@ def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
 def test_a_replay_that_was_killed_goes_on_where_it_was(spark: Spark, world: JobWorld, tmp_path: Path) -> None:
     create_topic(world.bootstrap, "killed", 3)
     command = ("replay", "t", "--to", "killed")
-    killed(world.bootstrap, command, lambda: len(rows_of(spark, world, "killed")) > 20, tmp_path / "log")
+    killed(world.bootstrap, command, lambda: high_watermark(world, "killed") > 20, tmp_path / "log")
     written = len(rows_of(spark, world, "killed"))
     assert 20 < written < 630, (tmp_path / "log").read_text()
     done = world.cli("spark", *command, "--format", "json", *LOCAL).json()
@@ -149,9 +153,9 @@ def test_ctrl_c_ends_a_replay_with_its_code_and_the_plan_writes_nothing(world: J
     create_topic(world.bootstrap, "stopped", 3)
     command = ["spark", "replay", "t", "--to", "stopped", *LOCAL, *ONE_AT_A_TIME]
     process = world.cli.start(*command)
-    until(lambda: world.connection.offsets([("stopped", 0)])["stopped", 0].high_watermark > 5)
+    until(lambda: high_watermark(world, "stopped") > 5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err.decode()
     assert b"Traceback" not in err and out == b""
-    assert world.connection.offsets([("stopped", 0)])["stopped", 0].high_watermark < 450
+    assert high_watermark(world, "stopped") < 450

@@ -16,7 +16,7 @@ from confluent_kafka import TopicPartition
 
 from tests.e2e.backends import create_topic, read_topic
 from tests.e2e.test_failover import victim_of
-from tests.pyspark_tidelog.test_spark_batch import FLAGS, Row, Spark, World
+from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World
 from tests.support.cli import until
 from tests.support.cluster_process import UpCluster, up_cluster
 

@@ -50,11 +50,16 @@ _SECRET_FILE = "tidelog.secret_file"
 
 def admin_options(function: F) -> F:
     """`--bootstrap` and `--secret-file`, for commands that change something by the admin HTTP."""
+    return bootstrap_option(secret_file_option(function))
+
+
+def secret_file_option(function: F) -> F:
+    """`--secret-file`, whose value `given_secret_file` returns."""
 
     def keep(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
         context.meta[_SECRET_FILE] = file
 
-    function = click.option(
+    return click.option(
         "--secret-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
@@ -63,7 +68,6 @@ def admin_options(function: F) -> F:
         expose_value=False,
         help="The cluster's secret [default: the file that a broker on this machine names].",
     )(function)
-    return bootstrap_option(function)
 
 
 def given_secret_file() -> Path | None:

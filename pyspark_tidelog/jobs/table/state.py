@@ -1,0 +1,180 @@
+"""How far a table is: the offsets that its data stands for, and how they are found again. No I/O.
+
+Each commit of the job carries its state twice: in the summary of its snapshot, and as a property of the table that the
+same commit sets. Commits of others (compaction, deletes, another engine) carry none. `find_state` takes the state of
+the nearest ancestor of the current snapshot that has one: after a rollback that is an older one, and the job repeats
+what was rolled back. When the ancestors that had one are expired, the property tells it. (So a table that is rolled
+back, or replaced, has to be met by a run of the job before its history is expired: nothing tells that afterwards. The
+parent of the oldest snapshot that is left tells nothing, because pyiceberg removes it.)
+
+Invariants: `number` grows by at least one with each commit; a commit of number n was made on the state of the commit
+before it and on no other, so what was written for a number that is reached already can never be committed
+(`pyspark_tidelog.jobs.table.attempts`); `next` never goes back but by a rollback of the table.
+
+Entry: `TableState`, `find_state`, `next_chunk`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound
+
+KEY = "tidelog.state"
+"""The name of the state in summaries of snapshots and among the properties of a table."""
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What a table's data stands for, at one commit of a job."""
+
+    topic: str
+    topic_id: str
+    """A topic that was deleted and created again has another."""
+    number: int = 0
+    """Of the commit, int64; 0: there is none yet."""
+    run: str = ""
+    """Of the attempt that made the commit: unique."""
+    next: Mapping[int, int] = field(default_factory=dict)
+    """Partition → the offset behind the last one that the table has; a partition that is missing begins anywhere."""
+    since: Mapping[int, int] = field(default_factory=dict)
+    """Partition → the first offset of this commit."""
+    upsert_by: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+    """Names of files in the quarantine's attempt of this commit: they are added to the quarantine after it."""
+
+    @property
+    def commit(self) -> str:
+        """Return the id of the commit."""
+        return attempt_name(self.number, self.run)
+
+    def advanced(
+        self, number: int, run: str, ranges: Mapping[int, tuple[int, int]], pending: Sequence[str]
+    ) -> TableState:
+        """Return the state after a commit that adds ranges of offsets `[start, end)` of partitions."""
+        assert number > self.number, (number, self)
+        assert all(self.next.get(partition, 0) <= start < end for partition, (start, end) in ranges.items()), ranges
+        since = {partition: start for partition, (start, _) in ranges.items()}
+        behind = {**self.next, **{partition: end for partition, (_, end) in ranges.items()}}
+        return replace(self, number=number, run=run, next=behind, since=since, pending=tuple(sorted(pending)))
+
+    def to_json(self, sequence: int) -> str:
+        """Return the text for a commit whose snapshot has a sequence number."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "topic": self.topic,
+                "topic_id": self.topic_id,
+                "number": self.number,
+                "run": self.run,
+                "next": {str(partition): self.next[partition] for partition in sorted(self.next)},
+                "since": {str(partition): self.since[partition] for partition in sorted(self.since)},
+                "upsert_by": list(self.upsert_by),
+                "pending": list(self.pending),
+                "sequence": sequence,
+            },
+            separators=(",", ":"),
+        )
+
+
+class SnapshotFact(NamedTuple):
+    """What a table's metadata says of a snapshot."""
+
+    id: int
+    parent: int | None
+    sequence: int
+    state: str | None
+    """The text under `KEY` in its summary."""
+
+
+def attempt_name(number: int, run: str) -> str:
+    """Return the name of an attempt to make a commit. Names sort by numbers."""
+    return f"{number:012d}-{run}"
+
+
+def read_state(text: str, source: str) -> tuple[TableState, int]:
+    """Return a state and the sequence number of its snapshot. Raises `CorruptData`, `InvalidInput`."""
+    try:
+        told: dict[str, Any] = json.loads(text)
+        version = told["version"]
+        if version != VERSION:
+            raise InvalidInput(
+                f"{source} has a state of version {version!r}, and this is version {VERSION}",
+                hint="a newer Tidelog wrote it: use that",
+            )
+        state = TableState(
+            topic=str(told["topic"]),
+            topic_id=str(told["topic_id"]),
+            number=int(told["number"]),
+            run=str(told["run"]),
+            next={int(partition): int(offset) for partition, offset in told["next"].items()},
+            since={int(partition): int(offset) for partition, offset in told["since"].items()},
+            upsert_by=tuple(map(str, told["upsert_by"])),
+            pending=tuple(map(str, told["pending"])),
+        )
+        return state, int(told["sequence"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(f"{source}: {KEY} cannot be read: {error!r}", hint="did another program write it?") from error
+
+
+def find_state(
+    current: int | None, snapshots: Mapping[int, SnapshotFact], stored: str | None, table: str
+) -> TableState | None:
+    """Return the state of a table; None if no job has written to it.
+
+    `stored` is the property. Raises `NotFound` when the state was lost, `CorruptData`.
+    """
+    at, oldest = current, None
+    while at is not None and at in snapshots:
+        fact = snapshots[at]
+        if fact.state is not None:
+            return read_state(fact.state, f"snapshot {fact.id} of {table}")[0]
+        at, oldest = fact.parent, fact
+    if stored is None:
+        return None
+    state, sequence = read_state(stored, f"the properties of {table}")
+    is_expired = all(fact.sequence != sequence for fact in snapshots.values())
+    if is_expired and oldest is not None and oldest.sequence > sequence:
+        return state  # ancestors are expired, and the snapshot of the state is one of these
+    raise NotFound(
+        f"table {table} was replaced or rolled back to what no job has written: its offsets are not known"
+        f" (the last were those of commit {state.commit})",
+        hint=f"remove the property {KEY} to begin at the topic's first offset, or write to another table",
+    )
+
+
+def next_chunk(
+    state: TableState, ends: Mapping[int, int], firsts: Mapping[int, int], max_offsets: int
+) -> dict[int, tuple[int, int]]:
+    """Return the offsets `[start, end)` of each partition for the next commit, at most `max_offsets` in all.
+
+    What is there is shared out evenly; what a partition does not need is left to others. `firsts` are the first
+    offsets that exist, at which a partition begins that the table has nothing of. Raises `NotFound` when a partition
+    ends before what the table has of it.
+    """
+    assert max_offsets > 0
+    starts = {}
+    for partition, end in ends.items():
+        start = state.next.get(partition, firsts[partition])
+        if end < start:
+            raise NotFound(
+                f"{state.topic}-{partition} ends at offset {end}, and the table has it up to {start}",
+                hint="the topic has lost records, or this is another cluster",
+            )
+        starts[partition] = start
+    wanted = {partition: ends[partition] - start for partition, start in starts.items() if ends[partition] > start}
+    shares: dict[int, int] = {}
+    left = max_offsets
+    by_need = sorted(wanted, key=lambda each: (wanted[each], each))
+    for index, partition in enumerate(by_need):
+        shares[partition] = min(wanted[partition], -(-left // (len(by_need) - index)))
+        left -= shares[partition]
+    return {
+        partition: (starts[partition], starts[partition] + shares[partition])
+        for partition in sorted(shares)
+        if shares[partition] > 0
+    }

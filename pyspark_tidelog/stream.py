@@ -1,0 +1,357 @@
+"""Streaming reads: what the driver of a query does between micro-batches.
+
+Spark keeps the offsets in the query's checkpoint and asks for each micro-batch: `latestOffset` says where it ends,
+`partitions` gives its tasks, which are those of a batch read. A micro-batch that is planned again, after a failure or
+from the checkpoint, has the same records: offsets are all that it is made of.
+
+One lease holds the objects of the micro-batch that is being read, and moves on with the next one. A lease that was lost
+costs nothing but another lookup.
+
+How far the query is, is committed to a consumer group, so that its lag is seen where lags are. Nothing depends on
+that: a query goes on if it cannot be committed, and never reads it.
+
+Invariants: an offset is answered only when it was told by the partition's leader; nothing is left out silently: what
+cannot be read any more raises `DataLoss`, or is a warning with `failOnDataLoss = false`.
+
+Entry: `TidelogStreamReader`.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from pyspark_tidelog.cluster import Cluster, Lease, LeaseKeeper, Lookups, retried
+from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
+from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
+from pyspark_tidelog.positions import Position, admit, between, compare
+from pyspark_tidelog.reading import DataLoss, read_task
+from tidelog.runtime.errors import NotFound, Unavailable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 60.0
+"""Time to live of a query's lease, which is renewed all the time that the query runs.
+
+Spark kills the query's Python process when the query ends, so this is also for how long a lease outlives most queries.
+"""
+GONE_S = 5.0
+"""A topic that no broker knows for so long does not exist."""
+LAST_COMMIT_S = 5.0
+"""How long the end of a query waits for its last commit to its consumer group."""
+
+
+class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. Its driver's part lives as long as the query; executors get a copy that only reads."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._query: _Query | None = None
+
+    @property
+    def _driver(self) -> _Query:
+        if self._query is None:
+            self._query = _Query(self._options)
+        return self._query
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
+        """See `DataSourceStreamReader.initialOffset`."""
+        return self._driver.first_position().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """See `DataSourceStreamReader.getDefaultReadLimit`."""
+        return ReadMaxRows(self._options.max_offsets) if self._options.max_offsets else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """See `DataSourceStreamReader.latestOffset`."""
+        position = Position.from_json(start)
+        end = self._driver.end_of_batch(position, limit.max_rows if isinstance(limit, ReadMaxRows) else 0)
+        return start if end.topics == position.topics else end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """See `DataSourceStreamReader.reportLatestOffset`."""
+        return self._driver.seen.to_json() if self._driver.seen is not None else None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """See `SupportsTriggerAvailableNow`."""
+        self._driver.stop_at_present_end()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """See `DataSourceStreamReader.partitions`."""
+        return self._driver.tasks(Position.from_json(start), Position.from_json(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task."""
+        assert isinstance(partition, TaskPartition), partition
+        return read_task(partition.task, partition.context)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """See `DataSourceStreamReader.commit`."""
+        self._driver.report(Position.from_json(end))
+
+    def stop(self) -> None:
+        """See `DataSourceStreamReader.stop`."""
+        if self._query is not None:
+            self._query.close()
+
+
+class _Query:
+    """A query on the driver: its cluster, its lease, its consumer group."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._cluster = retried(lambda: Cluster(options))
+        self._lease = MovingLease(f"spark stream on {platform.node()}", LEASE_S)
+        self._progress = GroupProgress(self._cluster)
+        self._new_group = options.kafka.get("group.id") or f"{options.group_prefix}-{secrets.token_hex(6)}"
+        self._target: Position | None = None
+        self._waiting_since_s: float | None = None
+        self.seen: Position | None = None
+        """The ends of the partitions when they were last asked for."""
+
+    def first_position(self) -> Position:
+        """Return where a new query begins. Raises `NotFound`, `ConfigError`, `Unavailable`."""
+
+        def found() -> Position:
+            self._cluster.refresh()
+            wanted = places(self._cluster, self._options)
+            ids = self._cluster.topic_ids({topic for topic, _ in wanted})
+            first = self._cluster.offsets(dict.fromkeys(wanted, EARLIEST))
+            last = self._cluster.offsets(dict.fromkeys(wanted, LATEST))
+            starts = bounds(self._cluster, first, last, is_start=True)
+            return Position.of({place: starts[place] for place in wanted}, ids, self._new_group)
+
+        return retried(found)
+
+    def stop_at_present_end(self) -> None:
+        """Let the query end where the partitions end now (trigger `availableNow`)."""
+        self._target = self._ends()
+
+    def end_of_batch(self, position: Position, limit: int) -> Position:
+        """Return where the micro-batch that begins at `position` ends: after `limit` offsets at most; 0: no bound.
+
+        Raises `DataLoss`, `Unavailable`.
+        """
+        self.report(position)
+        ends = self._target or self._ends(position)
+        starts, losses = compare(position, ends)
+        self._tell(losses)
+        if self._target is not None and starts == ends.offsets:
+            self._progress.flush()  # the query ends now, and this process with it
+        lags = {place: end - starts[place] for place, end in ends.offsets.items()}
+        if self._target is None and self._waits_for_more(sum(lags.values())):
+            return position
+        if limit:
+            lags = admit(lags, limit, sum(starts.values()))
+        return Position.of(
+            {place: starts[place] + lags.get(place, 0) for place in starts}, ends.ids, position.group or self._new_group
+        )
+
+    def _waits_for_more(self, lag: int) -> bool:
+        """Whether there are too few new offsets for a micro-batch, and it can wait (`minOffsetsPerTrigger`)."""
+        now_s = time.monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        if lag < self._options.min_offsets and now_s < self._waiting_since_s + self._options.max_delay_s:
+            return True
+        self._waiting_since_s = None
+        return False
+
+    def _tell(self, losses: list[str]) -> None:
+        if losses and self._options.fail_on_data_loss:
+            raise DataLoss(
+                "; ".join(losses[:5]),
+                hint="begin anew with another checkpoint, or with failOnDataLoss = false go on with what there is",
+            )
+        for each in losses:
+            logger.warning("%s", each)
+
+    def _ends(self, position: Position | None = None) -> Position:
+        """Return the ends of all partitions. A topic that `position` has is given some time to be known again."""
+        gone_s = time.monotonic() + GONE_S
+
+        def found() -> Position:
+            self._cluster.refresh()
+            known = self._known(set(position.topics) if position is not None else set(), gone_s)
+            ids = self._cluster.topic_ids({topic for topic, _ in known})
+            ends = self._cluster.offsets({place: LATEST for place in known if place[0] in ids})
+            if not self._options.reads_tail:
+                ends = self._uploaded(ends)
+            return Position.of(ends, ids)
+
+        self.seen = retried(found)
+        return self.seen
+
+    def _known(self, before: set[str], gone_s: float) -> list[Partition]:
+        """Return the partitions that are subscribed to, without the topics of `before` that are gone for good.
+
+        Raises `Unavailable` up to `gone_s`: the broker that was asked may be behind. Raises `NotFound` for topics that
+        were never there.
+        """
+        options, cluster = self._options, self._cluster
+        wanted = before | set(options.topics) | {topic for topic, _ in options.assigned}
+        missing = sorted(topic for topic in wanted if not cluster.has_topic(topic))
+        if missing and time.monotonic() < gone_s:
+            raise Unavailable(f"no broker knows topic {', '.join(missing)}")
+        if not before.issuperset(missing):
+            raise NotFound(f"there is no topic {', '.join(each for each in missing if each not in before)}")
+        if options.assigned:
+            return [place for place in options.assigned if cluster.has_topic(place[0])]
+        if options.pattern:
+            return places(cluster, options)
+        return cluster.partitions(topic for topic in options.topics if cluster.has_topic(topic))
+
+    def _uploaded(self, ends: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return how far partitions are in the bucket."""
+        asked = [(topic, index, end - 1, end) for (topic, index), end in ends.items() if end > 0]
+        found = dict.fromkeys(ends, 0)
+        if asked:
+            for one in self._cluster.lookups().slices(asked, 0).ranges:
+                found[one.topic, one.partition] = min(one.committed_end, ends[one.topic, one.partition])
+        return found
+
+    def tasks(self, start: Position, end: Position) -> Sequence[InputPartition]:
+        """Return the tasks of a micro-batch. Raises `DataLoss`, `Unavailable`."""
+        ranges = between(start, end)
+        if not ranges:
+            return []
+        try:
+            return retried(lambda: self._plan(ranges, end))
+        except NotFound as error:
+            if isinstance(error, DataLoss) or self._options.fail_on_data_loss:
+                raise
+            raise Unavailable(f"a topic was deleted while it was planned: {error.message}") from error
+
+    def _plan(self, ranges: Mapping[Partition, tuple[int, int]], end: Position) -> Sequence[InputPartition]:
+        self._cluster.refresh()
+        ids = self._cluster.topic_ids({topic for topic, _ in ranges})
+        self._tell([f"topic {each} was deleted" for each in {topic for topic, _ in ranges} - set(ids)])
+        left = {place: asked for place, asked in ranges.items() if place[0] in ids}
+        self._tell(
+            [
+                f"topic {each} was deleted and created again"
+                for each in {topic for topic, _ in left}
+                if not end.is_same_topic(each, ids[each])
+            ]
+        )
+        left = {place: asked for place, asked in left.items() if end.is_same_topic(place[0], ids[place[0]])}
+        if not left:
+            return []
+        try:
+            lookups = self._cluster.lookups()
+            lease = self._lease.moved_on(lookups)
+            found = find_ranges(self._cluster, lookups, [(*place, *asked) for place, asked in left.items()], lease)
+        except Unavailable:
+            self._cluster.forget_brokers()
+            raise
+        self._lease.saw(found.version)
+        return tasks_of(found, left, self._cluster, lookups, lease)
+
+    def report(self, position: Position) -> None:
+        """Commit to the consumer group that everything before `position` was processed."""
+        if position.group:
+            self._progress.report(position.group, position.offsets)
+
+    def close(self) -> None:
+        """Give back the lease, and let the last commit to the group come through."""
+        self._lease.end()
+        self._progress.flush()
+
+
+class MovingLease:
+    """The lease of a query, which holds the objects of one micro-batch after the other."""
+
+    def __init__(self, holder: str, ttl_s: float) -> None:
+        self._holder = holder
+        self._ttl_s = ttl_s
+        self._lease: Lease | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._lookups: Lookups | None = None
+        self._version = 0
+
+    def saw(self, version: int) -> None:
+        """Say that a broker has told metadata of this version: the lease moves on to it with the next micro-batch."""
+        self._version = max(self._version, version)
+
+    def moved_on(self, lookups: Lookups) -> Lease:
+        """Return the lease for the next micro-batch: another one if it has ended. Raises `Unavailable`."""
+        self._lookups = lookups
+        if self._lease is not None and self._keeper is not None:
+            try:
+                self._lease = lookups.renew_lease(self._lease, self._version)
+            except NotFound:
+                self._stop()
+            else:
+                self._keeper.follow(lookups, self._lease)
+                return self._lease
+        self._lease = lookups.take_lease(self._holder, self._ttl_s)
+        self._keeper = LeaseKeeper(lookups, self._lease)
+        self._keeper.__enter__()
+        return self._lease
+
+    def _stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.__exit__()
+        self._lease = self._keeper = None
+
+    def end(self) -> None:
+        """End the lease. If no broker answers it ends by itself."""
+        lease, lookups = self._lease, self._lookups
+        self._stop()
+        if lease is not None and lookups is not None:
+            try:
+                lookups.end_lease(lease)
+            except Unavailable as error:
+                logger.warning("lease %d is left to expire: %s", lease.id, error.message)
+
+
+class GroupProgress:
+    """Commits how far a query is to its consumer group, one commit at a time, without waiting for it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._under_way: Future[Any] | None = None
+        self._sent: tuple[str, dict[Partition, int]] | None = None
+        self._next: tuple[str, dict[Partition, int]] | None = None
+
+    def report(self, group: str, offsets: dict[Partition, int]) -> None:
+        """Commit these offsets as soon as the commit before them is answered."""
+        if (group, offsets) != self._sent:
+            self._next = (group, offsets)
+        if self._under_way is None or self._under_way.done():
+            self._settle(0.0)
+            self._send()
+
+    def _send(self) -> None:
+        if self._next is not None and self._next[1]:
+            self._under_way, self._sent, self._next = self._cluster.commit(*self._next), self._next, None
+
+    def _settle(self, timeout_s: float) -> None:
+        """See how the last commit went, if it is answered in time."""
+        from confluent_kafka import KafkaException
+
+        if self._under_way is None:
+            return
+        try:
+            self._under_way.result(timeout_s)
+        except (KafkaException, TimeoutError) as error:
+            group, self._sent = self._sent[0] if self._sent is not None else "", None  # sent again with the next report
+            logger.warning("consumer group %s does not show how far the query is: %s", group, error or "no answer")
+        self._under_way = None
+
+    def flush(self) -> None:
+        """Wait for the last commit for a short time."""
+        self._settle(LAST_COMMIT_S)
+        self._send()
+        self._settle(LAST_COMMIT_S)

@@ -1,0 +1,254 @@
+"""`tidelog spark compact` over a real cluster: nothing is lost or doubled, whatever goes on and whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.e2e.backends import QUIET, create_topic
+from tests.pyspark_tidelog.harness import FLAGS, ROOT, Spark, World, expected
+from tests.support.cli import environment, until
+from tests.support.cluster_process import up_cluster
+from tests.support.load import Load
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
+]
+
+STATIC = {"small": 3, "wide": 8}
+"""Topics that are written before, by their partitions."""
+UPLOADS = 16
+RECORDS = 25
+LAYOUT = ("--set", "compaction.target_bytes=65536", "--set", "compaction.stream_bytes=32768")
+
+
+class Job:
+    """`tidelog spark compact` in a process group of its own."""
+
+    def __init__(self, bootstrap: str, directory: Path, *flags: str) -> None:
+        directory.mkdir()
+        self._err = directory / "err"
+        self._out = directory / "out"
+        conf = (f"spark.local.dir={directory}", "spark.ui.enabled=false", "spark.driver.bindAddress=127.0.0.1")
+        arguments = ["--master", "local[2,4]", "--format", "json", *(f"--conf={each}" for each in conf), *flags]
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tidelog", "spark", "compact", *arguments],
+                env={**environment(bootstrap), "SPARK_LOCAL_IP": "127.0.0.1"},
+                cwd=ROOT,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def wait(self, code: int = 0) -> Any:
+        assert self.process.wait(240) == code, self.log[-3_000:]
+        return json.loads(self._out.read_text())
+
+    def workers(self) -> list[int]:
+        """The Python workers of this job's executors: children of the daemon that Spark has fork them."""
+        parents: dict[int, int] = {}
+        daemons: set[int] = set()
+        for path in Path("/proc").iterdir():
+            if not path.name.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                if b"pyspark.daemon" in (path / "cmdline").read_bytes():
+                    daemons.add(int(path.name))
+
+        def is_ours(pid: int) -> bool:
+            while pid not in (0, 1, self.process.pid):
+                pid = parents.get(pid, 0)
+            return pid == self.process.pid
+
+        return [pid for pid in sorted(daemons) if parents.get(pid) in daemons and is_ours(pid)]
+
+    def kill_workers(self) -> None:
+        for pid in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the driver, its JVM and its workers, as a machine that loses power."""
+        workers = self.workers()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(60)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    found: list[Job] = []
+    yield found
+    for job in found:
+        job.close()
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+    found = Spark(tmp_path_factory.mktemp("spark"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with up_cluster(tmp_path_factory.mktemp("cluster") / "data", brokers=2, flags=[*FLAGS, *LAYOUT]) as up:
+        found = World(up)
+        for topic, partitions in STATIC.items():
+            create_topic(up.bootstrap, topic, partitions)
+        yield found
+
+
+def fill(world: World, first: int) -> None:
+    """Write further records to the static topics, in small objects."""
+    for number in range(UPLOADS):
+        for topic, partitions in STATIC.items():
+            for partition in range(partitions):
+                world.produce(topic, partition, first + RECORDS * number, RECORDS)
+        world.upload()
+
+
+def committed(world: World) -> set[int]:
+    rows = world.cli("object", "list", "--limit", 1_000, "--format", "json").json()
+    return {row["id"] for row in rows if row["state"] == "committed"}
+
+
+def check(world: World, spark: Spark, count: int) -> None:
+    """The static topics have what was written to them, by Kafka's protocol and from the objects."""
+    for topic, partitions in STATIC.items():
+        rows = [row for partition in range(partitions) for row in expected(topic, partition, 0, count)]
+        assert spark.read(world.options(subscribe=topic, includeHeaders="true")) == rows
+        found = by_kafka(world.bootstrap, topic, partitions)
+        assert found == [(row["partition"], row["offset"], row["key"], row["value"]) for row in rows]
+
+
+def by_kafka(bootstrap: str, topic: str, partitions: int) -> list[tuple[int, int, str | None, str | None]]:
+    """Partition, offset, key and value (in hex) of everything in a topic."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "enable.auto.commit": False, **QUIET})
+    found: list[tuple[int, int, str | None, str | None]] = []
+    try:
+        places = [TopicPartition(topic, index, 0) for index in range(partitions)]
+        count = sum(consumer.get_watermark_offsets(each, timeout=60)[1] for each in places)
+        consumer.assign(places)
+
+        def all_came() -> bool:
+            for message in consumer.consume(5_000, 0.2):
+                assert message.error() is None, message.error()
+                partition, offset, key, value = message.partition(), message.offset(), message.key(), message.value()
+                assert partition is not None and offset is not None
+                found.append((partition, offset, _hex(key), _hex(value)))
+            return len(found) >= count
+
+        until(all_came)
+    finally:
+        consumer.close()
+    return sorted(found, key=lambda row: row[:2])
+
+
+def _hex(data: bytes | str | None) -> str | None:
+    assert not isinstance(data, str)
+    return None if data is None else data.hex()
+
+
+def test_a_dry_run_tells_what_would_be_rewritten_and_changes_nothing(world: World) -> None:
+    fill(world, 0)
+    before = committed(world)
+    plan = world.cli("spark", "compact", "--dry-run", "--format", "json").json()
+    assert plan["problems"] == [] and plan["tasks"] == sum(plan["kinds"].values()) > 0
+    assert UPLOADS <= plan["objects"] <= len(before)
+    assert 0 < plan["estimated_bytes"] <= plan["bytes"] and plan["requests"] >= plan["objects"]
+    text = world.cli("spark", "compact", "--dry-run", "--topic", "small").text
+    assert "Nothing was changed" in text and "objects" in text
+    assert "'nothing'" in world.cli("spark", "compact", "--dry-run", "--topic", "nothing", code=3).err
+    assert committed(world) == before
+
+
+def test_small_objects_become_large_ones_under_producers_moves_and_a_killed_worker(
+    world: World, spark: Spark, jobs: list[Job], tmp_path: Path
+) -> None:
+    create_topic(world.bootstrap, "busy", 2)
+    before = committed(world)
+    files = world.bucket_ids()
+    stop = threading.Event()
+
+    def move_and_upload() -> None:
+        """Move the partitions to and fro, and upload what is produced, until the job has ended."""
+        target = 1
+        while not stop.is_set():
+            world.cli("partition", "move", "busy:0", "small:0", "wide:3", "--to", target)
+            world.upload()
+            target = 3 - target
+
+    mover = threading.Thread(target=move_and_upload, daemon=True)
+    with Load(world.bootstrap, "busy", 2) as load:
+        load.more()
+        jobs.append(job := Job(world.bootstrap, tmp_path / "job"))
+        mover.start()
+        try:
+            until(lambda: bool(job.workers()))
+            job.kill_workers()  # in their first tasks
+            until(lambda: bool(world.bucket_ids() - files) or job.process.poll() is not None)
+            job.kill_workers()  # when some outputs are written
+            result = job.wait()
+        finally:
+            stop.set()
+            mover.join(120)
+    assert not mover.is_alive()
+    assert "exited unexpectedly" in job.log, "a task lost its worker"
+    assert result["tasks"] > 0 and result["damaged"] == result["failed"] == 0, result
+    assert result["outputs"] < result["inputs"] and result["written_bytes"] > 0
+    assert len(before & committed(world)) < len(before) / 4, "nearly all that was small is replaced"
+    check(world, spark, UPLOADS * RECORDS)
+    load.check(world.bootstrap)
+    assert world.cli("object", "verify", "--format", "json").code == 0
+
+
+def test_a_job_that_is_killed_is_run_again_beside_the_brokers_own_compaction(
+    world: World, spark: Spark, jobs: list[Job], tmp_path: Path
+) -> None:
+    fill(world, UPLOADS * RECORDS)
+    files, small = world.bucket_ids(), committed(world)
+    jobs.append(first := Job(world.bootstrap, tmp_path / "first"))
+    until(lambda: bool(world.bucket_ids() - files))
+    first.kill()
+    check(world, spark, 2 * UPLOADS * RECORDS)
+    jobs.append(second := Job(world.bootstrap, tmp_path / "second"))
+    until(lambda: bool(second.workers()))
+    world.compact()
+    result = second.wait()
+    assert result["damaged"] == result["failed"] == 0, result
+    assert len(small & committed(world)) < len(small) / 2
+    check(world, spark, 2 * UPLOADS * RECORDS)
+    assert world.cli("object", "verify", "--format", "json").code == 0
+    waiting = world.cli("object", "clean", "--dry-run", "--format", "json").json()
+    assert waiting["orphans"] == [], "what the killed job left has ids that expire"
+    again = world.cli("spark", "compact", "--dry-run", "--format", "json").json()
+    assert again["tasks"] == 0, again
