@@ -210,7 +210,11 @@ class TaskProducer:
         return self._row
 
     def close(self) -> None:
-        """Drop what is not written yet: nothing comes from here any more."""
+        """End the producer and its threads; what is not written yet is dropped."""
+        self._drop()
+        del self._producer  # it has a callback of this object: only without that circle it ends now
+
+    def _drop(self) -> None:
         if len(self._producer):
             self._producer.purge(in_queue=True, in_flight=True)
             self._producer.flush(DRAIN_S)
@@ -244,7 +248,7 @@ class TaskProducer:
 
     def _fail(self) -> NoReturn:
         self._producer.flush(DRAIN_S)
-        self.close()
+        self._drop()
         more = self._failed - len(self._failures)
         message = f"{self._failed} row{'s' if self._failed > 1 else ''} of this task cannot be written: "
         message += "; ".join(self._failures)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -140,6 +142,21 @@ def test_when_reading_fails_what_is_in_the_queue_is_dropped_and_the_error_is_tha
 
     with pytest.raises(OSError, match="lost the shuffle"):
         write_rows(batches(), unreachable(delivery_timeout_ms="600000"))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_leaves_no_thread_behind(fails: bool) -> None:
+    options = unreachable() if fails else unreachable(test_mock_num_brokers="1")
+    before = len(list(Path("/proc/self/task").iterdir()))
+    gc.disable()
+    try:
+        write_rows([batch(value=pa.array(["v"] * 10))], options)
+        assert not fails
+    except Unavailable:
+        assert fails
+    finally:
+        gc.enable()
+    assert len(list(Path("/proc/self/task").iterdir())) <= before
 
 
 def test_a_task_without_rows_needs_no_broker() -> None:
