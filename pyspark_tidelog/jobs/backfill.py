@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from pyspark_tidelog.jobs.frame import ClusterAccess, spark_job
 from pyspark_tidelog.jobs.kafka_range import read_range
 from pyspark_tidelog.jobs.ordered import CopiedPartition, PartitionCopy, copy_partition
-from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, prepare_copy
+from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, copy_settings, prepare_copy
 from tidelog.runtime.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -106,9 +106,10 @@ def run(spark: SparkSession, options: BackfillOptions) -> BackfillResult:
     with spark_job(spark, "backfill", f"backfill of {options.topic} into {target}") as job:
         source, topics = TopicAdmin(options.source), TopicAdmin(client_settings(options.cluster))
         count = source.existing(options.topic)
-        prepare_copy(topics, target, count, source.configs(options.topic), options.topic)
+        prepare_copy(topics, target, (count, count), source.configs(options.topic), options.topic)
         ranges = _ranges(options, count)
-        copies = [_copy_of(options, target, one) for one in ranges if one.end or one.target_end]
+        settings = copy_settings(options.cluster, target)
+        copies = [_copy_of(options, settings, one) for one in ranges if one.end or one.target_end]
         with job.stage(f"backfill: copy {len(copies)} partitions of {options.topic} into {target}"):
             done = {each.partition: each for each in _copy(spark, copies, options.source)}
     ends = {partition: each.end for partition, each in done.items()}
@@ -143,16 +144,16 @@ def _ranges(options: BackfillOptions, known: int) -> tuple[BackfillRange, ...]:
     return tuple(BackfillRange(at, *bounds[at], ends[at][1] if at in ends else 0) for at in range(count))
 
 
-def _copy_of(options: BackfillOptions, target: str, one: BackfillRange) -> PartitionCopy:
+def _copy_of(options: BackfillOptions, settings: Mapping[str, str], one: BackfillRange) -> PartitionCopy:
     return PartitionCopy(
         source=options.topic,
-        topic=target,
+        topic=_target(options),
         partition=one.partition,
         start=one.start,
         end=one.end,
         keeps_offsets=options.keeps_offsets,
         fills_holes=options.fills_holes,
-        kafka=client_settings(options.cluster),
+        kafka=settings,
     )
 
 

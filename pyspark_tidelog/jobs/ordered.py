@@ -407,6 +407,7 @@ class OrderedWriter:
         self._check()
 
     def close(self) -> None:
-        """Drop what is not acknowledged: another attempt writes it."""
+        """Drop what is not acknowledged, which another attempt writes, and end the producer."""
         self._producer.purge()
         self._drain()
+        del self._producer  # it has a callback of this object: only without that circle its threads end now

@@ -6,6 +6,9 @@ Into a topic, key, value, headers and timestamp are preserved:
   (`pyspark_tidelog.jobs.ordered`). Run again, with the same beginning, it goes on where it was: the records that the
   target has are counted, and its first and last one compared with the source's. A target with anything else is
   refused.
+- *by key*: the key chooses the partition, of which the target may have any number. One task for each partition of the
+  source writes by the sink (`pyspark_tidelog.sink`), so records of a key stay in their order. At least once, if Spark
+  runs a task again; the target has to be empty, for after a run that ended midway nobody can say what is there.
 
 Into Parquet, Spark writes the columns of the data source with as many tasks as it reads with, in directories by topic,
 partition and day (UTC). Run again, it replaces all that it made, and nothing else
@@ -28,11 +31,13 @@ from pyspark_tidelog.columns import spark_schema
 from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.jobs.ordered import CopiedPartition, PartitionCopy, copy_partition
 from pyspark_tidelog.jobs.parquet_target import OwnedDirectory
-from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, prepare_copy
+from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, copy_settings, prepare_copy, sink_options
 from pyspark_tidelog.options import read_options
 from pyspark_tidelog.reading import read_task
+from pyspark_tidelog.sink import write_rows
+from pyspark_tidelog.sink_options import write_options
 from pyspark_tidelog.source import TidelogReader
-from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
+from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +57,7 @@ class ReplayOptions:
     topic: str
     to_topic: str = ""
     to_parquet: str = ""
+    by_key: bool = False
     bounds: Mapping[str, str] = field(default_factory=dict)
     """Options of the data source: `startingTimestamp`, `endingOffsets`, …"""
 
@@ -121,6 +127,8 @@ def _target(options: ReplayOptions) -> str:
 def _check(options: ReplayOptions) -> None:
     if bool(options.to_topic) == bool(options.to_parquet):
         raise ConfigError("exactly one target is needed: a topic, or a path for Parquet files")
+    if options.by_key and not options.to_topic:
+        raise ConfigError("keys choose partitions of a topic, not of Parquet files", hint="leave out --by-key")
     if options.to_topic == options.topic:
         raise ConfigError(f"topic {options.topic} cannot be replayed into itself", hint="name another target")
 
@@ -167,10 +175,13 @@ def rows_from(parts: Iterable[Any], start: int) -> Iterator[pa.RecordBatch]:
 
 
 def _to_topic(spark: SparkSession, job: RunningJob, options: ReplayOptions) -> ReplayResult:
-    settings = client_settings(options.cluster)
-    topics = TopicAdmin(settings)
+    topics = TopicAdmin(client_settings(options.cluster))
     count = topics.existing(options.topic)
-    prepare_copy(topics, options.to_topic, count, topics.configs(options.topic), options.topic)
+    wanted = 1 if options.by_key else count
+    prepare_copy(topics, options.to_topic, (count, wanted), topics.configs(options.topic), options.topic)
+    if options.by_key:
+        return _to_topic_by_key(spark, job, options, topics)
+    settings = copy_settings(options.cluster, options.to_topic)
     with _planned(options) as parts:
         grouped = _by_partition(parts)
         idle = [index for index in range(count) if index not in grouped]
@@ -215,6 +226,27 @@ def _copy(spark: SparkSession, copies: Sequence[tuple[PartitionCopy, list[Any]]]
         return copy_partition(work[0], lambda start: rows_from(work[1], start))
 
     return spark.sparkContext.parallelize(copies, len(copies)).map(copy_one).collect()
+
+
+def _to_topic_by_key(spark: SparkSession, job: RunningJob, options: ReplayOptions, topics: TopicAdmin) -> ReplayResult:
+    target = options.to_topic
+    bounds = topics.bounds(target, range(topics.existing(target)), committed=False)
+    there = sum(end for _, end in bounds.values())
+    if there:
+        raise AlreadyExists(
+            f"topic {target} has {there} records, which a replay by key cannot tell from its own",
+            hint="delete the topic, and begin anew",
+        )
+    writes = write_options(sink_options(options.cluster, target, keeps_timestamps=True))
+    columns = ["key", "value", "headers", "timestamp"]
+
+    def write(parts: list[Any]) -> int:
+        return write_rows((batch.select(columns) for batch in rows_from(parts, 0)), writes).rows
+
+    with _planned(options) as parts, job.stage(f"replay: write {options.topic} to {target} by key"):
+        work = list(_by_partition(parts).values())
+        records = sum(spark.sparkContext.parallelize(work, len(work)).map(write).collect()) if work else 0
+    return ReplayResult(options.topic, target, _ranges(parts), records, 0)
 
 
 def _to_parquet(spark: SparkSession, job: RunningJob, options: ReplayOptions) -> ReplayResult:

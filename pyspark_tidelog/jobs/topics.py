@@ -1,6 +1,6 @@
 """Topics by Kafka's admin protocol, for jobs that write to one, or read one of another cluster. On the driver.
 
-Entry: `TopicAdmin`, `client_settings`, `prepare_copy`.
+Entry: `TopicAdmin`, `client_settings`, `sink_options`, `prepare_copy`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ CONNECT_S = 10.0
 ANSWER_S = 30.0
 COPIED_CONFIGS = ("retention.ms", "retention.bytes", "max.message.bytes")
 """What a topic that a job makes takes over from its source, where it was set there."""
+DEFAULT_MAX_BYTES = 1_048_588
+"""Kafka's max.message.bytes, for a broker that tells none."""
+BATCH_BYTES = 1_000_000
+"""librdkafka's batch.size, where a topic accepts that."""
 _TIMESTAMP_TYPE = "message.timestamp.type"
 
 
@@ -56,6 +60,15 @@ class TopicAdmin:
         """Return the configs that were set for a topic itself. Raises `Unavailable`."""
         return {name: each.value for name, each in self._describe(topic).items() if not each.is_default}
 
+    def config(self, topic: str, name: str) -> str | None:
+        """Return a config of a topic, wherever it was set. Raises `Unavailable`."""
+        entry = self._describe(topic).get(name)
+        return None if entry is None else entry.value
+
+    def max_message_bytes(self, topic: str) -> int:
+        """Return how large a batch of records of a topic may be. Raises `Unavailable`."""
+        return int(self.config(topic, "max.message.bytes") or DEFAULT_MAX_BYTES)
+
     def _describe(self, topic: str) -> dict[str, Any]:
         from confluent_kafka.admin import ConfigResource
 
@@ -65,8 +78,7 @@ class TopicAdmin:
 
     def check_timestamps(self, topic: str) -> None:
         """Raise `InvalidInput` if a topic replaces timestamps by the time of the append."""
-        entry = self._describe(topic).get(_TIMESTAMP_TYPE)
-        if entry is not None and entry.value == "LogAppendTime":
+        if self.config(topic, _TIMESTAMP_TYPE) == "LogAppendTime":
             raise InvalidInput(
                 f"topic {topic} has {_TIMESTAMP_TYPE} = LogAppendTime: timestamps would not be preserved",
                 hint=f"`tidelog topic alter {topic} --config {_TIMESTAMP_TYPE}=CreateTime`",
@@ -126,17 +138,41 @@ def client_settings(access: ClusterAccess) -> dict[str, str]:
     return {**options.kafka, "bootstrap.servers": options.bootstrap}
 
 
-def prepare_copy(topics: TopicAdmin, target: str, count: int, configs: Mapping[str, str], source: str) -> None:
-    """Create the target of a copy of `count` partitions, if it is not there, with configs of the source.
+def sink_options(access: ClusterAccess, topic: str, *, keeps_timestamps: bool) -> dict[str, str]:
+    """Return options of the sink for a topic, which accepts any record that the topic accepts. Raises `Unavailable`."""
+    settings = client_settings(access)
+    bound = TopicAdmin(settings).max_message_bytes(topic)
+    sizes = {
+        "batch.size": str(min(BATCH_BYTES, bound)),
+        "message.max.bytes": str(max(BATCH_BYTES, bound)),
+        "queue.buffering.max.kbytes": str(max(64 << 10, 2 * bound >> 10)),
+    }
+    found = {f"kafka.{name}": value for name, value in {**sizes, **settings}.items()}
+    return {**found, "topic": topic, "keepTimestamps": str(keeps_timestamps).lower()}
+
+
+def copy_settings(access: ClusterAccess, target: str) -> dict[str, str]:
+    """Return librdkafka's settings for a copy into a topic, whose batches the topic accepts. Raises `Unavailable`."""
+    settings = client_settings(access)
+    bound = TopicAdmin(settings).max_message_bytes(target)
+    return {"batch.size": str(min(BATCH_BYTES, bound)), **settings}
+
+
+def prepare_copy(
+    topics: TopicAdmin, target: str, counts: tuple[int, int], configs: Mapping[str, str], source: str
+) -> None:
+    """Create the target of a copy, if it is not there, with configs of the source.
+
+    `counts`: the partitions that it gets then, and those that it needs.
 
     Raises `InvalidInput` for a topic that cannot have the copy, `Unavailable`.
     """
     known = topics.partitions(target)
     if known is None:
-        topics.create(target, count, {name: configs[name] for name in COPIED_CONFIGS if name in configs})
-    elif known < count:
+        topics.create(target, counts[0], {name: configs[name] for name in COPIED_CONFIGS if name in configs})
+    elif known < counts[1]:
         raise InvalidInput(
-            f"topic {target} has {known} partitions, and {source} has {count}",
-            hint=f"`tidelog topic alter {target} --partitions {count}`",
+            f"topic {target} has {known} partitions, and {source} has {counts[1]}",
+            hint=f"`tidelog topic alter {target} --partitions {counts[1]}`",
         )
     topics.check_timestamps(target)

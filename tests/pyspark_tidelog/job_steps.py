@@ -11,10 +11,39 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidelog.jobs import audit as audit_job
 from pyspark_tidelog.jobs import backfill as backfill_job
+from pyspark_tidelog.jobs import load as load_job
 from pyspark_tidelog.jobs import replay as replay_job
-from pyspark_tidelog.jobs.frame import ClusterAccess
+from pyspark_tidelog.jobs.frame import ClusterAccess, spark_job
 from pyspark_tidelog.jobs.inventory import Inventory, take_inventory
+from pyspark_tidelog.jobs.progress import JobProgress
 from tests.support.cli import until
+from tidelog.runtime.errors import CorruptData, TidelogError
+
+
+def frame(spark: SparkSession) -> dict[str, Any]:
+    """Run a job of three tasks that says what it sees, and one that fails; return what they left."""
+
+    def fail(number: int) -> int:
+        raise CorruptData(f"number {number} is wrong", hint="mend it") if number == 2 else ValueError("no")
+
+    context = spark.sparkContext
+    context.setJobDescription("mine")
+    tracker = context.statusTracker()
+    with spark_job(spark, "some", "something") as job, job.stage("a stage"):
+        inside = context.getLocalProperty("spark.job.description")
+        context.parallelize(range(6), 3).count()
+        counts = JobProgress(context, job.group, "").counts()
+        jobs = len(tracker.getJobIdsForGroup(job.group))
+    told = []
+    for numbers in ([2], [1]):
+        try:
+            with spark_job(spark, "some", "something"):
+                context.parallelize(numbers, 1).map(fail).collect()
+        except TidelogError as error:
+            told.append([type(error).__name__, str(error)])
+    after = context.getLocalProperty("spark.job.description")
+    context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]  # its stub knows text only
+    return {"inside": inside, "counts": counts, "jobs": jobs, "told": told, "after": after}
 
 
 def audit(spark: SparkSession, bootstrap: str, token: str, report: str = "") -> dict[str, Any]:
@@ -47,6 +76,17 @@ def backfill(spark: SparkSession, bootstrap: str, source: str, topic: str, **opt
     """Backfill a topic."""
     access, settings = ClusterAccess(bootstrap), {"bootstrap.servers": source}
     return asdict(backfill_job.run(spark, backfill_job.BackfillOptions(access, settings, topic, **options)))
+
+
+def load(spark: SparkSession, bootstrap: str, sql: str = "", **options: Any) -> dict[str, Any]:
+    """Load files, or the rows of a query."""
+    wanted = load_job.LoadOptions(ClusterAccess(bootstrap), **options)
+    return asdict(load_job.run(spark, wanted, spark.sql(sql) if sql else None))
+
+
+def write_parquet(spark: SparkSession, sql: str, path: str) -> None:
+    """Write the rows of a query to one file."""
+    spark.sql(sql).coalesce(1).write.parquet(path)
 
 
 def read_parquet(spark: SparkSession, path: str) -> list[dict[str, Any]]:

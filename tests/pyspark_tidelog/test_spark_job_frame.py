@@ -1,6 +1,13 @@
-"""What jobs share, without a Spark: how errors come back from it, and which options it takes."""
+"""What jobs share: how errors come back from Spark, names and progress in it, and options of the commands."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
 
 import click
 import pytest
@@ -8,7 +15,9 @@ from click.testing import CliRunner
 from pyspark.errors import PythonException
 
 from pyspark_tidelog.jobs.frame import ClusterAccess, cluster_access, told_by_spark
-from tests.support.cli import Cli
+from tests.pyspark_tidelog.harness import Spark
+from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer
+from tests.support.cli import Cli, environment
 from tidelog.cli.spark_run import SparkRun, spark_options
 from tidelog.runtime.errors import ConfigError, CorruptData, Unavailable
 
@@ -87,3 +96,41 @@ def test_the_options_of_all_jobs_are_one_argument_of_a_command() -> None:
 @pytest.mark.processes
 def test_jobs_are_listed_without_a_cluster() -> None:
     assert "with Spark" in Cli()("spark", "--help").text
+
+
+def with_spark(function: Any) -> Any:
+    for mark in MARKS:
+        function = mark(function)
+    return function
+
+
+@with_spark
+def test_a_job_has_a_name_in_spark_counts_its_tasks_and_raises_what_a_task_raised(spark: Spark) -> None:
+    found = answer(spark, "frame", {})
+    assert (found["inside"], found["after"]) == ("a stage", "mine")
+    assert found["counts"] == [3, 0, 3] and found["jobs"] == 1
+    (corrupt, other) = found["told"]
+    assert corrupt == ["CorruptData", "number 2 is wrong (mend it)"]
+    assert other[0] == "Unavailable" and "Spark ended the job" in other[1]
+
+
+@with_spark
+def test_progress_is_shown_on_a_terminal_only(world: JobWorld) -> None:
+    """`--master` with few cores and an audit of some objects: its bar has the description of its stage."""
+    world.produce("shown", 0, 0, 20)
+    world.upload()
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "tidelog", "spark", "audit", *LOCAL]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=slave, stdin=subprocess.DEVNULL, env=environment(world.bootstrap)
+    )
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while piece := os.read(master, 4096):
+            shown += piece
+    os.close(master)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"audit of " in shown or b"audit: check" in shown
+    assert out.startswith(b"sound: ")

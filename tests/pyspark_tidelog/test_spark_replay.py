@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +12,37 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.backends import create_topic
-from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World, expected
-from tests.support.cli import environment, until
-from tests.support.cluster_process import up_cluster
+from tests.pyspark_tidelog.harness import Row, Spark, expected
+from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, ONE_AT_A_TIME, JobWorld, answer, error, killed, rows_of
+from tests.support.cli import until
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
-]
-STEPS = "tests.pyspark_tidelog.job_steps"
-LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
-ONE_AT_A_TIME = ("--option", "kafka.batch.num.messages=1", "--option", "kafka.max.in.flight=1")
+pytestmark = MARKS
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    found = Spark(tmp_path_factory.mktemp("spark"))
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module", autouse=True)
+def topic(world: JobWorld) -> None:
     """Topic `t`: 400 records in objects and 50 in the tail of partition 0; 150 in partition 1."""
-    with up_cluster(tmp_path_factory.mktemp("cluster") / "data", brokers=2, flags=FLAGS) as up:
-        found = World(up)
-        create_topic(up.bootstrap, "t", 3, **{"retention.ms": "-1"})
-        for number in range(4):
-            found.produce("t", 0, 100 * number, 100)
-            found.upload()
-        found.produce("t", 0, 400, 50)
-        found.produce("t", 1, 0, 150)
-        yield found
+    create_topic(world.bootstrap, "t", 3, **{"retention.ms": "-1"})
+    for number in range(4):
+        world.produce("t", 0, 100 * number, 100)
+        world.upload()
+    world.produce("t", 0, 400, 50)
+    world.produce("t", 1, 0, 150)
 
 
-def step(spark: Spark, name: str, **arguments: Any) -> Any:
-    told = spark.ask(**{"call": f"{STEPS}:{name}", "with": arguments})
-    assert "ok" in told, told["error"]
-    return told["ok"]
+def replay(spark: Spark, world: JobWorld, topic: str, **more: Any) -> Any:
+    return answer(spark, "replay", {"bootstrap": world.bootstrap, "token": world.token, "topic": topic, **more})
 
 
-def replay(spark: Spark, world: World, topic: str, **more: Any) -> Any:
-    return step(spark, "replay", bootstrap=world.bootstrap, token=world.token, topic=topic, **more)
+def refusal(spark: Spark, world: JobWorld, topic: str, **more: Any) -> str:
+    return error(spark, "replay", {"bootstrap": world.bootstrap, "token": world.token, "topic": topic, **more})
 
 
-def refusal(spark: Spark, world: World, topic: str, **more: Any) -> str:
-    arguments = {"bootstrap": world.bootstrap, "token": world.token, "topic": topic, **more}
-    return str(spark.ask(**{"call": f"{STEPS}:replay", "with": arguments})["error"])
+def high_watermark(world: JobWorld, topic: str) -> int:
+    return world.connection.offsets([(topic, 0)])[topic, 0].high_watermark
 
 
-def rows_of(spark: Spark, world: World, topic: str) -> list[Row]:
-    return spark.read(world.options(subscribe=topic, includeHeaders="true"))
-
-
-def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(spark: Spark, world: World) -> None:
+def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(spark: Spark, world: JobWorld) -> None:
     done = replay(spark, world, "t", to_topic="copy")
     assert (done["records"], done["found"], done["target"]) == (600, 0, "copy")
     assert rows_of(spark, world, "copy") == [*expected("copy", 0, 0, 450), *expected("copy", 1, 0, 150)]
@@ -80,7 +53,7 @@ def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(s
     assert rows_of(spark, world, "copy")[450:] == expected("copy", 1, 0, 180)
 
 
-def test_a_range_of_time_or_offsets_is_numbered_from_zero(spark: Spark, world: World) -> None:
+def test_a_range_of_time_or_offsets_is_numbered_from_zero(spark: Spark, world: JobWorld) -> None:
     bounds = {"startingTimestamp": "1700000000100", "endingTimestamp": "1700000000130"}
     done = replay(spark, world, "t", to_topic="some", bounds=bounds)
     assert done["ranges"] == [{"partition": at, "start": 100, "end": 130} for at in range(2)]
@@ -94,12 +67,33 @@ def test_a_range_of_time_or_offsets_is_numbered_from_zero(spark: Spark, world: W
     assert "is no copy of t" in refusal(spark, world, "t", to_topic="few"), "it began elsewhere"
 
 
-def test_a_target_that_is_not_right_is_refused(spark: Spark, world: World) -> None:
+def test_keys_choose_partitions_of_a_target_with_other_partitions(spark: Spark, world: JobWorld) -> None:
+    create_topic(world.bootstrap, "keyed", 2)
+    done = replay(spark, world, "t", to_topic="keyed", by_key=True)
+    found = rows_of(spark, world, "keyed")
+    source = rows_of(spark, world, "t")
+    assert done["records"] == len(found) == len(source)
+
+    def told(rows: list[Row]) -> list[str]:
+        names = ("key", "value", "timestamp", "headers")
+        return sorted(json.dumps([each[name] for name in names]) for each in rows)
+
+    assert told(found) == told(source)
+    places: dict[str, set[int]] = {}
+    for each in found:
+        if each["key"] is not None:
+            places.setdefault(each["key"], set()).add(each["partition"])
+    assert {len(each) for each in places.values()} == {1} and {each["partition"] for each in found} == {0, 1}
+    assert "cannot tell from its own" in refusal(spark, world, "t", to_topic="keyed", by_key=True)
+    assert "not of Parquet files" in refusal(spark, world, "t", to_parquet="p", by_key=True)
+
+
+def test_a_target_that_is_not_right_is_refused(spark: Spark, world: JobWorld) -> None:
     assert "into itself" in refusal(spark, world, "t", to_topic="t")
     assert "exactly one target" in refusal(spark, world, "t")
     assert "there is no topic 'nothing'" in refusal(spark, world, "nothing", to_topic="copy2")
-    create_topic(world.bootstrap, "narrow", 2)
-    assert "has 2 partitions, and t has 3" in refusal(spark, world, "t", to_topic="narrow")
+    create_topic(world.bootstrap, "two", 2)
+    assert "has 2 partitions, and t has 3" in refusal(spark, world, "t", to_topic="two")
     create_topic(world.bootstrap, "stamped", 3, **{"message.timestamp.type": "LogAppendTime"})
     assert "timestamps would not be preserved" in refusal(spark, world, "t", to_topic="stamped")
     create_topic(world.bootstrap, "full", 3)
@@ -110,7 +104,7 @@ def test_a_target_that_is_not_right_is_refused(spark: Spark, world: World) -> No
 
 
 def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
-    spark: Spark, world: World, tmp_path: Path
+    spark: Spark, world: JobWorld, tmp_path: Path
 ) -> None:
     path = tmp_path / "files"
     wanted = [{**each, "day": "2023-11-14"} for each in expected("t", 0, 0, 450)]
@@ -123,7 +117,7 @@ def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
         assert done["records"] == 600
         assert (path / "_SUCCESS").exists()
         assert {each.name for each in path.glob("topic=t/*")} == {"partition=0", "partition=1"}
-        found = step(spark, "read_parquet", path=str(path))
+        found = answer(spark, "read_parquet", {"path": str(path)})
         assert found == [*wanted, *({**each, "day": "2023-11-14"} for each in expected("t", 1, 0, 150))]
         assert [each.name for each in tmp_path.iterdir() if not each.name.startswith(".")] == ["files"]
         draft = tmp_path / "files.draft"  # what a run leaves that is killed
@@ -138,24 +132,18 @@ def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
     assert (tmp_path / "mine" / "file").exists()
 
 
-def test_a_replay_that_was_killed_goes_on_where_it_was(spark: Spark, world: World, tmp_path: Path) -> None:
+def test_a_replay_that_was_killed_goes_on_where_it_was(spark: Spark, world: JobWorld, tmp_path: Path) -> None:
     create_topic(world.bootstrap, "killed", 3)
-    command = [sys.executable, "-m", "tidelog", "spark", "replay", "t", "--to", "killed", *LOCAL, *ONE_AT_A_TIME]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment(world.bootstrap), start_new_session=True
-        )
-        until(lambda: len(rows_of(spark, world, "killed")) > 20 or process.poll() is not None)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(60)
+    command = ("replay", "t", "--to", "killed")
+    killed(world.bootstrap, command, lambda: high_watermark(world, "killed") > 20, tmp_path / "log")
     written = len(rows_of(spark, world, "killed"))
     assert 20 < written < 630, (tmp_path / "log").read_text()
-    done = world.cli("spark", "replay", "t", "--to", "killed", "--format", "json", *LOCAL).json()
+    done = world.cli("spark", *command, "--format", "json", *LOCAL).json()
     assert done["found"] >= written and done["records"] == 630 - done["found"]
     assert rows_of(spark, world, "killed") == [*expected("killed", 0, 0, 450), *expected("killed", 1, 0, 180)]
 
 
-def test_ctrl_c_ends_a_replay_with_its_code_and_the_plan_writes_nothing(world: World, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_replay_with_its_code_and_the_plan_writes_nothing(world: JobWorld, tmp_path: Path) -> None:
     leases = world.cli("lease", "list").text.count("\n")
     plan = world.cli("spark", "replay", "t", "--to", "stopped", "--dry-run", "--format", "json").json()
     assert plan["creates_target"] and plan["tasks"] == 2 and plan["bytes"] > 0
@@ -165,9 +153,9 @@ def test_ctrl_c_ends_a_replay_with_its_code_and_the_plan_writes_nothing(world: W
     create_topic(world.bootstrap, "stopped", 3)
     command = ["spark", "replay", "t", "--to", "stopped", *LOCAL, *ONE_AT_A_TIME]
     process = world.cli.start(*command)
-    until(lambda: world.connection.offsets([("stopped", 0)])["stopped", 0].high_watermark > 5)
+    until(lambda: high_watermark(world, "stopped") > 5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err.decode()
     assert b"Traceback" not in err and out == b""
-    assert world.connection.offsets([("stopped", 0)])["stopped", 0].high_watermark < 450
+    assert high_watermark(world, "stopped") < 450

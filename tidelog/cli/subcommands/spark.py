@@ -18,6 +18,7 @@ JOBS = {
         "tidelog.cli.subcommands.spark_compact:compact",
         "Rewrite small objects into large ones.",
     ),
+    "load": ("tidelog.cli.subcommands.spark_load:load", "Write Parquet, CSV or JSON files to a topic."),
     "replay": ("tidelog.cli.subcommands.spark_replay:replay", "Copy a topic into another, or into Parquet files."),
 }
 """Job → (module:function, one line of help)."""

@@ -22,26 +22,18 @@ from tidelog.runtime.errors import ConfigError
 @click.option("--until", "until_ms", type=TimestampType(), metavar="TIME", help="End before records of this time.")
 @click.option("--from-offsets", default="", metavar="JSON", help='Begin at offsets of each partition: {"0": 23}.')
 @click.option("--until-offsets", default="", metavar="JSON", help="End before offsets of each partition.")
+@click.option("--by-key", is_flag=True, help="Let the key choose the partition [default: that of the same number].")
 @spark_options
-def replay(
-    call: SparkRun,
-    topic: str,
-    to_topic: str,
-    to_parquet: str,
-    from_ms: int | None,
-    until_ms: int | None,
-    from_offsets: str,
-    until_offsets: str,
-) -> None:
+def replay(call: SparkRun, topic: str, to_topic: str, to_parquet: str, by_key: bool, **range_: Any) -> None:
     """Copy TOPIC, or a part of it, into another topic or into Parquet files. Run again, it goes on or begins anew."""
     call.need_extra()
     from pyspark_tidelog.jobs import replay as job
 
     bounds = {
-        **_bound(topic, "starting", "--from", from_ms, from_offsets),
-        **_bound(topic, "ending", "--until", until_ms, until_offsets),
+        **_bound(topic, "starting", "--from", range_["from_ms"], range_["from_offsets"]),
+        **_bound(topic, "ending", "--until", range_["until_ms"], range_["until_offsets"]),
     }
-    options = job.ReplayOptions(call.access(), topic, to_topic, to_parquet, bounds)
+    options = job.ReplayOptions(call.access(), topic, to_topic, to_parquet, by_key, bounds)
     call.execute(
         "replay",
         lambda: job.plan(options),
