@@ -87,11 +87,15 @@ def read(world: World, installed: Path, place: Path, master: str) -> tuple[list[
         "spark.executor.memory": "512m",
         "spark.local.dir": str(place / "local"),
     }
+    home = place / "home"  # a local cluster keeps its executors' files there
+    home.mkdir()
+    for each in SPARK_CLASS.parents[1].iterdir():
+        (home / each.name).symlink_to(each)
     given = {"settings": settings, "options": world.options(subscribe="t", maxBytesPerTask=4_000)}
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(given)],
         cwd=place,
-        env=environment(installed),
+        env={**environment(installed), "SPARK_HOME": str(home)},
         capture_output=True,
         text=True,
         timeout=ANSWER_S,

@@ -100,6 +100,7 @@ def test_a_topic_as_files_is_brought_up_to_date_once(reader: Reader) -> None:
 
 
 def test_a_topic_is_enriched_to_another(reader: Reader) -> None:
+    create_topic(reader.bootstrap, "orders-by-country", 1)
     reader.run(3)
     rows = [json.loads(value) for *_, value in read_topic(reader.bootstrap, "orders-by-country")]
     known = {"ann": "SE", "bob": "FR"}
