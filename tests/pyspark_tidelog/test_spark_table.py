@@ -341,9 +341,9 @@ def test_the_command_plans_runs_and_compacts(lake: Lake) -> None:
     assert (planned["offsets"], planned["exists"], planned["commits"]) == (4, False, 1)
     assert not lake.warehouse.exists()
     told = lake.world.cli(*job, *local).text
-    assert "table lake.t: 2 rows of 4 offsets in 1 commits" in told
+    assert "table lake.t: 2 rows of 4 offsets in 1 commit" in told
     assert "2 records are in the quarantine lake.t_quarantine" in told
     assert lake.places() == [(0, 0), (0, 1)]
-    assert "0 offsets in 0 commits" in lake.world.cli(*job, "--dry-run").text
+    assert "0 offsets to be added, in 0 commits" in lake.world.cli(*job, "--dry-run").text
     assert "0 of 1 files" in lake.world.cli("spark", "table-compact", "lake.t", *where, "--dry-run").text
     assert lake.world.cli("spark", "table", "nothing", "--table", "lake.t", *where, "--dry-run", code=3).code == 3

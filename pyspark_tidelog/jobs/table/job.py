@@ -43,7 +43,7 @@ from pyspark_tidelog.jobs.table.schemas import (
     raw_fields,
 )
 from pyspark_tidelog.jobs.table.state import TableState, attempt_name, next_chunk
-from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, catalog_file, open_catalog
+from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, catalog_file, open_catalog, store_errors
 from pyspark_tidelog.jobs.table.tasks import IngestPlan, TaskOutcome, ingest, observe
 from pyspark_tidelog.jobs.table.upserts import KEY_TYPES, Upsert
 from pyspark_tidelog.jobs.table.values import ADD, IGNORE, REFUSE, Wishes
@@ -162,7 +162,8 @@ class TableResult:
 def plan(options: TableOptions) -> TablePlan:
     """Say what a run would do. Changes nothing."""
     ends = _reads(options).look()
-    table = _existing(options)
+    with store_errors():
+        table = _existing(options)
     state = _checked_state(options, table, ends.topic_id)
     ranges = next_chunk(state, ends.end, ends.first, 1 << 62)
     offsets = sum(end - start for start, end in ranges.values())
@@ -190,11 +191,13 @@ def run(spark: SparkSession, options: TableOptions, stop: threading.Event | None
     """
     stop = stop or threading.Event()
     with spark_job(spark, "table", f"topic {options.topic} to table {options.table}") as job:
-        ingestion = Ingestion(spark, options, job)
+        with store_errors():
+            ingestion = Ingestion(spark, options, job)
         failures = 0
         while True:
             try:
-                ingestion.catch_up(stop)
+                with store_errors():
+                    ingestion.catch_up(stop)
                 failures = 0
             except Unavailable as error:
                 failures += 1
