@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|previous_release|all|kafka}
+    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|all|kafka}
 
-prints one line `<kind> <path of the executable>` each. `all` is what the tests need: the first four. Existing
+prints one line `<kind> <path of the executable>` each. `all` is what the tests need: the first five. Existing
 installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
 `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`; deleting it is safe.
 
@@ -12,6 +12,8 @@ installations are kept; several callers may run at once (one lock file per kind)
 - kcat: the one on PATH; else Debian's or Ubuntu's packages, unpacked without installation. A few seconds.
 - previous_release: an environment with the wheel in `tests/releases`, as that release pins its requirements; its
   executable is its Python. About 30 seconds.
+- spark_kafka: a folder with Spark's own Kafka connector by Maven (`jars`) and the PySpark of the same version by pip
+  (`python`). 490 MB, about a minute.
 - kafka: the folder of Apache Kafka's jars, by Maven; for `python -m bench.peers`. 54 MB.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
@@ -55,15 +57,26 @@ KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "l
 """kcat and its libraries, except the C library. Their names vary between releases of the distribution."""
 
 KAFKA_VERSION = "4.1.0"
-KAFKA_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+KAFKA_ARTIFACTS = tuple(f"org.apache.kafka:{name}:{KAFKA_VERSION}" for name in ("kafka_2.13", "kafka-tools"))
+
+SPARK_KAFKA_VERSION = "4.2.0"
+"""The newest whose connector is in Maven Central: there is none for the PySpark 4.3.0 of constraints.txt."""
+SPARK_KAFKA_ARTIFACTS = (f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_KAFKA_VERSION}",)
+SPARK_KAFKA_JARS = (
+    "spark-sql-kafka-0-10_2.13",
+    "spark-token-provider-kafka-0-10_2.13",
+    "kafka-clients",
+    "commons-pool2",
+)
+"""What of the connector and its dependencies PySpark does not have."""
+
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
-  <groupId>tidelog.bench</groupId><artifactId>peers</artifactId><version>1</version><packaging>pom</packaging>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{0}</version></dependency>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{0}</version></dependency>
-  </dependencies>
+  <groupId>tidelog.install</groupId><artifactId>jars</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>{0}</dependencies>
 </project>
 """
+DEPENDENCY = "<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><version>{2}</version></dependency>"
 
 COMMAND_TIMEOUT_S = 1800
 PAUSES_S = (5, 30)
@@ -233,15 +246,34 @@ def kafka_path() -> Path:
     return cache_dir() / f"kafka-{KAFKA_VERSION}"
 
 
-def install_kafka(work: Path) -> None:
-    """Let Maven collect Kafka's server, its tools and what they need."""
+def copy_jars(artifacts: Sequence[str], jars: Path, work: Path, *options: str) -> None:
+    """Let Maven collect artifacts (GROUP:NAME:VERSION) and what they need."""
     maven = shutil.which("mvn")
     if maven is None or shutil.which("java") is None:
-        raise Missing("no `mvn` and `java` on PATH: Kafka's jars come from Maven")
-    (work / "pom.xml").write_text(KAFKA_POM.format(KAFKA_VERSION))
-    jars = work / "jars"
-    download([maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}"], cwd=work)
-    jars.replace(kafka_path())
+        raise Missing("no `mvn` and `java` on PATH: the jars come from Maven")
+    found = "".join(DEPENDENCY.format(*each.split(":")) for each in artifacts)
+    (work / "pom.xml").write_text(POM.format(found))
+    download([maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={jars}", *options], cwd=work)
+
+
+def install_kafka(work: Path) -> None:
+    """Install Kafka's server, its tools and what they need."""
+    copy_jars(KAFKA_ARTIFACTS, work / "jars", work)
+    (work / "jars").replace(kafka_path())
+
+
+def spark_kafka_path() -> Path:
+    """Return the path of the folder of Spark's Kafka connector and its PySpark."""
+    return cache_dir() / f"spark-kafka-{SPARK_KAFKA_VERSION}"
+
+
+def install_spark_kafka(work: Path) -> None:
+    """Install the connector, and PySpark beside it: it is imported where the folder `python` is on the path."""
+    done = work / "done"
+    copy_jars(SPARK_KAFKA_ARTIFACTS, done / "jars", work, f"-DincludeArtifactIds={','.join(SPARK_KAFKA_JARS)}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input"]
+    download([*pip, "--target", done / "python", f"pyspark=={SPARK_KAFKA_VERSION}"], cwd=work)
+    done.replace(spark_kafka_path())
 
 
 KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
@@ -249,9 +281,10 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "localstack": (localstack_path, install_localstack),
     "kcat": (kcat_path, install_kcat),
     "previous_release": (previous_release_path, install_previous_release),
+    "spark_kafka": (spark_kafka_path, install_spark_kafka),
     "kafka": (kafka_path, install_kafka),
 }
-FOR_TESTS = ("minio", "localstack", "kcat", "previous_release")
+FOR_TESTS = ("minio", "localstack", "kcat", "previous_release", "spark_kafka")
 """What `all` stands for."""
 
 

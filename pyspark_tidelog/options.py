@@ -105,12 +105,8 @@ class ReadOptions:
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Check the options of a batch read. Raises `ConfigError`, which names the option."""
     options = {name.lower(): value for name, value in given.items()}
-    _refuse_unknown(given)
-    bootstrap = options.get("kafka.bootstrap.servers", "").strip()
-    if not bootstrap:
-        raise ConfigError(
-            "option kafka.bootstrap.servers is missing", hint='.option("kafka.bootstrap.servers", "HOST:PORT")'
-        )
+    refuse_unknown({name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}, _KNOWN)
+    bootstrap = bootstrap_servers(options)
     ways = [name for name in _WAYS if name in options]
     if len(ways) != 1:
         raise ConfigError(
@@ -126,8 +122,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         starting=_bound(options, "starting", EARLIEST),
         ending=_bound(options, "ending", LATEST),
         latest_after_timestamps=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
-        fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
-        include_headers=_flag(options, "includeHeaders", default=False),
+        fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
+        include_headers=flag(options, "includeHeaders", default=False),
         min_partitions=_number(options, "minPartitions", 0, 1, 1_000_000),
         max_records=_number(options, "maxRecordsPerPartition", 0, 1, 1 << 62),
         max_bytes=_number(options, "maxBytesPerTask", DEFAULT_MAX_BYTES_PER_TASK, 1, 1 << 40),
@@ -140,16 +136,32 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     )
 
 
+def bootstrap_servers(options: Mapping[str, str]) -> str:
+    """Return the brokers to begin with. Raises `ConfigError` where they are not given."""
+    bootstrap = options.get("kafka.bootstrap.servers", "").strip()
+    if not bootstrap:
+        raise ConfigError(
+            "option kafka.bootstrap.servers is missing", hint='.option("kafka.bootstrap.servers", "HOST:PORT")'
+        )
+    return bootstrap
+
+
+def is_read_option(name: str) -> bool:
+    """Return whether reads have an option of this name."""
+    return name.lower() in _KNOWN
+
+
 def _is_clients(name: str) -> bool:
     return name.lower().startswith("kafka.") and name.lower() not in _KNOWN
 
 
-def _refuse_unknown(given: Mapping[str, str]) -> None:
+def refuse_unknown(given: Mapping[str, str], known: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for an option that is not in `known` (lower case: as it is written), nor the client's."""
     for name in given:
-        if name.lower() not in _KNOWN and name.lower() not in _SPARKS_OWN and not _is_clients(name):
-            near = difflib.get_close_matches(name.lower(), _KNOWN, 1)
+        if name.lower() not in known and not name.lower().startswith("kafka."):
+            near = difflib.get_close_matches(name.lower(), known, 1)
             raise ConfigError(
-                f"there is no option {name!r}", hint=f"did you mean {_KNOWN[near[0]]}?" if near else "see docs/spark.md"
+                f"there is no option {name!r}", hint=f"did you mean {known[near[0]]}?" if near else "see docs/spark.md"
             )
 
 
@@ -246,7 +258,8 @@ def _number(options: Mapping[str, str], name: str, default: int, low: int, high:
     return int(stripped)
 
 
-def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return an option that is true or false. Raises `ConfigError`."""
     text = options.get(name.lower(), str(default)).strip().lower()
     if text not in ("true", "false"):
         raise ConfigError(f"option {name} is {text!r}: true or false is expected")

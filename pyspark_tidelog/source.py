@@ -27,6 +27,7 @@ from pyspark_tidelog.filters import Pruning, prune
 from pyspark_tidelog.options import EARLIEST, LATEST, Bound, Partition, ReadOptions, read_options
 from pyspark_tidelog.plan import PlannedRange, Task, plan_tasks
 from pyspark_tidelog.reading import TaskContext, lost, read_task
+from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer, stream_writer
 from tidelog.runtime.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
@@ -62,6 +63,14 @@ class TidelogSource(DataSource):
                 hint="give no schema; select and cast columns afterwards",
             )
         return TidelogReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TidelogBatchWriter:
+        """See `DataSource.writer`."""
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TidelogStreamWriter:  # noqa: N802  # Spark's name
+        """See `DataSource.streamWriter`. Spark asks for `overwrite` in output mode complete."""
+        return stream_writer(self.options, schema)
 
 
 class TaskPartition(InputPartition):

@@ -9,6 +9,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 - `moto_server`, `localstack_server`, `minio_server`: a running `S3Server` (`support/s3_servers.py`); `s3_server`: each.
 - `kcat`: the path of a kcat that runs.
 - `previous_release`: the path of a Python in whose environment the previous release is installed (`tests/releases`).
+- `spark_kafka`: the path of a folder with Spark's own Kafka connector (`jars`) and its PySpark (`python`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ PROCESS_FIXTURES = {
     "s3_server",
     "kcat",
     "previous_release",
+    "spark_kafka",
 }
 
 
@@ -120,6 +122,11 @@ def kcat() -> str:
 @pytest.fixture(scope="session")
 def previous_release() -> str:
     return required(lambda: install("previous_release"))
+
+
+@pytest.fixture(scope="session")
+def spark_kafka() -> Path:
+    return Path(required(lambda: install("spark_kafka")))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:

@@ -10,6 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_tidelog.jobs import audit as audit_job
+from pyspark_tidelog.jobs import backfill as backfill_job
+from pyspark_tidelog.jobs import load as load_job
+from pyspark_tidelog.jobs import replay as replay_job
 from pyspark_tidelog.jobs.frame import ClusterAccess
 from pyspark_tidelog.jobs.inventory import Inventory, take_inventory
 from tests.support.cli import until
@@ -34,3 +37,36 @@ def audit_in_steps(spark: SparkSession, bootstrap: str, token: str, directory: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit_job, "take_inventory", slowly)
         return audit(spark, bootstrap, token)
+
+
+def replay(spark: SparkSession, bootstrap: str, token: str, **options: Any) -> dict[str, Any]:
+    """Replay a topic."""
+    return asdict(replay_job.run(spark, replay_job.ReplayOptions(ClusterAccess(bootstrap, token), **options)))
+
+
+def backfill(spark: SparkSession, bootstrap: str, source: str, topic: str, **options: Any) -> dict[str, Any]:
+    """Backfill a topic."""
+    access, settings = ClusterAccess(bootstrap), {"bootstrap.servers": source}
+    return asdict(backfill_job.run(spark, backfill_job.BackfillOptions(access, settings, topic, **options)))
+
+
+def load(spark: SparkSession, bootstrap: str, sql: str = "", **options: Any) -> dict[str, Any]:
+    """Load files, or the rows of a query."""
+    wanted = load_job.LoadOptions(ClusterAccess(bootstrap), **options)
+    return asdict(load_job.run(spark, wanted, spark.sql(sql) if sql else None))
+
+
+def write_parquet(spark: SparkSession, sql: str, path: str) -> None:
+    """Write the rows of a query to one file."""
+    spark.sql(sql).coalesce(1).write.parquet(path)
+
+
+def read_parquet(spark: SparkSession, path: str) -> list[dict[str, Any]]:
+    """Read the rows of Parquet files, in the order of partition and offset; binaries in hex."""
+    rows = [row.asDict(recursive=True) for row in spark.read.parquet(path).orderBy("partition", "offset").collect()]
+    for row in rows:
+        row["timestamp"] = round(row["timestamp"].timestamp() * 1_000)
+        row["day"] = str(row["day"])
+        for holder in (row, *(row["headers"] or ())):
+            holder.update({name: value.hex() for name, value in holder.items() if isinstance(value, bytearray | bytes)})
+    return rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,80 +19,42 @@ from pyspark_tidelog.cluster import KnownObject, Lease, Lookups
 from pyspark_tidelog.jobs.inventory import DATA, STREAM_PARTS, range_problems
 from pyspark_tidelog.plan import PlannedRange, Slice
 from tests.e2e.backends import create_topic
-from tests.pyspark_tidelog.test_spark_batch import FLAGS, Spark, World
-from tests.support.cli import Result, until
-from tests.support.cluster_process import UpCluster, up_cluster
+from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer
+from tests.pyspark_tidelog.test_spark_batch import Spark
+from tests.support.cli import until
 from tests.support.ports import free_port
 from tidelog.broker.objects import report as brokers
 from tidelog.controller.model.wal_notes import DATA_STREAM
 from tidelog.runtime.errors import Unavailable
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xdist_group("spark"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java runtime"),
-]
-STEPS = "tests.pyspark_tidelog.job_steps"
-LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1")
+pytestmark = MARKS
 
 
-class Place:
-    """A cluster with its bucket."""
-
-    def __init__(self, up: UpCluster) -> None:
-        self.world = World(up)
-        self.bucket = up.data_dir / "bucket"
-
-    def file(self, object_id: int) -> Path:
-        (found,) = self.bucket.rglob(f"{object_id:016x}")
-        return found
-
-    def fill(self, topic: str, objects: int) -> list[int]:
-        """Make a topic with so many objects, 20 offsets each; return their ids, in the order of the offsets."""
-        create_topic(self.world.bootstrap, topic, 1)
-        for number in range(objects):
-            self.world.produce(topic, 0, 20 * number, 20)
-            self.world.upload()
-        return sorted(self.world.objects(topic))
-
-    def cli(self, *arguments: str | Path, code: int = 0) -> Result:
-        return self.world.cli("spark", "audit", *arguments, code=code)
+def fill(world: JobWorld, topic: str, objects: int) -> list[int]:
+    """Make a topic with so many objects, 20 offsets each; return their ids, in the order of the offsets."""
+    create_topic(world.bootstrap, topic, 1)
+    for number in range(objects):
+        world.produce(topic, 0, 20 * number, 20)
+        world.upload()
+    return sorted(world.objects(topic))
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
-    found = Spark(tmp_path_factory.mktemp("spark"))
-    yield found
-    found.close()
+def audit(spark: Spark, world: JobWorld, step: str = "audit", **more: str) -> dict[str, Any]:
+    return dict(answer(spark, step, {"bootstrap": world.bootstrap, "token": world.token, **more}))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with up_cluster(tmp_path_factory.mktemp("cluster") / "data", brokers=2, flags=FLAGS) as up:
-        yield Place(up)
-
-
-def audit(spark: Spark, place: Place, step: str = "audit", **more: str) -> dict[str, Any]:
-    world = place.world
-    told = spark.ask(
-        **{"call": f"{STEPS}:{step}", "with": {"bootstrap": world.bootstrap, "token": world.token, **more}}
-    )
-    assert "ok" in told, told["error"]
-    return dict(told["ok"])
-
-
-def test_a_cluster_under_load_and_eager_compaction_has_no_findings(spark: Spark, place: Place) -> None:
-    ids = place.fill("loaded", 4)
+def test_a_cluster_under_load_and_eager_compaction_has_no_findings(spark: Spark, world: JobWorld) -> None:
+    ids = fill(world, "loaded", 4)
     done = threading.Event()
     rounds = [0]
 
     def load() -> None:
         at = 80
         while not done.is_set():
-            place.world.produce("loaded", 0, at, 20)
+            world.produce("loaded", 0, at, 20)
             at += 20
-            place.world.upload()
-            place.world.compact()
+            world.upload()
+            world.compact()
             rounds[0] += 1
 
     with ThreadPoolExecutor(1) as pool:
@@ -101,26 +62,26 @@ def test_a_cluster_under_load_and_eager_compaction_has_no_findings(spark: Spark,
         try:
             for _ in range(3):
                 before = rounds[0]
-                found = audit(spark, place)
+                found = audit(spark, world)
                 assert (found["findings"], found["orphans"], found["not_listed"]) == ([], [], "")
                 assert found["objects"] and found["blocks"] and found["bytes"]
                 until(lambda before=before: rounds[0] > before)  # type: ignore[misc]
         finally:
             done.set()
         loading.result()
-    assert not set(ids) & place.world.objects("loaded"), "compaction had something to do"
+    assert not set(ids) & world.objects("loaded"), "compaction had something to do"
 
 
 def test_objects_that_are_replaced_before_they_are_read_are_looked_up_again(
-    spark: Spark, place: Place, tmp_path: Path
+    spark: Spark, world: JobWorld, tmp_path: Path
 ) -> None:
-    ids = place.fill("replaced", 4)
+    ids = fill(world, "replaced", 4)
     with ThreadPoolExecutor(1) as pool:
-        auditing = pool.submit(audit, spark, place, "audit_in_steps", directory=str(tmp_path))
+        auditing = pool.submit(audit, spark, world, "audit_in_steps", directory=str(tmp_path))
         until((tmp_path / "looked").exists)
-        place.world.end_leases()
-        place.world.compact()
-        place.world.wait_deleted(set(ids))
+        world.end_leases()
+        world.compact()
+        world.wait_deleted(set(ids))
         (tmp_path / "go").touch()
         found = auditing.result(300)
     assert found["findings"] == []
@@ -152,10 +113,10 @@ def flipped(file: Path, at: int) -> bytes:
     return bytes(data)
 
 
-def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, place: Place, tmp_path: Path) -> None:
-    ids = place.fill("damaged", 6)
+def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, world: JobWorld, tmp_path: Path) -> None:
+    ids = fill(world, "damaged", 6)
     block, index, footer, short, missing, sound = ids
-    files = {each: place.file(each) for each in ids}
+    files = {each: world.file(each) for each in ids}
     orphan = files[sound].parent / f"{(0x7000 << 8) + (sound & 0xFF):016x}"
     changes: dict[Path, bytes | None] = {
         files[block]: flipped(files[block], 60),
@@ -167,7 +128,7 @@ def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, place: Pla
     }
     table = tmp_path / "found.parquet"
     with damaged(changes):
-        found = audit(spark, place, report=str(table))
+        found = audit(spark, world, report=str(table))
         mine = [each for each in found["findings"] if each["topic"] == "damaged" and each["stream_part"] == "data"]
         told = {each["object_id"]: each for each in mine if each["part"] != "footer" or each["object_id"] == footer}
         assert set(told) == {block, index, footer, short, missing}
@@ -191,27 +152,31 @@ def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, place: Pla
         assert rows == [*found["findings"], *found["orphans"]]
 
         report = tmp_path / "found.csv"
-        printed = place.cli("--report", report, "--format", "json", *LOCAL, code=7)
+        printed = world.cli("spark", "audit", "--report", report, "--format", "json", *LOCAL, code=7)
         assert "problems found in the bucket" in printed.err and "Traceback" not in printed.err
         document = printed.json()
         assert {one["object_id"] for one in document["findings"]} == {block, index, footer, short, missing}
         with report.open() as lines:
             assert len(list(csv.DictReader(lines))) == len(document["findings"]) + 1
-    assert audit(spark, place)["findings"] == []
+    assert audit(spark, world)["findings"] == []
 
 
-def test_the_command_says_what_it_would_do_and_refuses_what_is_wrong(place: Place, tmp_path: Path) -> None:
-    place.fill("planned", 1)
-    document = json.loads(place.cli("--dry-run", "--format", "json").out)
+def test_the_command_says_what_it_would_do_and_refuses_what_is_wrong(world: JobWorld, tmp_path: Path) -> None:
+    fill(world, "planned", 1)
+    document = json.loads(world.cli("spark", "audit", "--dry-run", "--format", "json").out)
     assert document["objects"] >= 1 and document["bytes"] > 0 and document["tasks"] == 1
-    assert "nothing was read" in place.cli("--dry-run").text
-    assert "no known format" in place.cli("--report", "x.txt", code=2).err
-    assert "no directory" in place.cli("--report", tmp_path / "no" / "x.csv", code=2).err
-    assert "cannot read --read-token-file" in place.cli("--read-token-file", tmp_path / "no", code=2).err
+    assert "nothing was read" in world.cli("spark", "audit", "--dry-run").text
+    assert "no known format" in world.cli("spark", "audit", "--report", "x.txt", code=2).err
+    assert "no directory" in world.cli("spark", "audit", "--report", tmp_path / "no" / "x.csv", code=2).err
+    assert (
+        "cannot read --read-token-file" in world.cli("spark", "audit", "--read-token-file", tmp_path / "no", code=2).err
+    )
     token = tmp_path / "token"
     token.write_text("wrong")
-    assert "tidelog cluster read-token" in place.cli("--read-token-file", token, "--dry-run", code=2).err
-    assert "no option of the cluster" in place.cli("--option", "subscribe=t", code=2).err
+    assert (
+        "tidelog cluster read-token" in world.cli("spark", "audit", "--read-token-file", token, "--dry-run", code=2).err
+    )
+    assert "no option of the cluster" in world.cli("spark", "audit", "--option", "subscribe=t", code=2).err
 
 
 def planned(*slices: tuple[int, int], start: int = 0, end: int = 100) -> PlannedRange:

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ Row = dict[str, Any]
 class Spark:
     """A driver in a process of its own, as a user's would be."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, more: Mapping[str, str] = MappingProxyType({}), path: str = "") -> None:
+        """`more`: settings; `path`: a folder with another PySpark than the tests' own."""
         settings = {
             "spark.master": "local[2]",
             "spark.ui.enabled": "false",
@@ -53,8 +55,10 @@ class Spark:
             "spark.local.dir": str(directory / "local"),
             "spark.sql.python.filterPushdown.enabled": "true",
             "spark.task.maxFailures": "1",
+            **more,
         }
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        places = os.pathsep.join(filter(None, (path, str(ROOT))))
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": places}
         self._log = (directory / "spark.log").open("w")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.pyspark_tidelog.spark_child", *(f"{k}={v}" for k, v in settings.items())],

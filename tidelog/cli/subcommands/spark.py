@@ -10,9 +10,12 @@ import importlib
 import click
 
 JOBS = {
-    "table": ("tidelog.cli.subcommands.spark_table:table", "Bring an Iceberg table up to date with a topic"),
-    "table-compact": ("tidelog.cli.subcommands.spark_table:table_compact", "Put a table's small files together"),
     "audit": ("tidelog.cli.subcommands.spark_audit:audit", "Check every byte of every object."),
+    "backfill": ("tidelog.cli.subcommands.spark_backfill:backfill", "Copy a topic's history from another cluster."),
+    "load": ("tidelog.cli.subcommands.spark_load:load", "Write Parquet, CSV or JSON files to a topic."),
+    "replay": ("tidelog.cli.subcommands.spark_replay:replay", "Copy a topic into another, or into Parquet files."),
+    "table": ("tidelog.cli.subcommands.spark_table:table", "Bring an Iceberg table up to date with a topic."),
+    "table-compact": ("tidelog.cli.subcommands.spark_table:table_compact", "Put a table's small files together."),
 }
 """Job → (module:function, one line of help)."""
 
