@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from pyspark_tidelog.jobs.frame import ClusterAccess
 from pyspark_tidelog.jobs.table import compaction, job
 from pyspark_tidelog.jobs.table.state import TableState
 from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, Stage
-from tests.support.cli import until
 from tidelog.runtime.errors import Fenced
 
 QUARANTINE = "_quarantine"
@@ -35,8 +33,8 @@ def options(bootstrap: str, token: str, topic: str, warehouse: str, **more: Any)
     )
 
 
-def ingest(spark: SparkSession, die_at: str = "", wait_at: str = "", **given: Any) -> dict[str, Any]:
-    """Run the job; die at a step, or wait there until the file `go` is in the warehouse.
+def ingest(spark: SparkSession, die_at: str = "", **given: Any) -> dict[str, Any]:
+    """Run the job; die at a step.
 
     The steps: `files` are written, and nothing is committed; the `commit` of the table is done, and what does not fit
     is not in the quarantine yet; it is in the `quarantine`.
@@ -46,9 +44,6 @@ def ingest(spark: SparkSession, die_at: str = "", wait_at: str = "", **given: An
     def happen(step: str) -> None:
         if step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        if step == wait_at:
-            (Path(chosen.catalog.warehouse) / "waits").touch()
-            until((Path(chosen.catalog.warehouse) / "go").exists)
 
     with _at_steps(happen):
         return asdict(job.run(spark, chosen))

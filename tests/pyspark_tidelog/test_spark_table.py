@@ -319,6 +319,17 @@ def test_a_topic_that_was_created_again_is_noticed(lake: Lake) -> None:
     assert lake.ingest()["commits"] == 0
 
 
+def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_accepted(lake: Lake) -> None:
+    lake.produce([(0, None, b"%d" % at) for at in range(20)])
+    lake.ingest(max_offsets=5)
+    lake.world.upload()
+    lake.world.delete_records(lake.topic, 12)
+    assert "offsets 5 to 11 do not exist any more" in lake.refusal(max_offsets=10)
+    assert lake.ingest(accepts_loss=True, max_offsets=3)["rows"] == 8
+    assert [row["value"] for row in lake.rows()] == [b"%d" % at for at in range(20) if not 5 <= at < 12]
+    assert (lake.strays(), lake.markers()) == ([], [])
+
+
 def test_an_empty_topic_has_no_table_of_inferred_columns_yet(lake: Lake) -> None:
     told = lake.ingest(schema="json")
     assert (told["commits"], told["snapshot"]) == (0, None)

@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ class CatalogOptions:
     """A path, or a URL such as s3://bucket/prefix."""
     uri: str = ""
     """Of the catalog; empty: an SQLite file in the warehouse, which is a path then."""
-    properties: Mapping[str, str] | None = None
+    properties: Mapping[str, str] | None = field(default=None, repr=False)
     """Further properties of pyiceberg's catalog and of the store of files."""
     name: str = "tidelog"
 
