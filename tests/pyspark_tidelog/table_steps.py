@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -71,15 +72,25 @@ def compact(spark: SparkSession, table: str, warehouse: str, file_bytes: int) ->
     return asdict(compaction.run(spark, compaction.RewriteOptions(table, CatalogOptions(warehouse), file_bytes)))
 
 
-def two_at_once(spark: SparkSession, **given: Any) -> dict[str, Any]:
-    """Run a job, and another one of the same kind when the first is about to commit. Returns what both say."""
+class StoppedHere(Exception):
+    """A job is stopped at a step, as if it were killed there."""
+
+
+def two_at_once(spark: SparkSession, stops: bool, **given: Any) -> dict[str, Any]:
+    """Run a job, and another one of the same kind when the first is about to commit. Returns what both say.
+
+    The second one `stops` when it has committed the table, and added nothing to the quarantine.
+    """
     chosen = options(**given)
     told: dict[str, Any] = {}
 
     def happen(step: str) -> None:
         if step == "files" and "second" not in told:
-            told["second"] = None
-            told["second"] = asdict(job.run(spark, chosen))
+            told["second"] = "stopped"
+            with contextlib.suppress(StoppedHere):
+                told["second"] = asdict(job.run(spark, chosen))
+        elif step == "commit" and stops:
+            raise StoppedHere
 
     with _at_steps(happen):
         try:

@@ -292,12 +292,16 @@ def test_after_a_kill_at_any_step_the_next_run_leaves_the_table_equal_to_the_top
     assert told["removed_files"] > 0 or committed
 
 
-def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled(lake: Lake) -> None:
-    lake.produce([(at % 2, None, b'{"v": %d}' % at) for at in range(50)])
-    told = lake.call("two_at_once", schema="json")["ok"]
-    assert told["second"]["rows"] == 50
+@pytest.mark.parametrize("stops", [False, True], ids=["both-live", "winner-stops"])
+def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled_or_lost(lake: Lake, stops: bool) -> None:
+    lake.produce([(at % 2, None, b"{" if at % 9 == 4 else b'{"v": %d}' % at) for at in range(50)])
+    told = lake.call("two_at_once", schema="json", stops=stops)["ok"]
+    assert told["second"] == "stopped" if stops else told["second"]["offsets"] == 50
     assert "another job has written to table lake.t" in told["first"]
-    assert lake.places() == sorted((partition, offset) for partition, offset, _, _ in lake.values)
+    lake.ingest(schema="json")
+    assert lake.places() == sorted((partition, offset) for partition, offset, _, value in lake.values if value != b"{")
+    bad = sorted((partition, offset) for partition, offset, _, value in lake.values if value == b"{")
+    assert lake.places("lake.t_quarantine") == bad
     assert (lake.strays(), lake.markers()) == ([], [])
 
 
@@ -320,8 +324,9 @@ def test_a_topic_that_was_created_again_is_noticed(lake: Lake) -> None:
 
 
 def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_accepted(lake: Lake) -> None:
-    lake.produce([(0, None, b"%d" % at) for at in range(20)])
-    lake.ingest(max_offsets=5)
+    lake.produce([(0, None, b"%d" % at) for at in range(5)])
+    lake.ingest()
+    lake.produce([(0, None, b"%d" % at) for at in range(5, 20)])
     lake.world.upload()
     lake.world.delete_records(lake.topic, 12)
     assert "offsets 5 to 11 do not exist any more" in lake.refusal(max_offsets=10)

@@ -368,9 +368,13 @@ class Ingestion:
     def _clean(self, table: JobTable) -> None:
         """Delete what runs have left that were killed."""
         assert self._quarantine is not None
-        number = table.state.number if table.state is not None else 0
+        state = table.state
+        number = state.number if state is not None else 0
+        self._quarantine.reload()
+        is_settled = state is None or not state.pending or _has(self._quarantine, state)
         removed = Attempts(table.table).clean(number)
-        removed += Attempts(self._quarantine.table).clean(number)
+        # Files that are to be added to the quarantine, by another run perhaps, are in no snapshot yet.
+        removed += Attempts(self._quarantine.table).clean(number if is_settled else number - 1)
         self.result = replace(self.result, removed_files=self.result.removed_files + removed)
 
     # One commit
@@ -393,8 +397,9 @@ class Ingestion:
             wanted = state.advanced(number, run_id, ranges, pending)
             try:
                 kept = self._put(table, wanted, done, attempts.directory(name))
-            except Fenced:
-                self._clean(table)  # the number is reached: what was written for it can never be committed
+            except Fenced:  # the number is reached: what was written for it can never be committed
+                attempts.abandon(name)
+                bad_attempts.abandon(name)
                 raise
         attempts.end(name, [each.file_path for each in kept])
         bad_attempts.end(name, [each.file_path for each in done.bad_files])
