@@ -96,7 +96,7 @@ class _Push:
     itself.
     """
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)  # as it is, and not bound to this object
 
     def __init__(self, reader: TidelogReader) -> None:
         self._reader = reader
