@@ -17,6 +17,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from tests.support.cli import Cli, until
 from tests.support.cluster_process import UpCluster
+from tests.support.hot_cluster import HotCluster
 from tidelog.cli.client import ClusterConnection
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +155,7 @@ class Spark:
 class World:
     """A cluster, and what was written to it."""
 
-    def __init__(self, up: UpCluster) -> None:
+    def __init__(self, up: UpCluster | HotCluster) -> None:
         self.bootstrap = up.bootstrap
         self.cli = Cli(up.bootstrap)
         self.connection = ClusterConnection(up.bootstrap)
