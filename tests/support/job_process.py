@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pyspark
 
@@ -30,11 +31,20 @@ END_S = 60.0
 class JobProcess:
     """A started job. Its output goes to a file."""
 
-    def __init__(self, bootstrap: str, log: Path, *arguments: str, module: str = "tidelog") -> None:
-        """`arguments` are those of `module`, which has the same options as `tidelog`."""
+    def __init__(
+        self,
+        bootstrap: str,
+        log: Path,
+        *arguments: str,
+        module: str = "tidelog",
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`arguments` are those of `module`, which has the same options as `tidelog`; `more` is added to its
+        environment."""
         self.log = log
         given = {
             **environment(bootstrap),
+            **more,
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
