@@ -236,7 +236,8 @@ class Pipeline:
         assert "ok" in told, told["error"]
         found: dict[str, dict[int, Digest]] = {}
         for row in told["ok"]:
-            found.setdefault(row.pop("topic"), {})[row.pop("partition")] = Digest(**row)
+            topic, partition = row.pop("topic"), row.pop("partition")
+            found.setdefault(topic, {})[partition] = Digest(**row)
         if sorted(found) != sorted(topics):
             self.problems.append(f"{what} has topics {sorted(found)}, and not {sorted(topics)}")
         for topic in topics:
