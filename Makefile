@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart spark-tables spark-pipeline chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -82,6 +82,14 @@ hot-failover: install
 # Rolling restarts of all brokers under load, the run whose output is in docs/reliability.md.
 rolling-restart: install
 	$(BIN)/python -m tests.harness.rolling_restart $(ARGS)
+
+# kill -9 of jobs that keep Iceberg tables up to date with a topic. More: make spark-tables ARGS="--rounds 100 --seed 2"
+spark-tables: install
+	$(BIN)/python -m tests.harness.spark_tables $(ARGS)
+
+# Every job of Spark over 10 GB in MinIO, while partitions move and a broker dies. make spark-pipeline ARGS="--gb 1"
+spark-pipeline: install
+	$(BIN)/python -m tests.harness.spark_pipeline $(ARGS)
 
 # What acks=all gets while followers are dead, hung or slow, the table in docs/reliability.md. Twenty minutes.
 quorum-table: install

@@ -17,6 +17,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from tests.support.cli import Cli, until
 from tests.support.cluster_process import UpCluster
+from tests.support.hot_cluster import HotCluster
 from tidelog.cli.client import ClusterConnection
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +37,16 @@ Row = dict[str, Any]
 class Spark:
     """A driver in a process of its own, as a user's would be."""
 
-    def __init__(self, directory: Path, *, more: Mapping[str, str] = MappingProxyType({}), path: str = "") -> None:
-        """`more`: settings; `path`: a folder with another PySpark than the tests' own."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        more: Mapping[str, str] = MappingProxyType({}),
+        path: str = "",
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        """`more`: settings; `path`: a folder with another PySpark than the tests' own; `answer_s`: to any question."""
+        self._answer_s = answer_s
         settings = {
             "spark.master": "local[2]",
             "spark.ui.enabled": "false",
@@ -66,7 +75,7 @@ class Spark:
 
     def _line(self) -> Any:
         assert self._process.stdout is not None
-        watch = threading.Timer(ANSWER_S, self._process.kill)
+        watch = threading.Timer(self._answer_s, self._process.kill)
         watch.start()
         try:
             line = self._process.stdout.readline()
@@ -154,7 +163,7 @@ class Spark:
 class World:
     """A cluster, and what was written to it."""
 
-    def __init__(self, up: UpCluster) -> None:
+    def __init__(self, up: UpCluster | HotCluster) -> None:
         self.bootstrap = up.bootstrap
         self.cli = Cli(up.bootstrap)
         self.connection = ClusterConnection(up.bootstrap)

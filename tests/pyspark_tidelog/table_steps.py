@@ -46,12 +46,13 @@ def ingest(spark: SparkSession, die_at: str = "", **given: Any) -> dict[str, Any
         if step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with _at_steps(happen):
+    with at_steps(happen):
         return asdict(job.run(spark, chosen))
 
 
 @contextmanager
-def _at_steps(happen: Callable[[str], None]) -> Iterator[None]:
+def at_steps(happen: Callable[[str], None]) -> Iterator[None]:
+    """Have `happen` called at each step of a commit; the steps are those of `ingest`."""
     plainly = JobTable.advance
 
     def advance(table: JobTable, wanted: TableState, stage: Stage, *, is_repeatable: bool) -> bool:
@@ -92,7 +93,7 @@ def two_at_once(spark: SparkSession, stops: bool, **given: Any) -> dict[str, Any
         elif step == "commit" and stops:
             raise StoppedHere
 
-    with _at_steps(happen):
+    with at_steps(happen):
         try:
             told["first"] = asdict(job.run(spark, chosen))
         except Fenced as error:

@@ -10,15 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from confluent_kafka import Producer
-from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World, expected
 from tests.support.cluster_process import up_cluster
+from tests.support.lake import Warehouse
 
 pytestmark = [
     pytest.mark.processes,
@@ -27,6 +26,7 @@ pytestmark = [
 ]
 CALLS = "tests.pyspark_tidelog.table_steps"
 Told = dict[str, Any]
+TABLE = "lake.t"
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(up)
 
 
-class Lake:
+class Lake(Warehouse):
     """A warehouse, and a topic of two partitions that becomes a table in it."""
 
     def __init__(self, spark: Spark, world: World, topic: str, warehouse: Path) -> None:
+        super().__init__(warehouse)
         self.spark = spark
         self.world = world
         self.topic = topic
-        self.warehouse = warehouse
         create_topic(world.bootstrap, topic, 2)
         self.values: list[tuple[int, int, bytes | None, bytes | None]] = []
         """What was produced: partition, offset, key, value."""
@@ -79,42 +79,17 @@ class Lake:
     def refusal(self, **more: Any) -> str:
         return str(self.call("ingest", **more)["error"])
 
-    def table(self, name: str = "lake.t") -> Table:
-        catalog = load_catalog("tidelog", type="sql", uri=f"sqlite:///{self.warehouse / 'catalog.db'}")
-        table = catalog.load_table(name)
-        catalog.close()
-        return table
+    def table(self, name: str = TABLE) -> Table:
+        return super().table(name)
 
-    def rows(self, name: str = "lake.t") -> list[Row]:
-        """Rows of a table by partition and offset, as DuckDB reads them."""
-        tasks = list(self.table(name).scan().plan_files())
-        assert [task.delete_files for task in tasks if task.delete_files] == []
-        if not tasks:
-            return []
-        files = [task.file.file_path.removeprefix("file://") for task in tasks]
-        with duckdb.connect() as connection:
-            connection.execute("set TimeZone = 'UTC'")
-            found = connection.execute(
-                "select * from read_parquet($1, union_by_name = true) order by _partition, _offset", [files]
-            )
-            names = [each[0] for each in found.description or []]
-            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    def rows(self, name: str = TABLE) -> list[Row]:
+        return super().rows(name)
 
-    def places(self, name: str = "lake.t") -> list[tuple[int, int]]:
+    def places(self, name: str = TABLE) -> list[tuple[int, int]]:
         return [(row["_partition"], row["_offset"]) for row in self.rows(name)]
 
-    def strays(self) -> list[Path]:
-        """Parquet files in the warehouse that no snapshot of its tables has."""
-        known = set()
-        for name in ("lake.t", "lake.t_quarantine"):
-            table = self.table(name)
-            for snapshot in table.snapshots():
-                for manifest in snapshot.manifests(table.io):
-                    known |= {each.data_file.file_path for each in manifest.fetch_manifest_entry(table.io)}
-        return [each for each in self.warehouse.rglob("*.parquet") if f"file://{each}" not in known]
-
-    def markers(self) -> list[str]:
-        return [each.name for each in self.warehouse.rglob("tidelog/attempts/*")]
+    def strays(self, *names: str) -> list[Path]:
+        return super().strays(*names or (TABLE, f"{TABLE}_quarantine"))
 
 
 @pytest.fixture

@@ -46,6 +46,11 @@ class HotCluster(ServeCluster):
 
     # --- processes -----------------------------------------------------------------------------------------------
 
+    @property
+    def data_dir(self) -> Path:
+        """Where the embedded bucket is, as in an `UpCluster`."""
+        return self.directory
+
     def address(self, broker: int) -> str:
         """Where a broker listens."""
         return f"127.0.0.1:{self.kafka_ports[broker]}"

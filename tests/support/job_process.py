@@ -1,0 +1,112 @@
+"""`tidelog spark …` in a session of its own, and the processes that belong to it: any of them can be killed.
+
+A session, not a process group: Python workers of Spark have a group of their own, and outlive the kill of their
+driver's.
+
+Entry: `JobProcess`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pyspark
+
+from tests.support.cli import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER, JVM, EXECUTOR, WORKER = "driver", "jvm", "executor", "worker"
+"""Roles: the Python of the driver, its Java, the Java of an executor (of a master `local-cluster`), Python workers."""
+END_S = 60.0
+
+
+class JobProcess:
+    """A started job. Its output goes to a file."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        log: Path,
+        *arguments: str,
+        module: str = "tidelog",
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`arguments` are those of `module`, which has the same options as `tidelog`; `more` is added to its
+        environment."""
+        self.log = log
+        given = {
+            **environment(bootstrap),
+            **more,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                cwd=ROOT,
+                env=given,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def is_running(self) -> bool:
+        """Whether the driver has not ended."""
+        return self.process.poll() is None
+
+    def said(self, lines: int = 15) -> str:
+        """What it said last."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def processes(self) -> dict[int, str]:
+        """The roles of its processes that have not ended, by pid."""
+        found = {}
+        for each in Path("/proc").iterdir():
+            if each.name.isdigit():
+                with contextlib.suppress(OSError):
+                    state, _, _, session = (each / "stat").read_text().rpartition(")")[2].split()[:4]
+                    if int(session) == self.process.pid and state != "Z":
+                        found[int(each.name)] = self._role(int(each.name), (each / "cmdline").read_bytes())
+        return found
+
+    def _role(self, pid: int, command: bytes) -> str:
+        if pid == self.process.pid:
+            return DRIVER
+        if b"pyspark.daemon" in command or b"pyspark.worker" in command:
+            return WORKER
+        return EXECUTOR if b"CoarseGrainedExecutorBackend" in command else JVM
+
+    def signal(self, number: signal.Signals, roles: Collection[str] = (DRIVER, JVM, EXECUTOR, WORKER)) -> int:
+        """Send a signal to all of its processes that have one of these roles; return how many there were."""
+        found = [pid for pid, role in self.processes().items() if role in roles]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return len(found)
+
+    def kill(self) -> None:
+        """Send `kill -9` to all of its processes, and wait until there are none."""
+        deadline = time.monotonic() + END_S
+        while self.signal(signal.SIGKILL):  # one that was being started is not among those that were found
+            assert time.monotonic() < deadline, self.processes()
+            self.process.poll()
+            time.sleep(0.05)
+        self.process.wait(END_S)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait until the driver ends; return its exit code. Raises `AssertionError`."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job goes on after {timeout_s:g} s:\n{self.said()}") from None
