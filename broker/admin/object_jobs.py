@@ -216,5 +216,6 @@ def _document(report: OrphanReport, dry_run: bool, min_age_ms: int) -> dict[str,
 
 _WHY_WAITING = {
     "prepared": "written and not committed: its upload or compaction is running, or died; then its id expires",
-    "destroyed": "no metadata names it any more; kept for readers with older metadata, then deleted by the controller",
+    "destroyed": "no metadata names it; kept for readers with older metadata, or as the manifest of a lease;"
+    " then deleted by the controller",
 }

@@ -89,6 +89,8 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from pyspark_tidelog.source import TidelogSource
+
     if _LOCAL.match(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
@@ -108,6 +110,7 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
         raise ConfigError(
             f"Spark does not start with master {master!r}: {told}", hint="see --master, --conf"
         ) from error
+    found.dataSource.register(TidelogSource)  # Spark itself does not see one that is installed to be edited
     return found
 
 

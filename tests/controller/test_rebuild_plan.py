@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from tests.controller.controller_helpers import TOPIC, Driver, make_node, new_object
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.model import commands as c
-from tidelog.controller.model.bucket_state import generation_of
+from tidelog.controller.model.bucket_state import BucketState, encode_state, generation_of, state_key
 from tidelog.controller.model.records import ObjectState, StreamState
 from tidelog.controller.model.wal_notes import WalNote, losses_in
 from tidelog.controller.rebuild.adopt import EPOCH_STEP, OBJECT_STEP, Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
 from tidelog.controller.rebuild.plan import FoundObject, StreamPiece, find_chain, make_plan
-from tidelog.controller.rebuild.source import may_be_new
+from tidelog.controller.rebuild.source import may_be_new, read_bucket
+from tidelog.storage.bucket.memory import MemoryObjectStore
+from tidelog.storage.commits import ObjectSlice
+from tidelog.storage.objects.key import object_key
+from tidelog.storage.objects.manifest import ManifestPages
 
 
 def known(*pieces: tuple[int, int, int]) -> list[StreamPiece]:
@@ -203,6 +207,20 @@ def test_what_may_be_new() -> None:
     assert may_be_new(tables, object_id + 1)
     assert may_be_new(tables, object_id + 2)
     assert not may_be_new(tables, 0)
+
+
+async def test_a_manifest_in_the_bucket_is_neither_taken_nor_damage() -> None:
+    driver, (_, object_id) = lost_cluster()
+    store, cluster_id = MemoryObjectStore(), driver.image.cluster_id
+    base = BucketState(cluster_id, 1, driver.index, driver.index, 1, 0, False, driver.state.dump())
+    await store.put(state_key(cluster_id, 1, driver.index), [encode_state(base)])
+    pages = ManifestPages()
+    pages.add(0, [ObjectSlice(object_id, 1, 100, 0, 10)])
+    manifest = pages.build(object_id + 1, cluster_id, 5)
+    await store.put(object_key(cluster_id, manifest.object_id), manifest.body)
+    content = await read_bucket(store, cluster_id)
+    assert content.listed == {manifest.object_id: manifest.size}
+    assert (content.found, content.damaged) == ([], [])
 
 
 @pytest.mark.parametrize("missing", [True, False])

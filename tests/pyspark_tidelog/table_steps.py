@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from pyspark_tidelog.jobs.frame import ClusterAccess
 from pyspark_tidelog.jobs.table import compaction, job
 from pyspark_tidelog.jobs.table.state import TableState
 from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, Stage
-from tests.support.cli import until
 from tidelog.runtime.errors import Fenced
 
 QUARANTINE = "_quarantine"
@@ -35,8 +34,8 @@ def options(bootstrap: str, token: str, topic: str, warehouse: str, **more: Any)
     )
 
 
-def ingest(spark: SparkSession, die_at: str = "", wait_at: str = "", **given: Any) -> dict[str, Any]:
-    """Run the job; die at a step, or wait there until the file `go` is in the warehouse.
+def ingest(spark: SparkSession, die_at: str = "", **given: Any) -> dict[str, Any]:
+    """Run the job; die at a step.
 
     The steps: `files` are written, and nothing is committed; the `commit` of the table is done, and what does not fit
     is not in the quarantine yet; it is in the `quarantine`.
@@ -46,9 +45,6 @@ def ingest(spark: SparkSession, die_at: str = "", wait_at: str = "", **given: An
     def happen(step: str) -> None:
         if step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        if step == wait_at:
-            (Path(chosen.catalog.warehouse) / "waits").touch()
-            until((Path(chosen.catalog.warehouse) / "go").exists)
 
     with _at_steps(happen):
         return asdict(job.run(spark, chosen))
@@ -76,15 +72,25 @@ def compact(spark: SparkSession, table: str, warehouse: str, file_bytes: int) ->
     return asdict(compaction.run(spark, compaction.RewriteOptions(table, CatalogOptions(warehouse), file_bytes)))
 
 
-def two_at_once(spark: SparkSession, **given: Any) -> dict[str, Any]:
-    """Run a job, and another one of the same kind when the first is about to commit. Returns what both say."""
+class StoppedHere(Exception):
+    """A job is stopped at a step, as if it were killed there."""
+
+
+def two_at_once(spark: SparkSession, stops: bool, **given: Any) -> dict[str, Any]:
+    """Run a job, and another one of the same kind when the first is about to commit. Returns what both say.
+
+    The second one `stops` when it has committed the table, and added nothing to the quarantine.
+    """
     chosen = options(**given)
     told: dict[str, Any] = {}
 
     def happen(step: str) -> None:
         if step == "files" and "second" not in told:
-            told["second"] = None
-            told["second"] = asdict(job.run(spark, chosen))
+            told["second"] = "stopped"
+            with contextlib.suppress(StoppedHere):
+                told["second"] = asdict(job.run(spark, chosen))
+        elif step == "commit" and stops:
+            raise StoppedHere
 
     with _at_steps(happen):
         try:

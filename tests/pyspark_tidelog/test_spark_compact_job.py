@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.serializers import CPickleSerializer
 
 from pyspark_tidelog.cluster import Cluster, Lookups
 from pyspark_tidelog.fetch import EMBEDDED
@@ -46,11 +47,14 @@ class LocalAccess(ClusterAccess):
 class LocalRows:
     """What the job uses of an RDD."""
 
-    def __init__(self, rows: Iterable[Any]) -> None:
+    def __init__(self, rows: Iterable[Any], sent: list[bytes]) -> None:
         self._rows = list(rows)
+        self._sent = sent
 
     def map(self, work: Callable[[Any], Any]) -> LocalRows:
-        return LocalRows(map(work, self._rows))
+        serializer: Any = CPickleSerializer
+        self._sent.append(serializer().dumps((work, self._rows)))
+        return LocalRows(map(work, self._rows), self._sent)
 
     def collect(self) -> list[Any]:
         return self._rows
@@ -63,12 +67,14 @@ class LocalContext:
 
     def __init__(self) -> None:
         self.waves: list[int] = []
+        self.sent: list[bytes] = []
+        """What executors get."""
         self._properties: dict[str, str | None] = {}
 
     def parallelize(self, rows: Sequence[Any], partitions: int) -> LocalRows:
         assert partitions == len(rows) > 0
         self.waves.append(len(rows))
-        return LocalRows(rows)
+        return LocalRows(rows, self.sent)
 
     def setJobGroup(self, *_arguments: object, **_more: object) -> None:  # noqa: N802  # Spark's name
         """No UI."""
@@ -151,6 +157,13 @@ async def test_a_run_compacts_in_waves_and_rounds_until_nothing_is_left(tmp_path
         assert (await world.run()).tasks == 0
         await world.pass_time()
         assert await world.in_bucket() == world.committed()
+
+
+async def test_executors_get_no_token(tmp_path: Path) -> None:
+    async with serving(tmp_path) as world:
+        assert (await world.run(admin_token="0123456789abcdef")).tasks > 0
+        assert b"cluster-of-the-compaction" in world.context.sent[0]
+        assert not any(b"0123456789abcdef" in each for each in world.context.sent)
 
 
 async def test_only_objects_of_the_named_topics_are_rewritten(tmp_path: Path) -> None:

@@ -292,12 +292,16 @@ def test_after_a_kill_at_any_step_the_next_run_leaves_the_table_equal_to_the_top
     assert told["removed_files"] > 0 or committed
 
 
-def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled(lake: Lake) -> None:
-    lake.produce([(at % 2, None, b'{"v": %d}' % at) for at in range(50)])
-    told = lake.call("two_at_once", schema="json")["ok"]
-    assert told["second"]["rows"] == 50
+@pytest.mark.parametrize("stops", [False, True], ids=["both-live", "winner-stops"])
+def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled_or_lost(lake: Lake, stops: bool) -> None:
+    lake.produce([(at % 2, None, b"{" if at % 9 == 4 else b'{"v": %d}' % at) for at in range(50)])
+    told = lake.call("two_at_once", schema="json", stops=stops)["ok"]
+    assert told["second"] == "stopped" if stops else told["second"]["offsets"] == 50
     assert "another job has written to table lake.t" in told["first"]
-    assert lake.places() == sorted((partition, offset) for partition, offset, _, _ in lake.values)
+    lake.ingest(schema="json")
+    assert lake.places() == sorted((partition, offset) for partition, offset, _, value in lake.values if value != b"{")
+    bad = sorted((partition, offset) for partition, offset, _, value in lake.values if value == b"{")
+    assert lake.places("lake.t_quarantine") == bad
     assert (lake.strays(), lake.markers()) == ([], [])
 
 
@@ -317,6 +321,18 @@ def test_a_topic_that_was_created_again_is_noticed(lake: Lake) -> None:
     assert lake.ingest(accepts_new_topic=True)["offsets"] == 5
     assert sorted(row["value"] for row in lake.rows()) == [b"new"] * 5 + [b"old"] * 3
     assert lake.ingest()["commits"] == 0
+
+
+def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_accepted(lake: Lake) -> None:
+    lake.produce([(0, None, b"%d" % at) for at in range(5)])
+    lake.ingest()
+    lake.produce([(0, None, b"%d" % at) for at in range(5, 20)])
+    lake.world.upload()
+    lake.world.delete_records(lake.topic, 12)
+    assert "offsets 5 to 11 do not exist any more" in lake.refusal(max_offsets=10)
+    assert lake.ingest(accepts_loss=True, max_offsets=3)["rows"] == 8
+    assert [row["value"] for row in lake.rows()] == [b"%d" % at for at in range(20) if not 5 <= at < 12]
+    assert (lake.strays(), lake.markers()) == ([], [])
 
 
 def test_an_empty_topic_has_no_table_of_inferred_columns_yet(lake: Lake) -> None:
@@ -341,9 +357,9 @@ def test_the_command_plans_runs_and_compacts(lake: Lake) -> None:
     assert (planned["offsets"], planned["exists"], planned["commits"]) == (4, False, 1)
     assert not lake.warehouse.exists()
     told = lake.world.cli(*job, *local).text
-    assert "table lake.t: 2 rows of 4 offsets in 1 commits" in told
+    assert "table lake.t: 2 rows of 4 offsets in 1 commit" in told
     assert "2 records are in the quarantine lake.t_quarantine" in told
     assert lake.places() == [(0, 0), (0, 1)]
-    assert "0 offsets in 0 commits" in lake.world.cli(*job, "--dry-run").text
+    assert "0 offsets to be added, in 0 commits" in lake.world.cli(*job, "--dry-run").text
     assert "0 of 1 files" in lake.world.cli("spark", "table-compact", "lake.t", *where, "--dry-run").text
     assert lake.world.cli("spark", "table", "nothing", "--table", "lake.t", *where, "--dry-run", code=3).code == 3

@@ -285,6 +285,24 @@ def test_two_jobs_that_want_the_same_column_get_one(catalog: Catalog) -> None:
     assert not grow(second, wishes, 100)
 
 
+def test_columns_inside_of_others_are_widened_and_added(catalog: Catalog) -> None:
+    table = table_of(
+        catalog,
+        "v array<int>, m map<string, float>, s struct<a: int>, p array<struct<x: int>>, q map<string, struct<x: int>>",
+    )
+    wishes = Wishes(wide={("v", "element"), ("m", "value"), ("s", "a"), ("p", "element", "x"), ("q", "value", "x")})
+    for path in (("s", "b"), ("p", "element", "y"), ("q", "value", "y")):
+        wishes.note_new(path, [1])
+    assert grow(table, wishes, 100)
+    schema = table.table.schema()
+    assert str(schema.find_field("v.element").field_type) == "long"
+    assert str(schema.find_field("m.value").field_type) == "double"
+    for name in ("s.a", "p.element.x", "q.value.x"):
+        assert str(schema.find_field(name).field_type) == "long"
+    for name in ("s.b", "p.element.y", "q.value.y"):
+        assert str(schema.find_field(name).field_type) == "list<long>"
+
+
 ROWS = st.fixed_dictionaries(
     {
         "n": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),

@@ -24,6 +24,7 @@ STATES = st.builds(
     TableState,
     topic=st.text(min_size=1, max_size=20),
     topic_id=st.text(max_size=22),
+    kind=st.sampled_from(["", "raw", "json"]),
     number=st.integers(0, 1 << 60),
     run=st.text("0123456789abcdef", min_size=12, max_size=12),
     next=OFFSETS,
@@ -131,7 +132,7 @@ def test_the_state_of_a_table_is_found_whatever_others_do_to_its_history(
 
 
 def test_a_table_that_was_replaced_is_not_taken_for_one_that_the_job_has_written() -> None:
-    stored = TableState("t", "id", 4, "aa", {0: 9}).to_json(4)
+    stored = TableState("t", "id", number=4, run="aa", next={0: 9}).to_json(4)
     fresh = SnapshotFact(8, None, 8, None)
     with pytest.raises(NotFound, match="replaced or rolled back"):
         find_state(8, {8: fresh, 4: SnapshotFact(4, None, 4, stored)}, stored, "n.t")

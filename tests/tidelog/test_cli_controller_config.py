@@ -48,6 +48,7 @@ def test_settings_are_shown_set_taken_back_and_kept_over_a_restart(tmp_path: Pat
         assert "3 heartbeat intervals" in cli("controller", "config", "set", SESSION, "100", code=2).err
         assert "no setting 'controller.x'" in cli("controller", "config", "set", "controller.x", "1", code=2).err
         assert "no setting 'x'" in cli("controller", "config", "unset", "x", code=2).err
+        assert "readers need no token" in cli("cluster", "read-token", code=3).err, "a cluster without a secret"
     with running(tmp_path / "data") as process:
         found = settings(Cli(process.bootstrap))
         assert (found[SESSION]["value"], found[SESSION]["source"]) == (20_000, "override")

@@ -244,7 +244,15 @@ class ClusterConnection:
 
     @cached_property
     def read_token(self) -> str:
-        """The token for readers outside the cluster. Raises `AdminTokenNeeded`, `ConfigError`."""
+        """The token for readers outside the cluster.
+
+        Raises `NotFound` where the cluster has no secret, `AdminTokenNeeded`, `ConfigError`.
+        """
+        if given_secret_file() is None and not self.broker_config(SECRET_FILE_CONFIG):
+            raise NotFound(
+                "this cluster has no secret: readers need no token",
+                hint="leave readToken, readTokenFile and --read-token-file out",
+            )
         return read_token(self._secret())
 
     def _secret(self) -> bytes:

@@ -66,6 +66,15 @@ class Attempts:
         self._delete(f"{self._markers}/{name}")
         return sum(path not in keep for path in found)
 
+    def abandon(self, name: str) -> int:
+        """Delete the files of an attempt whose number another one has reached. Return how many.
+
+        Also without its marker: another run may have cleaned up while tasks of this one still wrote. What a snapshot
+        has stays, because a commit may have happened without an answer.
+        """
+        self._table.refresh()
+        return self.end(name, referenced_files(self._table))
+
     def clean(self, number: int) -> int:
         """Delete what earlier runs left, with the table at commit `number`. Return how many files."""
         dead = [name for name in self.names() if _is_reached(name, number)]

@@ -19,7 +19,15 @@ from pyiceberg.table import FileScanTask
 
 from pyspark_tidelog.jobs.frame import spark_job
 from pyspark_tidelog.jobs.table.attempts import Attempts, rewrite_name
-from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, catalog_file, deletes_of, open_catalog, swap
+from pyspark_tidelog.jobs.table.tables import (
+    CatalogOptions,
+    JobTable,
+    catalog_file,
+    deletes_of,
+    open_catalog,
+    store_errors,
+    swap,
+)
 from pyspark_tidelog.jobs.table.tasks import RewritePlan, rewrite
 from pyspark_tidelog.jobs.table.upserts import without_history
 from pyspark_tidelog.jobs.table.writer import DEFAULT_FILE_BYTES, WriteTarget
@@ -80,11 +88,9 @@ class RewriteResult:
 
 def plan(options: RewriteOptions) -> RewriteForecast:
     """Say what a run would do. Changes nothing."""
-    file = catalog_file(options.catalog)
-    table = JobTable.find(open_catalog(options.catalog), options.table) if file is None or file.exists() else None
-    if table is None:
-        raise _missing(options)
-    tasks = list(table.table.scan().plan_files())
+    with store_errors():
+        table = _existing(options)
+        tasks = list(table.table.scan().plan_files())
     groups = group_small(tasks, table.table.metadata.default_spec_id, options.file_bytes)
     chosen = [task.file.file_size_in_bytes for group in groups for task in group]
     return RewriteForecast(options.table, len(tasks), len(chosen), sum(chosen), len(groups))
@@ -92,11 +98,9 @@ def plan(options: RewriteOptions) -> RewriteForecast:
 
 def run(spark: SparkSession, options: RewriteOptions) -> RewriteResult:
     """Put the small files that there are together. Raises `NotFound`, `Unavailable`."""
-    table = JobTable.find(open_catalog(options.catalog), options.table)
-    if table is None:
-        raise _missing(options)
     result = RewriteResult(options.table)
-    with spark_job(spark, "table-compact", f"small files of table {options.table}") as job:
+    with spark_job(spark, "table-compact", f"small files of table {options.table}") as job, store_errors():
+        table = _existing(options)
         Attempts(table.table).clean(table.state.number if table.state is not None else 0)
         groups = group_small(table.table.scan().plan_files(), table.table.metadata.default_spec_id, options.file_bytes)
         for first in range(0, len(groups), GROUPS_AT_ONCE):
@@ -106,8 +110,13 @@ def run(spark: SparkSession, options: RewriteOptions) -> RewriteResult:
     return result
 
 
-def _missing(options: RewriteOptions) -> NotFound:
-    return NotFound(f"there is no table {options.table}", hint="see --warehouse and --catalog-uri")
+def _existing(options: RewriteOptions) -> JobTable:
+    """Return the table, and make no catalog for that. Raises `NotFound`."""
+    file = catalog_file(options.catalog)
+    table = JobTable.find(open_catalog(options.catalog), options.table) if file is None or file.exists() else None
+    if table is None:
+        raise NotFound(f"there is no table {options.table}", hint="see --warehouse and --catalog-uri")
+    return table
 
 
 def _rewritten(

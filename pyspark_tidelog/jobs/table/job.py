@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table import Transaction
 
-from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
+from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job, told_by_spark
 from pyspark_tidelog.jobs.table.attempts import Attempts, attempt_directory
 from pyspark_tidelog.jobs.table.columns import grow, inferred_fields
 from pyspark_tidelog.jobs.table.reads import Ranges, TopicEnds, TopicReads
@@ -43,12 +44,12 @@ from pyspark_tidelog.jobs.table.schemas import (
     raw_fields,
 )
 from pyspark_tidelog.jobs.table.state import TableState, attempt_name, next_chunk
-from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, catalog_file, open_catalog
+from pyspark_tidelog.jobs.table.tables import CatalogOptions, JobTable, append, catalog_file, open_catalog, store_errors
 from pyspark_tidelog.jobs.table.tasks import IngestPlan, TaskOutcome, ingest, observe
 from pyspark_tidelog.jobs.table.upserts import KEY_TYPES, Upsert
 from pyspark_tidelog.jobs.table.values import ADD, IGNORE, REFUSE, Wishes
 from pyspark_tidelog.jobs.table.writer import DEFAULT_FILE_BYTES, WriteTarget
-from tidelog.runtime.errors import ConfigError, Fenced, Unavailable
+from tidelog.runtime.errors import ConfigError, Fenced, TidelogError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +60,8 @@ SAMPLE_OFFSETS = 100_000
 """Offsets from which the columns of a new table are inferred, at most."""
 ROUNDS = 3
 """How often the columns may change for the records of one commit."""
-FAILURES = 5
-"""Rounds of a job that follows a topic which may fail one after another because something does not answer."""
+PATIENCE_S = 600.0
+"""A job that follows a topic ends when something has not answered for so long."""
 DEFAULT_MAX_OFFSETS = 1_000_000
 DEFAULT_MAX_COLUMNS = 1_000
 
@@ -162,7 +163,8 @@ class TableResult:
 def plan(options: TableOptions) -> TablePlan:
     """Say what a run would do. Changes nothing."""
     ends = _reads(options).look()
-    table = _existing(options)
+    with store_errors():
+        table = _existing(options)
     state = _checked_state(options, table, ends.topic_id)
     ranges = next_chunk(state, ends.end, ends.first, 1 << 62)
     offsets = sum(end - start for start, end in ranges.values())
@@ -190,7 +192,8 @@ def run(spark: SparkSession, options: TableOptions, stop: threading.Event | None
     """
     stop = stop or threading.Event()
     with spark_job(spark, "table", f"topic {options.topic} to table {options.table}") as job:
-        ingestion = Ingestion(spark, options, job)
+        with store_errors():
+            ingestion = Ingestion(spark, options, job)
         try:
             _follow(ingestion, options, stop)
         finally:
@@ -199,17 +202,19 @@ def run(spark: SparkSession, options: TableOptions, stop: threading.Event | None
 
 
 def _follow(ingestion: Ingestion, options: TableOptions, stop: threading.Event) -> None:
-    failures = 0
+    well_s = time.monotonic()
     while True:
         try:
-            ingestion.catch_up(stop)
-            failures = 0
-        except Unavailable as error:
-            failures += 1
-            if options.follow_s is None or failures >= FAILURES:
+            with store_errors():
+                ingestion.catch_up(stop)
+            well_s = time.monotonic()
+        except Exception as error:
+            told = error if isinstance(error, TidelogError) else told_by_spark(error)
+            is_over = options.follow_s is None or time.monotonic() - well_s > PATIENCE_S
+            if is_over or not isinstance(told, Unavailable):
                 raise
             ingestion.is_clean = False
-            logger.warning("tried again (%d of %d): %s", failures, FAILURES, error)
+            logger.warning("tried again in %g s: %s", options.follow_s, told)
         if options.follow_s is None or stop.wait(options.follow_s):
             return
 
@@ -230,9 +235,13 @@ def _checked_state(options: TableOptions, table: JobTable | None, topic_id: str)
     """Return the state on which a run begins. Raises `ConfigError`, `Fenced`."""
     state = table.state if table is not None else None
     if state is None:
-        return TableState(options.topic, topic_id, upsert_by=options.upsert_by)
+        return TableState(options.topic, topic_id, options.kind, upsert_by=options.upsert_by)
     if state.topic != options.topic:
         raise ConfigError(f"table {options.table} is made of topic {state.topic}", hint="give another --table")
+    if state.kind != options.kind:
+        raise ConfigError(
+            f"table {options.table} has records as {state.kind}, not as {options.kind}", hint="see --schema"
+        )
     if state.upsert_by != options.upsert_by:
         told = ", ".join(state.upsert_by) or "nothing"
         raise ConfigError(f"table {options.table} is upserted by {told}", hint="give the same --upsert-by as before")
@@ -371,9 +380,13 @@ class Ingestion:
     def _clean(self, table: JobTable) -> None:
         """Delete what runs have left that were killed."""
         assert self._quarantine is not None
-        number = table.state.number if table.state is not None else 0
+        state = table.state
+        number = state.number if state is not None else 0
+        self._quarantine.reload()
+        is_settled = state is None or not state.pending or _has(self._quarantine, state)
         removed = Attempts(table.table).clean(number)
-        removed += Attempts(self._quarantine.table).clean(number)
+        # Files that are to be added to the quarantine, by another run perhaps, are in no snapshot yet.
+        removed += Attempts(self._quarantine.table).clean(number if is_settled else number - 1)
         self.result = replace(self.result, removed_files=self.result.removed_files + removed)
 
     # One commit
@@ -396,8 +409,9 @@ class Ingestion:
             wanted = state.advanced(number, run_id, ranges, pending)
             try:
                 kept = self._put(table, wanted, done, attempts.directory(name))
-            except Fenced:
-                self._clean(table)  # the number is reached: what was written for it can never be committed
+            except Fenced:  # the number is reached: what was written for it can never be committed
+                attempts.abandon(name)
+                bad_attempts.abandon(name)
                 raise
         attempts.end(name, [each.file_path for each in kept])
         bad_attempts.end(name, [each.file_path for each in done.bad_files])

@@ -35,6 +35,8 @@ class TableState:
     topic: str
     topic_id: str
     """A topic that was deleted and created again has another."""
+    kind: str = ""
+    """`raw` or `json`."""
     number: int = 0
     """Of the commit, int64; 0: there is none yet."""
     run: str = ""
@@ -69,6 +71,7 @@ class TableState:
                 "version": VERSION,
                 "topic": self.topic,
                 "topic_id": self.topic_id,
+                "kind": self.kind,
                 "number": self.number,
                 "run": self.run,
                 "next": {str(partition): self.next[partition] for partition in sorted(self.next)},
@@ -109,6 +112,7 @@ def read_state(text: str, source: str) -> tuple[TableState, int]:
         state = TableState(
             topic=str(told["topic"]),
             topic_id=str(told["topic_id"]),
+            kind=str(told["kind"]),
             number=int(told["number"]),
             run=str(told["run"]),
             next={int(partition): int(offset) for partition, offset in told["next"].items()},

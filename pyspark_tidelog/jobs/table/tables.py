@@ -14,8 +14,8 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table, Transaction
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from pyspark_tidelog.jobs.table.state import KEY, SnapshotFact, TableState, find_state
 from tidelog.runtime.errors import ConfigError, Fenced, Unavailable
@@ -67,9 +67,24 @@ class CatalogOptions:
     """A path, or a URL such as s3://bucket/prefix."""
     uri: str = ""
     """Of the catalog; empty: an SQLite file in the warehouse, which is a path then."""
-    properties: Mapping[str, str] | None = None
+    properties: Mapping[str, str] | None = field(default=None, repr=False)
     """Further properties of pyiceberg's catalog and of the store of files."""
     name: str = "tidelog"
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn what a catalog or a store of files raises into `Unavailable`: there are many kinds, without a remedy."""
+    try:
+        yield
+    except Exception as error:
+        is_theirs = isinstance(error, (OSError, SQLAlchemyError)) or type(error).__module__ == "pyiceberg.exceptions"
+        if not is_theirs:
+            raise
+        raise Unavailable(
+            f"the catalog, or the store of its files, fails: {error}",
+            hint="see --warehouse, --catalog-uri and --catalog-property; the job may be run again",
+        ) from error
 
 
 def catalog_file(options: CatalogOptions) -> Path | None:

@@ -10,8 +10,8 @@ import importlib
 import click
 
 JOBS = {
-    "table": ("tidelog.cli.subcommands.spark_table:table", "Bring an Iceberg table up to date with a topic"),
-    "table-compact": ("tidelog.cli.subcommands.spark_table:table_compact", "Put a table's small files together"),
+    "table": ("tidelog.cli.subcommands.spark_table:table", "Bring an Iceberg table up to date with a topic."),
+    "table-compact": ("tidelog.cli.subcommands.spark_table:table_compact", "Put a table's small files together."),
     "audit": ("tidelog.cli.subcommands.spark_audit:audit", "Check every byte of every object."),
     "backfill": ("tidelog.cli.subcommands.spark_backfill:backfill", "Copy a topic's history from another cluster."),
     "compact": (

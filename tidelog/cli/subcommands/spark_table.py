@@ -137,9 +137,10 @@ def _stopped_by_interrupt() -> threading.Event:
 
 
 def _render(told: dict[str, Any]) -> str:
-    lines = [
-        f"table {told['table']}: {told['rows']:,} rows of {told['offsets']:,} offsets in {told['commits']} commits",
-    ]
+    commits = f"{told['commits']} commit{'s' * (told['commits'] != 1)}"
+    lines = [f"table {told['table']}: {told['rows']:,} rows of {told['offsets']:,} offsets in {commits}"]
+    if told["snapshot"] is None:
+        lines.append("there is no record yet")
     if told["quarantined"]:
         lines.append(f"{told['quarantined']:,} records are in the quarantine {told['quarantine']}, with the reasons")
     if told["removed_files"]:
@@ -151,7 +152,7 @@ def _render_plan(told: dict[str, Any]) -> str:
     state = f"at commit {told['commit']}" if told["exists"] else "to be created"
     lines = [
         f"topic {told['topic']} ({told['topic_id']}) to table {told['table']}, {state}",
-        f"{told['offsets']:,} offsets in {told['commits']} commits:",
+        f"{told['offsets']:,} offsets to be added, in {told['commits']} commit{'s' * (told['commits'] != 1)}",
         *(f"  partition {index}: {start} to {end - 1}" for index, (start, end) in told["ranges"].items()),
         f"records that do not fit go to {told['quarantine']}",
         "columns: " + (", ".join(told["columns"]) or "inferred from the first records"),
