@@ -57,6 +57,10 @@ class AuditOptions:
     """File on the driver's machine, `.parquet` or `.csv`, that gets a row for each finding; empty: none."""
     task_bytes: int = TASK_BYTES
 
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a report that cannot be written."""
+        _check_report(self.report)
+
 
 @dataclass(frozen=True)
 class AuditPlan:
@@ -114,7 +118,6 @@ class AuditResult:
 
 def plan(options: AuditOptions) -> AuditPlan:
     """Return what would be read. Raises `Unavailable`, `ConfigError`."""
-    _check_report(options.report)
     found = take_inventory(options.cluster, 0)
     total = sum(one.size for one in found.objects)
     tasks = len(_groups(found.objects, options.task_bytes))
@@ -123,7 +126,6 @@ def plan(options: AuditOptions) -> AuditPlan:
 
 def run(spark: SparkSession, options: AuditOptions) -> AuditResult:
     """Audit a cluster. Raises `Unavailable` if cluster or bucket do not answer, `ConfigError`."""
-    _check_report(options.report)
     with spark_job(spark, "audit", f"audit of {options.cluster.bootstrap}") as job:
         result = _Audit(spark, job, options).run()
     if options.report:

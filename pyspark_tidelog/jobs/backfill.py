@@ -45,6 +45,11 @@ class BackfillOptions:
     keeps_offsets: bool = True
     fills_holes: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise `InvalidInput` for options that exclude each other."""
+        if self.fills_holes and not self.keeps_offsets:
+            raise InvalidInput("holes are filled only where offsets are preserved", hint="give one of the two")
+
 
 @dataclass(frozen=True)
 class BackfillRange:
@@ -91,7 +96,6 @@ class BackfillResult:
 
 def plan(options: BackfillOptions) -> BackfillPlan:
     """Return what would be done. Raises `NotFound`, `InvalidInput`, `Unavailable`, `ConfigError`."""
-    _check(options)
     target = _target(options)
     known = TopicAdmin(client_settings(options.cluster)).partitions(target)
     ranges = _ranges(options, known or 0)
@@ -101,7 +105,6 @@ def plan(options: BackfillOptions) -> BackfillPlan:
 
 def run(spark: SparkSession, options: BackfillOptions) -> BackfillResult:
     """Backfill. Raises `InvalidInput` for a hole or a target that has something else, `DataLoss`, `Unavailable`."""
-    _check(options)
     target = _target(options)
     with spark_job(spark, "backfill", f"backfill of {options.topic} into {target}") as job:
         source, topics = TopicAdmin(options.source), TopicAdmin(client_settings(options.cluster))
@@ -127,11 +130,6 @@ def run(spark: SparkSession, options: BackfillOptions) -> BackfillResult:
 
 def _target(options: BackfillOptions) -> str:
     return options.to_topic or options.topic
-
-
-def _check(options: BackfillOptions) -> None:
-    if options.fills_holes and not options.keeps_offsets:
-        raise InvalidInput("holes are filled only where offsets are preserved", hint="give one of the two")
 
 
 def _ranges(options: BackfillOptions, known: int) -> tuple[BackfillRange, ...]:

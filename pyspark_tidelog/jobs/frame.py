@@ -84,7 +84,7 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     """Start a session on `master` in client mode; `conf` goes to Spark as it is. Raises `ConfigError`, `Unavailable`.
 
     The executors of a local master have this process's Python, unless PYSPARK_PYTHON names one; and it listens on
-    127.0.0.1 only, unless SPARK_LOCAL_IP says otherwise.
+    127.0.0.1 only, unless SPARK_LOCAL_IP says otherwise. Spark logs what is fatal only: a task's error is raised.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     if _LOCAL.match(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR", **conf}
+    settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL", **conf}
     builder: Any = SparkSession.builder
     builder = builder.appName(f"tidelog {name}").master(master)
     for key, value in settings.items():
@@ -172,7 +172,7 @@ def told_by_spark(error: BaseException) -> TidelogError | None:
             found = _with_hint(kinds[match["name"]], match["text"])
     if found is not None:
         return found
-    return Unavailable(f"Spark ended the job: {_first_line(error)}", hint="Spark's log and its UI tell more; try again")
+    return Unavailable(f"Spark ended the job: {_first_line(error)}", hint="--conf spark.log.level=ERROR tells more")
 
 
 def _all_kinds(kind: type[TidelogError]) -> Iterator[type[TidelogError]]:

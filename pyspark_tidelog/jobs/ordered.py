@@ -39,8 +39,8 @@ QUEUE_KIB = 64 << 10
 DRAIN_S = 5.0
 _TOO_LARGE = 10
 """Kafka's code of a record that is too large."""
-_NOT_THERE = (-188, -190, 3)
-"""Codes of librdkafka and Kafka: unknown topic, unknown partition, unknown topic or partition."""
+GONE_S = 5.0
+"""So long a partition has to be absent from the metadata to be taken for deleted."""
 ACKNOWLEDGED_S = 300.0
 """A record that no broker acknowledged for so long fails the copy."""
 ANSWER_S = 60.0
@@ -260,18 +260,38 @@ class TargetPartition:
         )
 
     def bounds(self) -> tuple[int, int]:
-        """Return the first offset and the one after the last. Raises `Unavailable`, `NotFound`."""
+        """Return the first offset and the one after the last. Raises `Unavailable`, `NotFound`.
+
+        While its leader changes, a partition is not known for a moment: only one that stays so is not there.
+        """
         from confluent_kafka import KafkaException, TopicPartition
 
+        place = TopicPartition(self._copy.topic, self._copy.partition)
+        began_s, told, absent_s = time.monotonic(), "no answer", None
+        while time.monotonic() - began_s < ANSWER_S:
+            try:
+                low, high = self._consumer.get_watermark_offsets(place, timeout=10.0)
+            except KafkaException as error:
+                told = error.args[0].str()
+            else:
+                return int(low), int(high)
+            if self._is_there():
+                absent_s = None
+            elif absent_s is None:
+                absent_s = time.monotonic()
+            elif time.monotonic() - absent_s > GONE_S:
+                raise NotFound(f"there is no {self._copy.place}")
+            time.sleep(0.2)
+        raise Unavailable(f"the offsets of {self._copy.place} are not known: {told}", hint="run it again")
+
+    def _is_there(self) -> bool:
+        from confluent_kafka import KafkaException
+
         try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(self._copy.topic, self._copy.partition), timeout=ANSWER_S
-            )
-        except KafkaException as error:
-            if error.args[0].code() in _NOT_THERE:
-                raise NotFound(f"there is no {self._copy.place}") from error
-            raise Unavailable(f"the offsets of {self._copy.place} are not known: {error}") from error
-        return int(low), int(high)
+            known = self._consumer.list_topics(self._copy.topic, timeout=10.0).topics[self._copy.topic]
+        except KafkaException:
+            return True  # nobody tells
+        return self._copy.partition in known.partitions
 
     def read(self, offset: int) -> Record | None:
         """Return a record; None if there is none at this offset. Raises `Unavailable`."""

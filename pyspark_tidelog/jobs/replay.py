@@ -61,6 +61,10 @@ class ReplayOptions:
     bounds: Mapping[str, str] = field(default_factory=dict)
     """Options of the data source: `startingTimestamp`, `endingOffsets`, …"""
 
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a target that makes no sense."""
+        _check(self)
+
 
 @dataclass(frozen=True)
 class ReplayRange:
@@ -101,7 +105,6 @@ class ReplayResult:
 
 def plan(options: ReplayOptions) -> ReplayPlan:
     """Return what would be done. Raises `ConfigError`, `NotFound`, `Unavailable`."""
-    _check(options)
     with _planned(options) as parts:
         ranges = _ranges(parts)
         sizes = {each.object_id: each.size for part in parts for each in part.task.slices}
@@ -113,7 +116,6 @@ def plan(options: ReplayOptions) -> ReplayPlan:
 
 def run(spark: SparkSession, options: ReplayOptions) -> ReplayResult:
     """Replay. Raises `InvalidInput` for a target that has something else, `DataLoss`, `Unavailable`."""
-    _check(options)
     with spark_job(spark, "replay", f"replay of {options.topic} into {_target(options)}") as job:
         if options.to_parquet:
             return _to_parquet(spark, job, options)

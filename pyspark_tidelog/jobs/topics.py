@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from pyspark_tidelog.cluster import retried
 from pyspark_tidelog.jobs.frame import ClusterAccess
 from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Unavailable
 
@@ -97,6 +98,9 @@ class TopicAdmin:
 
         Raises `Unavailable`.
         """
+        return retried(lambda: self._bounds(topic, partitions, committed))
+
+    def _bounds(self, topic: str, partitions: Sequence[int], committed: bool) -> dict[int, tuple[int, int]]:
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from pyspark_tidelog.cluster import KnownObject, Lease, Lookups
 from pyspark_tidelog.jobs.inventory import DATA, STREAM_PARTS, range_problems
@@ -24,8 +25,9 @@ from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer
 from tests.support.cli import until
 from tests.support.ports import free_port
 from tidelog.broker.objects import report as brokers
+from tidelog.cli.subcommands.spark_audit import audit as command
 from tidelog.controller.model.wal_notes import DATA_STREAM
-from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.errors import ConfigError, Unavailable
 
 pytestmark = MARKS
 
@@ -163,11 +165,17 @@ def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, world: Job
 
 def test_the_command_says_what_it_would_do_and_refuses_what_is_wrong(world: JobWorld, tmp_path: Path) -> None:
     fill(world, "planned", 1)
+
+    def refusal(*arguments: str) -> str:
+        told = CliRunner().invoke(command, ["--bootstrap", world.bootstrap, *arguments]).exception
+        assert isinstance(told, ConfigError), told
+        return str(told)
+
     document = json.loads(world.cli("spark", "audit", "--dry-run", "--format", "json").out)
     assert document["objects"] >= 1 and document["bytes"] > 0 and document["tasks"] == 1
     assert "nothing was read" in world.cli("spark", "audit", "--dry-run").text
-    assert "no known format" in world.cli("spark", "audit", "--report", "x.txt", code=2).err
-    assert "no directory" in world.cli("spark", "audit", "--report", tmp_path / "no" / "x.csv", code=2).err
+    for report, told in (("x.txt", "no known format"), (str(tmp_path / "no" / "x.csv"), "no directory")):
+        assert told in refusal("--report", report)
     assert (
         "cannot read --read-token-file" in world.cli("spark", "audit", "--read-token-file", tmp_path / "no", code=2).err
     )

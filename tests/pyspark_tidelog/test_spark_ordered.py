@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,8 @@ from pyspark_tidelog.jobs.kafka_range import read_range
 from pyspark_tidelog.jobs.ordered import FILLER, CopiedPartition, PartitionCopy, Source, copy_partition
 from pyspark_tidelog.reading import DataLoss
 from tests.e2e.backends import create_topic
-from tests.support.cluster_process import up_cluster
+from tests.support.cluster_process import UpCluster, up_cluster
+from tidelog.cli.client import ClusterConnection
 from tidelog.runtime.errors import NotFound, TidelogError
 
 pytestmark = pytest.mark.processes
@@ -27,9 +29,14 @@ Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with up_cluster(tmp_path_factory.mktemp("cluster") / "data", brokers=1, flags=FLAGS) as up:
-        yield up.bootstrap
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpCluster]:
+    with up_cluster(tmp_path_factory.mktemp("cluster") / "data", brokers=2, flags=FLAGS) as found:
+        yield found
+
+
+@pytest.fixture
+def bootstrap(up: UpCluster) -> str:
+    return up.bootstrap
 
 
 @pytest.fixture
@@ -242,6 +249,23 @@ def test_a_timestamp_of_zero_is_counted(bootstrap: str, topic: str) -> None:
 def test_a_target_that_is_not_there_is_not_created_by_the_copy(bootstrap: str) -> None:
     with pytest.raises(NotFound, match="there is no nowhere-0"):
         copy_partition(copying(bootstrap, "nowhere", 1), source([row(0)]))
+
+
+def test_a_copy_goes_on_when_the_targets_leader_is_killed(up: UpCluster, topic: str) -> None:
+    """`tidelog up` starts it again."""
+    rows = [row(at) for at in range(900)]
+    leader = ClusterConnection(up.bootstrap).metadata().topics[topic].partitions[0].leader
+
+    def killing(start: int) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(source(rows, at_once=10)(start)):
+            if number == 45:
+                os.kill(up.node_pids()[leader - 1], signal.SIGKILL)
+            yield batch
+
+    settings = {"bootstrap.servers": up.bootstrap, "batch.num.messages": "10"}
+    done = copy_partition(copying(up.bootstrap, topic, 900, keeps_offsets=True, kafka=settings), killing)
+    assert done.copied == 900
+    assert read(up.bootstrap, topic) == as_read(rows)
 
 
 def test_a_range_of_any_kafka_is_read_as_rows_of_the_source(bootstrap: str, topic: str) -> None:
