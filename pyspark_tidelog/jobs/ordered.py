@@ -44,6 +44,9 @@ _NOT_THERE = (-188, -190, 3)
 ACKNOWLEDGED_S = 300.0
 """A record that no broker acknowledged for so long fails the copy."""
 ANSWER_S = 60.0
+APPEARS_S = 30.0
+"""So long a broker may not know a target that the driver has just created."""
+PAUSE_S = 0.5
 _PRODUCER = {
     "log_level": 0,
     "enable.idempotence": True,
@@ -263,14 +266,17 @@ class TargetPartition:
         """Return the first offset and the one after the last. Raises `Unavailable`, `NotFound`."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(self._copy.topic, self._copy.partition), timeout=ANSWER_S
-            )
-        except KafkaException as error:
-            if error.args[0].code() in _NOT_THERE:
-                raise NotFound(f"there is no {self._copy.place}") from error
-            raise Unavailable(f"the offsets of {self._copy.place} are not known: {error}") from error
+        place, ends_s = TopicPartition(self._copy.topic, self._copy.partition), time.monotonic() + APPEARS_S
+        while True:
+            try:
+                low, high = self._consumer.get_watermark_offsets(place, timeout=ANSWER_S)
+                break
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_THERE:
+                    raise Unavailable(f"the offsets of {self._copy.place} are not known: {error}") from error
+                if time.monotonic() >= ends_s:
+                    raise NotFound(f"there is no {self._copy.place}") from error
+            time.sleep(PAUSE_S)
         return int(low), int(high)
 
     def read(self, offset: int) -> Record | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from pyspark_tidelog.columns import arrow_schema
+from pyspark_tidelog.jobs import ordered
 from pyspark_tidelog.jobs.kafka_range import read_range
 from pyspark_tidelog.jobs.ordered import FILLER, CopiedPartition, PartitionCopy, Source, copy_partition
 from pyspark_tidelog.reading import DataLoss
@@ -239,7 +241,17 @@ def test_a_timestamp_of_zero_is_counted(bootstrap: str, topic: str) -> None:
     assert copy_partition(copy, source(rows)).found == 2
 
 
-def test_a_target_that_is_not_there_is_not_created_by_the_copy(bootstrap: str) -> None:
+def test_a_target_that_brokers_do_not_know_yet_is_waited_for(bootstrap: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        copied = pool.submit(copy_partition, copying(bootstrap, "late", 2), source([row(0), row(1)]))
+        with pytest.raises(TimeoutError):
+            copied.result(2)
+        create_topic(bootstrap, "late", 1)
+        assert copied.result(60).copied == 2
+
+
+def test_a_target_that_is_not_there_is_not_created_by_the_copy(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "APPEARS_S", 1.0)
     with pytest.raises(NotFound, match="there is no nowhere-0"):
         copy_partition(copying(bootstrap, "nowhere", 1), source([row(0)]))
 
