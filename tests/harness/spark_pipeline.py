@@ -15,9 +15,10 @@ After each step what it wrote is read, by consumers or from the files, and its d
 compared with those of the producers: every record at its offset, with its content, once. Then it is deleted. Jobs are
 the command `tidelog spark …`; one that ends because brokers do not answer is run again, but for `load`.
 
-MB/s are the bytes of keys and values that a step reads by its whole time, with Spark's start. `disk` is what all files
-of the run have after a step, MinIO's among them. About three times `--gb` is needed, and looked for before anything is
-begun; it is deleted at the end. `make spark-pipeline`:
+MB/s are the bytes of keys and values that a step reads by its whole time, with Spark's start; `cpu s` is the CPU time
+of a job's driver, JVM and Python workers, without brokers and MinIO. `disk` is what all files of the run have after a
+step, MinIO's among them. About three times `--gb` is needed, and looked for before anything is begun; it is deleted at
+the end. `make spark-pipeline`:
 
     python -m tests.harness.spark_pipeline --gb 10 [--store minio|localstack|moto] [--seed N] [--every-s 20]
 """
@@ -35,7 +36,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ HISTORY = TopicKind("history", 1_000, "lz4", 0.05)
 PARTITIONS = 4
 JOB_S = 1_800.0
 TRIES = 3
-HEADER = "step              seconds    MB/s       records  tries     disk  load"
+HEADER = "step              seconds    MB/s       records   cpu s  tries     disk  load"
 
 
 @dataclass
@@ -95,14 +96,18 @@ class Step:
     name: str
     seconds: float
     digest: Digest
-    tries: int
     disk_bytes: int
+    tries: int = 1
+    cpu_s: float | None = None
+    """Of a job's driver, JVM and Python workers in all tries; None where they are not its own."""
 
     def line(self) -> str:
         """For the table."""
+        cpu = "" if self.cpu_s is None else f"{self.cpu_s:.1f}"
+        speed = self.digest.size / 1e6 / self.seconds
         return (
-            f"{self.name:16} {self.seconds:8.1f} {self.digest.size / 1e6 / self.seconds:7.1f} "
-            f"{self.digest.records:13,} {self.tries:6} {self.disk_bytes / GB:5.2f} GB {os.getloadavg()[0]:5.1f}"
+            f"{self.name:16} {self.seconds:8.1f} {speed:7.1f} {self.digest.records:13,} {cpu:>7} {self.tries:6} "
+            f"{self.disk_bytes / GB:5.2f} GB {os.getloadavg()[0]:5.1f}"
         )
 
 
@@ -187,36 +192,41 @@ class Pipeline:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _step(self, name: str, topics: Sequence[str]) -> Iterator[list[int]]:
-        """Measure a step that reads these topics; what it gives may get the number of tries."""
-        began_s, tries = time.monotonic(), [1]
+    def _step(self, name: str, topics: Sequence[str]) -> Iterator[list[JobProcess]]:
+        """Measure a step that reads these topics; what it gives gets the processes of its tries."""
+        began_s = time.monotonic()
+        tries: list[JobProcess] = []
         yield tries
+        self._note(name, began_s, topics, tries)
+
+    def _note(self, name: str, began_s: float, topics: Iterable[str], tries: Sequence[JobProcess] = ()) -> None:
         seconds = time.monotonic() - began_s
         whole = Digest.sum(each for topic in topics for each in self.sent[topic])
         used = sum(each.stat().st_blocks * 512 for each in _files(self.directory))
-        self.steps.append(Step(name, seconds, whole, tries[0], used))
+        cpu_s = sum(each.cpu_s for each in tries) if tries else None
+        self.steps.append(Step(name, seconds, whole, used, max(len(tries), 1), cpu_s))
         print(self.steps[-1].line(), flush=True)
 
     def job(self, name: str, topics: Sequence[str], *arguments: str, tries: int = TRIES) -> dict[str, Any]:
         """Run a job, again when brokers do not answer; return what it says. Raises `AssertionError`."""
         given = ["--format", "json", "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
         given += ["--conf", f"spark.local.dir={self.directory / 'local'}"]
-        with self._step(name, topics) as count:
+        with self._step(name, topics) as done:
             while True:
-                log = self.directory / f"{name}-{count[0]}.log"
+                log = self.directory / f"{name}-{len(done)}.log"
                 process = JobProcess(
                     self.hot.bootstrap, log, "spark", *arguments, *given, more=self.server.environment()
                 )
+                done.append(process)
                 try:
                     code = process.wait(JOB_S)
                 finally:
                     process.kill()
                 if not code:
                     break
-                is_tried_again = code == Unavailable.exit_code and count[0] < tries
+                is_tried_again = code == Unavailable.exit_code and len(done) < tries
                 assert is_tried_again, f"{name} ended with {code}:\n{process.said(40)}"
                 print(f"{name} is run again:\n{process.said(3)}", flush=True)
-                count[0] += 1
         found = log.read_text()
         told: dict[str, Any] = json.loads(found[found.index("{\n") if "{\n" in found else found.index("{") :])
         return told
@@ -258,10 +268,7 @@ class Pipeline:
         began_s = time.monotonic()
         self.sent = produce(self.hot.bootstrap, topics)
         self.world.upload()
-        whole = Digest.sum(each for found in self.sent.values() for each in found)
-        used = sum(each.stat().st_blocks * 512 for each in _files(self.directory))
-        self.steps.append(Step("produce", time.monotonic() - began_s, whole, 1, used))
-        print(self.steps[-1].line(), flush=True)
+        self._note("produce", began_s, self.sent)
 
     def compact(self) -> None:
         """Compact all objects."""

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER, JVM, EXECUTOR, WORKER = "driver", "jvm", "executor", "worker"
 """Roles: the Python of the driver, its Java, the Java of an executor (of a master `local-cluster`), Python workers."""
 END_S = 60.0
+SAMPLE_S = 0.5
 
 
 class JobProcess:
@@ -42,6 +43,8 @@ class JobProcess:
         """`arguments` are those of `module`, which has the same options as `tidelog`; `more` is added to its
         environment."""
         self.log = log
+        self.cpu_s = 0.0
+        """CPU time of all its processes, as far as `wait` has seen."""
         given = {
             **environment(bootstrap),
             **more,
@@ -106,7 +109,19 @@ class JobProcess:
 
     def wait(self, timeout_s: float) -> int:
         """Wait until the driver ends; return its exit code. Raises `AssertionError`."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the job goes on after {timeout_s:g} s:\n{self.said()}") from None
+        deadline = time.monotonic() + timeout_s
+        while self.is_running():
+            assert time.monotonic() < deadline, f"the job goes on after {timeout_s:g} s:\n{self.said()}"
+            self.cpu_s = max(self.cpu_s, self._used_s())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(SAMPLE_S)
+        return self.process.wait()
+
+    def _used_s(self) -> float:
+        """The CPU time of its processes, and of those that they have waited for."""
+        ticks = 0
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(int(each) for each in told[11:15])
+        return ticks / os.sysconf("SC_CLK_TCK")

@@ -82,7 +82,7 @@ def store_errors() -> Iterator[None]:
         if not is_theirs:
             raise
         raise Unavailable(
-            f"the catalog, or the store of its files, fails: {error}",
+            f"the catalog, or the store of its files, fails: {str(error) or type(error).__name__}",
             hint="see --warehouse, --catalog-uri and --catalog-property; the job may be run again",
         ) from error
 
