@@ -24,6 +24,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ class Measured:
         def is_uploaded() -> bool:
             for node in self._connection.get("/brokers")["brokers"]:
                 self._connection.at(node["admin_url"]).post("/upload")
-            return sum(each["committed_end"] for each in self._ranges(topic)[1]) == records
+            return sum(int(each["committed_end"]) for each in self._ranges(topic)[1]) == records
 
         until(is_uploaded, 120)
         print(f"  {topic}: {records:,} records in {time.perf_counter() - started:.0f} s", flush=True)
@@ -271,10 +272,10 @@ def measure(found: Measured, args: argparse.Namespace) -> None:
             flush=True,
         )
         phases: dict[str, Callable[[], Any]] = {
-            "tidelog": lambda ours=ours: found.scan("tidelog", ours),
-            "kafka": lambda topic=topic: found.scan("kafka", found.options(topic)),
-            "kafka_tasks": lambda as_many=as_many: found.scan("kafka", as_many),
-            "raw": lambda objects=objects: in_process(raw_gets, objects),
+            "tidelog": partial(found.scan, "tidelog", ours),
+            "kafka": partial(found.scan, "kafka", found.options(topic)),
+            "kafka_tasks": partial(found.scan, "kafka", as_many),
+            "raw": partial(in_process, raw_gets, objects),
         }
         report(f"records of {size} B", interleaved(args.runs, **phases), objects, idle_share)
 
