@@ -23,7 +23,13 @@ from bench._common import QUICK_VARIABLE, ROWS_VARIABLE, read_rows, table
 HERE = Path(__file__).parent
 LIMIT_S = 300.0
 """Time limit of one program; all of them together take less than half an hour."""
-LIMITS_S = {"cold_read": 600.0, "peers": 900.0, "kafka_cluster": 900.0, "replicated_produce": 600.0}
+LIMITS_S = {
+    "cold_read": 600.0,
+    "peers": 900.0,
+    "kafka_cluster": 900.0,
+    "replicated_produce": 600.0,
+    "spark_scan": 900.0,
+}
 """Time limits of longer programs: two buckets are filled with 5 GB and read six times; many servers start."""
 
 

@@ -101,7 +101,7 @@ class Measured:
         def is_uploaded() -> bool:
             for node in self._connection.get("/brokers")["brokers"]:
                 self._connection.at(node["admin_url"]).post("/upload")
-            return bool(sum(each["committed_end"] for each in self._ranges(topic)[1]) == records)
+            return sum(int(each["committed_end"]) for each in self._ranges(topic)[1]) == records
 
         until(is_uploaded, 120)
         print(f"  {topic}: {records:,} records in {time.perf_counter() - started:.0f} s", flush=True)

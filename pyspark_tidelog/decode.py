@@ -25,8 +25,11 @@ from tidelog.runtime.types import Buffer
 
 ROWS = 100_000
 """Rows of one Arrow batch, at most: larger ones are not faster."""
-BYTES = 32 << 20
-"""Bytes of keys, values and headers after which an Arrow batch is given out."""
+BYTES = 16 << 20
+"""Bytes of keys, values and headers after which an Arrow batch is given out.
+
+glibc reuses blocks of up to 32 MiB (`keep_freed_memory`): room for such a batch, and what is added at a time.
+"""
 MIN_RECORD_BYTES = 7
 """A record of one varint byte in each field."""
 NULL = -1
@@ -147,9 +150,14 @@ class _Column:
     """One growing binary array."""
 
     def __init__(self) -> None:
-        self.data: _Bytes = np.empty(1 << 16, np.uint8)
-        self.offsets = np.zeros(1025, np.int32)
-        self.valid = np.zeros(1024, np.bool_)
+        self._begin(1024, 1 << 16)
+
+    def _begin(self, rows: int, size: int) -> None:
+        """Begin an array with room for so many rows and bytes."""
+        self.data: _Bytes = np.empty(size, np.uint8)
+        self.offsets = np.empty(rows + 1, np.int32)
+        self.offsets[0] = 0
+        self.valid = np.empty(rows, np.bool_)
         self.rows = 0
         self.size = 0
 
@@ -163,13 +171,13 @@ class _Column:
         self.rows = rows
 
     def take(self, kind: pa.DataType) -> pa.Array:
-        """Return the array, and begin a new one."""
+        """Return the array, and begin a new one with room for about as much: a scan does not grow it again."""
         rows = self.rows
         nulls = rows - int(self.valid[:rows].sum())
         validity = pa.py_buffer(np.packbits(self.valid[:rows], bitorder="little")) if nulls else None
         buffers = [validity, pa.py_buffer(self.offsets[: rows + 1]), pa.py_buffer(self.data[: self.size])]
         found = pa.Array.from_buffers(kind, rows, buffers, nulls)
-        self.__init__()  # type: ignore[misc]  # the buffers belong to the array now
+        self._begin(rows + rows // 8 + 1, self.size + self.size // 8 + 1)  # the buffers belong to the array now
         return found
 
 

@@ -19,6 +19,7 @@ from pyspark_tidelog.manifests import read_parts
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import Task
 from tidelog.runtime.errors import NotFound, Unavailable
+from tidelog.runtime.memory import keep_freed_memory
 from tidelog.storage.bucket.store import ObjectNotFound
 
 if TYPE_CHECKING:
@@ -46,7 +47,11 @@ class TaskContext:
 
 
 def read_task(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
-    """Read a task. Raises `DataLoss`, `CorruptData`, `Unavailable`."""
+    """Read a task. Raises `DataLoss`, `CorruptData`, `Unavailable`.
+
+    From now on this process keeps the memory that it frees for the next batch: new pages cost more than decoding does.
+    """
+    keep_freed_memory()
     if task.is_tail:
         yield from _read_tail(task, context)
         return
