@@ -58,7 +58,7 @@ STEPS = ("files", "commit", "quarantine")
 KILLS = ("all", *ROLES, *STEPS, "zombie")
 MEANWHILE = ("nothing", "broker", "move", "leases", "compact")
 SECTIONS = {"upload": {"age_ms": 500, "delete_delay_ms": 100}, "log": {"retention_ms": -1}}
-HEADER = "round table   kill        at     meanwhile  commits       exit  offsets   of topic    took  load"
+HEADER = "round table   kill        at     meanwhile  commits        exit  offsets   of topic    took  load"
 BEGIN_S = 180.0
 ZOMBIE_S = 30.0
 
@@ -165,7 +165,7 @@ class Rounds:
         master = "local-cluster[2,1,1024]" if kill == "executors" else ""
         die_at = (kill, self.rng.randint(1, 3)) if kill in STEPS else None
         moment_s = self.rng.uniform(0, self.wanted.moment_s)
-        is_early = die_at is None and kill != "zombie" and self.rng.random() < 0.1
+        is_early = kill in ("all", "driver", "jvm") and self.rng.random() < 0.2
         before = self.number(table)
         markers = set(self.lake.markers())
         job = self.follow(table, die_at, master)
@@ -179,14 +179,12 @@ class Rounds:
             for each in (job, *others):
                 each.kill()
         after, offsets = self._state(table)
-        for broker in BROKERS:
-            if not self.hot.nodes[broker].is_running():
-                self.hot.begin(broker)
-        self.hot.ready(*BROKERS)
+        self._heal()
         self._look(table)
+        codes = ",".join(str(each.process.returncode) for each in (job, *others))
         self.lines.append(
             f"{at + 1:5} {table.rpartition('.')[2]:7} {kill:10} {told:8} {'-' if is_early else meanwhile:9} "
-            f"{before:6} → {after:4} {job.process.returncode:5} {offsets:8} {sum(self.load.counts):10} "
+            f"{before:6} → {after:4} {codes:>6} {offsets:8} {sum(self.load.counts):10} "
             f"{time.monotonic() - began_s:7.1f} {os.getloadavg()[0]:5.1f}"
         )
 
@@ -243,6 +241,13 @@ class Rounds:
             self.world.upload()
             self.world.compact()
 
+    def _heal(self) -> None:
+        """Start brokers that were killed, and wait until all are ready."""
+        for broker in BROKERS:
+            if not self.hot.nodes[broker].is_running():
+                self.hot.begin(broker)
+        self.hot.ready(*BROKERS)
+
     def _look(self, table: str) -> None:
         """Note whether a table has a record twice."""
         try:
@@ -258,6 +263,7 @@ class Rounds:
 
     def finish(self) -> None:
         """Bring both tables to the topic's end, and note what is not as it must be."""
+        self._heal()
         self.load.send(10)  # so that each table gets a commit, after which nothing of the killed ones may be left
         self.load.flush()
         for table in (ROWS, LATEST):
