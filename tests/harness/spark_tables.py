@@ -45,6 +45,7 @@ from tests.support.hot_cluster import BROKERS, HotCluster, hot_cluster
 from tests.support.job_process import DRIVER, EXECUTOR, JVM, WORKER, JobProcess
 from tests.support.lake import Warehouse
 from tests.support.table_load import Record, TableLoad, as_latest, as_row, as_rows, record
+from tidelog.runtime.errors import Fenced, Unavailable
 
 TOPIC = "events"
 ROWS, LATEST = "lake.rows", "lake.latest"
@@ -59,6 +60,8 @@ KILLS = ("all", *ROLES, *STEPS, "zombie")
 MEANWHILE = ("nothing", "broker", "move", "leases", "compact")
 SECTIONS = {"upload": {"age_ms": 500, "delete_delay_ms": 100}, "log": {"retention_ms": -1}}
 HEADER = "round table   kill        at     meanwhile  commits        exit  offsets   of topic    took  load"
+GIVES_UP = (Fenced.exit_code, Unavailable.exit_code)
+"""Exit codes of a job that met another one: it noticed that, or did not get the catalog's lock."""
 BEGIN_S = 180.0
 ZOMBIE_S = 30.0
 
@@ -95,6 +98,7 @@ class Rounds:
         self.rng = random.Random(self.wanted.seed)
         self.world = World(self.hot)
         self.lake = Warehouse(self.directory / "lake")
+        self._jobs = 0
         self._kills = self._in_turn(self.wanted.kills)
         self._meanwhile = self._in_turn(self.wanted.meanwhile)
 
@@ -116,11 +120,12 @@ class Rounds:
         arguments += ["--conf", f"spark.local.dir={self.directory / 'local'}"]
         if table == LATEST:
             arguments += ["--upsert-by", "_key"]
+        self._jobs += 1
+        log = self.directory / f"job-{self._jobs}.log"
         if die_at is None:
-            return JobProcess(self.hot.bootstrap, self.directory / "jobs.log", *arguments)
-        module = "tests.pyspark_tidelog.table_job"
+            return JobProcess(self.hot.bootstrap, log, *arguments)
         steps = [die_at[0], str(die_at[1])]
-        return JobProcess(self.hot.bootstrap, self.directory / "jobs.log", *steps, *arguments, module=module)
+        return JobProcess(self.hot.bootstrap, log, *steps, *arguments, module="tests.pyspark_tidelog.table_job")
 
     def follow(self, table: str, die_at: tuple[str, int] | None = None, master: str = "") -> JobProcess:
         """Start a job that follows the topic."""
@@ -227,6 +232,11 @@ class Rounds:
                 self.problems.append(f"of two jobs on {table} none gives up:\n{job.said()}")
                 break
             time.sleep(0.1)
+        for each in (job, other):
+            if not each.is_running() and each.process.returncode not in GIVES_UP:
+                self.problems.append(
+                    f"a job that met another one ended with {each.process.returncode}:\n{each.said(60)}"
+                )
         return other
 
     def _disturb(self, what: str) -> None:
