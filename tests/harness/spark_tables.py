@@ -45,7 +45,7 @@ from tests.support.hot_cluster import BROKERS, HotCluster, hot_cluster
 from tests.support.job_process import DRIVER, EXECUTOR, JVM, WORKER, JobProcess
 from tests.support.lake import Warehouse
 from tests.support.table_load import Record, TableLoad, as_latest, as_row, as_rows, record
-from tidelog.runtime.errors import Fenced, Unavailable
+from tidelog.runtime.errors import Unavailable
 
 TOPIC = "events"
 ROWS, LATEST = "lake.rows", "lake.latest"
@@ -60,8 +60,8 @@ KILLS = ("all", *ROLES, *STEPS, "zombie")
 MEANWHILE = ("nothing", "broker", "move", "leases", "compact")
 SECTIONS = {"upload": {"age_ms": 500, "delete_delay_ms": 100}, "log": {"retention_ms": -1}}
 HEADER = "round table   kill        at     meanwhile  commits        exit  offsets   of topic    took  load"
-GIVES_UP = (Fenced.exit_code, Unavailable.exit_code)
-"""Exit codes of a job that met another one: it noticed that, or did not get the catalog's lock."""
+MET_ANOTHER = "another job has written"
+"""What a job says that gives up. One that does not get the catalog's lock ends as if that did not answer."""
 BEGIN_S = 180.0
 ZOMBIE_S = 30.0
 
@@ -233,7 +233,8 @@ class Rounds:
                 break
             time.sleep(0.1)
         for each in (job, other):
-            if not each.is_running() and each.process.returncode not in GIVES_UP:
+            is_told = MET_ANOTHER in each.said(60) or each.process.returncode == Unavailable.exit_code
+            if not (each.is_running() or is_told):
                 self.problems.append(
                     f"a job that met another one ended with {each.process.returncode}:\n{each.said(60)}"
                 )
