@@ -4,7 +4,7 @@
 recognized in Spark's UI; shows its progress on a terminal; and raises an error that a task or the data source raised as
 the `TidelogError` that it was, with message and hint, whereas Spark's own exception has pages of both call stacks.
 
-Entry: `ClusterAccess`, `open_session`, `spark_job`.
+Entry: `ClusterAccess`, `open_session`, `know_source`, `spark_job`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,17 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
         ) from error
     found.dataSource.register(TidelogSource)  # Spark itself does not see one that is installed to be edited
     return found
+
+
+def know_source(spark: SparkSession) -> None:
+    """Register the data source, for `format("tidelog")`.
+
+    Spark looks for it once, in a Python worker. If that is slow to start, on a busy machine, it only warns, and from
+    then on there is no such source.
+    """
+    from pyspark_tidelog.source import TidelogSource
+
+    spark.dataSource.register(TidelogSource)
 
 
 class RunningJob:

@@ -84,6 +84,9 @@ KINDS_OF_TOPICS = (
 HISTORY = TopicKind("history", 1_000, "lz4", 0.05)
 """The backfilled topic."""
 PARTITIONS = 4
+OBJECT_BYTES, OBJECTS = 16 << 20, 200
+"""Objects are uploaded with so many bytes, less if there would be fewer, and have the records of
+many partitions: so there is something to compact."""
 JOB_S = 1_800.0
 TRIES = 3
 HEADER = "step              seconds    MB/s       records   cpu s  tries     disk  load"
@@ -273,6 +276,7 @@ class Pipeline:
     def compact(self) -> None:
         """Compact all objects."""
         told = self.job("compact", list(self.sent), "compact")
+        print(f"{told['inputs']} objects were compacted into {told['outputs']}; {told['refused']} tasks were refused")
         if told["damaged"]:
             self.problems.append(f"compact met damaged objects: {told}")
 
@@ -373,10 +377,12 @@ def _files(directory: Path) -> Iterator[Path]:
 
 def sections(server: S3Server, options: PipelineOptions) -> dict[str, Mapping[str, Any]]:
     """The settings of the cluster's nodes."""
+    size = max(4_096, min(OBJECT_BYTES, int(options.gb * GB / OBJECTS)))
+    upload = {"age_ms": 2_000, "delete_delay_ms": 1_000, "size_bytes": size, "split_bytes": OBJECT_BYTES // 4}
     return {
         "s3": section(server),
         "replication": {"total_replicas": options.replicas},
-        "upload": {"age_ms": 2_000, "delete_delay_ms": 1_000},
+        "upload": upload,
         "compaction": {"throttle_bytes_per_s": 1 << 30},
         "log": {"retention_ms": -1},
     }

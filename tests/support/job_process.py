@@ -30,7 +30,7 @@ SAMPLE_S = 0.5
 
 
 class JobProcess:
-    """A started job. Its output goes to a file."""
+    """A started job. Its output goes to a file; its temporary files go beside that, into the folder `tmp`."""
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class JobProcess:
         self.log = log
         self.cpu_s = 0.0
         """CPU time of all its processes, as far as `wait` has seen."""
+        scratch = log.parent / "tmp"  # killed processes leave files
+        scratch.mkdir(exist_ok=True)
         given = {
             **environment(bootstrap),
             **more,
@@ -52,6 +54,8 @@ class JobProcess:
             "PYTHONPATH": str(ROOT),
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "TMPDIR": str(scratch),
+            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}",
         }
         with log.open("ab") as output:
             self.process = subprocess.Popen(
