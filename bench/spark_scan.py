@@ -7,9 +7,9 @@ eight bytes, in the lz4 batches that librdkafka makes of them, all of it uploade
 sources. It is of the version of the connector (`localstack/install.py spark_kafka`), which is not the newest one.
 
 The scan is `sum(length(value)), count(*), max(offset)`, timed from planning to the result; all sources must have the
-same result. In turns, after a warm-up of each: `tidelog`; `kafka` as it comes, a task to a partition; `kafka` with
-`minPartitions` as many as `tidelog` has tasks; and `raw`: GETs of all those objects through the product's own client,
-as many at a time as two tasks have.
+same result. In turns, after a warm-up of each with each topic: `tidelog`; `kafka` as it comes, a task to a partition;
+`kafka` with `minPartitions` as many as `tidelog` has tasks (where both have as many, the two show the noise); and
+`raw`: GETs of all those objects through the product's own client, as many at a time as two tasks have.
 
 Printed for each: rows and bytes of values a second; CPU seconds of the brokers during the scan, of which what they use
 when idle for as long is told apart; CPU seconds of Spark, all its processes. What the brokers send to the Kafka source
@@ -256,9 +256,9 @@ def measure(found: Measured, args: argparse.Namespace) -> None:
     topics = {f"records-of-{size}": size for size in sizes}
     for topic, size in topics.items():
         found.fill(topic, size, int(args.mb * 1e6))
-    for source in ("tidelog", "kafka"):
-        options = found.tidelog_options if source == "tidelog" else found.options
-        found.scan(source, options(list(topics)[-1]))
+    for topic in topics:
+        found.scan("tidelog", found.tidelog_options(topic))
+        found.scan("kafka", found.options(topic))
     idle_share = found.idle_share()
     print(f"  idle brokers use {100 * idle_share:.1f} % of a core", flush=True)
     for topic, size in topics.items():
