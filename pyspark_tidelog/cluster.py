@@ -207,20 +207,29 @@ class Lookups:
         return self._ask(path, json.dumps(body).encode() if body is not None else b"")
 
     def _ask(self, path: str, data: bytes | None) -> Any:
-        """Ask one broker after the other, from any on. Raises `Unavailable` when none answers."""
+        """Ask one broker after the other, from any on. Raises `Unavailable` when none answers.
+
+        Where a broker was, another cluster's may be now, which has another secret: who does not know the token is no
+        reason to give up before the others are asked.
+        """
         urls = list(self.urls)
         random.shuffle(urls)
         problem = "the cluster has no broker with an admin HTTP"
+        stranger: Exception | None = None
         for url in urls:
             try:
                 return self._send(url, path, data)
             except urllib.error.HTTPError as error:
                 with error:
                     problem = _problem(error, path)
-                    if error.code < 500:
+                    if error.code == 401:
+                        stranger = _refusal(error.code, problem)
+                    elif error.code < 500:
                         raise _refusal(error.code, problem) from None
             except _NO_ANSWER as error:
                 problem = f"{url}: {error}"
+        if stranger is not None:
+            raise stranger
         raise Unavailable(f"no broker answers {path.partition('?')[0]}: {problem}", hint="is the cluster running?")
 
     def _send(self, url: str, path: str, data: bytes | None) -> Any:

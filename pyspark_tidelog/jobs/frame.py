@@ -4,7 +4,7 @@
 recognized in Spark's UI; shows its progress on a terminal; and raises an error that a task or the data source raised as
 the `TidelogError` that it was, with message and hint, whereas Spark's own exception has pages of both call stacks.
 
-Entry: `ClusterAccess`, `open_session`, `know_source`, `spark_job`.
+Entry: `ClusterAccess`, `open_session`, `spark_job`.
 """
 
 from __future__ import annotations
@@ -114,17 +114,6 @@ def open_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     return found
 
 
-def know_source(spark: SparkSession) -> None:
-    """Register the data source, for `format("tidelog")`.
-
-    Spark looks for it once, in a Python worker. If that is slow to start, on a busy machine, it only warns, and from
-    then on there is no such source.
-    """
-    from pyspark_tidelog.source import TidelogSource
-
-    spark.dataSource.register(TidelogSource)
-
-
 class RunningJob:
     """A job that is under way in Spark."""
 
@@ -153,6 +142,8 @@ def spark_job(spark: SparkSession, job: str, description: str) -> Iterator[Runni
     An exception ends what is still running. Raises the `TidelogError` that a task raised; and `Unavailable` for
     whatever else ends a job in Spark.
     """
+    # Makes the session the active one of this thread, which has none: Spark knows no source written in Python without.
+    spark.createDataFrame([], "nothing int")
     context: Any = spark.sparkContext
     group = f"tidelog-{job}-{uuid.uuid4().hex[:8]}"
     before = {name: context.getLocalProperty(name) for name in _PROPERTIES}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, know_source, spark_job
+from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, sink_options
 from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
 
@@ -103,7 +103,6 @@ def run(spark: SparkSession, options: LoadOptions, frame: DataFrame | None = Non
         with job.stage(f"load: check the rows for {options.topic}"):
             records = _check_rows(spark, job, options, checked, is_frame=frame is not None)
         with job.stage(f"load: write {records} rows to {options.topic}"):
-            know_source(spark)
             writing = rows.select(*_record(rows, options)).write.format("tidelog").mode("append")
             writing.options(**sink_options(options.cluster, options.topic, keeps_timestamps=bool(options.timestamp)))
             writing.save()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.cluster import LeaseKeeper
 from pyspark_tidelog.columns import spark_schema
-from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, know_source, spark_job
+from pyspark_tidelog.jobs.frame import ClusterAccess, RunningJob, spark_job
 from pyspark_tidelog.jobs.ordered import CopiedPartition, PartitionCopy, copy_partition
 from pyspark_tidelog.jobs.parquet_target import OwnedDirectory
 from pyspark_tidelog.jobs.topics import TopicAdmin, client_settings, copy_settings, prepare_copy, sink_options
@@ -256,7 +256,6 @@ def _to_parquet(spark: SparkSession, job: RunningJob, options: ReplayOptions) ->
     with _planned(options) as parts:
         ranges = _ranges(parts)
     if ranges:
-        know_source(spark)
         frame = spark.read.format("tidelog").options(**_exactly(options, ranges)).load()
     else:
         frame = spark.createDataFrame([], spark_schema(include_headers=True))

@@ -17,7 +17,7 @@ the command `tidelog spark …`; one that ends because brokers do not answer is 
 
 MB/s are the bytes of keys and values that a step reads by its whole time, with Spark's start; `cpu s` is the CPU time
 of a job's driver, JVM and Python workers, without brokers and MinIO. `disk` is what all files of the run have after a
-step, MinIO's among them. About three times `--gb` is needed, and looked for before anything is begun; it is deleted at
+step, MinIO's among them. About four times `--gb` is needed, and looked for before anything is begun; it is deleted at
 the end. `make spark-pipeline`:
 
     python -m tests.harness.spark_pipeline --gb 10 [--store minio|localstack|moto] [--seed N] [--every-s 20]
@@ -53,7 +53,7 @@ from tests.support.s3_servers import KINDS, S3Server, ServerPool, section
 from tidelog.runtime.errors import Unavailable
 
 GB = 1e9
-DISK_FACTOR = 3.0
+DISK_FACTOR = 4.0
 """Bytes on the disk for a byte of records, at most: docs/reliability.md has what runs needed."""
 SPARE_BYTES = 2e9
 

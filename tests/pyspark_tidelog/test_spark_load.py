@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import Row, Spark, World
@@ -120,6 +122,13 @@ def test_what_is_not_right_is_refused_before_a_row_is_read(
     assert plan == {"topic": topic, "format": "csv", "files": 1, "bytes": 5, "records_there": 0}
     assert "there is no file" in world.cli("spark", "load", topic, tmp_path / "n.csv", "--dry-run", code=3).err
     assert load(spark, world, topic, tmp_path / "x.csv", read=header)["records"] == 1
+
+
+def test_the_command_loads_parquet_files(spark: Spark, world: World, topic: str, tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / "x.parquet")
+    told = world.cli("spark", "load", topic, tmp_path / "x.parquet", "--key", "id", "--format", "json").json()
+    assert told == {"topic": topic, "records": 2}
+    assert [each["key"] for each in records(spark, world, topic)] == ["1", "2"]
 
 
 def test_an_empty_file_is_no_rows(spark: Spark, world: World, topic: str, tmp_path: Path) -> None:

@@ -145,6 +145,18 @@ def test_a_refusal_is_told_in_the_brokers_words(
     assert hint is None or hint in str(vars(caught.value)["hint"])
 
 
+def test_another_broker_is_asked_when_one_does_not_know_the_token(broker: Broker) -> None:
+    stranger = Broker(broker.driver)
+    stranger.refuses = (401, "POST /slices needs the token")
+    try:
+        lookups = Lookups((stranger.url, broker.url), "token")
+        for _ in range(20):
+            assert lookups.slices([("t", 0, 0, 70)], 0).cluster_id == "cluster"
+    finally:
+        stranger.close()
+    assert stranger.asked
+
+
 def test_a_lease_is_renewed_while_a_task_reads_and_let_go_when_it_is_over(broker: Broker) -> None:
     lookups = Lookups((broker.url,), "")
     with LeaseKeeper(lookups, Lease(3, 17, 0.03)):
