@@ -88,6 +88,7 @@ def test_a_source_that_is_not_right_is_said(spark: Spark, old: World, world: Job
     assert "u" not in world.cli("topic", "list").text.split()
 
 
+@pytest.mark.long
 def test_a_backfill_that_was_killed_goes_on_where_it_was(
     spark: Spark, old: World, world: JobWorld, tmp_path: Path
 ) -> None:

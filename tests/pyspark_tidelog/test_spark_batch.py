@@ -105,6 +105,7 @@ def test_objects_that_are_replaced_and_deleted_after_the_plan_are_looked_up_agai
     assert spark.read() == expected("moved", 0, 0, 200)
 
 
+@pytest.mark.long
 def test_a_plan_in_a_manifest_is_read_and_the_manifest_deleted_after_its_lease(spark: Spark, world: World) -> None:
     create_topic(world.bootstrap, "listed", 2)
     for number in range(3):

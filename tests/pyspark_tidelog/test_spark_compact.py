@@ -46,6 +46,7 @@ class Job:
         self._err = directory / "err"
         self._out = directory / "out"
         conf = (f"spark.local.dir={directory}", "spark.ui.enabled=false", "spark.driver.bindAddress=127.0.0.1")
+        conf += ("spark.log.level=ERROR",)  # tells of lost tasks
         arguments = ["--master", "local[2,4]", "--format", "json", *(f"--conf={each}" for each in conf), *flags]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -247,6 +248,7 @@ def test_small_objects_become_large_ones_under_producers_moves_and_a_killed_work
     assert world.cli("object", "verify", "--format", "json").code == 0
 
 
+@pytest.mark.long
 def test_a_job_that_is_killed_is_run_again_beside_the_brokers_own_compaction(
     world: World, spark: Spark, jobs: list[Job], tmp_path: Path
 ) -> None:

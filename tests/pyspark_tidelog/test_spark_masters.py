@@ -109,6 +109,7 @@ def read(world: World, installed: Path, place: Path, master: str) -> tuple[list[
 WHOLE = [650, 650, sum(range(300)) + sum(range(350))]
 
 
+@pytest.mark.long
 def test_spark_finds_the_source_in_an_installed_wheel(world: World, installed: Path, tmp_path: Path) -> None:
     assert read(world, installed, tmp_path, "local[2]") == (WHOLE, 1)
 

@@ -61,6 +61,7 @@ def options(hot: HotCluster, token: str) -> dict[str, object]:
     }
 
 
+@pytest.mark.long
 def test_rows_are_there_once_after_brokers_and_the_driver_were_killed(tmp_path: Path) -> None:
     place = tmp_path / "query"
     with hot_cluster(tmp_path / "hot", {"upload": {"age_ms": 1_000}}) as hot:
