@@ -214,7 +214,8 @@ class Rounds:
         if kill == "zombie":
             others.append(self._wake(table, job))
         elif kill in ROLES:
-            job.signal(signal.SIGKILL, ROLES[kill])
+            if not job.signal(signal.SIGKILL, ROLES[kill]):
+                self.problems.append(f"a job had no {kill}:\n{job.said()}")
             time.sleep(moment_s / 2)  # as long as what is left has, likewise random
         return f"{moment_s:.1f} s"
 
