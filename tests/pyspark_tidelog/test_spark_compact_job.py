@@ -110,7 +110,7 @@ class JobWorld(CompactionWorld):
         return CompactOptions(access, **{"max_objects": 4, **more})
 
     async def run(self, **more: Any) -> CompactResult:
-        spark = cast(Any, SimpleNamespace(sparkContext=self.context))
+        spark = cast(Any, SimpleNamespace(sparkContext=self.context, createDataFrame=lambda *_: None))
         return await asyncio.to_thread(compact.run, spark, self.options(**more))
 
 

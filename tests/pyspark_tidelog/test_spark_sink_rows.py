@@ -146,7 +146,7 @@ def test_when_reading_fails_what_is_in_the_queue_is_dropped_and_the_error_is_tha
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_task_leaves_no_thread_behind(fails: bool) -> None:
-    options = unreachable() if fails else unreachable(test_mock_num_brokers="1")
+    options = unreachable() if fails else unreachable(test_mock_num_brokers="1", delivery_timeout_ms="60000")
     before = len(list(Path("/proc/self/task").iterdir()))
     gc.disable()
     try:
