@@ -32,5 +32,5 @@ def test_a_digest_knows_records_that_are_exchanged_and_one_of_pairs_does_not() -
 @pytest.mark.timeout(1_200)
 def test_every_job_of_spark_gives_what_was_produced_while_a_broker_dies(tmp_path: Path, moto_server: S3Server) -> None:
     pipeline = run(PipelineOptions(gb=0.02, every_s=5.0), moto_server, tmp_path)
-    assert pipeline.problems == []
+    assert not pipeline.problems, "\n".join(pipeline.problems)
     assert len(pipeline.steps) == 9
