@@ -115,6 +115,7 @@ def test_a_job_has_a_name_in_spark_counts_its_tasks_and_raises_what_a_task_raise
 
 
 @with_spark
+@pytest.mark.long
 def test_progress_is_shown_on_a_terminal_only(world: JobWorld) -> None:
     """`--master` with few cores and an audit of some objects: its bar has the description of its stage."""
     world.produce("shown", 0, 0, 20)

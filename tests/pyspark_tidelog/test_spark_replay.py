@@ -132,6 +132,7 @@ def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
     assert (tmp_path / "mine" / "file").exists()
 
 
+@pytest.mark.long
 def test_a_replay_that_was_killed_goes_on_where_it_was(spark: Spark, world: JobWorld, tmp_path: Path) -> None:
     create_topic(world.bootstrap, "killed", 3)
     command = ("replay", "t", "--to", "killed")

@@ -200,7 +200,7 @@ def test_given_columns_are_widened_and_other_fields_left_out_or_quarantined(lake
     assert sorted(tuple(row.values()) for row in found) == [(1, 2, 0.5, None), (2, 5_000_000_000, 1e100, [1])]
 
 
-@pytest.mark.parametrize("by", ["_key", "id"])
+@pytest.mark.parametrize("by", ["_key", pytest.param("id", marks=pytest.mark.long)])
 def test_an_upsert_keeps_the_last_record_of_each_key_and_a_null_value_deletes_it(lake: Lake, by: str) -> None:
     wanted: dict[bytes, int] = {}
 
