@@ -749,7 +749,9 @@ async def test_a_promotion_that_was_cancelled_goes_on_when_it_is_asked_for_again
 async def test_a_new_master_with_less_than_the_bucket_has_goes_on_behind_that(hot: HotSet) -> None:
     one = await hot.start(1)
     one.replica.note_committed(5_000)  # all that was confirmed; the WAL was begun anew there, and has received nothing
-    master = await one.replica.lead(1, SetConfiguration(1, frozenset([WalReplica(1, hot.wal_ids[1])]), 1))
+    hot.authority.epoch = 1  # it is asked as soon as a tick has passed
+    hot.authority.configuration = SetConfiguration(1, frozenset([WalReplica(1, hot.wal_ids[1])]), 1)
+    master = await one.replica.lead(1, hot.authority.configuration)
     assert (one.wal.start_offset, one.wal.epoch_history.entries[0]) == (5_000, (1, 5_000))
     await until(lambda: master.confirm_offset == one.wal.end_offset > 5_000)
     end = await hot.write(one, 20)
