@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from tests.support.clients import DEADLINE_S, value_of
-from tests.support.cluster_process import up_cluster
+from tests.support.cluster_process import eventually, tidelog_json, up_cluster
 from tests.support.kafka_python import ClosingSelector
 
 TOPICS = 60
@@ -31,7 +31,15 @@ Produce = Callable[[str, list[str]], list[str]]
 @pytest.fixture(scope="module", params=[1, 3], ids=["one broker", "three brokers"])
 def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with up_cluster(tmp_path_factory.mktemp("cluster"), request.param) as cluster:
+        if request.param > 1:
+            eventually(lambda: _are_followed(cluster.bootstrap))
         yield cluster.bootstrap
+
+
+def _are_followed(bootstrap: str) -> bool:
+    """Whether each broker of a new cluster has followers: until then acks=all is answered with NOT_ENOUGH_REPLICAS."""
+    led = [row for row in tidelog_json(bootstrap, "replica-set", "list") if row["master"] is not None]
+    return len(led) > 1 and all(len(row["in_sync"]) > 1 for row in led)
 
 
 def _rdkafka(acks: str) -> Produce:
