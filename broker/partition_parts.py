@@ -16,6 +16,7 @@ from tidelog.broker.membership import BrokerMembership
 from tidelog.broker.partitions.hints import HintBox
 from tidelog.broker.partitions.manager import PartitionManager
 from tidelog.broker.partitions.moves import HintExchange
+from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.peers import HintSender, PeerListener
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.partitions.takeover import TakeoverRunner
@@ -29,6 +30,7 @@ class PartitionParts:
     membership: BrokerMembership
     hints: HintBox
     peers: PeerListener
+    peer_calls: PeerCalls
     hint_sender: HintSender
     manager: PartitionManager
     takeovers: TakeoverRunner
@@ -50,7 +52,8 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     membership = BrokerMembership(base.identity, controller, world.clock, base.failure, storages.terms)
     hints = HintBox(world.clock.monotonic)
     base.registry.add_figures("hints", lambda: hints.counts, figures.hint_families)
-    hint_sender = HintSender(hints, controller, world.between_brokers, world.clock, credentials)
+    peer_calls = PeerCalls(controller, world.between_brokers, credentials)
+    hint_sender = HintSender(hints, controller, peer_calls, world.clock)
     if world.tls is not None:
         base.registry.add_problems("tls", world.tls.problems)
     manager = _manager(base, storages, hints, hint_sender)
@@ -63,6 +66,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         peers=PeerListener(
             hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
         ),
+        peer_calls=peer_calls,
         hint_sender=hint_sender,
         manager=manager,
         takeovers=takeovers,

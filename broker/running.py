@@ -105,6 +105,7 @@ class RunningBroker:
         await servers.kafka.close(grace_s / 4)
         await self._close_partitions(grace_s / 2)
         await led.hint_sender.close()
+        await led.peer_calls.close()
         await led.peers.close()
         await data.compactor.close()
         await data.cleaner.close()

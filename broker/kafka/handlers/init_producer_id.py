@@ -11,7 +11,7 @@ import logging
 
 from tidelog.broker.kafka.errors import COORDINATOR_LOAD_IN_PROGRESS, INVALID_REQUEST, UNSUPPORTED_VERSION
 from tidelog.broker.kafka.services import RequestContext, serve
-from tidelog.broker.kafka.wire.messages.logs import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.broker.kafka.wire.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.runtime.errors import TidelogError
 
 logger = logging.getLogger(__name__)

@@ -101,23 +101,6 @@ class DeleteRecordsResponse(KafkaResponse):
     throttle_time_ms: int = 0
 
 
-class InitProducerIdRequest(KafkaRequest):
-    """InitProducerId (22), versions 0 to 5."""
-
-    API_KEY: ClassVar[int] = 22
-
-    transactional_id: str | None
-
-
-class InitProducerIdResponse(KafkaResponse):
-    """InitProducerId (22), versions 0 to 5."""
-
-    error_code: int
-    producer_id: int
-    producer_epoch: int
-    throttle_time_ms: int = 0
-
-
 class OffsetForLeaderPartition(Message):
     """An element of `OffsetForLeaderTopic.partitions`."""
 
