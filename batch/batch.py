@@ -3,7 +3,7 @@
 Layout, big-endian, offsets in bytes: base offset 0–7, length 8–11 (of what follows it), partition leader epoch 12–15,
 magic 16 (=2), CRC32C 17–20 (of everything from 21), attributes 21–22, last offset delta 23–26, base timestamp 27–34,
 max timestamp 35–42, producer id 43–50, producer epoch 51–52, base sequence 53–56, record count 57–60, records from 61.
-Attributes: bits 0–2 codec, 3 LogAppendTime, 4 transactional, 5 control, 6 delete horizon.
+Attributes: bits 0–2 codec, 3 LogAppendTime, 4 transactional, 5 control, 6 delete horizon (in the base timestamp).
 
 Base offset and leader epoch are outside the CRC, so that a broker assigns them in place. The hot path reads only the
 header of a batch. Entry: `check_batch` for a client's batch, `parse_header`, `iter_records`, `build_batch`.
@@ -50,6 +50,7 @@ __all__ = [
     "iter_batches",
     "iter_records",
     "parse_header",
+    "rebuild",
     "repack",
     "set_base_offset",
     "set_leader_epoch",
@@ -69,6 +70,7 @@ _COMPRESSION_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
+_DELETE_HORIZON = 0x40
 _MAGIC_AT = 16
 _CRC_AT = 17
 _ATTRIBUTES_AT = 21
@@ -125,6 +127,12 @@ class BatchHeader(NamedTuple):
     def is_control(self) -> bool:
         """Whether the batch is a transaction marker and not data."""
         return bool(self.attributes & _CONTROL)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether `base_timestamp` is the time (ms) at which log compaction may remove its tombstones, or the marker
+        that it is (KIP-534)."""
+        return bool(self.attributes & _DELETE_HORIZON)
 
     @property
     def last_offset(self) -> int:
@@ -244,6 +252,45 @@ def repack(batch: Buffer, codec: int, *, max_bytes: int = DEFAULT_MAX_DECOMPRESS
     _INT16.pack_into(out, _ATTRIBUTES_AT, header.attributes & ~_COMPRESSION_MASK | codec)
     _UINT32.pack_into(out, _CRC_AT, crc32c(memoryview(out)[_ATTRIBUTES_AT:]))
     return out
+
+
+def rebuild(header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms: int | None = None) -> bytes:
+    """Return a batch with some of its records, as `iter_records` gave them (none: a batch with count 0, KIP-534).
+
+    It keeps its offsets, leader epoch, producer fields, attributes and codec; without records the codec is none, as in
+    Kafka, since nothing is compressed. `delete_horizon_ms` becomes the base timestamp; None keeps that. The max
+    timestamp is that of the records left, -1 of none; with LogAppendTime it stays.
+    """
+    base_timestamp, attributes = header.base_timestamp, header.attributes
+    if delete_horizon_ms is not None:
+        base_timestamp, attributes = delete_horizon_ms, attributes | _DELETE_HORIZON
+    if not records:
+        attributes &= ~_COMPRESSION_MASK
+    data = bytearray()
+    for record in records:
+        data += encode_record(record, record.offset - header.base_offset, record.timestamp - base_timestamp)
+    packed = compress(data, header.compression) if records else b""
+    max_timestamp = max((record.timestamp for record in records), default=-1)
+    body = _BODY.pack(
+        attributes,
+        header.last_offset_delta,
+        base_timestamp,
+        header.max_timestamp if header.is_log_append_time else max_timestamp,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        len(records),
+    )
+    crc = crc32c(packed, crc32c(body))
+    head = _HEADER.pack(
+        header.base_offset,
+        _MIN_LENGTH + len(packed),
+        header.partition_leader_epoch,
+        header.magic,
+        crc,
+        *_BODY.unpack(body),
+    )
+    return head + packed
 
 
 def control_epoch(record: Record) -> int:

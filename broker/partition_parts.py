@@ -14,6 +14,7 @@ from tidelog.broker.data_parts import DataParts
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.membership import BrokerMembership
 from tidelog.broker.partitions.hints import HintBox
+from tidelog.broker.partitions.log_cleaner import LogCleaner
 from tidelog.broker.partitions.manager import PartitionManager
 from tidelog.broker.partitions.moves import HintExchange
 from tidelog.broker.partitions.peer_calls import PeerCalls
@@ -35,6 +36,7 @@ class PartitionParts:
     manager: PartitionManager
     takeovers: TakeoverRunner
     groups: GroupCoordinator
+    log_cleaner: LogCleaner
 
     def not_ready(self) -> list[str]:
         """Return why the broker is not ready, one sentence each; empty when it is."""
@@ -71,7 +73,28 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         manager=manager,
         takeovers=takeovers,
         groups=groups,
+        log_cleaner=_log_cleaner(base, data, manager),
     )
+
+
+def _log_cleaner(base: BrokerBase, data: DataParts, manager: PartitionManager) -> LogCleaner:
+    def is_internal(name: str) -> bool:
+        topic = base.image().topic(name)
+        return topic is None or topic.internal
+
+    cleaner = LogCleaner(
+        logs=manager.all,
+        is_internal=is_internal,
+        objects=base.controller,
+        compactor=data.compactor,
+        clock=base.world.clock,
+        rng=base.world.rng,
+        settings=base.settings.log,
+    )
+    base.registry.add_figures("log compaction", cleaner.figures, figures.log_compaction_families)
+    base.registry.add_problems("log compaction", cleaner.problems)
+    base.registry.add_section("log_compaction", cleaner.report)
+    return cleaner
 
 
 def _manager(base: BrokerBase, storages: MasterStorages, hints: HintBox, hint_sender: HintSender) -> PartitionManager:

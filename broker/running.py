@@ -50,6 +50,7 @@ class RunningBroker:
         data.read_replicas.start()
         await servers.kafka.start()
         data.compactor.start()
+        led.log_cleaner.start()
         data.cleaner.start()
         led.membership.serves = True
 
@@ -101,6 +102,7 @@ class RunningBroker:
         await led.takeovers.close()  # first: when all brokers stop, no broker takes over from another
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
+        await led.log_cleaner.close()
         await led.groups.close()  # before the listener: a waiting JoinGroup would delay its close
         await servers.kafka.close(grace_s / 4)
         await self._close_partitions(grace_s / 2)

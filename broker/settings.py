@@ -88,6 +88,13 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Age at which a segment is rolled."""
     retention_check_interval_ms: Positive = 300_000
     """How often retention is applied."""
+    cleaner_enabled: bool = True
+    """Compact the topics with `cleanup.policy=compact` (Kafka: log.cleaner.enable)."""
+    cleaner_interval_ms: Positive = 15_000
+    """How often to look for a partition to compact (Kafka: log.cleaner.backoff.ms)."""
+    cleaner_map_bytes: Annotated[int, Meta(ge=1 << 20)] = 128 << 20
+    """Memory for the keys of one compaction, 256 bytes each (Kafka: log.cleaner.dedupe.buffer.size; ≥ 1 MiB). More
+    keys take several compactions."""
     recovery_batches: Positive = 16_384
     """Batches that the partitions of a broker may have behind their checkpoints, all together. At more, those with the
     most write a checkpoint: whoever leads them after this broker's death scans these batches first, in about 10 µs

@@ -172,7 +172,8 @@ class Fetch:
                 yield _Run(key, entries)
 
     def _wants(self, entry: StreamEntry) -> bool:
-        return entry.base_offset < self._end and entry.base_offset + entry.count > self._start
+        inside = entry.base_offset < self._end and entry.base_offset + entry.count > self._start
+        return inside and not entry.is_hole
 
     async def _load(self, store: ObjectStore, run: _Run) -> list[Any]:
         first, last = run.span

@@ -45,7 +45,13 @@ class StreamEntry(NamedTuple):
     count: int  # type: ignore[assignment]  # the field shadows tuple.count, which is not needed here
     """Number of offsets that the payload covers (1 to 2³²−1)."""
     payload: bytes | memoryview
-    """The bytes of the append; a view keeps its whole block alive."""
+    """The bytes of the append; a view keeps its whole block alive. Empty: a hole, of which log compaction removed what
+    it held (docs/design/0025). Only objects have holes."""
+
+    @property
+    def is_hole(self) -> bool:
+        """Return whether log compaction left nothing of it."""
+        return not self.payload
 
 
 class CheckedBatch(StreamEntry):

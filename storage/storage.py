@@ -300,6 +300,12 @@ class Storage:
             self._quarantine(stream_log, problem)
         self._on_empty(stream_log)
 
+    def forget_before(self, stream_id: int, offset: int) -> None:
+        """Read a stream's committed records before `offset` from the bucket from now on, where they were compacted."""
+        stream_log = self._logs.get(stream_id)
+        if stream_log is not None:
+            stream_log.forget_before(offset)
+
     def tail(self, stream_id: int, max_bytes: int) -> list[StreamEntry]:
         """Return the newest records of a stream in memory that fit into `max_bytes`, in order; maybe unconfirmed."""
         stream_log = self._logs.get(stream_id)

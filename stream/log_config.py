@@ -27,6 +27,14 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     """`CreateTime` or `LogAppendTime`."""
     cleanup_policy: str = "delete"
     """`delete`, `compact`, both with a comma, or empty: nothing is dropped or compacted (KIP-1161)."""
+    min_cleanable_dirty_ratio: float = 0.5
+    """Compaction begins when more than this share (0–1) of what may be compacted is dirty."""
+    min_compaction_lag_ms: int = 0
+    """A segment with a younger record is not compacted."""
+    max_compaction_lag_ms: int = INT64_MAX
+    """Compaction begins when the oldest dirty segment is older; also bounds the age of a segment that takes appends."""
+    delete_retention_ms: int = 86_400_000
+    """How long a tombstone stays after the compaction that first met it."""
     message_timestamp_before_max_ms: int = INT64_MAX
     """How far a CreateTime timestamp may lie in the past."""
     message_timestamp_after_max_ms: int = 3_600_000
@@ -53,6 +61,11 @@ class LogConfig(msgspec.Struct, kw_only=True, frozen=True):
     def compacts(self) -> bool:
         """Whether records need keys."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def roll_ms(self) -> int:
+        """Return the age at which a segment is sealed (KIP-354)."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
 
     @property
     def deletes(self) -> bool:

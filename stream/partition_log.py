@@ -46,6 +46,7 @@ from tidelog.stream.errors import (
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
+from tidelog.stream.log_cleaning import LogCleaning
 from tidelog.stream.log_config import LogConfig as LogConfig
 from tidelog.stream.managers import StreamManager
 from tidelog.stream.meta_stream import MetaStream
@@ -59,7 +60,7 @@ from tidelog.stream.segments import retention_start, should_roll
 from tidelog.stream.stream import Stream
 from tidelog.stream.time_index import TimeIndex
 from tidelog.stream.trimming import Trimmer
-from tidelog.stream.txn_index import TxnIndex
+from tidelog.stream.txn_index import AbortedTxn, TxnIndex
 
 if TYPE_CHECKING:
     from tidelog.storage.storage import Storage
@@ -140,6 +141,7 @@ class PartitionLog:
 
     __slots__ = (
         "_admission",
+        "_cleaning",
         "_clock",
         "_closed",
         "_config",
@@ -195,6 +197,7 @@ class PartitionLog:
         self._start_wal_end = 0
         self._trimmer = Trimmer(state, storage)
         self._admission = Admission(state, config, clock)
+        self._cleaning: LogCleaning | None = None
         self.config = config
         self._await_tail()
         self._opened_at = clock.monotonic()
@@ -353,6 +356,13 @@ class PartitionLog:
     def state(self) -> PartitionState:
         """Return what a recovery rebuilds: segments, epochs, producers. It is for reading only."""
         return self._state
+
+    @property
+    def cleaning(self) -> LogCleaning:
+        """Return its log compaction."""
+        if self._cleaning is None:
+            self._cleaning = LogCleaning(self._state, self._storage)
+        return self._cleaning
 
     @property
     def watermark_listeners(self) -> int:
@@ -557,30 +567,37 @@ class PartitionLog:
         found = self._state.data.read_hot(offset, bound, max_bytes)
         if found is None:
             return None
-        if not committed:
-            return _fetched(found, [])
+        result = _fetched(found, [])
+        if not committed or not result.records:
+            return result if result.records else None  # holes only: `read` goes on to a batch
         aborted = self._state.txn.lookup_hot(offset, _end(found))
-        return None if aborted is None else _fetched(found, [(one.producer_id, one.first_offset) for one in aborted])
+        return None if aborted is None else result._replace(aborted=_pairs(aborted))
 
     async def read(self, offset: int, max_bytes: int, *, committed: bool, minimum_one: bool = True) -> FetchResult:
         """Return whole batches from the one that contains `offset`, up to `max_bytes` and the isolation level's bound.
 
-        The first batch is returned even if it is larger than `max_bytes`, unless `minimum_one` is off. Empty at the
-        bound. Raises `OffsetOutOfRange`, `Closed`, `CorruptData`, `Unavailable`.
+        What log compaction removed is passed over: they may begin after `offset`. The first batch is returned even if
+        it is larger than `max_bytes`, unless `minimum_one` is off. Empty at the bound. Raises `OffsetOutOfRange`,
+        `Closed`, `CorruptData`, `Unavailable`.
         """
         bound = self._read_bound(offset, committed=committed)
         if offset >= bound:
             return FetchResult([], [], 0)
-        try:
-            found = await self._state.data.read(offset, bound, max_bytes)
-        except OffsetTrimmed as error:  # trimmed by retention during the read
-            raise OffsetOutOfRange(error.message) from error
-        if not minimum_one and len(found[0].payload) > max_bytes:
+        at = offset
+        while True:
+            try:
+                found = await self._state.data.read(at, bound, max_bytes)
+            except OffsetTrimmed as error:  # trimmed by retention during the read
+                raise OffsetOutOfRange(error.message) from error
+            result = _fetched(found, [])
+            at = _end(found)
+            if result.records or at >= bound:
+                break
+        if not minimum_one and result.records and len(result.records[0]) > max_bytes:
             return FetchResult([], [], 0)
         if not committed:
-            return _fetched(found, [])
-        aborted = await self._state.txn.lookup(offset, _end(found))
-        return _fetched(found, [(one.producer_id, one.first_offset) for one in aborted])
+            return result
+        return result._replace(aborted=_pairs(await self._state.txn.lookup(offset, at)))
 
     async def offset_for_timestamp(self, timestamp_ms: int, *, committed: bool = False) -> TimestampOffset | None:
         """Return `(offset, timestamp, leader epoch)` of the first visible record at or after `timestamp_ms`, or None.
@@ -787,5 +804,9 @@ def _end(found: list[StreamEntry]) -> int:
 
 
 def _fetched(found: list[StreamEntry], aborted: list[tuple[int, int]]) -> FetchResult:
-    records = [record.payload for record in found]
+    records = [record.payload for record in found if record.payload]
     return FetchResult(records, aborted, sum(map(len, records)))
+
+
+def _pairs(aborted: list[AbortedTxn]) -> list[tuple[int, int]]:
+    return [(one.producer_id, one.first_offset) for one in aborted]

@@ -89,6 +89,9 @@ async def _first_in(state: PartitionState, piece: _Slice, timestamp: int) -> Tim
     at = max(piece.start, start or 0)
     while at < piece.end:
         for stored in await state.data.read(at, piece.end, _SCAN_BYTES):
+            at = stored.base_offset + stored.count
+            if stored.is_hole:
+                continue
             header = parse_header(stored.payload)
             if header.max_timestamp >= timestamp:
                 for number, record in enumerate(_records(stored.payload, header, piece.start)):
@@ -96,7 +99,6 @@ async def _first_in(state: PartitionState, piece: _Slice, timestamp: int) -> Tim
                         await asyncio.sleep(0)
                     if record.timestamp >= timestamp and record.offset >= piece.start:
                         return TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
-            at = stored.base_offset + stored.count
     return None
 
 
@@ -105,6 +107,9 @@ async def _largest_in(state: PartitionState, piece: _Slice) -> TimestampOffset |
     at = piece.start
     while at < piece.end:
         for stored in await state.data.read(at, piece.end, _SCAN_BYTES):
+            at = stored.base_offset + stored.count
+            if stored.is_hole:
+                continue
             header = parse_header(stored.payload)
             if best is None or header.max_timestamp > best.timestamp:
                 for number, record in enumerate(_records(stored.payload, header, piece.start)):
@@ -112,5 +117,4 @@ async def _largest_in(state: PartitionState, piece: _Slice) -> TimestampOffset |
                         await asyncio.sleep(0)
                     if record.offset >= piece.start and (best is None or record.timestamp > best.timestamp):
                         best = TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
-            at = stored.base_offset + stored.count
     return best

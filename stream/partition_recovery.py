@@ -300,6 +300,8 @@ def confirmed_end(state: PartitionState) -> int:
 
 
 def _replay(state: PartitionState, record: StreamEntry, config: LogConfig, now_ms: int, last_aborted: int) -> None:
+    if record.is_hole:  # a released partition is read from its segment's start
+        return
     header = parse_header(record.payload)
     if (header.base_offset, header.last_offset_delta + 1, header.size_bytes) != (
         record.base_offset,

@@ -56,8 +56,8 @@ def should_roll(active: Segment, batch_bytes: int, max_timestamp: int, now_ms: i
     if active.size_bytes + batch_bytes > config.segment_bytes:
         return True
     if active.first_timestamp >= 0 and max_timestamp >= 0:
-        return max_timestamp - active.first_timestamp > config.segment_ms
-    return now_ms - active.created_ms > config.segment_ms
+        return max_timestamp - active.first_timestamp > config.roll_ms
+    return now_ms - active.created_ms > config.roll_ms
 
 
 def retention_start(
@@ -75,7 +75,7 @@ def retention_start(
     for index, segment in enumerate(segments):
         last = index + 1 == len(segments)
         end = log_end if last else segments[index + 1].base_offset
-        if end > high_watermark or not segment.size_bytes:
+        if end > high_watermark or (last and not segment.size_bytes):
             break
         expired = 0 <= config.retention_ms < now_ms - segment.newest_ms()
         oversize = config.retention_bytes >= 0 and not last and excess >= segment.size_bytes

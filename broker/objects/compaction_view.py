@@ -55,6 +55,10 @@ class ImageView:
                 await asyncio.sleep(0)
         return found
 
+    def facts(self, object_id: int) -> ObjectFacts | None:
+        """See `facts_of`."""
+        return facts_of(self._image(), object_id)
+
     def is_committed(self, object_id: int) -> bool:
         """Whether the metadata still names the object."""
         record = self._image().objects.get(object_id)

@@ -164,21 +164,28 @@ class FollowedLog:
         found = self._in_tail(record, offset, bound, max_bytes)
         if found is None:
             found = self._reader.read_cached(record.id, offset, min(bound, record.end_offset), max_bytes)
-        return None if found is None else self._result(found, committed=committed)
+        if not found or all(entry.is_hole for entry in found):
+            return None
+        return self._result(found, committed=committed)
 
     async def read(self, offset: int, max_bytes: int, *, committed: bool, minimum_one: bool = True) -> FetchResult:
         """As `PartitionLog.read`. Raises `NotLeader`, `OffsetOutOfRange`, `CorruptData`, `Unavailable`."""
         record, bound = self._bounds(offset)
         if offset >= bound:
             return _NOTHING
-        found = self._in_tail(record, offset, bound, max_bytes)
-        if found is None:
-            found = await self._reader.read(record.id, offset, min(bound, record.end_offset), max_bytes)
-        if not found:
-            raise self._ask_the_leader(f"offset {offset} is not in the bucket yet, nor in memory here")
-        if not minimum_one and len(found[0].payload) > max_bytes:
-            return _NOTHING
-        return self._result(found, committed=committed)
+        at = offset
+        while at < bound:
+            found = self._in_tail(record, at, bound, max_bytes)
+            if found is None:
+                found = await self._reader.read(record.id, at, min(bound, record.end_offset), max_bytes)
+            if not found:
+                raise self._ask_the_leader(f"offset {at} is not in the bucket yet, nor in memory here")
+            result = self._result(found, committed=committed)
+            if result.records:
+                is_too_large = not minimum_one and len(result.records[0]) > max_bytes
+                return _NOTHING if is_too_large else result
+            at = found[-1].base_offset + found[-1].count
+        return _NOTHING
 
     def _bounds(self, offset: int) -> tuple[StreamRecord, int]:
         record = self._stream()
@@ -192,9 +199,9 @@ class FollowedLog:
         return self.replica.tail.records.read(record.id, record.owner_since_epoch, start, end, max_bytes)
 
     def _result(self, found: Sequence[StreamEntry], *, committed: bool) -> FetchResult:
-        if committed and any(_is_of_transaction(entry.payload) for entry in found):
+        records = [entry.payload for entry in found if entry.payload]
+        if committed and any(map(_is_of_transaction, records)):
             raise self._ask_the_leader("transactions are read there with read_committed")
-        records = [entry.payload for entry in found]
         return FetchResult(records, [], sum(map(len, records)))
 
     def _ask_the_leader(self, why: str) -> NotLeader:

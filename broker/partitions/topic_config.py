@@ -101,7 +101,6 @@ _B, _S, _I, _L, _D, _LIST = (
     ConfigType.LIST,
 )
 _NO_EFFECT = " Accepted for compatibility; Tidelog has no such files."
-_LATER = " Kept with the topic; it takes effect when log compaction does."
 _CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _MAX = str(INT64_MAX)
 
@@ -130,7 +129,7 @@ _ROWS = (
     ),
     TopicConfig(
         "delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms",
-        "How long tombstones of a compacted topic stay (ms)." + _LATER, 0,
+        "How long tombstones of a compacted topic stay (ms).", 0,
     ),
     TopicConfig(
         "file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms",
@@ -166,7 +165,7 @@ _ROWS = (
     ),
     TopicConfig(
         "max.compaction.lag.ms", _L, _MAX, "log.cleaner.max.compaction.lag.ms",
-        "Longest time a record may stay uncompacted (ms)." + _LATER, 1,
+        "Longest time a record may stay uncompacted (ms).", 1,
     ),
     TopicConfig(
         "max.message.bytes", _I, str(MESSAGE_MAX_BYTES), "message.max.bytes",
@@ -187,11 +186,11 @@ _ROWS = (
     ),
     TopicConfig(
         "min.cleanable.dirty.ratio", _D, "0.5", "log.cleaner.min.cleanable.ratio",
-        "Share of uncompacted data that starts a compaction." + _LATER, 0, 1,
+        "Share of uncompacted data that starts a compaction.", 0, 1,
     ),
     TopicConfig(
         "min.compaction.lag.ms", _L, "0", "log.cleaner.min.compaction.lag.ms",
-        "Shortest time a record stays uncompacted (ms)." + _LATER, 0,
+        "Shortest time a record stays uncompacted (ms).", 0,
     ),
     TopicConfig(
         "min.insync.replicas", _I, "1", "min.insync.replicas",
@@ -249,10 +248,9 @@ BROKER_KEYS: dict[str, TopicConfig] = {row.broker_key: row for row in _ROWS}
 
 
 NOT_SERVED = frozenset({
-    "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
+    "file.delete.delay.ms", "flush.messages", "flush.ms",
     "follower.replication.throttled.replicas", "leader.replication.throttled.replicas", "local.retention.bytes",
-    "local.retention.ms", "max.compaction.lag.ms", "min.cleanable.dirty.ratio", "min.compaction.lag.ms",
-    "preallocate", "remote.log.delete.on.disable", "segment.index.bytes", "segment.jitter.ms",
+    "local.retention.ms", "preallocate", "remote.log.delete.on.disable", "segment.index.bytes", "segment.jitter.ms",
     "unclean.leader.election.enable",
 })  # fmt: skip
 """What is kept with a topic and has no effect."""
@@ -263,8 +261,7 @@ def warning(overrides: Mapping[str, str]) -> str | None:
     idle = [
         f"{name}={value}"
         for name, value in sorted(overrides.items())
-        if (name in NOT_SERVED and value != TOPIC_CONFIGS[name].default)
-        or (name == "cleanup.policy" and "compact" in split_list(value))
+        if name in NOT_SERVED and value != TOPIC_CONFIGS[name].default
     ]
     return f"accepted, but not served yet: {', '.join(idle)}" if idle else None
 
@@ -445,6 +442,10 @@ def log_config(
         message_timestamp_before_max_ms=number("message.timestamp.before.max.ms"),
         message_timestamp_after_max_ms=number("message.timestamp.after.max.ms"),
         producer_id_expiration_ms=defaults.producer_id_expiration_ms,
+        min_cleanable_dirty_ratio=float(text("min.cleanable.dirty.ratio")),
+        min_compaction_lag_ms=number("min.compaction.lag.ms"),
+        max_compaction_lag_ms=number("max.compaction.lag.ms"),
+        delete_retention_ms=number("delete.retention.ms"),
         compression_type=text("compression.type"),
         index_interval_bytes=number("index.interval.bytes"),
         min_insync_replicas=number("min.insync.replicas"),

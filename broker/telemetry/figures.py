@@ -34,6 +34,7 @@ STORAGE_COUNTERS = frozenset(
 )
 """Figures of `Storage.stats()` that only grow."""
 COMPACTION_GAUGES = frozenset({"excluded", "tasks_left"})
+LOG_COMPACTION_GAUGES = frozenset({"keys", "max_dirty_ratio", "uncleanable_partitions"})
 """Figures of `Compactor.figures()` that go up and down."""
 
 
@@ -148,6 +149,13 @@ def compaction_families(figures: Mapping[str, int]) -> Iterable[Metric]:
     for name, value in figures.items():
         kind = GaugeMetricFamily if name in COMPACTION_GAUGES else CounterMetricFamily
         yield kind(f"tidelog_compaction_{name}", f"Compaction: {name.replace('_', ' ')}", value=value)
+
+
+def log_compaction_families(figures: Mapping[str, float]) -> Iterable[Metric]:
+    """`LogCleaner.figures()`: each is a counter unless it is one of `LOG_COMPACTION_GAUGES`."""
+    for name, value in figures.items():
+        kind = GaugeMetricFamily if name in LOG_COMPACTION_GAUGES else CounterMetricFamily
+        yield kind(f"tidelog_log_compaction_{name}", f"Log compaction: {name.replace('_', ' ')}", value=value)
 
 
 def orphan_families(figures: Mapping[str, int]) -> Iterable[Metric]:

@@ -7,7 +7,8 @@ names the level that it was written at, by the format version of its envelope, a
 Level 0 is what members before feature levels write. Level 1 adds the commands in `FIRST_LEVEL`, cluster time by what
 elapses, versions at which objects were destroyed, images in numbered chunks, and state format 2. Level 2 adds replica
 sets of several members: their commands, table `replication`, and state format 3. Level 3 adds leases of readers outside
-the cluster: their commands, table `leases`, and state format 4.
+the cluster: their commands, table `leases`, and state format 4. Level 4 adds nothing here: it tells brokers that all of
+them know transactions, and the holes of log compaction.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.
@@ -23,12 +24,14 @@ from tidelog.runtime.errors import CorruptData, InvalidInput
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
 OLDEST = 0
-NEWEST = 3
+NEWEST = 4
 """The newest level that this version supports; a new cluster begins with it."""
 DIRECTORIES_LEVEL = 1
 """From here on the quorum records the ids of its members' directories."""
 REPLICATION_LEVEL = 2
 """From here on a replica set may have several members."""
+TRANSACTIONS_LEVEL = 4
+"""From here on brokers may write what transactions need, and holes of log compaction into objects."""
 LEASES_LEVEL = 3
 """From here on readers outside the cluster have leases."""
 OVERRIDES_LEVEL = 2

@@ -148,7 +148,7 @@ MUTATIONS_IN_STORAGE = [
         "compaction drops a live record, and neither it nor the controller checks the ranges",
         (
             Edit(
-                "tidelog.storage.compaction.rewriting:_records",
+                "tidelog.storage.compaction.rewriting:records_from",
                 "if record.base_offset + record.count > start_offset:",
                 "if record.base_offset > start_offset:",
             ),

@@ -135,6 +135,18 @@ class StreamLog:
             head = 0
         self._head = head
 
+    def forget_before(self, offset: int) -> None:
+        """Serve committed records that end at or before `offset` from memory no more: the bucket has them compacted.
+
+        Their memory is freed when their turn for eviction comes.
+        """
+        limit = min(offset, self.committed_end)
+        while self._head < len(self._bases):
+            record = self._records[self._head]
+            if record.base_offset + record.count > limit:
+                return
+            self.pop(record)
+
     def read(self, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry] | None:
         """Return records from the one that contains `start_offset`; None if that one is not in memory.
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -37,15 +38,16 @@ from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
 from tidelog.runtime.types import Offload
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
-from tidelog.storage.commits import CompactionRefused, CompactObjects
+from tidelog.storage.commits import CompactionRefused, CompactObjects, ObjectKind
 from tidelog.storage.compaction.check import check_conserved
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import CompactionTask, OutputPlan, lay_out, plan
 from tidelog.storage.compaction.reader import BadInput, InputReader
-from tidelog.storage.compaction.rewriting import OutputIdentity, blamed, build_output
+from tidelog.storage.compaction.rewriting import OutputIdentity, blamed, build_output, merge_holes, records_from
 from tidelog.storage.compaction.throttle import BUSY_SHARE, Throttle
 from tidelog.storage.objects.key import object_key
-from tidelog.storage.objects.writer import BuiltObject
+from tidelog.storage.objects.writer import BuiltObject, build_object
+from tidelog.storage.records import StreamEntry
 from tidelog.storage.settings import CompactionSettings, UploadSettings
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,10 @@ class CompactionView(Protocol):
 
     async def objects(self) -> list[ObjectFacts]:
         """Return the committed objects that this replica set compacts."""
+        ...
+
+    def facts(self, object_id: int) -> ObjectFacts | None:
+        """Return what is known of an object; None if it is not committed."""
         ...
 
     def is_committed(self, object_id: int) -> bool:
@@ -129,6 +135,8 @@ class CompactionStats:
 
 
 Event = dict[str, Any]
+Change = Callable[[list[StreamEntry]], Awaitable[list[StreamEntry]]]
+"""Returns what becomes of the contiguous records of a stream: each itself, another payload, or a hole."""
 OnEvent = Callable[[Event], None]
 
 
@@ -167,6 +175,8 @@ class Compactor:
         self._unthrottled = False
         self._left = 0
         self._running: list[CompactionTask] = []
+        self._reserved: set[int] = set()
+        """Objects that are being rewritten by `rewrite` or `carry_out`."""
         self._started = False
         self._closed = False
         self._tasks = TaskSet("storage.compaction", self._failed)
@@ -286,7 +296,8 @@ class Compactor:
         settings = settings or self._settings
         if eager:
             settings = msgspec.structs.replace(settings, min_objects=2, age_ms=0)
-        work = partial(plan, await self._view.objects(), self._clock.time_ms(), settings, (*self.excluded, *excluded))
+        left_alone = (*self.excluded, *self._reserved, *excluded)
+        work = partial(plan, await self._view.objects(), self._clock.time_ms(), settings, left_alone)
         tasks: list[CompactionTask] = await self._offload(work)
         return [task for task in tasks if wanted is None or wanted(task)]
 
@@ -408,17 +419,101 @@ class Compactor:
         if self.excluded.pop(object_id, None) is not None:
             logger.info("object included in compaction again", extra={"object": object_id})
 
+    # -- for log compaction
+
+    async def pace(self, size: int) -> None:
+        """Wait as a compaction does before it reads or writes `size` bytes."""
+        await self._wait_for_throttle(size)
+
+    @contextmanager
+    def _keeping(self, task: CompactionTask) -> Iterator[None]:
+        """Plan nothing else for the inputs. Raises `CompactionRefused` if one is known to be corrupt."""
+        ids = {one.object_id for one in task.inputs}
+        for object_id in sorted(ids & self.excluded.keys()):
+            raise BadInput(object_id, self.excluded[object_id])
+        self._reserved |= ids
+        try:
+            yield
+        except BadInput as error:
+            self._exclude(error.object_id, error.message)
+            raise
+        finally:
+            self._reserved -= ids
+
+    async def carry_out(self, task: CompactionTask) -> None:
+        """Execute one task of the caller's. Raises `CompactionRefused`, `CorruptData`, `Fenced`, `Unavailable`."""
+        with self._keeping(task):
+            await self._compact(task)
+
+    async def rewrite(self, task: CompactionTask, stream_id: int, change: Change) -> int:
+        """Replace contiguous stream objects of a stream by one with what `change` makes of their records.
+
+        Nothing is written if it changes nothing. Returns by how many bytes the objects have become smaller. Raises
+        `CompactionRefused` (nothing has changed: look the objects up again), `CorruptData`, `Fenced`, `Unavailable`.
+        """
+        with self._keeping(task):
+            return await self._rewrite(task, stream_id, change)
+
+    async def _rewrite(self, task: CompactionTask, stream_id: int, change: Change) -> int:
+        reader = self._input_reader()
+        start_offset = self._view.start_offset(stream_id)
+        if start_offset is None:
+            raise CompactionRefused(f"stream {stream_id} was deleted")
+        indexes = {one.object_id: await reader.index(one) for one in task.inputs}
+        try:
+            outputs = lay_out(task, indexes, {stream_id: start_offset}, 0, self._settings.target_bytes)
+        except CorruptData as error:
+            raise BadInput(blamed(indexes, error), error.message) from error
+        if len(outputs) != 1:
+            raise CompactionRefused(f"the objects of stream {stream_id} are trimmed, or not contiguous any more")
+        (output,) = outputs
+        blocks = await reader.blocks(output)
+        ((_, sources),) = output.parts
+        records = list(records_from((blocks[source] for source in sources), start_offset))
+        changed = list(merge_holes(await change(records)))
+        if len(changed) == len(records) and all(one is other for one, other in zip(changed, records, strict=True)):
+            return 0
+        ttl_ms = self._ttl_ms(output.size)
+        deadline = self._clock.monotonic() + ttl_ms / 1000
+        built: BuiltObject = await self._offload(
+            partial(
+                build_object,
+                object_id=await self._objects.prepare_objects(1, ttl_ms),
+                kind=ObjectKind.STREAM,
+                cluster_id=self._cluster_id,
+                created_ms=self._clock.time_ms(),
+                parts=[(stream_id, changed)],
+                block_bytes=self._block_bytes,
+            )
+        )
+        await self._put(built, [(stream_id, built.size)])
+        await self._commit(task, [built], deadline)
+        self.stats.inputs += len(task.inputs)
+        self.stats.outputs += 1
+        return task.size - built.size
+
     # -- one task
 
-    async def _compact(self, task: CompactionTask) -> list[BuiltObject]:
-        """Write and commit a task; return the outputs."""
-        reader = InputReader(
+    def _input_reader(self) -> InputReader:
+        return InputReader(
             store=self._store,
             cluster_id=self._cluster_id,
             on_read=self._read,
             missing=self._missing,
             offload=self._offload,
         )
+
+    async def _put(self, built: BuiltObject, used: Sequence[tuple[int, int]]) -> None:
+        """Write an output. `used`: bytes by stream, for the accounts."""
+        await self._wait_for_throttle(built.size)
+        store, receipt = self._store.with_receipt()
+        await store.put(object_key(self._cluster_id, built.object_id), built.body)
+        receipt.settle(used)
+        self.stats.written_bytes += built.size
+
+    async def _compact(self, task: CompactionTask) -> list[BuiltObject]:
+        """Write and commit a task; return the outputs."""
+        reader = self._input_reader()
         indexes = {one.object_id: await reader.index(one) for one in task.inputs}
         starts = {
             stream_id: start for stream_id in task.streams if (start := self._view.start_offset(stream_id)) is not None
@@ -449,11 +544,8 @@ class Compactor:
 
         identity = OutputIdentity(object_id, self._cluster_id, self._clock.time_ms(), self._block_bytes)
         built: BuiltObject = await self._offload(partial(build_output, output, blocks, starts, identity))
-        await self._wait_for_throttle(built.size)
-        store, receipt = self._store.with_receipt()
-        await store.put(object_key(self._cluster_id, object_id), built.body)
-        receipt.settle((stream_id, source.entry.length) for stream_id, sources in output.parts for source in sources)
-        self.stats.written_bytes += built.size
+        used = [(stream_id, source.entry.length) for stream_id, sources in output.parts for source in sources]
+        await self._put(built, used)
         # The body is not needed any more, and there may be many outputs.
         return BuiltObject(built.object_id, built.kind, [], built.size, built.ranges)
 

@@ -55,6 +55,8 @@ class CompactionTask:
     kind: TaskKind
     inputs: tuple[ObjectFacts, ...]
     reason: str
+    apart: frozenset[int] = frozenset()
+    """Gather: streams that get objects of their own, however little they have."""
 
     @property
     def size(self) -> int:
@@ -262,18 +264,18 @@ def _contiguous(stream_id: int, sources: Sequence[BlockSource]) -> list[_Run]:
     return runs
 
 
-def _alone(streams: Mapping[int, list[_Run]], stream_bytes: int) -> set[int]:
-    """Return the streams that get objects of their own: first those in several pieces, then the largest."""
+def _alone(streams: Mapping[int, list[_Run]], stream_bytes: int, apart: frozenset[int]) -> set[int]:
+    """Return the streams that get objects of their own: `apart`, then those in several pieces, then the largest."""
 
-    def urgency(stream_id: int) -> tuple[int, int]:
+    def urgency(stream_id: int) -> tuple[bool, int, int]:
         runs = streams[stream_id]
-        return -len(runs), -sum(run.size for run in runs)
+        return stream_id not in apart, -len(runs), -sum(run.size for run in runs)
 
     chosen: set[int] = set()
     outputs = 0
     for stream_id in sorted(streams, key=urgency):
         runs = streams[stream_id]
-        if len(runs) == 1 and runs[0].size < stream_bytes:
+        if len(runs) == 1 and runs[0].size < stream_bytes and stream_id not in apart:
             continue
         if outputs + len(runs) > MAX_OUTPUTS:
             break
@@ -371,7 +373,7 @@ def lay_out(
     }
     if task.kind == "sort":
         return _sorted(streams, stream_bytes, target_bytes)
-    alone = set(streams) if task.kind == "merge" else _alone(streams, stream_bytes)
+    alone = set(streams) if task.kind == "merge" else _alone(streams, stream_bytes, task.apart)
     outputs: list[OutputPlan] = []
     layers: list[list[_Run]] = []
     for stream_id, runs in streams.items():

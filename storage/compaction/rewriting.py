@@ -3,7 +3,7 @@
 Invariant: the same plan, blocks, start offsets and `created_ms` give the same bytes, so that a repeated or concurrent
 attempt can be compared with what it finds in the bucket.
 
-Entry: `build_output`, `blamed`.
+Entry: `build_output`, `records_from`, `merge_holes`, `blamed`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.compaction.plan import BlockSource, OutputPlan
-from tidelog.storage.objects.format import Block, ObjectIndex
+from tidelog.storage.objects.format import MAX_COUNT, Block, ObjectIndex
 from tidelog.storage.objects.writer import BuiltObject, build_object
 from tidelog.storage.records import StreamEntry
 
@@ -38,19 +38,38 @@ def build_output(
         cluster_id=identity.cluster_id,
         created_ms=identity.created_ms,
         parts=[
-            (stream_id, [*_records((blocks[source] for source in sources), starts[stream_id])])
+            (stream_id, [*merge_holes(records_from((blocks[source] for source in sources), starts[stream_id]))])
             for stream_id, sources in output.parts
         ],
         block_bytes=identity.block_bytes,
     )
 
 
-def _records(blocks: Iterable[Block], start_offset: int) -> Iterator[StreamEntry]:
+def records_from(blocks: Iterable[Block], start_offset: int) -> Iterator[StreamEntry]:
     """Yield the records that hold an offset at or above `start_offset`."""
     for block in blocks:
         for record in block:
             if record.base_offset + record.count > start_offset:
                 yield record
+
+
+def merge_holes(records: Iterable[StreamEntry]) -> Iterator[StreamEntry]:
+    """Yield contiguous records with neighbouring holes joined, as far as a record's count goes."""
+    hole: StreamEntry | None = None
+    for record in records:
+        if record.payload:
+            if hole is not None:
+                yield hole
+                hole = None
+            yield record
+        elif hole is not None and hole.count + record.count <= MAX_COUNT:
+            hole = StreamEntry(hole.base_offset, hole.count + record.count, b"")
+        else:
+            if hole is not None:
+                yield hole
+            hole = record
+    if hole is not None:
+        yield hole
 
 
 def blamed(indexes: Mapping[int, ObjectIndex], error: CorruptData) -> int:

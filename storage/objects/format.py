@@ -1,4 +1,4 @@
-"""The format of an object in the bucket, version 1: data blocks, an index, a footer.
+"""The format of an object in the bucket: data blocks, an index, a footer.
 
     object = block* index footer            all integers big-endian, all offsets int64 (rule 9)
 
@@ -18,7 +18,8 @@ Invariants, each checked when bytes are read, before memory is allocated for the
 - blocks are sorted by stream id, then offset, and are contiguous within a stream; so are the records of a block;
 - the footer names the object and its cluster: an object served under a wrong key is detected.
 
-Flags are zero in version 1 (no compression). A reader refuses an unknown version.
+Flags are zero (no compression). Index and footer have version 1. A block has version 2 if it holds a *hole*, a record
+with an empty payload (docs/design/0025), else version 1. A reader refuses an unknown version.
 
 Docs: docs/formats/objects.md. Entry: `tidelog.storage.objects.writer.build_object`,
 `tidelog.storage.objects.reader.load_index`.
@@ -42,6 +43,9 @@ from tidelog.storage.commits import ObjectKind
 from tidelog.storage.records import StreamEntry
 
 VERSION = 1
+HOLES_VERSION = 2
+"""Version of a block that holds a hole: versions that know none would serve it as an empty record batch."""
+BLOCK_VERSIONS = (VERSION, HOLES_VERSION)
 BLOCK_MAGIC = 0x544C424B
 INDEX_MAGIC = 0x544C4958
 FOOTER_MAGIC = b"TIDELOG1"
@@ -87,9 +91,9 @@ def cluster_fingerprint(cluster_id: str) -> bytes:
     return hashlib.sha256(cluster_id.encode()).digest()[:16]
 
 
-def _check_version(key: str, position: int, what: str, version: int) -> None:
-    if version != VERSION:
-        error = corrupt(key, position, f"{what} format version", VERSION, version)
+def _check_version(key: str, position: int, what: str, version: int, known: Collection[int] = (VERSION,)) -> None:
+    if version not in known:
+        error = corrupt(key, position, f"{what} format version", " or ".join(map(str, known)), version)
         error.hint = "written by a newer version of Tidelog? upgrade this one"
         raise error
 
@@ -290,7 +294,7 @@ class Block:
         actual = crc32c(view[BLOCK_HEADER.size :], crc32c(view[:BLOCK_CRC_AT]), gil_release_mode=0)
         if crc != actual or crc != entry.crc:
             raise corrupt(key, at, "block crc32c", f"{entry.crc:08x}", f"{actual:08x} (header says {crc:08x})")
-        _check_version(key, at, "block", version)
+        _check_version(key, at, "block", version, BLOCK_VERSIONS)
         if flags != 0 or zero != 0 or length != len(data) - BLOCK_HEADER.size:
             raise corrupt(key, at, "flags, reserved bytes, body length", (0, 0, len(data) - BLOCK_HEADER.size), length)
         if (stream_id, start, end, count) != (*entry[:3], entry.record_count):

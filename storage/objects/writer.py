@@ -24,6 +24,7 @@ from tidelog.storage.objects.format import (
     BLOCK_HEADER,
     BLOCK_MAGIC,
     CRC,
+    HOLES_VERSION,
     MAX_BODY_BYTES,
     MAX_COUNT,
     RECORD_HEADER,
@@ -83,7 +84,8 @@ def encode_block(stream_id: int, records: Sequence[StreamEntry], position: int) 
         pieces.append(payload)
     if length > MAX_BODY_BYTES:
         raise InvalidInput(f"stream {stream_id}: a block of {length} bytes at offset {start} is larger than 4 GiB")
-    header = BLOCK_HEADER.pack(BLOCK_MAGIC, VERSION, 0, 0, stream_id, start, offset, len(records), length, 0)
+    version = VERSION if all(record.payload for record in records) else HOLES_VERSION
+    header = BLOCK_HEADER.pack(BLOCK_MAGIC, version, 0, 0, stream_id, start, offset, len(records), length, 0)
     crc = crc32c(header[:BLOCK_CRC_AT])
     if length < _SCATTER_BYTES * len(records):
         pieces = [b"", b"".join(pieces)]

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.compaction_world import CompactionWorld
 from tests.support.orphan_world import cleaner
 from tidelog import __version__
+from tidelog.broker.partitions.log_cleaner import LogCleaner
+from tidelog.broker.settings import LogSettings
 from tidelog.broker.telemetry import figures
 from tidelog.broker.telemetry import metrics as module
 from tidelog.broker.telemetry.bucket_metrics import collect_accounts
@@ -207,6 +209,18 @@ def test_replica_sets_have_series_by_set_and_by_follower() -> None:
     assert ages == [1.5], "one that never caught up has no age"
 
 
+def _log_cleaner(world: CompactionWorld) -> LogCleaner:
+    return LogCleaner(
+        logs=tuple,
+        is_internal=lambda topic: False,
+        objects=world.metadata,
+        compactor=world.compactor(),
+        clock=world.clock,
+        rng=world.rng,
+        settings=LogSettings(),
+    )
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
     documented = set(re.findall(r"^\| `(tidelog_[a-z_]+)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
     storage = Storage(
@@ -221,6 +235,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.balance_families(HeartbeatReply(4, 3, 2, 1)),
         *figures.orphan_families(cleaner(CompactionWorld()).figures()),
         *figures.compaction_families(CompactionWorld().compactor().figures()),
+        *figures.log_compaction_families(_log_cleaner(CompactionWorld()).figures()),
         *figures.object_store_families({}),
         *figures.listener_families((1, 2)),
         *figures.partition_families({}),

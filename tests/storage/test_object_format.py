@@ -6,6 +6,7 @@ import random
 import struct
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,8 @@ from tests.support.examples import examples
 from tidelog.runtime.errors import CorruptData, InvalidInput, TidelogError
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import ObjectKind, StreamRange
-from tidelog.storage.objects.format import FOOTER, INDEX_ENTRY, Block, Footer, ObjectIndex
+from tidelog.storage.compaction.rewriting import merge_holes
+from tidelog.storage.objects.format import FOOTER, INDEX_ENTRY, Block, Footer, IndexEntry, ObjectIndex
 from tidelog.storage.objects.key import object_key, parse_object_key, quarantine_key
 from tidelog.storage.objects.reader import TAIL_BYTES, load_index
 from tidelog.storage.objects.report import verify_bytes
@@ -38,6 +40,12 @@ def build(
 def records(base: int, *lengths: int, count: int = 1) -> list[StreamEntry]:
     rng = random.Random(base)
     return [StreamEntry(base + n * count, count, rng.randbytes(length)) for n, length in enumerate(lengths)]
+
+
+def entries(data: bytes) -> list[IndexEntry]:
+    footer = Footer.decode(data[-FOOTER.size :], object_size=len(data), key="k")
+    end = footer.index_position + footer.index_length
+    return list(ObjectIndex.decode(data[footer.index_position : end], footer, key="k"))
 
 
 def decode(data: bytes) -> dict[int, list[StreamEntry]]:
@@ -216,3 +224,31 @@ def test_keys_round_trip(object_id: int) -> None:
 
 def test_an_index_entry_is_44_bytes_and_a_footer_72() -> None:
     assert (INDEX_ENTRY.size, FOOTER.size) == (44, 72)
+
+
+def test_a_block_with_a_hole_has_version_2_and_says_so_to_those_who_know_only_1() -> None:
+    plain, hole = records(0, 10, 10), [StreamEntry(2, 1 << 31, b"")]
+    built = build([(1, plain + hole)], block_bytes=40)
+    data = b"".join(map(bytes, built.body))
+    assert decode(data)[1] == plain + hole
+    assert verify_bytes(data, "k") == []
+    assert [data[entry.position + 4] for entry in entries(data)] == [1, 1, 2]
+
+
+def test_a_block_of_a_later_version_is_refused() -> None:
+    data = b"".join(map(bytes, build([(1, records(0, 10))]).body))
+    (entry,) = entries(data)
+    block = bytearray(data[: entry.length])
+    block[4] = 3
+    crc = crc32c(bytes(block[44:]), crc32c(bytes(block[:40])))
+    block[40:44] = crc.to_bytes(4, "big")
+    with pytest.raises(CorruptData, match="block format version: expected 1 or 2, found 3"):
+        Block.decode(bytes(block), entry._replace(crc=crc), key="k")
+
+
+def test_neighbouring_holes_merge_as_far_as_a_count_goes() -> None:
+    largest = (1 << 32) - 1
+    batch = StreamEntry(10, 5, b"x")
+    given = [StreamEntry(0, 4, b""), StreamEntry(4, 6, b""), batch, StreamEntry(15, largest, b"")]
+    given.append(StreamEntry(15 + largest, 1, b""))
+    assert list(merge_holes(given)) == [StreamEntry(0, 10, b""), *given[2:]]

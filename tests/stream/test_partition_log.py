@@ -536,3 +536,26 @@ def test_append_results_have_named_fields() -> None:
         "wal_end",
         "duplicate",
     )
+
+
+@sync
+async def test_readers_and_lookups_pass_over_what_log_compaction_removed() -> None:
+    bench = Bench(LogConfig(cleanup_policy="compact", segment_bytes=200))
+    log = await bench.open()
+    for number in range(8):
+        log.append(batch(b"%d" % number, timestamp=NOW + number))
+    stored = bench.process.storage.records[DATA]
+    for hole in (0, 1, 2, 4):
+        stored[hole] = stored[hole]._replace(payload=b"")
+    for committed in (False, True):
+        assert await values(log, 0, committed=committed) == [b"3", b"5", b"6", b"7"]
+        assert await values(log, 0, committed=committed, size=1) == [b"3"]
+        assert await values(log, 4, committed=committed, size=1) == [b"5"]
+    assert log.read_hot(0, 1, committed=False) is None
+    assert await log.read(0, 1, committed=False, minimum_one=False) == ([], [], 0)
+    found = await log.offset_for_timestamp(NOW + 1)
+    assert found is not None
+    assert found[:2] == (3, NOW + 3)
+    newest = await log.offset_of_max_timestamp()
+    assert newest is not None
+    assert newest[0] == 7

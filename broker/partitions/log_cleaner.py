@@ -1,0 +1,337 @@
+"""Compacts the logs of the topics with `cleanup.policy=compact` that this broker leads (docs/design/0025).
+
+One round runs at a time: that of the partition with the largest share of dirty bytes among those that are due. It reads
+the dirty part for its keys, then rewrites the log's objects, the oldest first, at the object compactor's pace.
+The decisions are those of `tidelog.stream.cleaning`.
+
+Failures and their handling:
+- a crash, a close or a move of the partition: the round ends. What is committed stays, and the next one does the rest;
+- an object was replaced meanwhile: it is looked up again, a bounded number of times in a round;
+- an object is damaged or a batch does not decode: the round ends there, nothing behind it is compacted, and the
+  partition is shown as a problem until a round succeeds;
+- bucket or controllers do not answer: the round ends, and is repeated.
+
+Entry: `LogCleaner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from tidelog.broker.settings import LogSettings
+from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import Closed, InvalidInput, Unavailable
+from tidelog.runtime.task_errors import expected
+from tidelog.runtime.tasks import TaskSet
+from tidelog.runtime.types import Offload
+from tidelog.storage.commits import CompactionRefused, ObjectKind, ObjectSlice
+from tidelog.storage.compaction.compactor import Compactor
+from tidelog.storage.compaction.facts import ObjectFacts
+from tidelog.storage.compaction.plan import CompactionTask
+from tidelog.storage.records import StreamEntry
+from tidelog.stream.cleaning.cleaner import Cleaning
+from tidelog.stream.cleaning.plan import Round
+from tidelog.stream.log_cleaning import SegmentChanges
+from tidelog.stream.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+MAX_REFUSALS = 16
+"""How often a round looks objects up again that someone else has replaced."""
+PLANS_AT_ONCE = 32
+"""Partitions that are planned before the loop serves requests again."""
+
+
+class CleanedObjects(Protocol):
+    """What the cleaner asks the metadata."""
+
+    def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
+        """See `tidelog.storage.managers.ObjectManager.find_objects`."""
+        ...
+
+    async def catch_up(self) -> None:
+        """See `tidelog.storage.managers.ObjectManager.catch_up`."""
+        ...
+
+
+@dataclass(slots=True)
+class CleanerStats:
+    """Counts since the start."""
+
+    rounds: int = 0
+    """Whole ones."""
+    given_up: int = 0
+    cleaned_bytes: int = 0
+    """Bytes of objects that rounds have read."""
+    removed_bytes: int = 0
+    """By how much objects have become smaller."""
+    keys: int = 0
+    """In the map of the newest round."""
+
+
+class _Due(NamedTuple):
+    log: PartitionLog
+    plan: Round
+
+
+class LogCleaner:
+    """The log compaction of one broker. All methods are called on the event loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        logs: Callable[[], Iterable[PartitionLog]],
+        is_internal: Callable[[str], bool],
+        objects: CleanedObjects,
+        compactor: Compactor,
+        clock: Clock,
+        rng: random.Random,
+        settings: LogSettings,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        """`logs`: those that this broker leads; `is_internal`: whether a topic bounds itself."""
+        self._logs = logs
+        self._is_internal = is_internal
+        self._objects = objects
+        self._compactor = compactor
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings
+        self._offload = offload
+        self._running: PartitionLog | None = None
+        self._problems: dict[tuple[str, int], str] = {}
+        self._tasks = TaskSet("partitions.cleaning")
+        self.stats = CleanerStats()
+
+    def start(self) -> None:
+        """Start compacting, if `log.cleaner_enabled`."""
+        if self._settings.cleaner_enabled:
+            self._tasks.keep(self._loop, "loop")
+
+    async def close(self) -> None:
+        """Stop at once. The round that runs is repeated by the next leader."""
+        await self._tasks.close()
+
+    def problems(self) -> list[str]:
+        """Return the partitions that cannot be compacted, one sentence each."""
+        return [f"{topic}-{number} is not compacted: {why}" for (topic, number), why in sorted(self._problems.items())]
+
+    def figures(self) -> dict[str, float]:
+        """Return metrics: counts since the start, and the largest share of dirty bytes now (0–1)."""
+        stats = self.stats
+        ratios = [each.plan.dirty_ratio for each in self._plans()]
+        return {
+            "rounds": stats.rounds,
+            "given_up": stats.given_up,
+            "cleaned_bytes": stats.cleaned_bytes,
+            "removed_bytes": stats.removed_bytes,
+            "keys": stats.keys,
+            "max_dirty_ratio": max(ratios, default=0.0),
+            "uncleanable_partitions": len(self._problems),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Return the compacted partitions led here as JSON."""
+        found = [
+            {
+                "topic": log.topic,
+                "partition": log.partition,
+                "dirty_ratio": round(plan.dirty_ratio, 4),
+                "dirty_bytes": plan.dirty_bytes,
+                "first_dirty_offset": plan.first_dirty,
+                "last_cleaned_ms": log.cleaning.last().cleaned_ms or None,
+                "running": log is self._running,
+                "problem": self._problems.get((log.topic, log.partition)),
+            }
+            for log, plan in self._plans()
+        ]
+        return {**self.figures(), "partitions": found}
+
+    # --- rounds --------------------------------------------------------------------------------------------------
+
+    def _plans(self) -> Iterable[_Due]:
+        now_ms = self._clock.time_ms()
+        for log in self._logs():
+            if not log.closed and log.config.compacts and not self._is_internal(log.topic) and log.cleaning.is_allowed:
+                yield _Due(log, log.cleaning.plan(now_ms, log.config))
+
+    async def _loop(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.cleaner_interval_ms / 1000 * (0.5 + self._rng.random()))
+            tried: set[PartitionLog] = set()
+            while (due := await self._next(tried)) is not None:
+                tried.add(due.log)
+                await self.clean(due.log, due.plan)
+
+    async def _next(self, tried: set[PartitionLog]) -> _Due | None:
+        """Return the dirtiest partition that is due, none of `tried`."""
+        best: _Due | None = None
+        for number, each in enumerate(self._plans(), start=1):
+            if number % PLANS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if not each.plan.is_due or each.log in tried or each.log.closed:
+                continue
+            if best is None or each.plan.dirty_ratio > best.plan.dirty_ratio:
+                best = each
+        return best
+
+    async def clean(self, log: PartitionLog, plan: Round) -> bool:
+        """Carry out one round; return whether all of it was. A failure is logged; `problems` shows one that lasts."""
+        name = (log.topic, log.partition)
+        fields = {"topic": log.topic, "partition": log.partition}
+        self._running = log
+        try:
+            end = await _CleaningRound(log, plan, self).run()
+        except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
+            error = expected("partitions.cleaning", failure)
+            self.stats.given_up += 1
+            if log.closed or isinstance(error, (Closed, Unavailable)):
+                logger.info("log compaction interrupted", extra={**fields, "error": str(error)})
+            else:
+                self._problems[name] = error.message
+                logger.warning("log compaction given up", extra={**fields, "error": str(error)})
+            return False
+        finally:
+            self._running = None
+        self._problems.pop(name, None)
+        self.stats.rounds += 1
+        logger.info("log compacted", extra={**fields, "first_dirty": plan.first_dirty, "end": end})
+        return True
+
+    # --- what a round needs --------------------------------------------------------------------------------------
+
+    @property
+    def compactor(self) -> Compactor:
+        """Return what reads, writes and commits objects."""
+        return self._compactor
+
+    @property
+    def objects(self) -> CleanedObjects:
+        """Return the metadata."""
+        return self._objects
+
+    def cleaning(self, log: PartitionLog, plan: Round) -> Cleaning:
+        """Return the decisions of a round that begins now."""
+        return Cleaning(
+            plan.first_dirty,
+            plan.end,
+            map_bytes=self._settings.cleaner_map_bytes,
+            now_ms=self._clock.time_ms(),
+            delete_retention_ms=log.config.delete_retention_ms,
+        )
+
+    def now_ms(self) -> int:
+        """Return the wall clock."""
+        return self._clock.time_ms()
+
+    async def apart(self, work: Callable[[], Any]) -> Any:
+        """Run `work`, which takes CPU, in a worker thread."""
+        return await self._offload(work)
+
+    def led_streams(self) -> frozenset[int]:
+        """Return the data streams of all compacted logs: what is gathered for one serves the others."""
+        return frozenset(each.log.cleaning.stream_id for each in self._plans())
+
+
+class _CleaningRound:
+    """One round over one log."""
+
+    def __init__(self, log: PartitionLog, plan: Round, cleaner: LogCleaner) -> None:
+        self._log = log
+        self._plan = plan
+        self._cleaner = cleaner
+        self._stream_id = log.cleaning.stream_id
+        self._log_start = log.state.log_start
+        self._cleaning = cleaner.cleaning(log, plan)
+        self._changes: SegmentChanges = log.cleaning.changes()
+        self._pending: tuple[list[StreamEntry], list[StreamEntry]] = ([], [])
+        self._refusals = 0
+
+    def _require_open(self) -> None:
+        if self._log.closed:
+            raise Closed(f"{self._log.topic}-{self._log.partition} is closed on this broker")
+
+    async def run(self) -> int:
+        """Return where the round ended."""
+        log, cleaner, cleaning = self._log, self._cleaner, self._cleaning
+        await log.cleaning.fill(cleaning, self._plan.end, cleaner.compactor.pace)
+        end = cleaning.seal()
+        cleaner.stats.keys = cleaning.keys
+        if end <= self._plan.first_dirty:
+            raise InvalidInput(
+                f"the keys of the batch at offset {end} do not fit into the map of {cleaning.capacity} keys",
+                hint="raise log.cleaner_map_bytes",
+            )
+        at = self._log_start
+        while at < end:
+            self._require_open()
+            at = max(at, log.state.log_start)  # it may have moved
+            mark = cleaning.mark()
+            try:
+                at = await self._step(at, end)
+            except CompactionRefused:
+                self._refusals += 1
+                if self._refusals > MAX_REFUSALS:
+                    raise
+                cleaning.rewind(mark)
+                await cleaner.objects.catch_up()
+        self._require_open()
+        log.cleaning.finish(end, cleaner.now_ms(), self._changes, self._log_start)
+        return end
+
+    async def _step(self, at: int, end: int) -> int:
+        """Clean the objects from the one that holds `at`, as many as go together; return the offset after them."""
+        cleaner = self._cleaner
+        settings = cleaner.compactor.settings
+        slices = cleaner.objects.find_objects(self._stream_id, at, end, settings.max_objects)
+        if not slices or slices[0].start_offset > at:
+            raise CompactionRefused(f"no object holds offset {at} of stream {self._stream_id}: it may be trimmed")
+        window = _window(slices, settings.target_bytes)
+        inputs = tuple(self._facts(one) for one in window)
+        if window[0].kind != ObjectKind.STREAM:
+            apart = cleaner.led_streams() | {self._stream_id}
+            await cleaner.compactor.carry_out(CompactionTask("gather", inputs, "for log compaction", apart))
+            return at
+        following = window[-1].end_offset
+        task = CompactionTask("merge", inputs, "log compaction")
+        self._pending = ([], [])
+        removed = await cleaner.compactor.rewrite(task, self._stream_id, partial(self._change, at))
+        cleaner.stats.cleaned_bytes += task.size
+        cleaner.stats.removed_bytes += removed
+        self._changes.note(*self._pending, self._log_start, self._cleaning.noted)
+        self._pending = ([], [])
+        return following
+
+    def _facts(self, one: ObjectSlice) -> ObjectFacts:
+        facts = self._cleaner.compactor.data.view.facts(one.object_id)
+        if facts is None:
+            raise CompactionRefused(f"object {one.object_id} was destroyed meanwhile")
+        return facts
+
+    async def _change(self, at: int, records: list[StreamEntry]) -> list[StreamEntry]:
+        self._require_open()
+        following = records[-1].base_offset + records[-1].count
+        aborted = await self._log.cleaning.aborted(min(at, records[0].base_offset), following)
+        changed: list[StreamEntry] = await self._cleaner.apart(partial(self._cleaning.clean, records, aborted))
+        self._require_open()
+        begun = next((n for n, one in enumerate(records) if one.base_offset >= at), len(records))
+        self._pending = (records[begun:], changed[begun:])
+        return changed
+
+
+def _window(slices: Sequence[ObjectSlice], target_bytes: int) -> list[ObjectSlice]:
+    """Return the first objects of one kind that go into one task: contiguous, together at most `target_bytes`."""
+    window = [slices[0]]
+    size = slices[0].size
+    for one in slices[1:]:
+        size += one.size
+        if one.kind != window[0].kind or one.start_offset != window[-1].end_offset or size > target_bytes:
+            break
+        window.append(one)
+    return window

@@ -1,0 +1,162 @@
+"""What log compaction has done to a partition, and the reads and writes of it that a round needs (docs/design/0025).
+
+The state is the key `cleaning` of the meta stream: where the last whole round ended. It is written together with the
+sizes of the segments that the round has changed. A round whose record is lost is done again.
+
+Entry: `LogCleaning`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidelog.batch.batch import parse_header
+from tidelog.runtime.errors import CorruptData
+from tidelog.storage.records import StreamEntry
+from tidelog.stream.cleaning.aborted import AbortedTxns
+from tidelog.stream.cleaning.cleaner import Cleaning
+from tidelog.stream.cleaning.plan import LogFacts, RecoverableOffset, Round, plan_round
+from tidelog.stream.errors import require_version
+from tidelog.stream.log_config import LogConfig
+from tidelog.stream.partition_state import PartitionState, segment_key
+from tidelog.stream.segments import NO_TIMESTAMP
+
+if TYPE_CHECKING:
+    from tidelog.storage.storage import Storage
+
+CLEANING = "cleaning"
+VERSION = 1
+CLEANING_LEVEL = 4
+"""Feature level from which on logs are compacted: versions before it know no holes."""
+_READ_BYTES = 1 << 20
+
+
+class Cleaned(msgspec.Struct, frozen=True, array_like=True):
+    """Value of `cleaning`."""
+
+    version: int
+    first_dirty: int
+    """Everything before this offset was cleaned by a whole round (int64)."""
+    cleaned_ms: int
+    """Wall clock at the end of that round."""
+
+
+@dataclass(slots=True)
+class SegmentChange:
+    """What a round did to one segment."""
+
+    removed_bytes: int = 0
+    kept_bytes: int = 0
+    max_timestamp: int = NO_TIMESTAMP
+
+
+@dataclass(slots=True)
+class SegmentChanges:
+    """What a round did to all segments, by base offset."""
+
+    bases: list[int]
+    by_base: dict[int, SegmentChange] = field(default_factory=dict)
+
+    def note(self, before: Iterable[StreamEntry], after: Iterable[StreamEntry], start: int, end: int) -> None:
+        """Add the records in `[start, end)`; `after` is what became of those before."""
+        for old, new in zip(before, after, strict=True):
+            if not start <= old.base_offset < end:
+                continue
+            base = self.bases[max(0, bisect_right(self.bases, old.base_offset) - 1)]
+            change = self.by_base.setdefault(base, SegmentChange())
+            change.removed_bytes += len(old.payload) - len(new.payload)
+            change.kept_bytes += len(new.payload)
+            if new.payload:
+                change.max_timestamp = max(change.max_timestamp, parse_header(new.payload).max_timestamp)
+
+
+class LogCleaning:
+    """The compaction of one open partition log."""
+
+    __slots__ = ("_recoverable", "_state", "_storage")
+
+    def __init__(self, state: PartitionState, storage: Storage) -> None:
+        self._state = state
+        self._storage = storage
+        self._recoverable = RecoverableOffset()
+
+    @property
+    def is_allowed(self) -> bool:
+        """Return whether every member of the cluster knows holes."""
+        return self._state.data.feature_level >= CLEANING_LEVEL
+
+    @property
+    def stream_id(self) -> int:
+        """Return the data stream's."""
+        return self._state.data.stream_id
+
+    def last(self) -> Cleaned:
+        """Return the last whole round; `cleaned_ms` is 0 if there was none. Raises `CorruptData`."""
+        value = self._state.meta.get(CLEANING)
+        if value is None:
+            return Cleaned(VERSION, 0, 0)
+        try:
+            cleaned = msgspec.msgpack.decode(value, type=Cleaned)
+        except msgspec.DecodeError as error:
+            raise CorruptData(f"stream {self._state.meta.stream.stream_id}: `cleaning` does not parse") from error
+        require_version(cleaned.version, VERSION, "the state of log compaction")
+        return cleaned
+
+    def plan(self, now_ms: int, config: LogConfig) -> Round:
+        """Return the next round, due or not. Raises `CorruptData`."""
+        state = self._state
+        scan_from = min(state.checkpoint_offset, state.producers_offset)
+        recoverable = self._recoverable.look(scan_from, self._storage.data_end, self._storage.committed_offset)
+        facts = LogFacts(
+            state.segments, state.log_start, state.last_stable_offset, self.last().first_dirty, recoverable
+        )
+        return plan_round(facts, now_ms, config)
+
+    async def fill(self, cleaning: Cleaning, end: int, pace: Callable[[int], Awaitable[None]]) -> None:
+        """Read the dirty part up to `end` and note its keys. Raises as `Stream.read`."""
+        at = cleaning.noted
+        while at < end:
+            records = await self._state.data.read(at, end, _READ_BYTES)
+            await pace(sum(len(each.payload) for each in records))
+            following = records[-1].base_offset + records[-1].count
+            if not cleaning.note(records, await self.aborted(at, following)):
+                return
+            at = following
+
+    async def aborted(self, start: int, end: int) -> AbortedTxns:
+        """Return what was aborted of offsets `[start, end)`. Raises `CorruptData`, `Unavailable`."""
+        return AbortedTxns(await self._state.txn.lookup(start, end))
+
+    def changes(self) -> SegmentChanges:
+        """Return a place to note what a round does to the segments as they are now."""
+        return SegmentChanges([segment.base_offset for segment in self._state.segments])
+
+    def finish(self, end: int, now_ms: int, changes: SegmentChanges, log_start: int) -> None:
+        """Record a round over `[log_start, end)`. Raises `WalFull`, `Overloaded`, `WalFailed`: it is then done again.
+
+        The log is open: nothing else may write its meta stream.
+        """
+        state = self._state
+        entries: dict[str, bytes | None] = {CLEANING: msgspec.msgpack.encode(Cleaned(VERSION, end, now_ms))}
+        updates: list[tuple[int, int, int]] = []
+        for index, segment in enumerate(state.segments[:-1]):
+            change = changes.by_base.get(segment.base_offset)
+            if change is None:
+                continue
+            size, newest = max(0, segment.size_bytes - change.removed_bytes), segment.max_timestamp
+            if log_start <= segment.base_offset and state.segment_end(index) <= end:
+                size, newest = change.kept_bytes, change.max_timestamp
+            if (size, newest) != (segment.size_bytes, segment.max_timestamp):
+                updates.append((index, size, newest))
+                again = msgspec.structs.replace(segment, size_bytes=size, max_timestamp=newest)
+                entries[segment_key(segment.base_offset)] = msgspec.msgpack.encode(again)
+        state.mark_dirty()
+        state.meta.put(entries)
+        self._storage.forget_before(self.stream_id, end)
+        for index, size, newest in updates:
+            state.segments[index].size_bytes, state.segments[index].max_timestamp = size, newest

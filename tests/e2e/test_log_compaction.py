@@ -1,0 +1,166 @@
+"""Log compaction of real brokers over a real S3 server: each key's last value, a smaller bucket, kills and moves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from tests.e2e.backends import QUIET, create_topic, s3_flags
+from tests.support.clients import wait_until
+from tests.support.cluster import Cluster
+from tests.support.s3_servers import S3Server, new_bucket, section
+from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.broker.settings import LogSettings
+from tidelog.runtime.clock import SystemClock
+from tidelog.storage.bucket.open import open_store
+from tidelog.storage.settings import S3Settings
+
+TOPIC = "table"
+KEYS = 40
+CONFIG = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.1"}
+FLAGS = (
+    *("--set", "upload.age_ms=200", "--set", "upload.delete_delay_ms=100", "--set", "log.cleaner_interval_ms=300"),
+    *("--set", "clean.orphan_age_ms=0"),
+)
+
+
+class Table:
+    """What was produced: each key's last value, None after a tombstone."""
+
+    def __init__(self, bootstrap: Callable[[], str], seed: int) -> None:
+        self._bootstrap = bootstrap
+        self._rng = random.Random(seed)
+        self.values: dict[bytes, bytes | None] = {}
+        self.count = 0
+
+    def write(self, records: int) -> None:
+        producer = Producer(
+            {"bootstrap.servers": self._bootstrap(), "enable.idempotence": True, "batch.num.messages": 10, **QUIET}
+        )
+        for _ in range(records):
+            key = b"key-%d" % self._rng.randrange(KEYS)
+            value = None if self._rng.random() < 0.05 else b"%d:" % self.count + self._rng.randbytes(150)
+            producer.produce(TOPIC, value, key, partition=0)
+            self.values[key] = value
+            self.count += 1
+            if self.count % 100 == 0:
+                producer.poll(0)
+        assert producer.flush(60) == 0
+
+    def read(self) -> list[tuple[int, bytes, bytes | None]]:
+        """All of the partition, as a consumer from offset 0 sees it."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap(),
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "check.crcs": True,
+                **QUIET,
+            }
+        )
+        found: list[tuple[int, bytes, bytes | None]] = []
+        try:
+            consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
+            while True:
+                message = consumer.poll(60)
+                assert message is not None, "the reader does not get on"
+                error = message.error()
+                if error is not None:
+                    assert error.name() == "_PARTITION_EOF", error
+                    return found
+                offset, key = message.offset(), message.key()
+                assert offset is not None and isinstance(key, bytes)
+                value = message.value()
+                assert value is None or isinstance(value, bytes)
+                found.append((offset, key, value))
+        finally:
+            consumer.close()
+
+    def check(self) -> int:
+        """Check what is read; return the number of records."""
+        found = self.read()
+        offsets = [offset for offset, _, _ in found]
+        assert offsets == sorted(set(offsets))
+        assert {key: value for _, key, value in found} == self.values
+        return len(found)
+
+    def wait_cleaned(self, limit: int) -> None:
+        wait_until(lambda: self.check() <= limit, f"at most {limit} of {self.count} records are left", 90)
+
+
+def bucket_bytes(settings: S3Settings, tmp_path: Path) -> int:
+    """Bytes of all objects in a bucket."""
+
+    async def total() -> int:
+        store = open_store(settings, tmp_path, SystemClock(), random.Random())
+        try:
+            return sum([one.size async for one in store.list("") if "/objects/" in one.key])
+        finally:
+            await store.close()
+
+    return asyncio.run(total())
+
+
+def test_each_keys_last_value_stays_and_the_bucket_shrinks(tmp_path: Path, minio_server: S3Server) -> None:
+    bucket = new_bucket()
+    settings = S3Settings(**{**section(minio_server), "bucket": bucket})
+    with running(tmp_path / "data", (*FLAGS, *s3_flags(minio_server, bucket))) as process:
+        create_topic(process.bootstrap, TOPIC, 1, **CONFIG)
+        table = Table(lambda: process.bootstrap, 1)
+        table.write(3_000)
+        table.wait_cleaned(300)
+        written = table.count * 150
+        wait_until(lambda: bucket_bytes(settings, tmp_path) < written // 3, "the bucket shrinks", 60)
+        table.write(500)
+        table.wait_cleaned(300)
+        assert process.stop() == 0
+    with running(tmp_path / "data", (*FLAGS, *s3_flags(minio_server, bucket)), process.port):
+        table.check()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kill_9_in_the_middle_changes_nothing(tmp_path: Path, minio_server: S3Server, seed: int) -> None:
+    rng = random.Random(seed)
+    slow = ("--set", "compaction.throttle_bytes_per_s=200000")
+    with running(tmp_path / "data", (*FLAGS, *slow, *s3_flags(minio_server))) as process:
+        create_topic(process.bootstrap, TOPIC, 1, **CONFIG)
+        table = Table(lambda: process.bootstrap, seed)
+        for _ in range(4):
+            table.write(800)
+            table.check()
+            _let_it_work(process, rng.uniform(0.2, 1.5))
+            process.kill_broker()
+            process.wait_for_line("ready")
+            table.check()
+        table.wait_cleaned(300)
+
+
+def _let_it_work(process: TidelogProcess, seconds: float) -> None:
+    """Wait for the end of an upload or a round, at most so long: a kill may come at any step."""
+    lines = len(process.output)
+    try:
+        wait_until(lambda: any("compacted" in each for each in process.output[lines:]), "a step", seconds)
+    except AssertionError:
+        return  # it is in the middle of something
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, log=LogSettings(move_drain_timeout_ms=1_000, cleaner_interval_ms=200)) as cluster:
+        create_topic(cluster.bootstrap, TOPIC, 1, **CONFIG)
+        yield cluster
+
+
+def test_a_partition_that_moves_is_compacted_by_whoever_leads_it(cluster: Cluster) -> None:
+    table = Table(lambda: cluster.bootstrap, 5)
+    for _ in range(6):
+        table.write(600)
+        cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
+        table.check()
+    table.wait_cleaned(300)
