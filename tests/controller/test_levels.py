@@ -323,8 +323,8 @@ def test_a_broker_must_support_the_level() -> None:
     driver = Driver()
     with pytest.raises(UnsupportedLevel, match=f"the cluster is at feature level {NEWEST}; broker 0 supports 0"):
         driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=0))
-    with pytest.raises(UnsupportedLevel, match=f"broker 0 supports {NEWEST + 1} to 5"):
-        driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=NEWEST + 1, newest_level=5))
+    with pytest.raises(UnsupportedLevel, match=f"broker 0 supports {NEWEST + 1} to {NEWEST + 3}"):
+        driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=NEWEST + 1, newest_level=NEWEST + 3))
     driver.run(c.RegisterBroker(0, "c", "i", "h", 1, "", "", oldest_level=0, newest_level=5))
     assert range_in(driver.image.kv[level_key(0)], 1) == LevelRange(0, 5)
     driver.run(c.SetBrokerAlive(0, 1, False))
