@@ -7,8 +7,8 @@ names the level that it was written at, by the format version of its envelope, a
 Level 0 is what members before feature levels write. Level 1 adds the commands in `FIRST_LEVEL`, cluster time by what
 elapses, versions at which objects were destroyed, images in numbered chunks, and state format 2. Level 2 adds replica
 sets of several members: their commands, table `replication`, and state format 3. Level 3 adds leases of readers outside
-the cluster: their commands, table `leases`, and state format 4. Level 4 adds nothing here: it tells brokers that all of
-them know transactions, and the holes of log compaction.
+the cluster: their commands, table `leases`, and state format 4. Level 4 adds no command and no table: from it on,
+brokers take part in transactions and cut holes into compacted topics, which brokers of older versions would misread.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.
@@ -30,10 +30,14 @@ DIRECTORIES_LEVEL = 1
 """From here on the quorum records the ids of its members' directories."""
 REPLICATION_LEVEL = 2
 """From here on a replica set may have several members."""
-TRANSACTIONS_LEVEL = 4
-"""From here on brokers may write what transactions need, and holes of log compaction into objects."""
 LEASES_LEVEL = 3
 """From here on readers outside the cluster have leases."""
+TRANSACTIONS_LEVEL = 4
+"""From here on brokers serve transactions and compact topics.
+
+A broker of an older version knows neither: it would ask no coordinator about a transactional batch, drop the pending
+offsets of a group that it takes over, and take the hole that compaction leaves in a stream for lost data.
+"""
 OVERRIDES_LEVEL = 2
 """From here on controllers know overrides of their settings (`tidelog.controller.model.overrides`)."""
 FEATURE = "tidelog.level"

@@ -14,12 +14,12 @@ from tests.support import schema
 from tests.support.kafka_client import encode_request, request_entity
 from tests.support.kafka_world import APIS, KafkaWorld, until
 from tests.support.loops import BOTH_LOOPS
-from tidelog.broker.kafka.handlers.api_versions import METADATA_VERSION_LEVEL
 from tidelog.broker.kafka.services import Answer, ApiHandler, RequestContext
 from tidelog.broker.kafka.wire.fetch import FetchResponse, FetchTopicResponse, PartitionData
 from tidelog.broker.kafka.wire.messages.groups import HeartbeatResponse
 from tidelog.broker.kafka.wire.produce import ProduceResponse
 from tidelog.broker.settings import KafkaSettings
+from tidelog.controller.model.features import METADATA_LEVELS
 
 PRODUCE, HEARTBEAT, API_VERSIONS = 0, 12, 18
 
@@ -101,7 +101,10 @@ async def test_api_versions_lists_what_is_served(version: int) -> None:
         assert set(ranges) == {api.api_key for api in APIS} | {18}
         if version >= 3:
             finalized = {each.name: each.max_version_level for each in response.finalized_features}
-            assert finalized["metadata.version"] == METADATA_VERSION_LEVEL
+            assert finalized["metadata.version"] == METADATA_LEVELS.newest
+            assert [each.name for each in response.supported_features if each.min_version == 0] == (
+                ["transaction.version"] if version >= 4 else []
+            ), "older clients cannot decode a minimum of 0"
             assert response.finalized_features_epoch >= 0
 
 

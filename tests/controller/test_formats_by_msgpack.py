@@ -43,7 +43,7 @@ def filled() -> Driver:
 def test_the_envelope_of_a_command_is_an_array_of_eight() -> None:
     data = c.encode(c.Envelope(c.FORMAT_VERSION, 3, 17, "client", 5, 2, c.Barrier(), 21))
     version, term, now_ms, client, sequence, done, command, elapsed_ms = msgpack.unpackb(data)
-    assert (version, term, now_ms, client, sequence, done, elapsed_ms) == (4, 3, 17, "client", 5, 2, 21)
+    assert (version, term, now_ms, client, sequence, done, elapsed_ms) == (c.FORMAT_VERSION, 3, 17, "client", 5, 2, 21)
     assert command[0] == 2, "the tag of Barrier"
 
 

@@ -191,6 +191,9 @@ class WorldController:
     async def alter_topic_configs(self, topic_id: bytes, changes: dict[str, str | None]) -> None:
         await self._ask(c.AlterTopicConfigs(topic_id, changes))
 
+    async def put_kv(self, key: str, value: bytes) -> None:
+        await self._ask(c.PutKv(key, value))
+
     async def alter_configs(self, kind: str, name: str, changes: dict[str, str | None]) -> None:
         await self._ask(c.AlterConfigs(kind, name, changes))
 

@@ -4,9 +4,9 @@ The response is built from the server's own table, so `tidelog.broker.kafka.serv
 `ApiVersions(apis)`.
 
 Produce is advertised from version 0 on although 0–2 are refused: librdkafka before 2.11 stops compressing otherwise
-(KAFKA-18659). Features (KIP-584): `metadata.version`, which admin tools read to determine a cluster's capabilities, and
-`tidelog.level`, the cluster's feature level, which UpdateFeatures raises (level 0 is none, as in Kafka); without
-`transaction.version` clients use the first transaction protocol.
+(KAFKA-18659). Features (KIP-584, `tidelog.controller.model.features`): `metadata.version`, which admin tools read to
+determine a cluster's capabilities; `tidelog.level`, the cluster's feature level, which UpdateFeatures raises (level 0
+is none, as in Kafka); and `transaction.version`, without which clients use the first transaction protocol.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidelog.broker.kafka.wire.messages.cluster import (
     ServedApi,
     SupportedFeatureKey,
 )
-from tidelog.controller.model.levels import FEATURE, SUPPORTED
+from tidelog.controller.image.image import Image
+from tidelog.controller.model.features import SUPPORTED_FEATURES, finalized
 
 MIN_VERSION = 0
 MAX_VERSION = 4
-METADATA_VERSION = "metadata.version"
-METADATA_VERSION_LEVEL = 21
-"""3.9-IV0, the level that corresponds to the served request versions."""
+ZERO_MINIMUM_VERSION = 4
+"""The first version whose clients decode a supported feature with the minimum 0 (KIP-1022)."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -62,20 +62,20 @@ class ApiVersions:
         return self._response(UNSUPPORTED_VERSION, None)
 
     def _response(self, error_code: int, context: RequestContext | None) -> ApiVersionsResponse:
-        cluster = context.services.controller.image.cluster if context is not None else None
-        finalized = {METADATA_VERSION: METADATA_VERSION_LEVEL}
-        if cluster is not None and cluster.level:
-            finalized[FEATURE] = cluster.level
+        if context is None:
+            return ApiVersionsResponse(error_code=error_code, api_keys=self._keys)
+        image: Image = context.services.controller.image
         return ApiVersionsResponse(
             error_code=error_code,
             api_keys=self._keys,
             supported_features=[
-                SupportedFeatureKey(name=METADATA_VERSION, min_version=1, max_version=METADATA_VERSION_LEVEL),
-                SupportedFeatureKey(name=FEATURE, min_version=max(1, SUPPORTED.oldest), max_version=SUPPORTED.newest),
+                SupportedFeatureKey(name=name, min_version=levels.oldest, max_version=levels.newest)
+                for name, levels in SUPPORTED_FEATURES.items()
+                if levels.oldest > 0 or context.api_version >= ZERO_MINIMUM_VERSION
             ],
             finalized_features=[
                 FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-                for name, level in finalized.items()
+                for name, level in finalized(image.level, image.kv).items()
             ],
-            finalized_features_epoch=cluster.level if cluster is not None else 0,
+            finalized_features_epoch=image.version,
         )

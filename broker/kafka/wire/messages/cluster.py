@@ -103,7 +103,7 @@ class FeatureUpdateKey(Message):
 
 
 class UpdateFeaturesRequest(KafkaRequest):
-    """UpdateFeatures (57), versions 0 to 1."""
+    """UpdateFeatures (57), versions 0 to 2."""
 
     API_KEY: ClassVar[int] = 57
 
@@ -121,11 +121,11 @@ class UpdatableFeatureResult(Message):
 
 
 class UpdateFeaturesResponse(KafkaResponse):
-    """UpdateFeatures (57), versions 0 to 1."""
+    """UpdateFeatures (57), versions 0 to 2."""
 
     error_code: int = 0
     error_message: str | None = None
-    results: Sequence[UpdatableFeatureResult] = ()
+    results: Sequence[UpdatableFeatureResult] = ()  # v0 to v1
     throttle_time_ms: int = 0
 
 
