@@ -8,6 +8,7 @@ be the ones that were written.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 import tempfile
@@ -29,6 +30,7 @@ from tidelog.batch.batch import (
     set_leader_epoch,
 )
 from tidelog.broker.groups.records import parse_group_value, parse_key, parse_offset_value
+from tidelog.broker.txn.records import TxnState, TxnValue, encode_txn_value, parse_txn_key, parse_txn_value
 from tidelog.controller.raft.journal import Journal
 from tidelog.controller.raft.snapshot import Snapshot, read_snapshot, write_snapshot
 from tidelog.runtime.errors import CorruptData, TidelogError
@@ -129,6 +131,33 @@ def _group_record(key: bytes | None, value: bytes | None) -> None:
                 continue
             except TidelogError:
                 continue
+
+
+def _read_transaction(data: bytes) -> object:
+    """The value, and what is read back of it when it is written anew: the same; a key of the same bytes is harmless."""
+    with contextlib.suppress(CorruptData):
+        parse_txn_key(data)
+    value = parse_txn_value(data)
+    assert parse_txn_value(encode_txn_value(value)) == value, "a transaction's record changed when it was written"
+
+
+_TRANSACTION = encode_txn_value(
+    TxnValue(
+        producer_id=7,
+        epoch=3,
+        timeout_ms=60_000,
+        state=TxnState.PREPARE_COMMIT,
+        partitions=frozenset((("orders", 0), ("orders", 5), ("paid", 1))),
+        updated_ms=2,
+        started_ms=1,
+        previous_producer_id=5,
+        next_producer_id=9,
+        client_version=2,
+        last_epoch=2,
+        next_epoch=0,
+        unknown_tags=((3, b"new"),),
+    )
+)
 
 
 # --- files and objects -----------------------------------------------------------------------------------------------
@@ -232,6 +261,7 @@ class Files:
             (self._snapshot(), self._read_snapshot, None),
             (encode_frame(1, b"hello") * 2, self._read_frames, None),
             (_replica_epochs(), decode_marks, _mend_tail),
+            (_TRANSACTION, _read_transaction, None),
         ]  # fmt: skip
 
     def _journal(self) -> bytes:
