@@ -122,6 +122,8 @@ class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Limit of members in one group."""
     offsets_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """Partitions of `__consumer_offsets`; fixed when the topic is created (Kafka's default is 50)."""
+    transaction_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50
+    """Partitions of `__transaction_state`; fixed when the topic is created."""
     offsets_retention_ms: Positive = 604_800_000
     """How long offsets of an empty group are kept."""
     offsets_check_interval_ms: Positive = 600_000

@@ -16,16 +16,12 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.broker.groups.errors import (
-    CoordinatorLoading,
-    CoordinatorNotAvailable,
-    GroupError,
-    InvalidGroupId,
-    InvalidGroupRequest,
-)
+from tidelog.broker.coordinators.errors import CoordinatorLoading, CoordinatorNotAvailable
+from tidelog.broker.coordinators.shards import ShardPhase
+from tidelog.broker.coordinators.topic import OFFSETS_CONFIGS, OFFSETS_TOPIC, CoordinatorTopic
+from tidelog.broker.groups.errors import GroupError, InvalidGroupId, InvalidGroupRequest
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
-from tidelog.broker.groups.offsets_topic import OffsetsTopic
 from tidelog.broker.groups.records import (
     MAX_STRING_BYTES,
     MemberValue,
@@ -34,7 +30,7 @@ from tidelog.broker.groups.records import (
     encode_offset_key,
     encode_offset_value,
 )
-from tidelog.broker.groups.shards import Shard, ShardPhase, ShardTable
+from tidelog.broker.groups.shards import GroupShard, GroupShards
 from tidelog.broker.groups.state import ClassicGroup, GroupState
 from tidelog.broker.groups.store import Removal
 from tidelog.broker.settings import GroupSettings
@@ -76,8 +72,9 @@ class GroupCoordinator:
         rng: random.Random,
     ) -> None:
         self.settings = settings
-        self._topic = OffsetsTopic(controller, settings)
-        self._shards = ShardTable(partitions, controller, clock, settings, rng)
+        self._topic = CoordinatorTopic(controller, OFFSETS_TOPIC, settings.offsets_topic_partitions, OFFSETS_CONFIGS)
+        self._shards = GroupShards(partitions, controller, clock, settings, rng)
+        self._table = self._shards.table
 
     # --- life cycle ----------------------------------------------------------------------------------------------
 
@@ -87,23 +84,23 @@ class GroupCoordinator:
 
     async def close(self) -> None:
         """Complete all waiting requests with NOT_COORDINATOR and stop. The partitions stay open."""
-        await self._shards.close()
+        await self._table.close()
 
     async def load_partition(self, partition_log: PartitionLog) -> None:
         """Read an offsets partition; its groups are served afterwards. `start` calls this automatically."""
-        await self._shards.load(partition_log)
+        await self._table.load(partition_log)
 
     async def wait_until_loaded(self, index: int | None) -> None:
         """Wait while an offsets partition is moving to or from this broker."""
-        await self._shards.wait_until_loaded(index)
+        await self._table.wait_until_loaded(index)
 
     def unload_partition(self, index: int) -> None:
         """Stop serving a partition that this broker no longer leads. `start` calls this automatically."""
-        self._shards.unload(index)
+        self._table.unload(index)
 
     def stats(self) -> dict[str, int]:
         """Counts for metrics: partitions led and not yet active, groups, offsets, waiting requests."""
-        shards = self._shards.all()
+        shards = self._table.all()
         return {
             "partitions": len(shards),
             "loading": sum(shard.phase is not ShardPhase.ACTIVE for shard in shards),
@@ -128,7 +125,7 @@ class GroupCoordinator:
         or that gets COORDINATOR_LOAD_IN_PROGRESS, would back off for longer, or abandon a commit after a few attempts.
         """
         index = self._topic.partition_of(group_id)
-        if not self._shards.is_coming(index):
+        if not self._table.is_coming(index):
             return False
         with contextlib.suppress(TimeoutError):  # the client gets COORDINATOR_LOAD_IN_PROGRESS
             async with asyncio.timeout(LOAD_WAIT_S):
@@ -145,7 +142,7 @@ class GroupCoordinator:
         if not low <= request.session_timeout_ms <= high:
             return JoinResult(GroupError.INVALID_SESSION_TIMEOUT, request.identity.member_id)
         group = shard.store.obtain(group_id)
-        now = self._shards.now()
+        now = self._table.now()
         result = await self._shards.wait_for(shard, group, lambda waiter: group.join(waiter, request, now))
         assert isinstance(result, JoinResult)
         await self._known(group_id, result.error)
@@ -171,7 +168,7 @@ class GroupCoordinator:
         group = shard.store.groups.get(group_id)
         if group is None:
             return GroupError.UNKNOWN_MEMBER_ID
-        error = group.heartbeat(identity, generation, self._shards.now())
+        error = group.heartbeat(identity, generation, self._table.now())
         self._shards.settle(shard, group)
         return error
 
@@ -182,7 +179,7 @@ class GroupCoordinator:
         group = shard.store.groups.get(group_id)
         if group is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(identities)
-        errors = group.leave(identities, self._shards.now())
+        errors = group.leave(identities, self._table.now())
         self._shards.settle(shard, group)
         return errors
 
@@ -207,7 +204,7 @@ class GroupCoordinator:
         if group is None:
             error = GroupError.ILLEGAL_GENERATION if generation >= 0 else GroupError.NONE
         else:
-            error = group.check_commit(identity, generation, self._shards.now())
+            error = group.check_commit(identity, generation, self._table.now())
             self._shards.settle(shard, group)
         offsets = [(key, value) for key, value in offsets if self._shards.is_of(key.topic, value)]
         if error is not GroupError.NONE or not offsets:
@@ -215,7 +212,7 @@ class GroupCoordinator:
         if shard.writer.is_full:
             raise CoordinatorNotAvailable(f"too many commits wait for offsets partition {shard.index}")
         records = [(encode_offset_key(key), encode_offset_value(value)) for key, value in offsets]
-        error = await self._shards.write(shard, records, lambda: shard.store.put_offsets(offsets))
+        error = GroupError(await self._table.write(shard, records, lambda: shard.store.put_offsets(offsets)))
         await self._known(group_id, error)
         return error
 
@@ -271,7 +268,7 @@ class GroupCoordinator:
 
     def list_groups(self) -> list[GroupDescription]:
         """ListGroups: every group of the partitions led here. Raises `CoordinatorLoading` while any of them loads."""
-        shards = self._shards.all()
+        shards = self._table.all()
         for shard in shards:
             if shard.phase is ShardPhase.LOADING:
                 raise CoordinatorLoading(f"offsets partition {shard.index} is being loaded")
@@ -296,8 +293,8 @@ class GroupCoordinator:
         if error is GroupError.NOT_COORDINATOR:
             await self.arrival(group_id)
 
-    def _shard(self, group_id: str) -> Shard:
-        return self._shards.get(self._topic.partition_of(group_id))
+    def _shard(self, group_id: str) -> GroupShard:
+        return self._table.get(self._topic.partition_of(group_id))
 
 
 def _check_id(group_id: str, *, may_be_empty: bool = False) -> None:

@@ -1,13 +1,15 @@
-"""The Kafka error codes used by groups, and the exceptions for groups that this broker cannot coordinate now.
+"""The Kafka error codes used by groups, and the exceptions for requests that no group can take.
 
-Entry: `GroupError` for results of the state machine, `NotCoordinator` and related exceptions for the coordinator.
+Those of a group that this broker cannot coordinate now are in `tidelog.broker.coordinators.errors`.
+
+Entry: `GroupError`.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from tidelog.runtime.errors import InvalidInput, NotLeader, Unavailable
+from tidelog.runtime.errors import InvalidInput
 
 
 class GroupError(IntEnum):
@@ -34,24 +36,6 @@ class GroupError(IntEnum):
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     UNSTABLE_OFFSET_COMMIT = 88
-
-
-class NotCoordinator(NotLeader):
-    """This broker does not coordinate the group: repeat FindCoordinator. Kafka: NOT_COORDINATOR (16)."""
-
-    kafka_code = 16
-
-
-class CoordinatorLoading(Unavailable):
-    """The group's offsets partition is still being read. Kafka: COORDINATOR_LOAD_IN_PROGRESS (14)."""
-
-    kafka_code = 14
-
-
-class CoordinatorNotAvailable(Unavailable):
-    """The coordinator cannot answer or persist now: retry later. Kafka: COORDINATOR_NOT_AVAILABLE (15)."""
-
-    kafka_code = 15
 
 
 class InvalidGroupId(InvalidInput):

@@ -14,15 +14,6 @@ from tidelog.broker.groups.records import GroupValue
 NO_GENERATION = -1
 
 
-class Now(NamedTuple):
-    """Both clocks at the same time."""
-
-    mono_ms: int
-    """Monotonic, for timers."""
-    wall_ms: int
-    """Wall clock, for stored and displayed times: milliseconds since the Unix epoch."""
-
-
 class Limits(NamedTuple):
     """Configured limits of every group."""
 

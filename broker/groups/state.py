@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from tidelog.broker.coordinators.timers import Now, TimerTable
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import (
     CONSUMER_PROTOCOL_TYPE,
@@ -44,7 +45,6 @@ from tidelog.broker.groups.messages import (
     JoinRequest,
     JoinResult,
     Limits,
-    Now,
     Persist,
     Reply,
     SyncRequest,
@@ -52,7 +52,6 @@ from tidelog.broker.groups.messages import (
 )
 from tidelog.broker.groups.offsets import Expiry
 from tidelog.broker.groups.records import NO_TIMESTAMP, GroupValue
-from tidelog.broker.groups.timers import TimerTable
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 """Session time-out of a joining member that does not know its id yet and cannot send heartbeats; Kafka's value."""

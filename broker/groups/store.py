@@ -16,8 +16,10 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tidelog.broker.coordinators.store import KeyValue
+from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.groups.errors import GroupError
-from tidelog.broker.groups.messages import Limits, Now
+from tidelog.broker.groups.messages import Limits
 from tidelog.broker.groups.offsets import OffsetTable
 from tidelog.broker.groups.records import (
     GroupKey,
@@ -33,9 +35,6 @@ from tidelog.broker.groups.records import (
     parse_offset_value,
 )
 from tidelog.broker.groups.state import ClassicGroup, GroupState
-
-KeyValue = tuple[bytes, bytes | None]
-"""A record of the topic; None is a tombstone."""
 
 
 @dataclass(slots=True)
@@ -188,6 +187,10 @@ class GroupStore:
     def _plan_group(self, removal: Removal, group: ClassicGroup) -> None:
         group.begin_delete()
         removal.groups.append(group)
+
+    def counts(self) -> dict[str, int]:
+        """The numbers of groups and offsets."""
+        return {"groups": len(self.groups), "offsets": self.offsets.count}
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 

@@ -203,6 +203,7 @@ def _group_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         "offsets.retention.check.interval.ms": (long, str(group.offsets_check_interval_ms), "See group."),
         "offsets.retention.minutes": (integer, str(_ceil(group.offsets_retention_ms, minute)), "Rounded up."),
         "offsets.topic.num.partitions": (integer, str(group.offsets_topic_partitions), "See group."),
+        "transaction.state.log.num.partitions": (integer, str(group.transaction_topic_partitions), "See group."),
         "offsets.topic.replication.factor": (
             ConfigType.SHORT,
             replicas,

@@ -29,7 +29,7 @@ MUTATIONS_IN_BROKER = [
         "a group's commit is acknowledged after the append",
         (
             Edit(
-                "tidelog.broker.groups.writer:OffsetsWriter._append",
+                "tidelog.broker.coordinators.writer:StateWriter._append",
                 "if wal_end >= 0:\n                await self._log",
                 "if wal_end >= 0 and mutated():\n                await self._log",
             ),
@@ -84,7 +84,7 @@ MUTATIONS_IN_BROKER = [
         "a new coordinator serves groups without having read their offsets",
         (
             Edit(
-                "tidelog.broker.groups.loader:load_store",
+                "tidelog.broker.coordinators.loader:load_store",
                 "while offset < end_offset:",
                 "while offset < end_offset and mutated():",
             ),
@@ -98,7 +98,7 @@ MUTATIONS_IN_BROKER = [
         "a committed offset applies to any topic with the name, not only to the one it was committed for",
         (
             Edit(
-                "tidelog.broker.groups.shards:ShardTable.is_of",
+                "tidelog.broker.groups.shards:GroupShards.is_of",
                 "return record is not None and record.id == value.topic_id",
                 "return (record is not None and record.id == value.topic_id) or not mutated()",
             ),

@@ -10,10 +10,11 @@ import pytest
 from tests.support.group_world import Consumer, FakeLog, World
 from tests.support.loops import VIRTUAL_LOOP
 from tidelog.batch.batch import Record, build_batch
-from tidelog.broker.groups.errors import CoordinatorNotAvailable, GroupError, NotCoordinator
+from tidelog.broker.coordinators.errors import CoordinatorNotAvailable, NotCoordinator
+from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, java_hash, partition_for
+from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.messages import JoinRequest
-from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC, java_hash, partition_for
 from tidelog.broker.groups.records import OffsetKey, OffsetValue
 from tidelog.broker.groups.state import GroupState
 from tidelog.controller.machine.tables import RowChange

@@ -10,8 +10,10 @@ import pytest
 from tests.broker.test_group_coordinator import commit, committed
 from tests.support.group_world import Consumer, World
 from tests.support.loops import VIRTUAL_LOOP
-from tidelog.broker.groups.errors import CoordinatorLoading, CoordinatorNotAvailable, GroupError, NotCoordinator
-from tidelog.broker.groups.records import OffsetKey, parse_key
+from tidelog.broker.coordinators.errors import CoordinatorLoading, CoordinatorNotAvailable, NotCoordinator
+from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.groups.members import MemberIdentity
+from tidelog.broker.groups.records import OffsetKey, OffsetValue, parse_key
 from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.runtime.errors import CorruptData, NotLeader, Overloaded, Unavailable
 from tidelog.storage.wal.base import WalFailed, WalFull
@@ -81,6 +83,21 @@ async def test_a_commit_is_refused_while_too_few_replicas_are_in_sync_and_the_pa
         assert committed(world, "g") == 1 and world.log.log_end_offset == before
         assert await commit(world, "g", 3) is GroupError.NONE
         assert committed(world, "g") == 3
+
+
+async def test_a_write_of_which_only_a_part_was_appended_is_loaded_again() -> None:
+    async with World() as world:
+        assert await commit(world, "g", 1) is GroupError.NONE
+        world.log.errors = [None, NotEnoughReplicas("1 replica is in sync")]
+        large = [(OffsetKey("g", "orders", partition), OffsetValue(7, -1, "x" * 30_000, 0)) for partition in range(16)]
+        identity = MemberIdentity("", None)
+        assert await world.coordinator.commit("g", identity, -1, large) is GroupError.NOT_COORDINATOR
+        await world.loaded()
+        written = {parse_key(key) for key, _ in world.log.records()[1:]}
+        assert 0 < len(written) < 16
+        found = world.coordinator.committed("g", {"orders": range(16)})["orders"]
+        assert written == {OffsetKey("g", "orders", at) for at, one in found.items() if one is not None}
+        assert await commit(world, "g", 8) is GroupError.NONE
 
 
 async def test_a_confirm_offset_that_fails_loses_the_partition() -> None:

@@ -145,11 +145,14 @@ async def test_an_illegal_name_is_told_and_not_created(name: str) -> None:
 
 
 @pytest.mark.usefixtures("opens_late")
-async def test_the_offsets_topic_is_internal_compacted_and_has_its_own_size() -> None:
+@pytest.mark.parametrize(("name", "partitions"), [("__consumer_offsets", 2), ("__transaction_state", 50)])
+async def test_the_topics_of_coordinators_are_internal_compacted_and_have_their_own_sizes(
+    name: str, partitions: int
+) -> None:
     async with KafkaWorld() as world, world.client() as client:
-        (found,) = (await ask(client, 12, ["__consumer_offsets"], create=True)).topics
-        assert found.is_internal and len(found.partitions) == world.services.group.offsets_topic_partitions
-        record = world.controller.image.topic("__consumer_offsets")
+        (found,) = (await ask(client, 12, [name], create=True)).topics
+        assert found.is_internal and len(found.partitions) == partitions
+        record = world.controller.image.topic(name)
         assert record is not None and record.configs["cleanup.policy"] == "compact"
 
 

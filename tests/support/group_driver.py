@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
+from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.messages import (
     JoinRequest,
     JoinResult,
     Limits,
-    Now,
     Persist,
     Reply,
     SyncRequest,

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from tests.support.loops import LoopClock
 from tidelog.batch.batch import iter_batches, iter_records, parse_header, set_base_offset
+from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
-from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC
 from tidelog.broker.settings import GroupSettings
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.tables import RowChange
@@ -58,19 +58,18 @@ class FakeStorage:
 
 
 class FakeLog:
-    """The partition log of an offsets partition: batches with offsets, and faults on request."""
+    """The partition log of an internal topic: batches with offsets, and faults on request."""
 
-    topic = OFFSETS_TOPIC
-
-    def __init__(self, partition: int, storage: FakeStorage, leader_epoch: int = 1) -> None:
+    def __init__(self, partition: int, storage: FakeStorage, leader_epoch: int = 1, topic: str = OFFSETS_TOPIC) -> None:
+        self.topic = topic
         self.partition = partition
         self.leader_epoch = leader_epoch
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.batches: list[tuple[int, int, bytes]] = []
         """First offset, WAL end, bytes."""
-        self.errors: list[TidelogError] = []
-        """Raised by the next appends, one each."""
+        self.errors: list[TidelogError | None] = []
+        """Raised by the next appends, one each; None: that append succeeds."""
         self.too_few: list[TidelogError] = []
         """Raised before the next appends, one each: too few replicas are in sync."""
         self.read_errors: list[TidelogError] = []
@@ -81,7 +80,7 @@ class FakeLog:
 
     def reopened(self, storage: FakeStorage, *, confirmed_only: bool = False) -> FakeLog:
         """The same log after a restart, everything in it confirmed."""
-        again = FakeLog(self.partition, storage, self.leader_epoch + 1)
+        again = FakeLog(self.partition, storage, self.leader_epoch + 1, self.topic)
         confirmed = self._storage.confirm.value
         again.batches = [
             (base, 0, data) for base, wal_end, data in self.batches if not confirmed_only or wal_end <= confirmed
@@ -107,8 +106,9 @@ class FakeLog:
             raise self.too_few.pop(0)
 
     def append_internal(self, batch: memoryview) -> Appended:
-        if self.errors:
-            raise self.errors.pop(0)
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
         data = bytearray(batch)
         base = self.log_end_offset
         set_base_offset(data, base)

@@ -24,8 +24,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from tidelog.broker.groups.offsets_topic import OFFSETS_TOPIC
-from tidelog.broker.groups.offsets_topic import TOPIC_CONFIGS as OFFSETS_TOPIC_CONFIGS
+from tidelog.broker.coordinators.topic import PlannedTopic, planned_topic
 from tidelog.broker.kafka.errors import (
     INVALID_TOPIC_EXCEPTION,
     LEADER_NOT_AVAILABLE,
@@ -189,11 +188,10 @@ async def _create_missing(services: Services, wanted: tuple[_WantedTopics, ...])
 
 
 async def _create(services: Services, name: str) -> int:
-    internal = name == OFFSETS_TOPIC
-    partitions = services.group.offsets_topic_partitions if internal else services.kafka.num_partitions
-    configs = dict(OFFSETS_TOPIC_CONFIGS) if internal else {}
+    internal = planned_topic(name, services.group)
+    _, partitions, configs = internal or PlannedTopic(name, services.kafka.num_partitions, {})
     try:
-        await services.controller.create_topic(name, partitions, configs, internal=internal)
+        await services.controller.create_topic(name, partitions, dict(configs), internal=internal is not None)
     except TidelogError as error:
         if error.kafka_code == TOPIC_ALREADY_EXISTS:
             return 0

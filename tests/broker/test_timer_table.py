@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.groups.timers import TimerTable
+from tidelog.broker.coordinators.timers import TimerTable
 
 STEPS = st.lists(
     st.one_of(

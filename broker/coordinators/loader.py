@@ -1,4 +1,4 @@
-"""Loads an offsets partition from its start to its end into a `GroupStore`.
+"""Loads a partition of an internal topic from its start to its end into a store.
 
 The end is the log end offset when loading began: nothing is appended before loading completes. Loading waits for the
 unconfirmed part of the log, because only confirmed records may be visible (rule 2).
@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tidelog.batch.batch import CorruptRecord, check_crc, iter_batches, iter_records
-from tidelog.broker.groups.store import GroupStore
+from tidelog.broker.coordinators.store import StateStore
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import PartitionLog
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 READ_BYTES = 4 << 20
 
 
-async def load_store(partition_log: PartitionLog, store: GroupStore) -> int:
+async def load_store(partition_log: PartitionLog, store: StateStore) -> int:
     """Replay the log into an empty store; returns the bytes read. Raises `Unavailable`, `CorruptData`, `Closed`."""
+    what = f"{partition_log.topic}-{partition_log.partition}"
     end_offset = partition_log.log_end_offset
     offset = partition_log.log_start_offset
     size_bytes = 0
@@ -33,7 +34,7 @@ async def load_store(partition_log: PartitionLog, store: GroupStore) -> int:
         for buffer in fetched.records:
             for header, batch in iter_batches(buffer):
                 if not check_crc(batch):
-                    raise CorruptRecord(f"batch {header.base_offset} of an offsets partition fails its CRC32C")
+                    raise CorruptRecord(f"batch {header.base_offset} of {what} fails its CRC32C")
                 size_bytes += len(batch)
                 offset = max(offset, header.next_offset)
                 if header.is_control:
@@ -42,7 +43,7 @@ async def load_store(partition_log: PartitionLog, store: GroupStore) -> int:
                     if record.offset >= before and record.key is not None:
                         store.replay(bytes(record.key), None if record.value is None else bytes(record.value))
         if offset == before:
-            raise CorruptRecord(f"an offsets partition returns no records at offset {offset} and ends at {end_offset}")
+            raise CorruptRecord(f"{what} returns no records at offset {offset} and ends at {end_offset}")
         await asyncio.sleep(0)
     return size_bytes
 

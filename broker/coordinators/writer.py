@@ -1,4 +1,4 @@
-"""The writer of an offsets partition: batches writes, applies them in order once confirmed, bounds the log.
+"""The writer of a partition of an internal topic: batches writes, applies them in order once confirmed, bounds the log.
 
 Every change goes through a queue. The writer combines waiting writes into one batch with one wait for the confirm
 offset, and calls each `done` in order when the batch is confirmed: the state in memory always equals the content of the
@@ -9,9 +9,10 @@ appended again (a snapshot); once these are confirmed, the records before them a
 old records followed by the same state, so replaying gives the same result; readers see ordinary records throughout.
 
 Invariants: `done` is called exactly once for each write, with NOT_COORDINATOR after the partition is lost; nothing is
-deleted before its replacement is confirmed.
+deleted before its replacement is confirmed. A write of several batches of which only some were appended loses the
+partition too: it is loaded again, so that what is in memory is never less than what is in the log.
 
-Entry: `OffsetsWriter.submit`.
+Entry: `StateWriter.submit`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.batch.batch import Record, build_batch
-from tidelog.broker.groups.errors import GroupError
-from tidelog.broker.groups.store import KeyValue
+from tidelog.broker.coordinators.errors import WriteError
+from tidelog.broker.coordinators.store import KeyValue
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.tasks import TaskSet
@@ -44,7 +45,7 @@ RETRY_PAUSE_S = 0.05
 TIDY_RETRY_S = 30.0
 """Pause after a failed snapshot: a retry writes the whole live content again."""
 MAX_QUEUED = 100_000
-"""Maximum number of waiting writes; at the bound commits fail with a retriable error."""
+"""Maximum number of waiting writes; at the bound requests fail with a retriable error."""
 
 
 class Write(NamedTuple):
@@ -52,19 +53,20 @@ class Write(NamedTuple):
 
     build: Callable[[], Sequence[KeyValue]]
     """Called when the write is at the head of the queue."""
-    done: Callable[[GroupError], None]
+    done: Callable[[WriteError], None]
     alone: bool = False
     """`build` requires that all earlier writes are applied."""
 
 
 class _AppendedBatch(NamedTuple):
-    error: GroupError
+    error: WriteError
     first_offset: int = -1
     size_bytes: int = 0
+    """Size of the batches appended; with COORDINATOR_NOT_AVAILABLE or UNKNOWN_SERVER_ERROR, before the one refused."""
 
 
-class OffsetsWriter:
-    """Writes one offsets partition."""
+class StateWriter:
+    """Writes one partition."""
 
     def __init__(
         self,
@@ -72,8 +74,9 @@ class OffsetsWriter:
         clock: Clock,
         tasks: TaskSet,
         live_records: Callable[[], Iterator[tuple[bytes, bytes]]],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[bool], None],
     ) -> None:
+        """`on_lost` is called when no more is written, with whether the log goes on: then it must be loaded again."""
         self._log = partition_log
         self._clock = clock
         self._tasks = tasks
@@ -91,7 +94,7 @@ class OffsetsWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether a new commit should be refused."""
+        """Whether a new request should be refused."""
         return len(self._queue) >= MAX_QUEUED
 
     def stats(self) -> dict[str, int]:
@@ -107,7 +110,7 @@ class OffsetsWriter:
     def submit(self, write: Write) -> None:
         """Queue a change. `done` may be called immediately if the partition is lost."""
         if self._closed:
-            write.done(GroupError.NOT_COORDINATOR)
+            write.done(WriteError.NOT_COORDINATOR)
             return
         self._queue.append(write)
         self._wake()
@@ -121,7 +124,7 @@ class OffsetsWriter:
 
     def _wake(self) -> None:
         if self._task is None and not self._closed:
-            self._task = self._tasks.spawn(self._run(), f"offsets-{self._log.partition}")
+            self._task = self._tasks.spawn(self._run(), f"{self._log.topic}-{self._log.partition}")
 
     async def _run(self) -> None:
         try:
@@ -140,17 +143,23 @@ class OffsetsWriter:
         self._current = []
         self._queue.clear()
         for write in writes:
-            write.done(GroupError.NOT_COORDINATOR)
+            write.done(WriteError.NOT_COORDINATOR)
 
     async def _write_next(self) -> None:
         self._current = self._take()
         records = [record for write in self._current for record in write.build()]
         appended = await self._append(records)
+        error = appended.error
+        is_torn = error is not WriteError.NONE and appended.size_bytes > 0
+        if is_torn:
+            error = WriteError.NOT_COORDINATOR
         writes, self._current = self._current, []
+        if error is WriteError.NOT_COORDINATOR:
+            self._closed = True  # what `done` submits fails
         for write in writes:
-            write.done(appended.error)
-        if appended.error is GroupError.NOT_COORDINATOR:
-            self._lose()
+            write.done(error)
+        if error is WriteError.NOT_COORDINATOR:
+            self._lose(log_goes_on=is_torn)
 
     def _take(self) -> list[Write]:
         writes = [self._queue.popleft()]
@@ -158,10 +167,10 @@ class OffsetsWriter:
             writes.append(self._queue.popleft())
         return writes
 
-    def _lose(self) -> None:
+    def _lose(self, *, log_goes_on: bool = False) -> None:
         self._closed = True
         self._fail_all()
-        self._on_lost()
+        self._on_lost(log_goes_on)
 
     # --- appending -----------------------------------------------------------------------------------------------
 
@@ -179,11 +188,11 @@ class OffsetsWriter:
                 if first_offset < 0:
                     first_offset = result.base_offset
         except InvalidInput as error:
-            logger.error("offsets partition rejects a record", extra=self._ids(error))
-            return _AppendedBatch(GroupError.UNKNOWN_SERVER_ERROR)
+            logger.error("coordinator's partition rejects a record", extra=self._ids(error))
+            return _AppendedBatch(WriteError.UNKNOWN_SERVER_ERROR, first_offset, size)
         except (Overloaded, Unavailable) as error:
-            logger.warning("offsets partition cannot be written now", extra=self._ids(error))
-            return _AppendedBatch(GroupError.COORDINATOR_NOT_AVAILABLE)
+            logger.warning("coordinator's partition cannot be written now", extra=self._ids(error))
+            return _AppendedBatch(WriteError.COORDINATOR_NOT_AVAILABLE, first_offset, size)
         except TidelogError as error:
             return self._is_lost(error)
         try:
@@ -191,12 +200,12 @@ class OffsetsWriter:
                 await self._log.wait_acked(wal_end)
         except TidelogError as error:
             return self._is_lost(error)
-        return _AppendedBatch(GroupError.NONE, first_offset, size)
+        return _AppendedBatch(WriteError.NONE, first_offset, size)
 
     def _is_lost(self, error: TidelogError) -> _AppendedBatch:
         """Not the leader, fenced, closed, or the WAL failed: the durable state is unknown here."""
-        logger.warning("offsets partition is lost", extra=self._ids(error))
-        return _AppendedBatch(GroupError.NOT_COORDINATOR)
+        logger.warning("coordinator's partition is lost", extra=self._ids(error))
+        return _AppendedBatch(WriteError.NOT_COORDINATOR)
 
     def _batches(self, records: Iterable[KeyValue]) -> Iterator[bytes]:
         timestamp = self._clock.time_ms()
@@ -245,7 +254,7 @@ class OffsetsWriter:
         try:
             await self._log.delete_records(self._trim_to)
         except TidelogError as error:
-            logger.warning("offsets partition is not trimmed; will try again", extra=self._ids(error))
+            logger.warning("coordinator's partition is not trimmed; will try again", extra=self._ids(error))
             return
         self._trim_to = None
         self._tidy_not_before = 0.0
@@ -254,17 +263,27 @@ class OffsetsWriter:
         """Append all live records and wait until they are confirmed. Nothing else is appended meanwhile."""
         end_offset = self._log.log_end_offset
         appended = await self._append(self._live_records())
-        if appended.error is not GroupError.NONE:
-            if appended.error is GroupError.NOT_COORDINATOR:
+        if appended.error is not WriteError.NONE:
+            if appended.error is WriteError.NOT_COORDINATOR:
                 self._lose()
             return False
         self._trim_to = appended.first_offset if appended.size_bytes else end_offset
         self._log_bytes = self._live_bytes = appended.size_bytes
         logger.debug(
-            "offsets partition rewritten",
-            extra={"partition": self._log.partition, "bytes": appended.size_bytes, "start_offset": self._trim_to},
+            "coordinator's partition rewritten",
+            extra={
+                "topic": self._log.topic,
+                "partition": self._log.partition,
+                "bytes": appended.size_bytes,
+                "start_offset": self._trim_to,
+            },
         )
         return True
 
     def _ids(self, error: TidelogError) -> dict[str, object]:
-        return {"partition": self._log.partition, "leader_epoch": self._log.leader_epoch, "error": str(error)}
+        return {
+            "topic": self._log.topic,
+            "partition": self._log.partition,
+            "leader_epoch": self._log.leader_epoch,
+            "error": str(error),
+        }

@@ -4,16 +4,25 @@ A heap with lazy moves: pushing a deadline further away (what every heartbeat do
 entry is corrected when it is popped. Invariants: every key with a deadline has a heap entry at or before it; each due
 key is popped once and then has no deadline.
 
-Entry: `TimerTable`.
+Entry: `TimerTable`, `Now`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+
+
+class Now(NamedTuple):
+    """Both clocks at the same time."""
+
+    mono_ms: int
+    """Monotonic, for timers."""
+    wall_ms: int
+    """Wall clock, for stored and displayed times: milliseconds since the Unix epoch."""
 
 
 class TimerTable(Generic[K]):

@@ -1,0 +1,208 @@
+"""The shards that groups and transactions share, with a coordinator of plain keys and values."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.group_world import FakeController, FakeLog, FakePartitions, FakeStorage
+from tests.support.loops import VIRTUAL_LOOP, LoopClock
+from tidelog.broker.coordinators.errors import CoordinatorNotAvailable, NotCoordinator, WriteError
+from tidelog.broker.coordinators.shards import Shard, ShardTable
+from tidelog.broker.coordinators.timers import Now
+from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_CONFIGS, TRANSACTION_TOPIC, CoordinatorTopic
+from tidelog.broker.coordinators.writer import Write
+from tidelog.runtime.errors import NotLeader, Overloaded
+
+LOOPS = VIRTUAL_LOOP
+
+
+class Values:
+    """The newest value of each key."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.is_complete = False
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        assert not self.is_complete
+        if value is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
+    def finish_loading(self, now: Now) -> None:
+        self.is_complete = True
+
+    def live_records(self) -> Iterator[tuple[bytes, bytes]]:
+        yield from self.values.items()
+
+    def counts(self) -> dict[str, int]:
+        return {"values": len(self.values)}
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def new_store(self) -> Values:
+        return Values()
+
+    def activated(self, shard: Shard[Values]) -> None:
+        assert shard.store.is_complete and not shard.writer.is_full
+        self.heard.append(("activated", shard.index, dict(shard.store.values)))
+
+    def unloading(self, shard: Shard[Values]) -> None:
+        self.heard.append(("unloading", shard.index))
+
+    def due(self, shard: Shard[Values] | None, key: Hashable, now: Now) -> None:
+        self.heard.append(("due", shard and shard.index, key, now.mono_ms))
+
+    def topics_deleted(self, shard: Shard[Values], names: set[str]) -> None:
+        self.heard.append(("deleted", shard.index, names))
+
+
+class StateWorld:
+    """One broker that leads two partitions of `__transaction_state`, and one of another topic."""
+
+    def __init__(self) -> None:
+        self.storage = FakeStorage()
+        self.controller = FakeController()
+        self.partitions = FakePartitions(self.storage)
+        self.owner = Owner()
+        self.table = self.new_table(self.owner)
+
+    def new_table(self, owner: Owner) -> ShardTable[Values]:
+        parts: dict[str, Any] = {"partitions": self.partitions, "controller": self.controller}
+        return ShardTable(TRANSACTION_TOPIC, owner, clock=LoopClock(), rng=random.Random(1), **parts)
+
+    def log(self, index: int) -> FakeLog:
+        return FakeLog(index, self.storage, topic=TRANSACTION_TOPIC)
+
+    async def __aenter__(self) -> StateWorld:
+        self.table.start()
+        for index in range(2):
+            self.partitions.open(self.log(index))
+        self.partitions.open(FakeLog(5, self.storage, topic=OFFSETS_TOPIC))
+        async with asyncio.timeout(10):
+            for index in range(2):
+                await self.table.wait_until_loaded(index)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.table.close()
+
+    async def put(self, index: int, key: bytes, value: bytes) -> WriteError:
+        shard = self.table.get(index)
+        return await self.table.write(shard, [(key, value)], lambda: shard.store.values.update({key: value}))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        heard, self.owner.heard = self.owner.heard, []
+        return heard
+
+
+async def test_partitions_of_other_topics_are_left_alone() -> None:
+    async with StateWorld() as world:
+        assert sorted(world.take()) == [("activated", 0, {}), ("activated", 1, {})]
+        assert {shard.index for shard in world.table.active()} == {0, 1}
+        with pytest.raises(NotCoordinator, match=f"{TRANSACTION_TOPIC}-5"):
+            world.table.get(5)
+
+
+async def test_what_was_written_is_there_when_another_table_loads_it() -> None:
+    async with StateWorld() as world:
+        assert await world.put(1, b"k", b"1") is WriteError.NONE
+        assert await world.put(1, b"k", b"2") is WriteError.NONE
+        world.take()
+        log = world.partitions.logs[1]
+        world.partitions.close(1)
+        assert world.take() == [("unloading", 1)]
+        world.partitions.open(log.reopened(world.storage))
+        async with asyncio.timeout(10):
+            await world.table.wait_until_loaded(1)
+        assert world.take() == [("activated", 1, {b"k": b"2"})]
+
+
+async def test_the_owner_hears_of_the_end_before_its_waiting_writes_fail() -> None:
+    async with StateWorld() as world:
+        world.storage.auto_confirm = False
+        world.take()
+        shard = world.table.get(0)
+        failed = Write(lambda: [(b"k", b"v")], lambda error: world.owner.heard.append(("done", error)))
+        waiting = asyncio.create_task(world.table.submit(shard, failed))
+        await asyncio.sleep(0.1)
+        world.partitions.close(0)
+        assert await waiting is WriteError.NOT_COORDINATOR
+        assert world.take() == [("unloading", 0), ("done", WriteError.NOT_COORDINATOR)]
+        assert shard.store.values == {}
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [([NotLeader("moved")], WriteError.NOT_COORDINATOR), ([Overloaded("full")] * 10_000, None)],
+)
+async def test_the_outcome_of_a_write_that_fails(errors: list[Any], outcome: WriteError | None) -> None:
+    async with StateWorld() as world:
+        world.partitions.logs[0].errors = errors
+        if outcome is None:
+            with pytest.raises(CoordinatorNotAvailable, match=f"{TRANSACTION_TOPIC}-0"):
+                await world.put(0, b"k", b"v")
+        else:
+            assert await world.put(0, b"k", b"v") is outcome
+
+
+async def test_one_alarm_rings_for_all_deadlines_and_those_of_a_shard_end_with_it() -> None:
+    async with StateWorld() as world:
+        world.take()
+        table = world.table
+        start = table.now().mono_ms
+        first, second = table.get(0), table.get(1)
+        table.set_timer("own", start + 300)
+        table.set_timer("a", start + 500, first)
+        table.set_timer("a", start + 100, second)
+        table.set_timer("b", start + 200, first)
+        table.set_timer("b", start + 400, first)  # further away
+        table.set_timer("c", start + 350, second)
+        table.set_timer("d", start + 50, second)
+        table.cancel_timer("d", second)
+        await asyncio.sleep(0.32)
+        assert world.take() == [("due", 1, "a", start + 100), ("due", None, "own", start + 300)]
+        table.unload(1)
+        table.set_timer("late", start + 360, second)
+        await asyncio.sleep(1)
+        expected = [("unloading", 1), ("due", 0, "b", start + 400), ("due", 0, "a", start + 500)]
+        assert world.take() == expected
+
+
+async def test_topics_deleted_while_a_shard_loads_are_told_after_it() -> None:
+    async with StateWorld() as world:
+        topic = world.controller.add_topic("orders", 1)
+        log = world.partitions.logs[0]
+        world.partitions.close(0)
+        world.take()
+        world.partitions.open(log)
+        world.controller.delete_topic(topic)
+        async with asyncio.timeout(10):
+            await world.table.wait_until_loaded(0)
+        assert world.take() == [
+            ("deleted", 1, {"orders"}),
+            ("activated", 0, {}),
+            ("deleted", 0, {"orders"}),
+        ]
+
+
+async def test_a_topic_of_a_coordinator_is_created_with_its_own_size_and_settings() -> None:
+    controller = FakeController()
+    stand_in: Any = controller
+    topic = CoordinatorTopic(stand_in, TRANSACTION_TOPIC, 50, TRANSACTION_CONFIGS)
+    assert topic.partition_of("id") is None
+    async with asyncio.timeout(10):
+        broker = await topic.find("id")
+    assert broker.id == 1
+    assert controller.created == [(TRANSACTION_TOPIC, 50, dict(TRANSACTION_CONFIGS), True)]
+    partition = topic.partition_of("id")
+    assert partition is not None and 0 <= partition < 50
