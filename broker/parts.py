@@ -251,6 +251,8 @@ def _services(
         controller=base.controller,
         partitions=partitions.manager,
         groups=partitions.groups,
+        txn=partitions.txn.coordinator,
+        marker_writer=partitions.txn.writer,
         producer_ids=producer_ids,
         metrics=metrics,
         fetch_sessions=fetch_sessions,

@@ -12,8 +12,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-import msgspec
-
 from tidelog.broker.txn.calls import ADMIT, AdmitParams, TopicPartition, read_codes
 from tidelog.broker.txn.coordinator import TxnCoordinator
 from tidelog.broker.txn.errors import TxnError
@@ -68,8 +66,3 @@ class TxnAdmission:
             return await self._coordinator.admit(params)
         raw = await self._calls.call(leader.id, ADMIT, params, timeout_s)
         return read_codes(raw, len(params.partitions))
-
-
-def encode_codes(codes: object) -> bytes:
-    """Encode the result of `txn_admit` or `txn_markers`."""
-    return msgspec.msgpack.encode(codes)

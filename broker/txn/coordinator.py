@@ -48,7 +48,7 @@ from tidelog.broker.txn.state import (
 )
 from tidelog.broker.txn.store import TxnStore
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import InvalidInput
+from tidelog.runtime.errors import InvalidInput, TidelogError
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
@@ -211,7 +211,8 @@ class TxnCoordinator:
     async def init_producer_id(self, transactional_id: str, request: InitRequest) -> TxnReply:
         """InitProducerId: a producer id and an epoch that fences the clients before.
 
-        Raises `InvalidTransactionalId`; and as `ProducerIds.next_id` where no id can be allocated.
+        Raises `InvalidTransactionalId`, and `CoordinatorLoading` also where no producer id can be allocated: every
+        client tries again after that, as in Kafka.
         """
         if not transactional_id:
             return TxnReply(TxnError.INVALID_REQUEST)
@@ -295,7 +296,7 @@ class TxnCoordinator:
             if not isinstance(step, NeedsProducerId):
                 break
             shard.store.drop_if_blank(one)
-            fresh_id = await self._new_id()  # meanwhile the id may change: ask again
+            fresh_id = await self._allocate()  # meanwhile the id may change: ask again
         if step.persist is None:
             shard.store.drop_if_blank(one)
             assert step.reply is not None and step.markers is None
@@ -312,6 +313,12 @@ class TxnCoordinator:
                 return await replied
         except TimeoutError as error:
             raise CoordinatorNotAvailable(f"{TRANSACTION_TOPIC}-{shard.index} does not confirm in time") from error
+
+    async def _allocate(self) -> int:
+        try:
+            return await self._new_id()
+        except TidelogError as error:
+            raise CoordinatorLoading(f"no producer id can be allocated now: {error}") from error
 
     def _follow(self, shard: TxnShard, one: TransactionalId, step: TxnStep) -> None:
         """Carry out a step that nobody waits for."""

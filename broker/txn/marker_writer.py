@@ -3,8 +3,8 @@
 A marker is written by the quorum rule like a record with acks=all, and confirmed before it is answered. Those of
 partitions of `__consumer_offsets` pass through the group coordinator, which decides the offsets of the transaction.
 
-Invariants: an answer of 0 means that the marker is confirmed; one of another code that it may be written or not, and may
-be written again.
+Invariants: an answer of 0 means that the marker is confirmed. One of another code means that it may be written or not,
+and may be written again.
 
 Entry: `MarkerWriter.write`.
 """

@@ -63,7 +63,7 @@ EPOCH_BUMP_VERSION = 2
 _FENCED = TxnError.PRODUCER_FENCED
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 _COMMITS = (TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT)
-_STATE_NAMES = {
+STATE_NAMES = {
     TxnState.EMPTY: "Empty",
     TxnState.ONGOING: "Ongoing",
     TxnState.PREPARE_COMMIT: "PrepareCommit",
@@ -72,6 +72,7 @@ _STATE_NAMES = {
     TxnState.COMPLETE_ABORT: "CompleteAbort",
     TxnState.DEAD: "Dead",
 }
+"""Kafka's names of the states."""
 
 
 class TxnLimits(NamedTuple):
@@ -459,7 +460,7 @@ class TransactionalId:
         open_now = value.state is TxnState.ONGOING or value.state in _PREPARED
         return TxnDescription(
             self.transactional_id,
-            _STATE_NAMES[value.state],
+            STATE_NAMES[value.state],
             value.timeout_ms,
             value.started_ms if open_now else NO_TIMESTAMP,
             value.producer_id,
