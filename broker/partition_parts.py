@@ -37,6 +37,7 @@ class PartitionParts:
     manager: PartitionManager
     takeovers: TakeoverRunner
     groups: GroupCoordinator
+    txn: TxnParts
     log_cleaner: LogCleaner
 
     def not_ready(self) -> list[str]:
@@ -87,6 +88,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         manager=manager,
         takeovers=takeovers,
         groups=groups,
+        txn=txn,
         log_cleaner=_log_cleaner(base, data, manager),
     )
 

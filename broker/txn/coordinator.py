@@ -264,7 +264,7 @@ class TxnCoordinator:
         return None if one is None else one.description()
 
     def list_transactions(self) -> list[TxnDescription]:
-        """ListTransactions: every id of the partitions led here. Raises `CoordinatorLoading` while any of them loads."""
+        """ListTransactions: every id of the partitions led here. Raises `CoordinatorLoading` while any is loading."""
         shards = self._table.all()
         for shard in shards:
             if shard.phase is ShardPhase.LOADING:

@@ -2,9 +2,9 @@
 
 Key type 0 is a group: the leader of its `__consumer_offsets` partition. Key type 1 is a transactional id: the leader of
 its `__transaction_state` partition. The first request creates the topic, and waits briefly for its leader, so that a
-client's first attempt succeeds. In a cluster whose feature level has no transactions yet, a transactional id is answered
-with TRANSACTIONAL_ID_AUTHORIZATION_FAILED and the reason: after any other error librdkafka retries without end and
-without a message; after this one it fails at once, as Java and aiokafka do. Any other key type is INVALID_REQUEST.
+client's first attempt succeeds. Where the feature level has no transactions yet, a transactional id is answered with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED and the reason: after any other error librdkafka retries without end and without a
+message; after this one it fails at once, as Java and aiokafka do. Any other key type is INVALID_REQUEST.
 
 Entry: `APIS`.
 """
