@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tidelog.broker.kafka.handlers import (
     acls,
+    config_resources,
     configs,
     delete_records,
     describe_cluster,
@@ -31,6 +32,7 @@ from tidelog.broker.kafka.services import ApiHandler
 
 _MODULES = (
     acls,
+    config_resources,
     configs,
     delete_records,
     describe_cluster,
