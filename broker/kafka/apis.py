@@ -27,6 +27,7 @@ from tidelog.broker.kafka.handlers import (
     offsets,
     produce,
     topics,
+    unregister_broker,
 )
 from tidelog.broker.kafka.services import ApiHandler
 
@@ -52,6 +53,7 @@ _MODULES = (
     offsets,
     produce,
     topics,
+    unregister_broker,
 )
 
 

@@ -19,10 +19,8 @@ from tidelog.broker.kafka.replicas import default_replicas
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.partitions import topic_config
 from tidelog.broker.partitions.topic_config import ConfigSource, ConfigType, Layers, Synonym, TopicConfig
+from tidelog.controller.model.features import METADATA_NAMES, METADATA_VERSION, finalized
 from tidelog.controller.model.overrides import DYNAMIC
-
-INTER_BROKER_PROTOCOL = "3.9-IV0"
-"""Version for tools that gate features by version; the name of the metadata.version in ApiVersions."""
 
 SENSITIVE_PARTS = ("secret", "password", "access_key", "token", "credential")
 _SELECTORS = {"rack": "org.apache.kafka.common.replica.RackAwareReplicaSelector", "leader": None}
@@ -152,7 +150,9 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
     here = services.controller.image.brokers.get(services.node_id)
     port = here.port if here is not None else kafka.advertised_port or kafka.port
     advertised = f"{here.host if here is not None else kafka.advertised_host or kafka.host}:{port}"
-    replicas = str(default_replicas(services.controller.image))
+    image = services.controller.image
+    replicas = str(default_replicas(image))
+    protocol = METADATA_NAMES[finalized(image.level, image.kv)[METADATA_VERSION]]
     hour, minute = 3_600_000, 60_000
     return {
         "advertised.listeners": (text, f"PLAINTEXT://{advertised}", "The address that clients connect to."),
@@ -168,7 +168,7 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         ),
         "delete.topic.enable": (boolean, "true", "Topics may be deleted."),
         "fetch.max.bytes": (integer, str(kafka.fetch_max_bytes), "kafka.fetch_max_bytes."),
-        "inter.broker.protocol.version": (text, INTER_BROKER_PROTOCOL, "For tools that gate features by version."),
+        "inter.broker.protocol.version": (text, protocol, "The name of metadata.version, for tools that go by it."),
         "listeners": (names, f"PLAINTEXT://{kafka.host}:{kafka.port}", "kafka.host and kafka.port."),
         "log.dir": (text, log_dir(services.broker_configs()), "Where the write-ahead log is; data is in the bucket."),
         "log.dirs": (text, log_dir(services.broker_configs()), "Where the write-ahead log is; data is in the bucket."),

@@ -106,7 +106,7 @@ def test_a_broker_describes_kafkas_names_and_its_own_dotted_ones(version: int) -
         "message.max.bytes": "1048588",
         "log.retention.ms": "604800000",
         "log.retention.hours": "168",
-        "inter.broker.protocol.version": "3.9-IV0",
+        "inter.broker.protocol.version": "4.2-IV1",
         "broker.id": "1",
         "log.dirs": "/data",
         "tidelog.admin.url": "http://127.0.0.1:1",

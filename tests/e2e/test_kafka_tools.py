@@ -89,7 +89,7 @@ def test_kafka_reassign_partitions_moves_verifies_throttles_and_cancels(
     assert "throttles" in tools.ask("kafka-reassign-partitions", *place(target), "--verify"), "once more, with none set"
 
     cluster.bucket.failing = True  # what is not uploaded yet keeps a move going
-    write(cluster)
+    write(cluster, "moved", 1)
     tools.ask("kafka-reassign-partitions", *place(source), "--execute", "--throttle", "1000000")
     assert "moved-0" in tools.ask("kafka-reassign-partitions", "--list")
     said = tools.ask("kafka-reassign-partitions", *place(source), "--cancel")
@@ -100,11 +100,40 @@ def test_kafka_reassign_partitions_moves_verifies_throttles_and_cancels(
     wait_until(lambda: not cluster.image.configs, "the throttles are gone")
 
 
-def write(cluster: Cluster) -> None:
-    """Write a record, which is not uploaded at once."""
+def write(cluster: Cluster, topic: str, records: int) -> None:
+    """Write records, which are not uploaded at once."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
-    producer.produce("moved", b"x")
+    for _ in range(records):
+        producer.produce(topic, b"x")
     assert producer.flush(60) == 0
+
+
+def test_a_kafka_consumer_commits_offsets_that_the_tools_show(cluster: Cluster, tools: KafkaTools) -> None:
+    tools.ask("kafka-topics", "--create", "--topic", "read", "--partitions", "2")
+    write(cluster, "read", 5)
+    consume = ["--topic", "read", "--group", "g", "--from-beginning", "--max-messages", "5"]
+    assert tools.ask("kafka-console-consumer", *consume).split()[:5] == ["x"] * 5
+    (described,) = [
+        [line.split() for line in said.splitlines() if line.startswith("g ")]
+        for said in [tools.ask("kafka-consumer-groups", "--describe", "--group", "g")]
+    ]
+    assert {line[1] for line in described} == {"read"}
+    assert sum(int(line[3]) for line in described if line[3] != "-") == 5, described
+    found = tools.ask("kafka-get-offsets", "--topic", "read", "--time", "latest").split()
+    assert sum(int(line.rpartition(":")[2]) for line in found) == 5
+
+
+def test_kafka_log_dirs_and_kafka_cluster(cluster: Cluster, tools: KafkaTools) -> None:
+    said = tools.ask("kafka-log-dirs", "--describe", "--broker-list", "1,2,3")
+    found = json.loads(said.splitlines()[-1])
+    assert [broker["broker"] for broker in found["brokers"]] == [1, 2, 3]
+    address = ["--bootstrap-server", cluster.bootstrap]
+    assert tools.run("kafka-cluster", "cluster-id", *address).startswith("Cluster ID: ")
+    refused = tools.run("kafka-cluster", "unregister", *address, "--id", "3", code=1)
+    assert "broker 3 is alive" in refused or "broker 3 owns" in refused
+    assert 3 in cluster.image.brokers
+    refused = tools.run("kafka-cluster", "unregister", *address, "--id", "99", code=1)
+    assert "there is no broker 99" in refused
 
 
 def test_kafka_configs_changes_groups_and_loggers(cluster: Cluster, tools: KafkaTools) -> None:
