@@ -100,10 +100,12 @@ def build_parts(base: BrokerBase) -> BrokerParts:
 def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> ServerParts:
     metrics = _metrics(base, partitions)
     quorum = QuorumView(base.controller)
-    admin = _admin(base, data, partitions, metrics, quorum)
+    brokers = BrokerRoutes(base.controller, lambda replica_set: _removed_wal(base, replica_set))
+    admin = _admin(base, data, partitions, metrics, quorum, brokers)
     membership = partitions.membership
     producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
     services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
+    services.remove_broker = brokers.remove
     return ServerParts(metrics, producer_ids, admin, _kafka(base, data, services))
 
 
@@ -129,7 +131,12 @@ def _metrics(base: BrokerBase, partitions: PartitionParts) -> Metrics:
 
 
 def _admin(
-    base: BrokerBase, data: DataParts, partitions: PartitionParts, metrics: Metrics, quorum: QuorumView
+    base: BrokerBase,
+    data: DataParts,
+    partitions: PartitionParts,
+    metrics: Metrics,
+    quorum: QuorumView,
+    brokers: BrokerRoutes,
 ) -> AdminHttp:
     world, settings, credentials = base.world, base.settings, base.controllers.credentials
 
@@ -169,6 +176,7 @@ def _admin(
         *LevelRoutes(base.controller).routes(),
         *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each)), data.led).routes(),
         *_placement_routes(base, partitions, quorum),
+        *brokers.routes(),
         *_restart_routes(base, manager, quorum),
     ]
     return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
@@ -200,15 +208,18 @@ def _placement_routes(base: BrokerBase, partitions: PartitionParts, quorum: Quor
     cleaned = store.for_purpose(Purpose.CLEAN)
     moves = MoveRoutes(controller=controller, partitions=partitions.manager, bucket=store.stats.snapshot)
 
-    def removed_wal(replica_set_id: int) -> RemovedWal:
-        return RemovedWal(store, controller.image.cluster_id, replica_set_id, base.world.clock, base.world.rng)
-
+    losses = LossRoutes(controller, cleaned, quorum.report, lambda replica_set: _removed_wal(base, replica_set))
     return [
-        *LossRoutes(controller, cleaned, quorum.report, removed_wal).routes(),
+        *losses.routes(),
         *moves.routes(),
-        *BrokerRoutes(controller, removed_wal).routes(),
         *BalanceRoutes(controller).routes(),
     ]
+
+
+def _removed_wal(base: BrokerBase, replica_set: int) -> RemovedWal:
+    """Return the WAL that a broker has or had in the bucket."""
+    world = base.world
+    return RemovedWal(world.store, base.controller.image.cluster_id, replica_set, world.clock, world.rng)
 
 
 def _bucket_usage(base: BrokerBase, data: DataParts, metrics: Metrics) -> BucketUsage:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|all|kafka}
+    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|all}
 
-prints one line `<kind> <path of the executable>` each. `all` is what the tests need: the first five. Existing
+prints one line `<kind> <path of the executable>` each. `all` is what the tests need: each of them. Existing
 installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
 `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`; deleting it is safe.
 
@@ -14,7 +14,8 @@ installations are kept; several callers may run at once (one lock file per kind)
   executable is its Python. About 30 seconds.
 - spark_kafka: a folder with Spark's own Kafka connector by Maven (`jars`) and the PySpark of the same version by pip
   (`python`). 490 MB, about a minute.
-- kafka: the folder of Apache Kafka's jars, by Maven; for `python -m bench.peers`. 54 MB.
+- kafka: the folder of Apache Kafka's jars, by Maven: tools and clients for tests, the server for
+  `python -m bench.peers`. 54 MB, a few seconds.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -284,7 +285,7 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "spark_kafka": (spark_kafka_path, install_spark_kafka),
     "kafka": (kafka_path, install_kafka),
 }
-FOR_TESTS = ("minio", "localstack", "kcat", "previous_release", "spark_kafka")
+FOR_TESTS = tuple(KINDS)
 """What `all` stands for."""
 
 

@@ -10,6 +10,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 - `kcat`: the path of a kcat that runs.
 - `previous_release`: the path of a Python in whose environment the previous release is installed (`tests/releases`).
 - `spark_kafka`: the path of a folder with Spark's own Kafka connector (`jars`) and its PySpark (`python`).
+- `kafka`: the path of the folder of Apache Kafka's jars: its server, clients and tools (`support/kafka_tools.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ PROCESS_FIXTURES = {
     "kcat",
     "previous_release",
     "spark_kafka",
+    "kafka",
 }
 
 
@@ -127,6 +129,11 @@ def previous_release() -> str:
 @pytest.fixture(scope="session")
 def spark_kafka() -> Path:
     return Path(required(lambda: install("spark_kafka")))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Path:
+    return Path(required(lambda: install("kafka")))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:

@@ -8,7 +8,7 @@
                            all objects but the fences are deleted. A repetition after a crash in between deletes the
                            remaining objects
 
-Any broker accepts the requests. Entry: `BrokerRoutes.routes`.
+Any broker accepts the requests. Entry: `BrokerRoutes.routes`; `BrokerRoutes.remove` for Kafka's UnregisterBroker.
 """
 
 from __future__ import annotations
@@ -95,14 +95,21 @@ class BrokerRoutes:
 
     async def _remove(self, request: web.Request) -> web.Response:
         broker_id = _id(request)
-        broker = self._controller.image.brokers.get(broker_id)
-        if broker is None:
-            deleted = await self._removed_wal(broker_id).sweep()
-            if not deleted:
-                raise NotFound(f"there is no broker {broker_id}", hint="`tidelog broker list` shows them")
-        else:
-            deleted = await self._remove_known(broker)
+        deleted = await self.remove(broker_id)
         return json_answer({"status": "removed", "id": broker_id, "wal_objects_deleted": deleted})
+
+    async def remove(self, broker_id: int) -> int:
+        """Remove a broker that is drained, or dead and owns nothing; return the number of deleted objects of its WAL.
+
+        Raises `NotFound`, `BrokerNotDrained`, `CorruptData`, `Unavailable`.
+        """
+        broker = self._controller.image.brokers.get(broker_id)
+        if broker is not None:
+            return await self._remove_known(broker)
+        deleted = await self._removed_wal(broker_id).sweep()
+        if not deleted:
+            raise NotFound(f"there is no broker {broker_id}", hint="`tidelog broker list` shows them")
+        return deleted
 
     async def _remove_known(self, broker: BrokerRecord) -> int:
         """Remove the broker, and return the number of deleted objects of its WAL. Its process may still write.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tidelog.broker.kafka.handlers import (
     acls,
+    config_resources,
     configs,
     delete_records,
     describe_cluster,
@@ -27,11 +28,13 @@ from tidelog.broker.kafka.handlers import (
     produce,
     topics,
     transactions,
+    unregister_broker,
 )
 from tidelog.broker.kafka.services import ApiHandler
 
 _MODULES = (
     acls,
+    config_resources,
     configs,
     delete_records,
     describe_cluster,
@@ -52,6 +55,7 @@ _MODULES = (
     produce,
     topics,
     transactions,
+    unregister_broker,
 )
 
 

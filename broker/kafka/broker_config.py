@@ -18,16 +18,29 @@ from dataclasses import dataclass
 from tidelog.broker.kafka.replicas import default_replicas
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.partitions import topic_config
-from tidelog.broker.partitions.topic_config import ConfigSource, ConfigType, Layers, Synonym
+from tidelog.broker.partitions.topic_config import ConfigSource, ConfigType, Layers, Synonym, TopicConfig
+from tidelog.controller.model.features import METADATA_NAMES, METADATA_VERSION, finalized
 from tidelog.controller.model.overrides import DYNAMIC
-
-INTER_BROKER_PROTOCOL = "3.9-IV0"
-"""Version for tools that gate features by version; the name of the metadata.version in ApiVersions."""
 
 SENSITIVE_PARTS = ("secret", "password", "access_key", "token", "credential")
 _SELECTORS = {"rack": "org.apache.kafka.common.replica.RackAwareReplicaSelector", "leader": None}
 """Kafka's names of `kafka.replica_selector`; None is its default."""
 _OF_CONTROLLERS = "A setting of the controllers, changed for the cluster as a whole; see docs/configuration.md."
+_THROTTLED = (
+    " Accepted for kafka-reassign-partitions, which sets and removes it. It has no effect: a move copies nothing, so"
+    " there is nothing to throttle."
+)
+THROTTLES = {
+    name: TopicConfig(name, ConfigType.LONG, str(topic_config.INT64_MAX), name, doc + _THROTTLED, minimum=0)
+    for name, doc in (
+        ("follower.replication.throttled.rate", "Bytes per second that a follower replicates of throttled partitions."),
+        ("leader.replication.throttled.rate", "Bytes per second that a leader sends of throttled partitions."),
+        ("replica.alter.log.dirs.io.max.bytes.per.second", "Bytes per second moved between directories of a broker."),
+    )
+}
+"""Configs of a broker that are no topic's default, by key."""
+CHANGEABLE = {**topic_config.BROKER_KEYS, **THROTTLES}
+"""Configs of a broker that may change at run time, by key, without the settings of the controllers."""
 DATA_DIR_KEYS = ("log.dirs", "data_dir", "node.data_dir")
 
 
@@ -78,9 +91,9 @@ def broker_entries(services: Services) -> list[ConfigEntry]:
     for name, (kind, text, doc) in _kafka_names(services).items():
         entries[name] = _static(name, kind, text, doc=doc)
     below = layers(services)
-    for key, row in topic_config.BROKER_KEYS.items():
+    for key, row in CHANGEABLE.items():
         synonyms = tuple(topic_config.resolve(row, {}, below))
-        doc = f"Default of the topic config {row.name}. {row.doc}"
+        doc = row.doc if key in THROTTLES else f"Default of the topic config {row.name}. {row.doc}"
         first = synonyms[0]
         entries[key] = ConfigEntry(key, row.type, first.value, first.source, False, False, doc, synonyms)
     for key in DYNAMIC:
@@ -113,7 +126,7 @@ def cluster_entries(services: Services) -> list[ConfigEntry]:
         if key in DYNAMIC:
             entries.append(_controllers_setting(services, key))
             continue
-        row = topic_config.BROKER_KEYS.get(key)
+        row = CHANGEABLE.get(key)
         if row is None:  # set by a newer version of Tidelog
             continue
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
@@ -137,7 +150,9 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
     here = services.controller.image.brokers.get(services.node_id)
     port = here.port if here is not None else kafka.advertised_port or kafka.port
     advertised = f"{here.host if here is not None else kafka.advertised_host or kafka.host}:{port}"
-    replicas = str(default_replicas(services.controller.image))
+    image = services.controller.image
+    replicas = str(default_replicas(image))
+    protocol = METADATA_NAMES[finalized(image.level, image.kv)[METADATA_VERSION]]
     hour, minute = 3_600_000, 60_000
     return {
         "advertised.listeners": (text, f"PLAINTEXT://{advertised}", "The address that clients connect to."),
@@ -153,7 +168,7 @@ def _kafka_names(services: Services) -> dict[str, tuple[ConfigType, str | None, 
         ),
         "delete.topic.enable": (boolean, "true", "Topics may be deleted."),
         "fetch.max.bytes": (integer, str(kafka.fetch_max_bytes), "kafka.fetch_max_bytes."),
-        "inter.broker.protocol.version": (text, INTER_BROKER_PROTOCOL, "For tools that gate features by version."),
+        "inter.broker.protocol.version": (text, protocol, "The name of metadata.version, for tools that go by it."),
         "listeners": (names, f"PLAINTEXT://{kafka.host}:{kafka.port}", "kafka.host and kafka.port."),
         "log.dir": (text, log_dir(services.broker_configs()), "Where the write-ahead log is; data is in the bucket."),
         "log.dirs": (text, log_dir(services.broker_configs()), "Where the write-ahead log is; data is in the bucket."),

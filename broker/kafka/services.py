@@ -17,6 +17,7 @@ from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.deadlines import Deadlines
+from tidelog.runtime.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tidelog.broker.groups.coordinator import GroupCoordinator
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 async def no_quorum() -> dict[str, Any]:
     """The report of a broker without information about controllers."""
     return {"members": [], "problems": []}
+
+
+async def no_removal(broker_id: int) -> int:
+    """Refuse to remove a broker: this one was not made to do so. Raises `InvalidInput`."""
+    raise InvalidInput(f"this broker cannot remove broker {broker_id}")
 
 
 @dataclass(slots=True)
@@ -67,6 +73,8 @@ class Services:
     """Receives from connections the measured cost of sending large responses."""
     quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
     """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
+    remove_broker: Callable[[int], Awaitable[object]] = no_removal
+    """Takes a broker that owns nothing out of the cluster (`tidelog.broker.admin.brokers.BrokerRoutes.remove`)."""
     broker_configs: Callable[[], dict[str, str]] = dict
     """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
 

@@ -42,11 +42,15 @@ from tidelog.controller.model.errors import (
     NotEligible,
     StaleBrokerEpoch,
 )
+from tidelog.controller.model.levels import NAMED_CONFIGS_LEVEL
 from tidelog.controller.model.records import NO_BROKER, BrokerRecord, ClusterRecord, DrainMode, ReplicaSetRecord
 from tidelog.controller.model.replication import has_several
 from tidelog.runtime.errors import InvalidInput, NotFound
 
 MAX_BROKER_ID = 0x7FFF_FFFF
+CONFIG_KINDS = frozenset({"broker", "cluster"})
+NAMED_KINDS = frozenset({"client-metrics", "group"})
+"""Kinds of configs from feature level `NAMED_CONFIGS_LEVEL` on."""
 IDS = "broker"
 """The counter of broker ids. It is above every id that was registered or allocated."""
 _APPLIED = "broker-id/"
@@ -271,8 +275,11 @@ def merged_configs(old: dict[str, str], changes: dict[str, str | None]) -> dict[
 
 def alter_configs(tables: Tables, command: AlterConfigs) -> None:
     """Change dynamic overrides. Raises `InvalidInput`."""
-    if command.kind not in ("broker", "cluster") or len(command.name) > MAX_KEY_CHARS:
-        raise InvalidInput(f"there are no configs of kind {command.kind[:MAX_KEY_CHARS]!r}")
+    kinds = CONFIG_KINDS | NAMED_KINDS if tables.level >= NAMED_CONFIGS_LEVEL else CONFIG_KINDS
+    if command.kind not in kinds or len(command.name) > MAX_KEY_CHARS:
+        raise InvalidInput(
+            f"there are no configs of kind {command.kind[:MAX_KEY_CHARS]!r}, or the name is longer than {MAX_KEY_CHARS}"
+        )
     key = (command.kind, command.name)
     merged = merged_configs(tables.configs.get(key) or {}, command.changes)
     if merged:

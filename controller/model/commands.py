@@ -187,10 +187,10 @@ class AlterTopicConfigs(Command, frozen=True, array_like=True, tag=9):
 
 
 class AlterConfigs(Command, frozen=True, array_like=True, tag=10):
-    """Set dynamic overrides of a broker or the cluster; None removes one."""
+    """Set dynamic overrides of a broker or the cluster, or configs of something that has a name; None removes one."""
 
     kind: str
-    """`broker` or `cluster`."""
+    """`broker` or `cluster`; from feature level 4 on also `group` and `client-metrics`."""
     name: str
     changes: dict[str, str | None]
 

@@ -17,8 +17,10 @@ METADATA_VERSION = "metadata.version"
 TRANSACTION_VERSION = "transaction.version"
 _METADATA_BEFORE_TRANSACTIONS = 21
 """3.9-IV0: what clusters below `TRANSACTIONS_LEVEL` say."""
-METADATA_LEVELS = LevelRange(7, 25)
-"""From 3.3-IV3, the oldest that Kafka 4's tools know, to 4.0-IV3, which goes with the request versions served."""
+METADATA_LEVELS = LevelRange(7, 29)
+"""From 3.3-IV3, the oldest that Kafka 4's tools know, to 4.2-IV1, which goes with the request versions served."""
+METADATA_NAMES = {_METADATA_BEFORE_TRANSACTIONS: "3.9-IV0", METADATA_LEVELS.newest: "4.2-IV1"}
+"""Kafka's names of the levels that `metadata.version` is finalized at."""
 TRANSACTION_LEVELS = LevelRange(0, 2)
 """2: a producer's epoch grows with each of its transactions (KIP-890, second part)."""
 SUPPORTED_FEATURES = {

@@ -8,7 +8,8 @@ Level 0 is what members before feature levels write. Level 1 adds the commands i
 elapses, versions at which objects were destroyed, images in numbered chunks, and state format 2. Level 2 adds replica
 sets of several members: their commands, table `replication`, and state format 3. Level 3 adds leases of readers outside
 the cluster: their commands, table `leases`, and state format 4. Level 4 adds no command and no table: from it on,
-brokers take part in transactions and cut holes into compacted topics, which brokers of older versions would misread.
+table `configs` has rows of groups and of client metrics, brokers take part in transactions, and they cut holes into
+compacted topics, which brokers of older versions would misread.
 
 A broker's range is a row of table `kv`, which members of every version keep. It names the registration that it belongs
 to: a broker that was started anew in another version has told nothing until it says so.
@@ -40,6 +41,8 @@ offsets of a group that it takes over, and take the hole that compaction leaves 
 """
 OVERRIDES_LEVEL = 2
 """From here on controllers know overrides of their settings (`tidelog.controller.model.overrides`)."""
+NAMED_CONFIGS_LEVEL = 4
+"""From here on groups and subscriptions of client metrics have configs."""
 FEATURE = "tidelog.level"
 """Name of the level as a Kafka feature (KIP-584)."""
 _KEY = "level/broker/"

@@ -18,11 +18,13 @@ from tidelog.broker.kafka.handlers import (
     describe_topics,
     elections,
     log_dirs,
+    unregister_broker,
 )
 from tidelog.broker.kafka.services import ApiHandler
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model.errors import BrokerNotDrained
 from tidelog.stream.partition_log import ProducerInfo
 
 NONE_ASKED = -(1 << 31)
@@ -231,6 +233,29 @@ def test_every_version_of_describe_log_dirs_has_one_directory_with_the_partition
         assert (directory.total_bytes, directory.usable_bytes) == (-1, -1)
 
 
+@pytest.mark.parametrize("version", versions(log_dirs.APIS, 34))
+def test_a_partition_is_in_the_one_directory_and_cannot_be_in_another(version: int) -> None:
+    world = AdminWorld(node__data_dir="/data")
+    world.topic("a", 2)
+    wanted = {"/data": {"a": [0, 2], "absent": [0]}, "/other": {"a": [1], "absent": [0]}}
+    dirs = [
+        part(
+            34, version, "AlterReplicaLogDir", path=path,
+            topics=[
+                part(34, version, "AlterReplicaLogDirTopic", name=name, partitions=at) for name, at in topics.items()
+            ],
+        )
+        for path, topics in wanted.items()
+    ]  # fmt: skip
+    answer = world.call(log_dirs.APIS, 34, version, dirs=dirs)
+    found = [
+        (topic.topic_name, one.partition_index, int(one.error_code))
+        for topic in answer.results
+        for one in topic.partitions
+    ]
+    assert found == [("a", 0, 0), ("a", 2, 3), ("absent", 0, 3), ("a", 1, 57), ("absent", 0, 3)]
+
+
 def test_only_the_partitions_asked_for_are_in_the_log_directory() -> None:
     world = AdminWorld()
     world.topic("a", 2)
@@ -241,6 +266,30 @@ def test_only_the_partitions_asked_for_are_in_the_log_directory() -> None:
     assert [(topic.name, [one.partition_index for one in topic.partitions]) for topic in directory.topics] == [
         ("a", [1])
     ]
+
+
+# --- UnregisterBroker --------------------------------------------------------------------------------------------
+
+
+def test_a_broker_is_unregistered_as_it_is_removed() -> None:
+    world = AdminWorld(brokers=(1, 2))
+    removed: list[int] = []
+
+    async def remove(broker_id: int) -> int:
+        if broker_id == 2:
+            raise BrokerNotDrained("broker 2 owns 3 partitions", hint="drain it")
+        removed.append(broker_id)
+        return 0
+
+    answer = world.call(unregister_broker.APIS, 64, 0, broker_id=1)
+    assert (int(answer.error_code), answer.error_message) == (42, "this broker cannot remove broker 1")
+    world.services.remove_broker = remove
+    answer = world.call(unregister_broker.APIS, 64, 0, broker_id=1)
+    assert (int(answer.error_code), answer.error_message, removed) == (0, None, [1])
+    answer = world.call(unregister_broker.APIS, 64, 0, broker_id=2)
+    assert (int(answer.error_code), answer.error_message) == (42, "broker 2 owns 3 partitions (drain it)")
+    answer = world.call(unregister_broker.APIS, 64, 0, broker_id=7)
+    assert (int(answer.error_code), answer.error_message) == (102, "there is no broker 7")
 
 
 # --- DescribeProducers -------------------------------------------------------------------------------------------

@@ -436,7 +436,7 @@ async def test_one_partition_is_answered_the_same_both_ways() -> None:
             (0, 1),
             (-1, log.leader_epoch, log.leader_epoch + 1),
             (-1, 0),
-            (12, 17),
+            (12, 18),
         ):
             spec = FetchPartition(0, offset, limit, epoch, last_epoch)
             asked = FetchTopic("t", topic.id, [spec])

@@ -60,7 +60,7 @@ async def list_offsets(
     return found
 
 
-@pytest.mark.parametrize("version", range(1, 11))
+@pytest.mark.parametrize("version", range(1, 12))
 async def test_every_version_finds_special_offsets_and_timestamps(version: int) -> None:
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t")
@@ -77,7 +77,8 @@ async def test_every_version_finds_special_offsets_and_timestamps(version: int) 
             -3: (0, 3, 3001) if version >= 7 else (35, -1, -1),
             -4: (0, 2, -1) if version >= 8 else (35, -1, -1),
             -5: (0, -1, -1) if version >= 9 else (35, -1, -1),
-            -6: (35, -1, -1),
+            -6: (0, -1, -1) if version >= 11 else (35, -1, -1),
+            -7: (35, -1, -1),
         }
         assert await list_offsets(client, version, *expected) == list(expected.values())
 

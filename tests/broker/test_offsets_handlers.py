@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
@@ -11,10 +12,31 @@ from tests.support.group_calls import call, part, versions
 from tests.support.group_world import Consumer, World
 from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.groups.errors import GroupError as E
+from tidelog.broker.kafka.errors import UNKNOWN_TOPIC_ID
 
 LOOPS = VIRTUAL_LOOP
 
 COMMIT, FETCH, DELETE = 8, 9, 47
+UNKNOWN_ID = uuid.UUID(int=77)
+
+
+def id_of(world: World, name: str) -> uuid.UUID:
+    """The id of a topic, and of one that does not exist."""
+    record = world.controller.image.topic(name)
+    return uuid.UUID(bytes=record.id) if record is not None else UNKNOWN_ID
+
+
+def named(world: World, version: int, name: str) -> dict[str, Any]:
+    """The field by which a version names a topic."""
+    return {"topic_id": id_of(world, name)} if version >= 10 else {"name": name}
+
+
+def name_of(world: World, topic: Any) -> str:
+    """The name of a topic in an answer, which names it by its id from v10 on."""
+    if hasattr(topic, "name"):
+        return str(topic.name)
+    record = world.controller.image.topics.get(topic.topic_id.bytes)
+    return record.name if record is not None else "unknown"
 
 
 async def commit(world: World, version: int, rows: list[tuple[str, int, int, str | None]], **how: Any) -> list[int]:
@@ -24,7 +46,7 @@ async def commit(world: World, version: int, rows: list[tuple[str, int, int, str
             COMMIT,
             version,
             "OffsetCommitRequestTopic",
-            name=topic,
+            **named(world, version, topic),
             partitions=[
                 part(
                     COMMIT,
@@ -48,7 +70,7 @@ async def commit(world: World, version: int, rows: list[tuple[str, int, int, str
         "topics": topics,
     } | how
     answer = await call(world, COMMIT, version, **fields)
-    assert [topic.name for topic in answer.topics] == [row[0] for row in rows]
+    assert [name_of(world, topic) for topic in answer.topics] == [row[0] for row in rows]
     return [int(topic.partitions[0].error_code) for topic in answer.topics]
 
 
@@ -57,7 +79,10 @@ async def fetch(world: World, version: int, wanted: dict[str, list[int]] | None,
     message = "OffsetFetchRequestTopics" if version >= 8 else "OffsetFetchRequestTopic"
     topics = None
     if wanted is not None:
-        topics = [part(FETCH, version, message, name=name, partition_indexes=at) for name, at in wanted.items()]
+        topics = [
+            part(FETCH, version, message, partition_indexes=at, **named(world, version, name))
+            for name, at in wanted.items()
+        ]
     if version >= 8:
         groups = [
             part(
@@ -71,7 +96,7 @@ async def fetch(world: World, version: int, wanted: dict[str, list[int]] | None,
     else:
         answer = await call(world, FETCH, version, group_id=group, topics=topics, require_stable=True)
     found = {
-        (topic.name, one.partition_index): (
+        (name_of(world, topic), one.partition_index): (
             one.committed_offset,
             getattr(one, "committed_leader_epoch", None),
             one.metadata,
@@ -109,7 +134,8 @@ async def test_what_is_refused_is_refused_by_partition(version: int) -> None:
             ("unknown", 0, 1, None),
             ("orders", 1, 1, "x" * 10),
         ]
-        errors = [E.OFFSET_METADATA_TOO_LARGE, E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_OR_PARTITION, E.NONE]
+        unknown = E.UNKNOWN_TOPIC_OR_PARTITION if version < 10 else UNKNOWN_TOPIC_ID
+        errors = [E.OFFSET_METADATA_TOO_LARGE, E.UNKNOWN_TOPIC_OR_PARTITION, unknown, E.NONE]
         assert await commit(world, version, rows) == errors
         assert (await fetch(world, 9, None))[1].keys() == {("orders", 1)}
         member = Consumer(world)
@@ -145,7 +171,7 @@ async def test_fetching(version: int) -> None:
         assert found == {
             ("orders", 1): (-1, epoch(-1), "", 0),
             ("orders", 2): (17, epoch(4), "m", 0),
-            ("unknown", 0): (-1, epoch(-1), "", 0),
+            ("unknown", 0): (-1, epoch(-1), "", 0 if version < 10 else UNKNOWN_TOPIC_ID),
         }
         assert await fetch(world, version, {"orders": [2]}, "nobody") == (
             0,
@@ -160,6 +186,25 @@ async def test_fetching(version: int) -> None:
             assert error == E.NOT_COORDINATOR
         if version < 8:
             assert found == {("orders", 2): (-1, epoch(-1), "", E.NOT_COORDINATOR)}
+
+
+async def test_topic_ids_are_those_of_the_topics_that_exist_now() -> None:
+    async with World() as world:
+        await commit(world, 10, [("orders", 2, 17, "m")])
+        old = id_of(world, "orders")
+        world.controller.delete_topic(world.topic)
+        world.controller.add_topic("orders", 8)
+        assert id_of(world, "orders") != old
+        assert await fetch(world, 10, {"orders": [2]}) == (0, {("orders", 2): (-1, -1, "", 0)})
+        assert (await fetch(world, 10, None))[1] == {}
+        partitions = [part(FETCH, 10, "OffsetFetchRequestTopics", topic_id=old, partition_indexes=[2, 3])]
+        group = part(
+            FETCH, 10, "OffsetFetchRequestGroup", group_id="g", topics=partitions, member_id=None, member_epoch=-1
+        )
+        (answer,) = (await call(world, FETCH, 10, groups=[group], require_stable=False)).groups
+        assert [(topic.topic_id, [int(one.error_code) for one in topic.partitions]) for topic in answer.topics] == [
+            (old, [UNKNOWN_TOPIC_ID] * 2)
+        ]
 
 
 async def test_a_topic_that_is_named_twice_is_answered_whole() -> None:

@@ -97,7 +97,7 @@ async def test_api_versions_lists_what_is_served(version: int) -> None:
         response = await client.send(API_VERSIONS, version, **software)
         ranges = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
         assert response.error_code == 0
-        assert ranges[0] == (0, 13) and ranges[1] == (4, 17) and ranges[3] == (0, 13) and ranges[18] == (0, 4)
+        assert ranges[0] == (0, 13) and ranges[1] == (4, 18) and ranges[3] == (0, 13) and ranges[18] == (0, 4)
         assert set(ranges) == {api.api_key for api in APIS} | {18}
         if version >= 3:
             finalized = {each.name: each.max_version_level for each in response.finalized_features}

@@ -369,7 +369,7 @@ def test_a_fetch_response_of_one_partition_is_the_same_both_ways(
 def test_records_go_out_as_the_very_buffers_that_came_in() -> None:
     batches: list[Buffer] = [memoryview(bytearray(b"one")), b"two"]
     partition = fetch.PartitionData(0, records=batches)
-    buffers = message_codec(1, 17).encode(
+    buffers = message_codec(1, 18).encode(
         1, fetch.FetchResponse([fetch.FetchTopicResponse("", bytes(16), [partition])])
     )
     assert buffers[1] is batches[0] and buffers[2] is batches[1]
@@ -403,7 +403,7 @@ def test_garbage_raises_malformed_request_and_nothing_else(data: st.DataObject) 
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(st.sampled_from([load_request_schema(0, 12), load_request_schema(1, 17)]).flatmap(entities), st.data())
+@given(st.sampled_from([load_request_schema(0, 12), load_request_schema(1, 18)]).flatmap(entities), st.data())
 def test_a_truncated_request_is_never_taken_for_a_whole_one(entity: Any, data: st.DataObject) -> None:
     frame = bytearray(encode_request(entity, 1)[4:])
     cut = data.draw(st.integers(10, len(frame) - 1))

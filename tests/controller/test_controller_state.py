@@ -226,6 +226,18 @@ def test_configs_are_merged_and_none_removes(driver: Driver) -> None:
         driver.run(c.AlterConfigs("user", "0", {"x": "1"}))
 
 
+@pytest.mark.parametrize("kind", ["group", "client-metrics"])
+def test_groups_and_client_metrics_have_configs_from_level_4_on(driver: Driver, kind: str) -> None:
+    driver.run(c.AlterConfigs(kind, "g", {"x": "1"}))
+    assert driver.image.configs == {(kind, "g"): {"x": "1"}}
+    older = ControllerState()
+    older.apply(c.Envelope(3 + 1, 1, 5, "", 0, 0, c.BecomeActive(1, 1, "cluster", 60_000)), 1)
+    applied = older.apply(c.Envelope(3 + 1, 1, 5, "", 0, 0, c.AlterConfigs(kind, "g", {"x": "1"})), 2)
+    error = msgspec.msgpack.decode(applied.result, type=c.Result).error
+    assert error is not None and f"no configs of kind '{kind}'" in error.message
+    assert not older.tables.configs.rows
+
+
 def test_deleting_a_topic_deletes_its_streams_and_destroys_what_nobody_else_uses(driver: Driver) -> None:
     epoch, (mine,) = opened(driver)
     (other,) = driver.topic(name="u", topic_id=bytes(15) + b"x")

@@ -1,10 +1,12 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs.
 
-Resources: topics (2) and brokers (4). A broker answers for itself only; a broker resource with an empty name is the
-cluster-wide layer. Topic configs are checked as a whole after the change, so that contradictory values cannot be set
-one after the other. The broker keys that may change are the topic defaults, and, in the cluster-wide layer only, the
-dynamic settings of the controllers (`tidelog.controller.model.overrides`); all others are set in the configuration
-file.
+Resources: topics (2), brokers (4), a broker's loggers (8, `tidelog.broker.kafka.loggers`), client metrics (16) and
+groups (32, both `tidelog.broker.kafka.named_configs`). A broker answers for itself only; a broker resource with an
+empty name is the cluster-wide layer. Topic configs are checked as a whole after the change, so that contradictory
+values cannot be set one after the other. The broker keys that may change are the topic defaults, the rates of throttles
+(which have no effect, and the answer says so), and, in the cluster-wide layer only, the dynamic settings of the
+controllers (`tidelog.controller.model.overrides`); all others are set in the configuration file. To delete a known
+config that is not set is no error.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from tidelog.broker.kafka import broker_config
+from tidelog.broker.kafka import broker_config, loggers, named_configs
 from tidelog.broker.kafka.broker_config import ConfigEntry
 from tidelog.broker.kafka.handlers.admin_errors import INVALID_REQUEST, ItemOutcome, each, outcome
+from tidelog.broker.kafka.loggers import BROKER_LOGGER
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.configs import (
     AlterableConfig,
@@ -35,7 +38,7 @@ from tidelog.broker.kafka.wire.messages.configs import (
     IncrementalAlterConfigsResponse,
 )
 from tidelog.broker.partitions import topic_config
-from tidelog.broker.partitions.topic_config import ConfigType, Layers
+from tidelog.broker.partitions.topic_config import ConfigType, Layers, TopicConfig
 from tidelog.controller.model import overrides
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound
 
@@ -46,6 +49,11 @@ TOPIC = 2
 BROKER = 4
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
+
+THROTTLES = frozenset({
+    *broker_config.THROTTLES, "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"
+})  # fmt: skip
+"""Configs of topics and brokers by which kafka-reassign-partitions throttles moves."""
 
 Changes = dict[str, str | None]
 """New value by name; None removes the override."""
@@ -97,18 +105,30 @@ async def _entries(services: Services, resource: DescribeConfigsResource) -> lis
     if resource.resource_type == BROKER:
         if resource.resource_name == "":
             return broker_config.cluster_entries(services)
-        if resource.resource_name != str(services.node_id):
-            raise InvalidInput(
-                f"unexpected broker id {resource.resource_name!r}: this is broker {services.node_id}",
-                hint="a broker describes only itself; connect to that broker",
-            )
+        _require_me(services, resource.resource_name, "describes")
         return broker_config.broker_entries(services)
+    if resource.resource_type == BROKER_LOGGER:
+        _require_me(services, resource.resource_name, "describes")
+        return loggers.entries()
+    if resource.resource_type in named_configs.KINDS:
+        return named_configs.entries(services.controller.image, resource.resource_type, resource.resource_name)
     raise _no_configs(resource.resource_type)
+
+
+def _require_me(services: Services, name: str, verb: str) -> None:
+    if name != str(services.node_id):
+        raise InvalidInput(
+            f"unexpected broker id {name!r}: this is broker {services.node_id}",
+            hint=f"a broker {verb} only itself; connect to that broker",
+        )
 
 
 def _no_configs(resource_type: int) -> InvalidInput:
     message = f"resource type {resource_type} has no configs here"
-    return InvalidInput(message, hint=f"{TOPIC} is topic, {BROKER} is broker")
+    known = f"{TOPIC} is topic, {BROKER} is broker, {BROKER_LOGGER} is a broker's loggers"
+    return InvalidInput(
+        message, hint=f"{known}, {named_configs.CLIENT_METRICS} client metrics, {named_configs.GROUP} group"
+    )
 
 
 def _topic(services: Services, name: str) -> TopicRecord:
@@ -177,17 +197,17 @@ def _apply(
         return str(config.value)
     if operation not in (APPEND, SUBTRACT):
         raise InvalidInput(f"unknown operation {operation} for {config.name}")
-    of_topic = resource_type == TOPIC
-    if not of_topic and config.name in overrides.DYNAMIC:
+    if resource_type == BROKER_LOGGER or (resource_type == BROKER and config.name in overrides.DYNAMIC):
         raise ConfigError(f"{config.name} is not a list: set it")
-    rows = topic_config.TOPIC_CONFIGS if of_topic else topic_config.BROKER_KEYS
+    rows, what = _rows_of(resource_type)
     row = rows.get(config.name)
     if row is None:
-        raise topic_config.unknown_key(config.name, rows, "topic config" if of_topic else "broker config")
+        raise topic_config.unknown_key(config.name, rows, what)
     if row.type is not ConfigType.LIST:
         verb = "append to" if operation == APPEND else "subtract from"
         raise ConfigError(f"cannot {verb} {config.name}: it is not a list")
-    inherited = topic_config.resolve(row, {}, topic_layers(services))[0].value
+    layers = topic_layers(services) if resource_type in (TOPIC, BROKER) else Layers()
+    inherited = topic_config.resolve(row, {}, layers)[0].value
     elements = topic_config.split_list(current.get(config.name, inherited))
     given = topic_config.split_list(config.value or "")
     if operation == APPEND:
@@ -197,6 +217,18 @@ def _apply(
     return ",".join(elements)
 
 
+def _rows_of(resource_type: int) -> tuple[Mapping[str, TopicConfig], str]:
+    """Return the configs of a type of resource that may change, and what messages call them."""
+    if resource_type == TOPIC:
+        return topic_config.TOPIC_CONFIGS, "topic config"
+    if resource_type == BROKER:
+        return broker_config.CHANGEABLE, "broker config"
+    if resource_type in named_configs.KINDS:
+        about = named_configs.KINDS[resource_type]
+        return about.rows, f"config of a {about.what}"
+    raise _no_configs(resource_type)
+
+
 async def _alter(
     services: Services, resources: Sequence[R], changes: ChangesOf[R], validate_only: bool
 ) -> list[AlterConfigsResourceResponse]:
@@ -204,12 +236,13 @@ async def _alter(
 
     async def alter(resource: R) -> AlterConfigsResourceResponse:
         if counts[(resource.resource_type, resource.resource_name)] > 1:
-            done: ItemOutcome[None] = ItemOutcome(INVALID_REQUEST, "each resource must appear at most once", None)
+            done: ItemOutcome[str | None]
+            done = ItemOutcome(INVALID_REQUEST, "each resource must appear at most once", None)
         else:
             done = await outcome(_alter_one(services, resource, changes, validate_only))
         return AlterConfigsResourceResponse(
             error_code=done.code,
-            error_message=done.message,
+            error_message=done.message or done.value,
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
@@ -218,7 +251,8 @@ async def _alter(
     return await each(unique.values(), alter)
 
 
-async def _alter_one(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> None:
+async def _alter_one(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> str | None:
+    """Make the changes of one resource; return what its user should know."""
     names = Counter(config.name for config in resource.configs)
     twice = sorted(name for name, times in names.items() if times > 1)
     if twice:
@@ -227,8 +261,29 @@ async def _alter_one(services: Services, resource: R, changes: ChangesOf[R], val
         await _alter_topic(services, resource, changes, validate_only)
     elif resource.resource_type == BROKER:
         await _alter_broker(services, resource, changes, validate_only)
+    elif resource.resource_type in named_configs.KINDS:
+        await _alter_named(services, resource, changes, validate_only)
+    elif resource.resource_type == BROKER_LOGGER and isinstance(resource, IncrementalAlterConfigsResource):
+        _require_me(services, resource.resource_name, "changes")
+        loggers.change(changes(resource, {}), validate_only=validate_only)
     else:
         raise _no_configs(resource.resource_type)
+    return _without_effect(resource)
+
+
+def _without_effect(resource: AlterConfigsResource | IncrementalAlterConfigsResource) -> str | None:
+    """Tell of throttles that are set: kafka-reassign-partitions sets them, and a move copies nothing."""
+    idle = sorted(each.name for each in resource.configs if each.name in THROTTLES and each.value)
+    return f"a move copies nothing here, so throttles have no effect: {', '.join(idle)}" if idle else None
+
+
+async def _alter_named(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> None:
+    kind, name, image = resource.resource_type, resource.resource_name, services.controller.image
+    current = named_configs.overrides_of(image, kind, name)
+    final = named_configs.check(image, kind, name, changes(resource, current))
+    effective = {key: value for key, value in final.items() if current.get(key) != value}
+    if effective and not validate_only:
+        await services.controller.alter_configs(named_configs.KINDS[kind].kind, name, effective)
 
 
 async def _alter_topic(services: Services, resource: R, changes: ChangesOf[R], validate_only: bool) -> None:
@@ -256,16 +311,19 @@ async def _alter_broker(services: Services, resource: R, changes: ChangesOf[R], 
     asked = changes(resource, current)
     final = _of_controllers(services, kind, {key: value for key, value in asked.items() if overrides.is_known(key)})
     asked = {key: value for key, value in asked.items() if not overrides.is_known(key)}
-    static = sorted(key for key in asked if key not in topic_config.BROKER_KEYS and key in _static_keys(services))
+    known = broker_config.CHANGEABLE
+    of_file = _static_keys(services) - known.keys()
+    asked = {key: value for key, value in asked.items() if key not in of_file or value is not None or key in current}
+    static = sorted(key for key, value in asked.items() if key in of_file and value is not None)
     if static:
         raise InvalidInput(
             f"cannot update these configs dynamically: {', '.join(static)}",
             hint="set them in the configuration file and restart the broker",
         )
-    _refuse_unknown(asked, topic_config.BROKER_KEYS, current, "broker config")
+    _refuse_unknown(asked, known, current, "broker config")
     for key, value in asked.items():
         if value is not None:
-            topic_config.parse(topic_config.BROKER_KEYS[key], value, key)
+            topic_config.parse(known[key], value, key)
     final |= {key: None if value is None else value.strip() for key, value in asked.items()}
     effective = {key: value for key, value in final.items() if current.get(key) != value}
     if effective and not validate_only:

@@ -2,7 +2,8 @@
 
 -1 latest (the last stable offset under read_committed), -2 earliest, -3 the record with the largest timestamp (v7+,
 KIP-734), -4 earliest local (v8+; the whole log is served from here, so it is the log start), -5 latest tiered (v9+;
-"none", since the bucket is no second tier but the log itself). Any other value: the first record at or after that time.
+"none", since the bucket is no second tier but the log itself), -6 the first offset that is still to be tiered (v11+,
+KIP-1023; "none" as well). Any other value: the first record at or after that time.
 
 A leader that has just been elected may know less of what is confirmed than the one before it has told. The end, and
 records that may be beyond it, are not told before it has confirmed what it inherited (KIP-207): the request waits a
@@ -36,7 +37,16 @@ EARLIEST = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
-_FIRST_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+EARLIEST_PENDING_UPLOAD = -6
+_TIERED = (LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+_FIRST_VERSION = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 _FIRST_WITH_NOT_AVAILABLE = 5
 _READ_COMMITTED = 1
 MAX_LOOKUPS = 32
@@ -62,7 +72,7 @@ class _UnknownSpecial(InvalidInput):
 
 
 async def _find(log: PartitionLog, timestamp: int, *, committed: bool, shows_inherited: bool) -> _FoundOffset:
-    if timestamp == LATEST_TIERED:
+    if timestamp in _TIERED:
         return _FoundOffset()
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         start = log.told_log_start
@@ -86,7 +96,7 @@ def _not_available(log: PartitionLog) -> OffsetNotAvailable:
 
 
 def _is_known_at_once(log: PartitionLog, timestamp: int) -> bool:
-    return timestamp == LATEST_TIERED or (timestamp in (EARLIEST, EARLIEST_LOCAL) and log.told_log_start >= 0)
+    return timestamp in _TIERED or (timestamp in (EARLIEST, EARLIEST_LOCAL) and log.told_log_start >= 0)
 
 
 def _check_special(timestamp: int, version: int) -> None:
@@ -140,4 +150,4 @@ async def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOf
     return ListOffsetsResponse(topics=topics)
 
 
-APIS = [serve(ListOffsetsRequest, 1, 10, handle)]
+APIS = [serve(ListOffsetsRequest, 1, 11, handle)]

@@ -1,4 +1,4 @@
-"""DescribeLogDirs: one log directory, with the partitions that this broker leads.
+"""DescribeLogDirs and AlterReplicaLogDirs: one log directory, with the partitions that this broker leads.
 
 A partition's size is that of its log, wherever the bytes are stored. Totals are -1: a bucket has no size to report.
 """
@@ -6,8 +6,13 @@ A partition's size is that of its log, wherever the bytes are stored. Totals are
 from __future__ import annotations
 
 from tidelog.broker.kafka.broker_config import log_dir
+from tidelog.broker.kafka.errors import LOG_DIR_NOT_FOUND, NONE, UNKNOWN_TOPIC_OR_PARTITION
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.logs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -43,4 +48,37 @@ async def describe_log_dirs(context: RequestContext, request: DescribeLogDirsReq
     return DescribeLogDirsResponse(error_code=0, results=[directory])
 
 
-APIS = [serve(DescribeLogDirsRequest, 1, 4, describe_log_dirs)]
+async def alter_replica_log_dirs(
+    context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """AlterReplicaLogDirs v1–2: a partition is where its broker's one directory is, and cannot be in another."""
+    services = context.services
+    here = log_dir(services.broker_configs())
+
+    def code(path: str, topic: str, partition: int) -> int:
+        record = services.controller.image.topic(topic)
+        if record is None or not 0 <= partition < record.partitions:
+            return UNKNOWN_TOPIC_OR_PARTITION
+        return NONE if path == here else LOG_DIR_NOT_FOUND
+
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirTopicResult(
+                topic_name=topic.name,
+                partitions=[
+                    AlterReplicaLogDirPartitionResult(
+                        partition_index=each, error_code=code(directory.path, topic.name, each)
+                    )
+                    for each in topic.partitions
+                ],
+            )
+            for directory in request.dirs
+            for topic in directory.topics
+        ]
+    )
+
+
+APIS = [
+    serve(AlterReplicaLogDirsRequest, 1, 2, alter_replica_log_dirs),
+    serve(DescribeLogDirsRequest, 1, 4, describe_log_dirs),
+]

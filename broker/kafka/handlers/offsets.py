@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.records import MAX_STRING_BYTES, NO_TIMESTAMP, OffsetKey, OffsetValue
+from tidelog.broker.kafka.errors import UNKNOWN_TOPIC_ID
+from tidelog.broker.kafka.handlers.named_topics import FIRST_WITH_TOPIC_IDS, id_of, with_names
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.offsets import (
     OffsetCommitRequest,
@@ -38,13 +42,14 @@ NO_OFFSET = OffsetValue(-1, -1, "", NO_TIMESTAMP)
 
 
 async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """OffsetCommit v2–v9. Partitions that cannot be committed are refused individually; the others are committed."""
+    """OffsetCommit v2–v10. Partitions that cannot be committed are refused individually; the others are committed."""
     now_ms = context.services.clock.time_ms()
     retention_ms = request.retention_time_ms
     expire_ms = now_ms + retention_ms if retention_ms >= 0 else NO_TIMESTAMP
     errors: dict[tuple[str, int], int] = {}
     offsets: list[tuple[OffsetKey, OffsetValue]] = []
-    for topic in request.topics:
+    named = with_names(context, request.topics)
+    for topic in named:
         for one in topic.partitions:
             at = (topic.name, one.partition_index)
             metadata = one.committed_metadata or ""
@@ -67,6 +72,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     topics = [
         OffsetCommitResponseTopic(
             name=topic.name,
+            topic_id=topic.topic_id,
             partitions=[
                 OffsetCommitResponsePartition(
                     partition_index=one.partition_index,
@@ -75,13 +81,15 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
                 for one in topic.partitions
             ],
         )
-        for topic in request.topics
+        for topic in named
     ]
     return OffsetCommitResponse(topics=topics)
 
 
 def _commit_error(context: RequestContext, topic: str, partition: int, metadata: str) -> int:
     record = context.services.controller.image.topic(topic)
+    if record is None and context.api_version >= FIRST_WITH_TOPIC_IDS:
+        return UNKNOWN_TOPIC_ID
     if record is None or not 0 <= partition < record.partitions:
         return GroupError.UNKNOWN_TOPIC_OR_PARTITION
     limit = min(context.services.group.offset_metadata_max_bytes, MAX_STRING_BYTES)
@@ -89,7 +97,7 @@ def _commit_error(context: RequestContext, topic: str, partition: int, metadata:
 
 
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """OffsetFetch v1–v9: one group, from v8 on several. Null topics (v2+) are all topics with offsets."""
+    """OffsetFetch v1–v10: one group, from v8 on several. Null topics (v2+) are all topics with offsets."""
     if context.api_version >= 8:
         groups = [await _fetched_group(context, group) for group in request.groups]
         return OffsetFetchResponse(groups=groups)
@@ -98,9 +106,28 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
 
 
 async def _fetched_group(context: RequestContext, group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+    if context.api_version >= FIRST_WITH_TOPIC_IDS:
+        return await _fetched_by_id(context, group)
     error, topics = await _fetch(context, group.group_id, group.topics)
     answers = [] if error else _fetched(topics, 0)
     return OffsetFetchResponseGroup(group_id=group.group_id, topics=answers, error_code=error)
+
+
+async def _fetched_by_id(context: RequestContext, group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+    """Return the answer with the topics' ids. Of all topics those are left out that have been deleted."""
+    named = None if group.topics is None else with_names(context, group.topics)
+    known = None if named is None else [topic for topic in named if topic.name]
+    error, topics = await _fetch(context, group.group_id, known)
+    if error:
+        return OffsetFetchResponseGroup(group_id=group.group_id, topics=[], error_code=error)
+    ids = {topic.name: topic.topic_id for topic in known or ()}
+    found = [(answer, ids.get(answer.name) or id_of(context, answer.name)) for answer in _fetched(topics, 0)]
+    answers = [msgspec.structs.replace(answer, topic_id=topic_id) for answer, topic_id in found if topic_id is not None]
+    for topic in named or ():
+        if not topic.name:
+            values = [_partition(each, None, UNKNOWN_TOPIC_ID) for each in topic.partition_indexes]
+            answers.append(OffsetFetchResponseTopic(topic_id=topic.topic_id, partitions=values))
+    return OffsetFetchResponseGroup(group_id=group.group_id, topics=answers, error_code=0)
 
 
 _Offsets = dict[str, dict[int, OffsetValue | None]]
@@ -125,20 +152,20 @@ def _fetched(topics: _Offsets, error: int) -> list[OffsetFetchResponseTopic]:
     """Return the topics of a response. v0 and v1 have errors per partition only, so all versions have them there."""
     answers = []
     for topic, partitions in topics.items():
-        values = []
-        for partition, found in partitions.items():
-            value = found or NO_OFFSET
-            values.append(
-                OffsetFetchResponsePartition(
-                    partition_index=partition,
-                    committed_offset=value.offset,
-                    committed_leader_epoch=value.leader_epoch,
-                    metadata=value.metadata,
-                    error_code=error,
-                )
-            )
+        values = [_partition(partition, found, error) for partition, found in partitions.items()]
         answers.append(OffsetFetchResponseTopic(name=topic, partitions=values))
     return answers
+
+
+def _partition(index: int, found: OffsetValue | None, error: int) -> OffsetFetchResponsePartition:
+    value = found or NO_OFFSET
+    return OffsetFetchResponsePartition(
+        partition_index=index,
+        committed_offset=value.offset,
+        committed_leader_epoch=value.leader_epoch,
+        metadata=value.metadata,
+        error_code=error,
+    )
 
 
 async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
@@ -171,7 +198,7 @@ async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -
 
 
 APIS = [
-    serve(OffsetCommitRequest, 2, 9, offset_commit),
-    serve(OffsetFetchRequest, 1, 9, offset_fetch),
+    serve(OffsetCommitRequest, 2, 10, offset_commit),
+    serve(OffsetFetchRequest, 1, 10, offset_fetch),
     serve(OffsetDeleteRequest, 0, 0, offset_delete),
 ]

@@ -1,9 +1,11 @@
-"""Fetch (API key 1), versions 4–17, hand-written: a response is a list of buffers, and records are not copied.
+"""Fetch (API key 1), versions 4–18, hand-written: a response is a list of buffers, and records are not copied.
 
 Request: `replica id int32 (to v14), max wait int32, min bytes int32, max bytes int32, isolation int8, session id int32
 and epoch int32 (v7+), [topic name (v13+: id 16 bytes), [partition int32, current leader epoch int32 (v9+), fetch offset
 int64, last fetched epoch int32 (v12+), log start offset int64 (v5+), partition max bytes int32]], [forgotten topic,
-[partition int32]] (v7+), rack (v11+)`, flexible from v12 with tags 0 cluster id, 1 replica state.
+[partition int32]] (v7+), rack (v11+)`, flexible from v12 with tags 0 cluster id, 1 replica state, and in a partition 0
+replica directory (v17+), 1 high watermark of a follower (v18, KIP-1166). The last two are Kafka's brokers' own and
+skipped.
 
 Response: `throttle int32, error int16 and session id int32 (v7+), [topic, [partition int32, error int16, high watermark
 int64, last stable offset int64, log start offset int64 (v5+), [producer id int64, first offset int64], preferred read
@@ -42,7 +44,7 @@ from tidelog.broker.kafka.wire.primitives import (
 from tidelog.runtime.types import Buffer
 
 MIN_VERSION = 4
-MAX_VERSION = 17
+MAX_VERSION = 18
 FIRST_FLEXIBLE = 12
 FIRST_WITH_TOPIC_ID = 13
 

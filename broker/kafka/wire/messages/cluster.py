@@ -318,3 +318,19 @@ class DescribeClientQuotasResponse(KafkaResponse):
     error_message: str | None
     entries: tuple[()] = ()
     throttle_time_ms: int = 0
+
+
+class UnregisterBrokerRequest(KafkaRequest):
+    """UnregisterBroker (64), version 0."""
+
+    API_KEY: ClassVar[int] = 64
+
+    broker_id: int
+
+
+class UnregisterBrokerResponse(KafkaResponse):
+    """UnregisterBroker (64), version 0."""
+
+    error_code: int = 0
+    error_message: str | None = None
+    throttle_time_ms: int = 0

@@ -1,4 +1,4 @@
-"""Messages about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs."""
+"""Messages about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources."""
 
 from __future__ import annotations
 
@@ -133,4 +133,27 @@ class IncrementalAlterConfigsResponse(KafkaResponse):
     """IncrementalAlterConfigs (44), versions 0 to 1."""
 
     responses: Sequence[AlterConfigsResourceResponse]
+    throttle_time_ms: int = 0
+
+
+class ListConfigResourcesRequest(KafkaRequest):
+    """ListConfigResources (74), versions 0 to 1."""
+
+    API_KEY: ClassVar[int] = 74
+
+    resource_types: tuple[int, ...] = ()  # v1+
+
+
+class ListedConfigResource(Message):
+    """An element of `ListConfigResourcesResponse.config_resources`."""
+
+    resource_name: str
+    resource_type: int = 16  # v1+
+
+
+class ListConfigResourcesResponse(KafkaResponse):
+    """ListConfigResources (74), versions 0 to 1."""
+
+    error_code: int
+    config_resources: Sequence[ListedConfigResource]
     throttle_time_ms: int = 0

@@ -24,7 +24,7 @@ class ListOffsetsTopic(Message):
 
 
 class ListOffsetsRequest(KafkaRequest):
-    """ListOffsets (2), versions 1 to 10."""
+    """ListOffsets (2), versions 1 to 11."""
 
     API_KEY: ClassVar[int] = 2
 
@@ -50,7 +50,7 @@ class ListOffsetsTopicResponse(Message):
 
 
 class ListOffsetsResponse(KafkaResponse):
-    """ListOffsets (2), versions 1 to 10."""
+    """ListOffsets (2), versions 1 to 11."""
 
     topics: Sequence[ListOffsetsTopicResponse]
     throttle_time_ms: int = 0
@@ -242,4 +242,47 @@ class DescribeProducersResponse(KafkaResponse):
     """DescribeProducers (61), version 0."""
 
     topics: Sequence[DescribeProducersTopicResponse]
+    throttle_time_ms: int = 0
+
+
+class AlterReplicaLogDirTopic(Message):
+    """An element of `AlterReplicaLogDir.topics`."""
+
+    name: str
+    partitions: tuple[int, ...]
+
+
+class AlterReplicaLogDir(Message):
+    """An element of `AlterReplicaLogDirsRequest.dirs`."""
+
+    path: str
+    topics: tuple[AlterReplicaLogDirTopic, ...]
+
+
+class AlterReplicaLogDirsRequest(KafkaRequest):
+    """AlterReplicaLogDirs (34), versions 1 to 2."""
+
+    API_KEY: ClassVar[int] = 34
+
+    dirs: tuple[AlterReplicaLogDir, ...]
+
+
+class AlterReplicaLogDirPartitionResult(Message):
+    """An element of `AlterReplicaLogDirTopicResult.partitions`."""
+
+    partition_index: int
+    error_code: int
+
+
+class AlterReplicaLogDirTopicResult(Message):
+    """An element of `AlterReplicaLogDirsResponse.results`."""
+
+    topic_name: str
+    partitions: Sequence[AlterReplicaLogDirPartitionResult]
+
+
+class AlterReplicaLogDirsResponse(KafkaResponse):
+    """AlterReplicaLogDirs (34), versions 1 to 2."""
+
+    results: Sequence[AlterReplicaLogDirTopicResult]
     throttle_time_ms: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -20,12 +21,13 @@ class OffsetCommitRequestPartition(Message):
 class OffsetCommitRequestTopic(Message):
     """An element of `OffsetCommitRequest.topics`."""
 
-    name: str
     partitions: tuple[OffsetCommitRequestPartition, ...]
+    name: str = ""  # up to v9
+    topic_id: uuid.UUID | None = None  # v10+
 
 
 class OffsetCommitRequest(KafkaRequest):
-    """OffsetCommit (8), versions 2 to 9."""
+    """OffsetCommit (8), versions 2 to 10."""
 
     API_KEY: ClassVar[int] = 8
 
@@ -47,12 +49,13 @@ class OffsetCommitResponsePartition(Message):
 class OffsetCommitResponseTopic(Message):
     """An element of `OffsetCommitResponse.topics`."""
 
-    name: str
     partitions: Sequence[OffsetCommitResponsePartition]
+    name: str = ""  # up to v9
+    topic_id: uuid.UUID | None = None  # v10+
 
 
 class OffsetCommitResponse(KafkaResponse):
-    """OffsetCommit (8), versions 2 to 9."""
+    """OffsetCommit (8), versions 2 to 10."""
 
     topics: Sequence[OffsetCommitResponseTopic]
     throttle_time_ms: int = 0
@@ -61,8 +64,9 @@ class OffsetCommitResponse(KafkaResponse):
 class OffsetFetchRequestTopic(Message):
     """An element of `OffsetFetchRequest.topics`."""
 
-    name: str
     partition_indexes: tuple[int, ...]
+    name: str = ""  # up to v9
+    topic_id: uuid.UUID | None = None  # v10+
 
 
 class OffsetFetchRequestGroup(Message):
@@ -73,7 +77,7 @@ class OffsetFetchRequestGroup(Message):
 
 
 class OffsetFetchRequest(KafkaRequest):
-    """OffsetFetch (9), versions 1 to 9."""
+    """OffsetFetch (9), versions 1 to 10."""
 
     API_KEY: ClassVar[int] = 9
 
@@ -95,8 +99,9 @@ class OffsetFetchResponsePartition(Message):
 class OffsetFetchResponseTopic(Message):
     """An element of `OffsetFetchResponse.topics`."""
 
-    name: str
     partitions: Sequence[OffsetFetchResponsePartition]
+    name: str = ""  # up to v9
+    topic_id: uuid.UUID | None = None  # v10+
 
 
 class OffsetFetchResponseGroup(Message):
@@ -108,7 +113,7 @@ class OffsetFetchResponseGroup(Message):
 
 
 class OffsetFetchResponse(KafkaResponse):
-    """OffsetFetch (9), versions 1 to 9."""
+    """OffsetFetch (9), versions 1 to 10."""
 
     topics: Sequence[OffsetFetchResponseTopic] = ()  # v1 to v7
     error_code: int = 0  # v2 to v7
