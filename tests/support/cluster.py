@@ -94,6 +94,7 @@ class Cluster:
         wal: str = "disk",
         session_timeout_ms: int = 10_000,
         replication: ReplicationSettings | None = None,
+        transaction_check_interval_ms: int = 10_000,
         **upload: int,
     ) -> None:
         """`replication`: the cluster has a secret, and WALs that are replicated so."""
@@ -102,6 +103,12 @@ class Cluster:
         self._secret = b"s" * 32 if replication is not None else None
         self.log = log or LogSettings()
         self._upload = UploadSettings(**upload)
+        self._group = GroupSettings(
+            offsets_topic_partitions=2,
+            initial_rebalance_delay_ms=0,
+            transaction_topic_partitions=4,
+            transaction_check_interval_ms=transaction_check_interval_ms,
+        )
         self._wal_kind = wal
         self._session_timeout_ms = session_timeout_ms
         self._ids = range(1, brokers + 1)
@@ -187,7 +194,7 @@ class Cluster:
                 kafka=KafkaSettings(port=port),
                 admin=AdminSettings(),
                 log=self.log,
-                group=GroupSettings(offsets_topic_partitions=2, initial_rebalance_delay_ms=0),
+                group=self._group,
                 upload=self._upload,
                 cache=CacheSettings(),
                 compaction=CompactionSettings(),

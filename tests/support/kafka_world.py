@@ -32,6 +32,7 @@ from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import UnknownTopicId
+from tidelog.controller.model.levels import NEWEST
 from tidelog.controller.model.records import TopicRecord
 from tidelog.runtime.clock import Clock, SystemClock
 from tidelog.runtime.errors import NotFound, NotLeader, TidelogError
@@ -184,9 +185,10 @@ class KafkaWorld:
         clock: Clock | None = None,
         network: Network | None = None,
         groups: bool = False,
+        level: int = NEWEST,
     ) -> None:
         self.kafka = kafka or KafkaSettings(port=0)
-        self.controller = DataController()
+        self.controller = DataController(level)
         for broker in brokers:
             self.controller.register(broker)
         self._clock = clock or SystemClock()

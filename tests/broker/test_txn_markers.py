@@ -1,0 +1,200 @@
+"""The sender of markers: every partition of a transaction gets one, whatever leaders and calls do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.loops import VIRTUAL_LOOP, LoopClock
+from tidelog.broker.txn.calls import (
+    MARKERS,
+    MAX_PARTITIONS,
+    AdmitParams,
+    MarkerParams,
+    MarkersParams,
+    read_admit,
+    read_codes,
+    read_codes_of_markers,
+    read_markers,
+)
+from tidelog.broker.txn.markers import MAX_PARTITIONS_A_CALL, MarkerJob, MarkerSender
+from tidelog.broker.txn.state import Markers
+from tidelog.runtime.errors import CorruptData, InvalidInput, Unavailable
+
+LOOPS = VIRTUAL_LOOP
+HERE, THERE = 1, 2
+FENCED, STALE, NOT_LEADER = 52, 47, 6
+
+
+class Leaders:
+    """An image of which only topics and leaders are known."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[str, int], int] = {}
+        self.brokers = {HERE: object(), THERE: object()}
+
+    def topic(self, name: str) -> Any:
+        return SimpleNamespace(id=name) if any(topic == name for topic, _ in self.of) else None
+
+    def partition(self, topic_id: str, index: int) -> Any:
+        return (topic_id, index) if (topic_id, index) in self.of else None
+
+    def leader(self, partition: tuple[str, int]) -> tuple[int, int]:
+        return self.of[partition], 1
+
+
+class World:
+    """Two brokers: what a partition answers is scripted, 0 by default."""
+
+    def __init__(self) -> None:
+        self.image = Leaders()
+        self.answers: dict[tuple[str, int], list[int | Exception]] = {}
+        self.written: list[tuple[int, tuple[str, int], MarkerParams]] = []
+        self.calls = 0
+        self.in_flight = 0
+        self.told: list[tuple[str, int]] = []
+        image: Any = self.image
+        self.sender = MarkerSender(
+            node_id=HERE,
+            image=lambda: image,
+            calls=self,
+            write_here=self.write_here,
+            clock=LoopClock(),
+            rng=random.Random(1),
+        )
+
+    async def write_here(self, markers: list[MarkerParams]) -> list[list[int]]:
+        return await self._write(HERE, markers)
+
+    async def call(self, broker_id: int, method: str, params: Any, timeout_s: float) -> msgspec.Raw:
+        assert (broker_id, method) == (THERE, MARKERS) and isinstance(params, MarkersParams)
+        read = read_markers(msgspec.Raw(msgspec.msgpack.encode(params)))
+        return msgspec.Raw(msgspec.msgpack.encode(await self._write(broker_id, read.markers)))
+
+    async def _write(self, broker_id: int, markers: list[MarkerParams]) -> list[list[int]]:
+        self.calls += 1
+        assert sum(len(marker.partitions) for marker in markers) <= MAX_PARTITIONS_A_CALL
+        await asyncio.sleep(0.001)
+        return [[self._code(broker_id, each, marker) for each in marker.partitions] for marker in markers]
+
+    def _code(self, broker_id: int, partition: tuple[str, int], marker: MarkerParams) -> int:
+        partition = (partition[0], partition[1])
+        if self.image.of.get(partition) != broker_id:
+            return NOT_LEADER
+        script = self.answers.get(partition, [])
+        answer = script.pop(0) if script else 0
+        if isinstance(answer, Exception):
+            raise answer
+        if answer == 0:
+            self.written.append((broker_id, partition, marker))
+        return answer
+
+    def job(self, owner: str, partitions: Iterable[tuple[str, int]], *, number: int = 1) -> MarkerJob:
+        markers = Markers(number, 7, 3, True, frozenset(partitions), 2)
+
+        def marked(given: Markers, found: Iterable[tuple[str, int]]) -> None:
+            assert given is markers
+            self.told.extend(found)
+
+        return MarkerJob(owner, 5, markers, marked)
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(60):
+            while self.sender.waiting():  # noqa: ASYNC110  # virtual time: it waits for nobody
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def world() -> Any:
+    world = World()
+    yield world
+    await world.sender.close()
+
+
+def spread(topic: str, count: int) -> Iterator[tuple[tuple[str, int], int]]:
+    return (((topic, index), HERE if index % 2 else THERE) for index in range(count))
+
+
+async def test_each_partition_gets_its_marker_from_its_leader(world: World) -> None:
+    world.image.of = dict(spread("t", 2 * MAX_PARTITIONS_A_CALL + 10))
+    world.sender.send(world.job("shard", world.image.of))
+    await world.settled()
+    assert sorted(world.told) == sorted(world.image.of)
+    assert {partition: broker for broker, partition, _ in world.written} == world.image.of
+    assert {(m.producer_id, m.producer_epoch, m.commit, m.coordinator_epoch, m.transaction_version)
+            for _, _, m in world.written} == {(7, 3, True, 5, 2)}  # fmt: skip
+    assert world.calls == 4
+
+
+async def test_what_fails_is_asked_again_at_the_present_leader(world: World) -> None:
+    world.image.of = dict(spread("t", 6))
+    world.answers[("t", 0)] = [NOT_LEADER, 19, 7, 56, 3, -1, Unavailable("reset"), OSError("nobody expected it")]
+    world.image.of[("t", 3)] = -1
+    world.sender.send(world.job("shard", world.image.of))
+    await asyncio.sleep(0.2)
+    assert ("t", 3) not in world.told
+    world.image.of[("t", 3)] = THERE
+    await world.settled()
+    assert sorted(world.told) == sorted(world.image.of)
+
+
+async def test_a_deleted_topic_needs_no_marker(world: World) -> None:
+    world.image.of = {("t", 0): THERE}
+    world.sender.send(world.job("shard", [("t", 0), ("gone", 0)]))
+    await world.settled()
+    assert sorted(world.told) == [("gone", 0), ("t", 0)]
+
+
+async def test_a_newer_epoch_of_the_producer_counts_as_marked(world: World) -> None:
+    world.image.of = {("t", 0): THERE}
+    world.answers[("t", 0)] = [STALE]
+    world.sender.send(world.job("shard", [("t", 0)]))
+    await world.settled()
+    assert world.told == [("t", 0)] and world.written == []
+
+
+async def test_a_newer_coordinator_ends_the_job(world: World) -> None:
+    world.image.of = dict(spread("t", 2))
+    world.answers[("t", 0)] = [FENCED]
+    world.answers[("t", 1)] = [NOT_LEADER] * 1_000
+    world.sender.send(world.job("shard", world.image.of))
+    await world.settled()
+    assert world.told == [] and world.sender.counts["fenced"] == 1
+
+
+async def test_nothing_is_told_after_a_drop(world: World) -> None:
+    world.image.of = dict(spread("t", 4))
+    world.answers = {partition: [NOT_LEADER] * 5 for partition in world.image.of}
+    world.sender.send(world.job("lost", world.image.of))
+    world.sender.send(world.job("kept", world.image.of))
+    await asyncio.sleep(0.002)
+    world.sender.drop("lost")
+    await world.settled()
+    assert sorted(world.told) == sorted(world.image.of)
+
+
+def test_calls_of_brokers_are_checked_before_they_are_acted_on() -> None:
+    def raw(value: Any) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.msgpack.encode(value))
+
+    many = [("t", index) for index in range(MAX_PARTITIONS + 1)]
+    for params in (None, [1], ["x", 1, 1, many, True]):
+        with pytest.raises(InvalidInput):
+            read_admit(raw(params))
+    for params in (None, [[["x"]]], MarkersParams([MarkerParams(1, 1, True, 1, 2, many)])):
+        with pytest.raises(InvalidInput):
+            read_markers(raw(params))
+    admit = AdmitParams("x", 1, 2, [("t", 0)], add=True)
+    assert read_admit(raw([*msgspec.structs.astuple(admit), "of a newer version"])) == admit
+    assert read_codes(raw([0, 51]), 2) == [0, 51]
+    for codes in ([0], "x", [[0, 0]]):
+        with pytest.raises(CorruptData):
+            read_codes(raw(codes), 2)
+        with pytest.raises(CorruptData):
+            read_codes_of_markers(raw(codes), [MarkerParams(1, 1, True, 1, 2, [("t", 0)])])
