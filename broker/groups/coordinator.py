@@ -13,15 +13,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.broker.coordinators.errors import CoordinatorLoading, CoordinatorNotAvailable
+from tidelog.broker.coordinators.errors import (
+    CoordinatorLoading,
+    CoordinatorNotAvailable,
+    NotCoordinator,
+    WriteError,
+)
 from tidelog.broker.coordinators.shards import ShardPhase
+from tidelog.broker.coordinators.store import Producer
 from tidelog.broker.coordinators.topic import OFFSETS_CONFIGS, OFFSETS_TOPIC, CoordinatorTopic
+from tidelog.broker.coordinators.writer import Marker, OfTransaction, Write
 from tidelog.broker.groups.errors import GroupError, InvalidGroupId, InvalidGroupRequest
 from tidelog.broker.groups.members import MemberIdentity
-from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult, TxnCommitRequest
 from tidelog.broker.groups.records import (
     MAX_STRING_BYTES,
     MemberValue,
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
 """Maximum size of ids that clients choose; a member id is such an id and a UUID, and must fit in a record."""
+NOT_LEADER_OR_FOLLOWER = 6
 LOAD_WAIT_S = 3.0
 """How long requests wait for a partition that is being opened or moved; after that the client backs off."""
 
@@ -106,6 +114,7 @@ class GroupCoordinator:
             "loading": sum(shard.phase is not ShardPhase.ACTIVE for shard in shards),
             "groups": sum(len(shard.store.groups) for shard in shards),
             "offsets": sum(shard.store.offsets.count for shard in shards),
+            "pending": sum(shard.store.pending.count for shard in shards),
             "waiting": self._shards.waiting(),
         }
 
@@ -117,6 +126,14 @@ class GroupCoordinator:
         if await self.arrival(group_id):
             broker = await self._topic.find(group_id)  # the partition may have moved meanwhile
         return broker
+
+    def partition_of(self, group_id: str) -> int | None:
+        """The offsets partition of a group; None before the topic exists."""
+        return self._topic.partition_of(group_id)
+
+    async def find_partition(self, group_id: str) -> int:
+        """The offsets partition of a group; creates the topic on first use. Raises `CoordinatorNotAvailable`."""
+        return await self._topic.find_partition(group_id)
 
     async def arrival(self, group_id: str) -> bool:
         """Wait briefly while the group's partition is moving to or from this broker; False if it is not moving.
@@ -216,6 +233,77 @@ class GroupCoordinator:
         await self._known(group_id, error)
         return error
 
+    async def commit_pending(
+        self, group_id: str, request: TxnCommitRequest, admit: Callable[[int], Awaitable[int]]
+    ) -> int:
+        """TxnOffsetCommit: a Kafka error code, 0 once all offsets are durable in the producer's transaction.
+
+        They are committed by the transaction's marker. `admit` asks the coordinator of the transaction whether this
+        offsets partition is in it, and returns a code for the client; it is asked only if the transaction is not open
+        in the partition's log. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
+        """
+        _check_id(group_id)
+        await self.arrival(group_id)
+        shard = self._shard(group_id)
+        error = _txn_commit_error(shard, group_id, request)
+        offsets = [(key, value) for key, value in request.offsets if self._shards.is_of(key.topic, value)]
+        if error is not GroupError.NONE or not offsets:
+            return error
+        guard = shard.log.begin_verification(*request.producer)
+        if guard is not None:
+            code = await admit(shard.index)
+            if code:
+                return code
+            if not self._table.is_current(shard):
+                return GroupError.NOT_COORDINATOR
+            error = _txn_commit_error(shard, group_id, request)  # a rebalance may have taken place meanwhile
+            if error is not GroupError.NONE:
+                return error
+        if shard.writer.is_full:
+            raise CoordinatorNotAvailable(f"too many commits wait for offsets partition {shard.index}")
+        records = [(encode_offset_key(key), encode_offset_value(value)) for key, value in offsets]
+
+        def done(failure: WriteError) -> None:
+            if failure is WriteError.NONE:
+                shard.store.put_pending(request.producer, offsets)
+
+        write = Write(lambda: records, done, of=OfTransaction(request.producer, guard))
+        error = GroupError(await self._table.submit(shard, write))
+        await self._known(group_id, error)
+        return error
+
+    async def write_marker(
+        self,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        transaction_version: int,
+    ) -> int:
+        """End a producer's transaction in an offsets partition. Returns a Kafka error code for the marker's sender.
+
+        0 once the marker is durable and applied: the pending offsets are the committed ones, or gone. It is written
+        for a producer without pending offsets, too, and again if it is sent again. NOT_LEADER_OR_FOLLOWER: this broker
+        does not serve the partition, or does not confirm the marker in time; INVALID_PRODUCER_EPOCH,
+        TRANSACTION_COORDINATOR_FENCED: the log knows a newer epoch.
+        """
+        try:
+            shard = self._table.get(partition)
+
+            def done(failure: WriteError) -> None:
+                if failure is WriteError.NONE:
+                    shard.store.end_transaction(producer_id, commit=commit)
+
+            producer = Producer(producer_id, producer_epoch)
+            marker = Marker(producer, coordinator_epoch, commit, transaction_version)
+            error = await self._table.submit(shard, Write(list, done, of=marker))
+        except (NotCoordinator, CoordinatorLoading, CoordinatorNotAvailable):
+            return NOT_LEADER_OR_FOLLOWER
+        if error in (WriteError.COORDINATOR_NOT_AVAILABLE, WriteError.NOT_COORDINATOR):
+            return NOT_LEADER_OR_FOLLOWER
+        return error
+
     def committed(
         self, group_id: str, topics: Mapping[str, Collection[int]] | None
     ) -> dict[str, dict[int, OffsetValue | None]]:
@@ -239,6 +327,11 @@ class GroupCoordinator:
                 is_current = one is not None and self._shards.is_of(topic, one)
                 values[partition] = one if is_current else None
         return found
+
+    def unstable(self, group_id: str) -> set[tuple[str, int]]:
+        """The topics and partitions whose committed offsets an open transaction may change (KIP-447)."""
+        pending = self._shard(group_id).store.pending
+        return {(key.topic, key.partition) for key, value in pending.values(group_id) if self._shards.is_of(key.topic, value)}
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]
@@ -295,6 +388,13 @@ class GroupCoordinator:
 
     def _shard(self, group_id: str) -> GroupShard:
         return self._table.get(self._topic.partition_of(group_id))
+
+
+def _txn_commit_error(shard: GroupShard, group_id: str, request: TxnCommitRequest) -> GroupError:
+    group = shard.store.groups.get(group_id)
+    if group is not None:
+        return group.check_txn_commit(request.identity, request.generation)
+    return GroupError.ILLEGAL_GENERATION if request.generation >= 0 else GroupError.NONE
 
 
 def _check_id(group_id: str, *, may_be_empty: bool = False) -> None:
