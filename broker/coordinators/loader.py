@@ -3,8 +3,8 @@
 The end is the log end offset when loading began: nothing is appended before loading completes. Loading waits for the
 unconfirmed part of the log, because only confirmed records may be visible (rule 2).
 
-Records of transactions and their markers are replayed in the order of the log into a `TransactionalStore`. In the log of
-a coordinator whose store is none they are damage.
+Records of transactions and their markers are replayed in the order of the log into a `TransactionalStore`. For a
+coordinator whose store is none they are damage.
 
 Entry: `load_store`.
 """
@@ -25,7 +25,7 @@ from tidelog.batch.batch import (
     iter_batches,
     iter_records,
 )
-from tidelog.broker.coordinators.store import KeyValue, Producer, StateStore, TransactionalStore
+from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import PartitionLog
@@ -73,7 +73,7 @@ def _replay(store: StateStore, header: BatchHeader, records: Iterator[Record], s
             continue
         if not header.is_control:
             if record.key is not None:
-                store.replay_pending(Producer(header.producer_id, header.producer_epoch), *_key_value(record))
+                store.replay_pending(TxnProducer(header.producer_id, header.producer_epoch), *_key_value(record))
         elif (kind := control_type(record)) in (ControlType.COMMIT, ControlType.ABORT):
             store.replay_marker(header.producer_id, commit=kind == ControlType.COMMIT)
 

@@ -14,7 +14,7 @@ KeyValue = tuple[bytes, bytes | None]
 """A record of an internal topic; None is a tombstone."""
 
 
-class Producer(NamedTuple):
+class TxnProducer(NamedTuple):
     """A transactional producer as its batches name it: producer id (int64) and epoch (int16)."""
 
     id: int
@@ -45,7 +45,7 @@ class StateStore(Protocol):
 class TransactionalStore(StateStore, Protocol):
     """A store with records of open transactions: *pending* until the marker of their producer."""
 
-    def replay_pending(self, producer: Producer, key: bytes, value: bytes | None) -> None:
+    def replay_pending(self, producer: TxnProducer, key: bytes, value: bytes | None) -> None:
         """Apply the next record of a transactional batch. Raises `CorruptRecord`."""
         ...
 
@@ -53,7 +53,7 @@ class TransactionalStore(StateStore, Protocol):
         """Apply the next marker: the producer's pending records count from now on, or never will."""
         ...
 
-    def pending_records(self) -> Iterator[tuple[Producer, Sequence[KeyValue]]]:
+    def pending_records(self) -> Iterator[tuple[TxnProducer, Sequence[KeyValue]]]:
         """Yield every pending record once, in order, as batches; replaying them after `live_records` gives this store.
 
         A log that ends with `live_records` and any part of this, all written again, must be replayed as if it did not.

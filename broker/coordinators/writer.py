@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.batch.batch import ControlType, Record, build_batch, build_control_batch
 from tidelog.broker.coordinators.errors import WriteError
-from tidelog.broker.coordinators.store import KeyValue, Producer, StateStore, TransactionalStore
+from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.tasks import TaskSet
@@ -40,6 +40,7 @@ from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, Inval
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import AppendResult, PartitionLog
+    from tidelog.stream.producer_state import VerificationGuard
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +60,15 @@ MAX_QUEUED = 100_000
 class OfTransaction(NamedTuple):
     """How the records of a producer's open transaction are appended: a batch of their own, without a sequence."""
 
-    producer: Producer
+    producer: TxnProducer
     guard: VerificationGuard | None
     """From `PartitionLog.begin_verification`, if the transaction is not open in this log."""
 
 
-class Marker(NamedTuple):
+class TxnMarker(NamedTuple):
     """The end of a producer's transaction; a write of it has no records."""
 
-    producer: Producer
+    producer: TxnProducer
     coordinator_epoch: int
     """int32."""
     commit: bool
@@ -83,7 +84,7 @@ class Write(NamedTuple):
     done: Callable[[WriteError], None]
     alone: bool = False
     """`build` requires that all earlier writes are applied."""
-    of: OfTransaction | Marker | None = None
+    of: OfTransaction | TxnMarker | None = None
     """None: plain records, which share batches with those of other writes."""
 
 
@@ -233,7 +234,7 @@ class StateWriter:
     def _special_part(self, write: Write) -> _Part:
         of = write.of
         assert of is not None
-        if isinstance(of, Marker):
+        if isinstance(of, TxnMarker):
             marker = build_control_batch(
                 ControlType.COMMIT if of.commit else ControlType.ABORT,
                 producer_id=of.producer.id,
@@ -243,7 +244,7 @@ class StateWriter:
             )
             append = functools.partial(self._log.append_internal, transaction_version=of.transaction_version)
             return _Part([write], [marker], append)
-        append = functools.partial(self._log.append_internal, guard=of.guard)
+        append = functools.partial(self._log.append_of_transaction, guard=of.guard)
         return _Part([write], self._batches(write.build(), of.producer), append)
 
     async def _append(self, parts: Sequence[_Part]) -> list[_Appended]:
@@ -299,7 +300,7 @@ class StateWriter:
         logger.warning("coordinator's partition is lost", extra=self._ids(error))
         return _Appended(WriteError.NOT_COORDINATOR)
 
-    def _batches(self, records: Iterable[KeyValue], producer: Producer | None = None) -> Iterator[bytes]:
+    def _batches(self, records: Iterable[KeyValue], producer: TxnProducer | None = None) -> Iterator[bytes]:
         """Plain batches, or those of the producer's transaction."""
         build = build_batch
         if producer is not None:

@@ -23,9 +23,9 @@ from tidelog.broker.coordinators.errors import (
     WriteError,
 )
 from tidelog.broker.coordinators.shards import ShardPhase
-from tidelog.broker.coordinators.store import Producer
+from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.coordinators.topic import OFFSETS_CONFIGS, OFFSETS_TOPIC, CoordinatorTopic
-from tidelog.broker.coordinators.writer import Marker, OfTransaction, Write
+from tidelog.broker.coordinators.writer import OfTransaction, TxnMarker, Write
 from tidelog.broker.groups.errors import GroupError, InvalidGroupId, InvalidGroupRequest
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult, TxnCommitRequest
@@ -249,7 +249,7 @@ class GroupCoordinator:
         offsets = [(key, value) for key, value in request.offsets if self._shards.is_of(key.topic, value)]
         if error is not GroupError.NONE or not offsets:
             return error
-        guard = shard.log.begin_verification(*request.producer)
+        guard = shard.log.begin_verification(request.producer.id)
         if guard is not None:
             code = await admit(shard.index)
             if code:
@@ -295,8 +295,8 @@ class GroupCoordinator:
                 if failure is WriteError.NONE:
                     shard.store.end_transaction(producer_id, commit=commit)
 
-            producer = Producer(producer_id, producer_epoch)
-            marker = Marker(producer, coordinator_epoch, commit, transaction_version)
+            producer = TxnProducer(producer_id, producer_epoch)
+            marker = TxnMarker(producer, coordinator_epoch, commit, transaction_version)
             error = await self._table.submit(shard, Write(list, done, of=marker))
         except (NotCoordinator, CoordinatorLoading, CoordinatorNotAvailable):
             return NOT_LEADER_OR_FOLLOWER
@@ -331,7 +331,11 @@ class GroupCoordinator:
     def unstable(self, group_id: str) -> set[tuple[str, int]]:
         """The topics and partitions whose committed offsets an open transaction may change (KIP-447)."""
         pending = self._shard(group_id).store.pending
-        return {(key.topic, key.partition) for key, value in pending.values(group_id) if self._shards.is_of(key.topic, value)}
+        return {
+            (key.topic, key.partition)
+            for key, value in pending.values(group_id)
+            if self._shards.is_of(key.topic, value)
+        }
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.broker.coordinators.store import Producer
+from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity, Protocols
 from tidelog.broker.groups.records import GroupValue, OffsetKey, OffsetValue
@@ -75,7 +75,7 @@ class SyncRequest(NamedTuple):
 class TxnCommitRequest(NamedTuple):
     """The fields of TxnOffsetCommit that the coordinator uses."""
 
-    producer: Producer
+    producer: TxnProducer
     identity: MemberIdentity
     generation: int
     """-1: not checked for a group without members, or if the identity is empty."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from tidelog.broker.coordinators.store import Producer
+from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.groups.records import OffsetKey, OffsetValue
 
 
@@ -46,7 +46,7 @@ class PendingOffsets:
     def __contains__(self, group: object) -> bool:
         return group in self._keys
 
-    def put(self, producer: Producer, key: OffsetKey, value: OffsetValue) -> None:
+    def put(self, producer: TxnProducer, key: OffsetKey, value: OffsetValue) -> None:
         """Add an offset of the producer's open transaction; it replaces an earlier one of the same transaction."""
         offsets = self._producers.setdefault(producer.id, {})
         self._epochs[producer.id] = max(producer.epoch, self._epochs.get(producer.id, -1))
@@ -92,21 +92,23 @@ class PendingOffsets:
         """The keys with pending offsets for these topics, in all groups."""
         return [key for keys in self._keys.values() for key in keys if key.topic in names]
 
-    def runs(self) -> Iterator[tuple[Producer, list[PendingOffset]]]:
+    def runs(self) -> Iterator[tuple[TxnProducer, list[PendingOffset]]]:
         """All pending offsets in order, those of one producer that follow each other together."""
         everything = sorted(
-            (one.order, producer_id, one) for producer_id, offsets in self._producers.items() for one in offsets.values()
+            (one.order, producer_id, one)
+            for producer_id, offsets in self._producers.items()
+            for one in offsets.values()
         )
         run: list[PendingOffset] = []
         of = -1
         for _, producer_id, one in everything:
             if run and producer_id != of:
-                yield Producer(of, self._epochs[of]), run
+                yield TxnProducer(of, self._epochs[of]), run
                 run = []
             run.append(one)
             of = producer_id
         if run:
-            yield Producer(of, self._epochs[of]), run
+            yield TxnProducer(of, self._epochs[of]), run
 
     def _drop(self, producer_id: int, key: OffsetKey) -> None:
         del self._producers[producer_id][key]

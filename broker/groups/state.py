@@ -279,7 +279,7 @@ class ClassicGroup:
         return GroupError.NONE
 
     def check_txn_commit(self, identity: MemberIdentity, generation: int) -> GroupError:
-        """Check an offset commit in a transaction (KIP-447). It is no heartbeat, and allowed while a rebalance completes.
+        """Check a transaction's offset commit (KIP-447). It is no heartbeat, and allowed while a rebalance completes.
 
         A producer of before TxnOffsetCommit v3 says nothing of its member: then nothing of it is checked.
         """

@@ -2,14 +2,14 @@
 
 Records are added with `replay` while the partition is loaded; afterwards changes are persisted first and then applied.
 A removal (expiry, DeleteGroups, OffsetDelete, a deleted topic) is planned, written as tombstones, and applied or
-undone. `live_records` and `pending_records` are the whole content in the minimum number of records: replaying them gives
-the same store.
+undone. `live_records` and `pending_records` are the whole content in the minimum number of records: replaying them
+gives the same store.
 
 Offsets of open transactions are in `pending` until the marker of their producer (`tidelog.broker.groups.pending`). A
 removal takes them too, and they keep the committed offset of their key, and their group, from expiring.
 
-Invariants: a group with offsets, pending ones included, or with a durable record is in `groups`; a group being deleted is Dead, so that no
-member joins or commits before the tombstones are durable.
+Invariants: a group with offsets, pending ones included, or with a durable record is in `groups`; a group being deleted
+is Dead, so that no member joins or commits before the tombstones are durable.
 
 Entry: `GroupStore`.
 """
@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.batch.errors import CorruptRecord
-from tidelog.broker.coordinators.store import KeyValue, Producer
+from tidelog.broker.coordinators.store import KeyValue, TxnProducer
 from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.messages import Limits
@@ -84,7 +84,7 @@ class GroupStore:
         else:
             self._unknown[key] = value
 
-    def replay_pending(self, producer: Producer, key: bytes, value: bytes | None) -> None:
+    def replay_pending(self, producer: TxnProducer, key: bytes, value: bytes | None) -> None:
         """Apply the next record of a transaction. Raises `CorruptRecord` unless it is a committed offset."""
         parsed = parse_key(key)
         if not isinstance(parsed, OffsetKey) or value is None:
@@ -125,7 +125,7 @@ class GroupStore:
             self._commit(key, value)
             self.obtain(key.group)
 
-    def put_pending(self, producer: Producer, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
+    def put_pending(self, producer: TxnProducer, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
         """Apply commits of an open transaction whose records are durable."""
         for key, value in offsets:
             self.pending.put(producer, key, value)
@@ -248,7 +248,7 @@ class GroupStore:
     # --- snapshot ------------------------------------------------------------------------------------------------
 
     def live_records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield everything durable and not pending once. Durable state must not change meanwhile; groups may be added."""
+        """Yield everything durable and not pending once. It must not change meanwhile; groups may be added."""
         for group in list(self.groups.values()):
             if group.durable is not None:
                 yield encode_group_key(group.group_id), encode_group_value(group.durable)
@@ -257,7 +257,7 @@ class GroupStore:
                 yield encode_offset_key(key), encode_offset_value(value)
         yield from self._unknown.items()
 
-    def pending_records(self) -> Iterator[tuple[Producer, list[KeyValue]]]:
+    def pending_records(self) -> Iterator[tuple[TxnProducer, list[KeyValue]]]:
         """Yield the offsets of open transactions, in order."""
         for producer, run in self.pending.runs():
             yield producer, [(encode_offset_key(one.key), encode_offset_value(one.value)) for one in run]

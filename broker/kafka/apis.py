@@ -26,6 +26,7 @@ from tidelog.broker.kafka.handlers import (
     offsets,
     produce,
     topics,
+    txn_offsets,
 )
 from tidelog.broker.kafka.services import ApiHandler
 
@@ -50,6 +51,7 @@ _MODULES = (
     offsets,
     produce,
     topics,
+    txn_offsets,
 )
 
 
