@@ -409,14 +409,14 @@ class PartitionLog:
             self._admission.note_refused()
             raise
 
-    def begin_verification(self, producer_id: int) -> VerificationGuard | None:
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard | None:
         """Begin a question to the coordinator of a producer's transaction: whether this partition is in it.
 
         The answer lets a batch in together with the guard returned here. None: the transaction is open here, and
         nobody need be asked. Raises `Closed`.
         """
         self._require_open()
-        return self._state.producers.begin_verification(producer_id)
+        return self._state.producers.begin_verification(producer_id, producer_epoch)
 
     def append_of_transaction(self, batch: Buffer, guard: VerificationGuard | None) -> AppendResult:
         """Append one batch of the broker's own in a producer's transaction, without a sequence (committed offsets).

@@ -233,12 +233,13 @@ class ProducerStates:
         ahead = (header.base_sequence - state.last_sequence - 1) & _MAX_SEQUENCE
         return header.producer_epoch == state.epoch and 0 < ahead <= _MAX_SEQUENCE // 2
 
-    def begin_verification(self, producer_id: int) -> VerificationGuard | None:
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard | None:
         """Return the guard for a question about the producer's transaction; None if it is open here.
 
+        One of an older epoch does not count: its marker is on its way, and the producer has begun another (KIP-890).
         Any batch or marker of the producer removes the guard: an answer that comes later lets no batch in.
         """
-        if producer_id in self._ongoing:
+        if self._is_open(producer_id, producer_epoch):
             return None
         guard = self._guards.get(producer_id)
         if guard is None:
@@ -258,8 +259,15 @@ class ProducerStates:
             raise InvalidProducerEpoch(
                 f"producer {producer_id} wrote with epoch {header.producer_epoch}, epoch {state.epoch} is current"
             )
-        if producer_id not in self._ongoing and (guard is None or self._guards.get(producer_id) is not guard):
-            raise InvalidTxnState(f"producer {producer_id} has no open transaction here")
+        if not self._is_open(producer_id, header.producer_epoch) and (
+            guard is None or self._guards.get(producer_id) is not guard
+        ):
+            raise InvalidTxnState(
+                f"producer {producer_id} has no open transaction of epoch {header.producer_epoch} here"
+            )
+
+    def _is_open(self, producer_id: int, producer_epoch: int) -> bool:
+        return producer_id in self._ongoing and self._states[producer_id].epoch == producer_epoch
 
     def check_marker(self, header: BatchHeader, coordinator_epoch: int, transaction_version: int = 1) -> None:
         """Check a transaction marker before its append. Raises `InvalidProducerEpoch`, `FencedCoordinator`.

@@ -42,16 +42,25 @@ from tidelog.broker.groups.state import ClassicGroup, GroupState
 from tidelog.broker.groups.store import Removal
 from tidelog.broker.settings import GroupSettings
 from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import Closed
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
     from tidelog.controller.client.client import ControllerClient
     from tidelog.controller.model.records import BrokerRecord
     from tidelog.stream.partition_log import PartitionLog
+    from tidelog.stream.producer_state import VerificationGuard
 
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
 """Maximum size of ids that clients choose; a member id is such an id and a UUID, and must fit in a record."""
 NOT_LEADER_OR_FOLLOWER = 6
+CONCURRENT_TRANSACTIONS = 51
+CONCURRENT_WAIT_S = 0.1
+"""How long the end of a producer's last transaction is waited for (add.partitions.to.txn.retry.backoff.max.ms)."""
+CONCURRENT_PAUSE_S = 0.02
+"""Pause between questions meanwhile (add.partitions.to.txn.retry.backoff.ms)."""
+MAX_QUESTIONS = 2
+"""How often a commit is tried if a marker comes between the coordinator's answer and the append."""
 LOAD_WAIT_S = 3.0
 """How long requests wait for a partition that is being opened or moved; after that the client backs off."""
 
@@ -80,6 +89,7 @@ class GroupCoordinator:
         rng: random.Random,
     ) -> None:
         self.settings = settings
+        self._clock = clock
         self._topic = CoordinatorTopic(controller, OFFSETS_TOPIC, settings.offsets_topic_partitions, OFFSETS_CONFIGS)
         self._shards = GroupShards(partitions, controller, clock, settings, rng)
         self._table = self._shards.table
@@ -240,7 +250,8 @@ class GroupCoordinator:
 
         They are committed by the transaction's marker. `admit` asks the coordinator of the transaction whether this
         offsets partition is in it, and returns a code for the client; it is asked only if the transaction is not open
-        in the partition's log. Raises `InvalidGroupId`, `CoordinatorNotAvailable`.
+        in the partition's log, and again for `CONCURRENT_WAIT_S` if it answers CONCURRENT_TRANSACTIONS. Raises
+        `InvalidGroupId`, `CoordinatorNotAvailable`.
         """
         _check_id(group_id)
         await self.arrival(group_id)
@@ -249,28 +260,60 @@ class GroupCoordinator:
         offsets = [(key, value) for key, value in request.offsets if self._shards.is_of(key.topic, value)]
         if error is not GroupError.NONE or not offsets:
             return error
-        guard = shard.log.begin_verification(request.producer.id)
-        if guard is not None:
-            code = await admit(shard.index)
+        for _ in range(MAX_QUESTIONS):
+            code, guard = await self._admitted(shard, request.producer, admit)
             if code:
                 return code
-            if not self._table.is_current(shard):
-                return GroupError.NOT_COORDINATOR
             error = _txn_commit_error(shard, group_id, request)  # a rebalance may have taken place meanwhile
             if error is not GroupError.NONE:
                 return error
+            error = await self._write_pending(shard, request.producer, offsets, guard)
+            if error is not GroupError.INVALID_TXN_STATE:
+                break
+            # The marker of the producer's last transaction came between question and append.
+        await self._known(group_id, error)
+        return error
+
+    async def _admitted(
+        self, shard: GroupShard, producer: TxnProducer, admit: Callable[[int], Awaitable[int]]
+    ) -> tuple[int, VerificationGuard | None]:
+        """Ask `admit` if necessary, and again for a while if the producer's last transaction is not over yet.
+
+        Each question has a guard of its own: the marker of that last transaction removes the one before.
+        """
+        until = self._clock.monotonic() + CONCURRENT_WAIT_S
+        while self._table.is_current(shard):
+            try:
+                guard = shard.log.begin_verification(*producer)
+            except Closed:
+                break
+            if guard is None:
+                return 0, None
+            code = await admit(shard.index)
+            if code != CONCURRENT_TRANSACTIONS or self._clock.monotonic() >= until:
+                return code, guard
+            await self._clock.sleep(CONCURRENT_PAUSE_S)
+        return GroupError.NOT_COORDINATOR, None
+
+    async def _write_pending(
+        self,
+        shard: GroupShard,
+        producer: TxnProducer,
+        offsets: Sequence[tuple[OffsetKey, OffsetValue]],
+        guard: VerificationGuard | None,
+    ) -> GroupError:
+        if not self._table.is_current(shard):
+            return GroupError.NOT_COORDINATOR
         if shard.writer.is_full:
             raise CoordinatorNotAvailable(f"too many commits wait for offsets partition {shard.index}")
         records = [(encode_offset_key(key), encode_offset_value(value)) for key, value in offsets]
 
         def done(failure: WriteError) -> None:
             if failure is WriteError.NONE:
-                shard.store.put_pending(request.producer, offsets)
+                shard.store.put_pending(producer, offsets)
 
-        write = Write(lambda: records, done, of=OfTransaction(request.producer, guard))
-        error = GroupError(await self._table.submit(shard, write))
-        await self._known(group_id, error)
-        return error
+        write = Write(lambda: records, done, of=OfTransaction(producer, guard))
+        return GroupError(await self._table.submit(shard, write))
 
     async def write_marker(
         self,

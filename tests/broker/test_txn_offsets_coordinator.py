@@ -26,6 +26,7 @@ NOBODY = MemberIdentity("", None)
 FIRST = TxnProducer(1, 0)
 NOT_LEADER_OR_FOLLOWER = 6
 FENCED_COORDINATOR = 52
+CONCURRENT_TRANSACTIONS = 51
 
 Admit = Callable[[int], Awaitable[int]]
 
@@ -145,6 +146,40 @@ async def test_a_late_yes_lets_nothing_in_behind_an_abort() -> None:
         assert await put(world, 1, admit=late) == E.INVALID_TXN_STATE
         assert world.coordinator.unstable("g") == set()
         assert await put(world, 2) == 0
+
+
+async def test_the_next_transaction_waits_for_the_marker_of_the_last_one() -> None:
+    """KIP-890: EndTxn is answered with the next epoch before the markers are written."""
+    async with World() as world:
+        await put(world, 1, admit=yes)
+        asked = 0
+
+        async def busy(partition: int) -> int:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                return CONCURRENT_TRANSACTIONS
+            if asked == 2:
+                assert await end(world, producer=TxnProducer(1, 1), transaction_version=2) == 0
+            return 0
+
+        assert await put(world, 2, producer=TxnProducer(1, 1), admit=busy) == 0
+        assert asked == 3  # the marker came after the second question was begun
+        assert committed(world, "g") == 1
+        assert await end(world, False, producer=TxnProducer(1, 2), transaction_version=2) == 0
+        assert committed(world, "g") == 1
+
+
+async def test_a_partition_that_leaves_while_the_question_is_asked_writes_nothing() -> None:
+    async with World() as world:
+        log = world.log
+
+        async def late(partition: int) -> int:
+            world.partitions.close(0)
+            return 0
+
+        assert await put(world, 1, admit=late) == E.NOT_COORDINATOR
+        assert log.batches == []
 
 
 async def test_a_producer_of_an_older_epoch_is_refused_and_the_partition_stays() -> None:

@@ -37,19 +37,22 @@ def test_the_first_batch_of_a_transaction_needs_a_guard_that_nothing_of_the_prod
     states = ProducerStates()
     with pytest.raises(InvalidTxnState):
         states.check_transactional(data(), None)
-    guard = states.begin_verification(7)
-    assert guard is not None and states.begin_verification(7) is guard
-    other = states.begin_verification(8)
+    guard = states.begin_verification(7, 0)
+    assert guard is not None and states.begin_verification(7, 0) is guard
+    other = states.begin_verification(8, 0)
     with pytest.raises(InvalidTxnState):
         states.check_transactional(data(), other)
     states.check_transactional(data(), guard)
     states.append(data(), 0, 1_000, 0)
-    assert states.begin_verification(7) is None
+    assert states.begin_verification(7, 0) is None
     states.check_transactional(data(), None)
+    assert states.begin_verification(7, 1) is not None  # the transaction after it
+    with pytest.raises(InvalidTxnState):
+        states.check_transactional(data(epoch=1), None)
     states.append_marker(marker(), 1, 1, 0)
     with pytest.raises(InvalidTxnState):
         states.check_transactional(data(), guard)
-    late = states.begin_verification(7)
+    late = states.begin_verification(7, 0)
     states.append_marker(marker(), 2, 1, 0)  # of a transaction without a batch here
     with pytest.raises(InvalidTxnState):
         states.check_transactional(data(), late)
@@ -62,7 +65,7 @@ def test_an_older_epoch_is_refused_with_or_without_a_guard() -> None:
         states.check_transactional(data(epoch=1), None)
     states.append_marker(marker(epoch=2), 1, 1, 0)
     with pytest.raises(InvalidProducerEpoch):
-        states.check_transactional(data(epoch=1), states.begin_verification(7))
+        states.check_transactional(data(epoch=1), states.begin_verification(7, 0))
 
 
 def test_a_marker_of_version_2_has_a_newer_epoch_unless_it_repeats_one() -> None:
@@ -80,8 +83,8 @@ def test_a_marker_of_version_2_has_a_newer_epoch_unless_it_repeats_one() -> None
 
 def test_questions_that_come_to_nothing_are_bounded() -> None:
     states = ProducerStates()
-    first = states.begin_verification(7)
+    first = states.begin_verification(7, 0)
     for producer_id in range(100, 100 + MAX_PRODUCERS):
-        states.begin_verification(producer_id)
+        states.begin_verification(producer_id, 0)
     with pytest.raises(InvalidTxnState):
         states.check_transactional(data(), first)

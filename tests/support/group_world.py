@@ -121,8 +121,8 @@ class FakeLog:
         if self.too_few:
             raise self.too_few.pop(0)
 
-    def begin_verification(self, producer_id: int) -> object | None:
-        if producer_id in self.open:
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> object | None:
+        if producer_id in self.open and self.epochs[producer_id] == producer_epoch:
             return None
         return self._guards.setdefault(producer_id, object())
 
@@ -138,7 +138,9 @@ class FakeLog:
             self._coordinators[producer] = coordinator_epoch
         elif epoch < known:
             raise InvalidProducerEpoch(f"a batch has epoch {epoch}, {known} is current")
-        elif producer not in self.open and (guard is None or self._guards.get(producer) is not guard):
+        elif (producer not in self.open or epoch != known) and (
+            guard is None or self._guards.get(producer) is not guard
+        ):
             raise InvalidTxnState("the transaction is not open, and not verified")
 
     def append_of_transaction(self, batch: bytes, guard: object | None) -> Appended:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
+from tidelog.broker.groups.coordinator import CONCURRENT_TRANSACTIONS
 from tidelog.broker.groups.members import MemberIdentity
 from tidelog.broker.groups.messages import TxnCommitRequest
 from tidelog.broker.groups.records import NO_TIMESTAMP, OffsetKey, OffsetValue
@@ -29,13 +30,8 @@ from tidelog.runtime.errors import TidelogError
 
 ADMIT_TIMEOUT_S = 5.0
 """How long the answer of the transaction's coordinator is waited for (offsets.commit.timeout.ms)."""
-CONCURRENT_WAIT_S = 0.1
-"""How long v5 waits for the end of the producer's last transaction (add.partitions.to.txn.retry.backoff.max.ms)."""
-CONCURRENT_PAUSE_S = 0.02
-"""Pause between questions meanwhile (add.partitions.to.txn.retry.backoff.ms)."""
 NETWORK_EXCEPTION = 13
 COORDINATOR_NOT_AVAILABLE = 15
-CONCURRENT_TRANSACTIONS = 51
 TRANSACTION_ABORTABLE = 120
 _FIRST_THAT_KNOWS_LOADING = 2
 _FIRST_THAT_KNOWS_ABORTABLE = 4
@@ -105,17 +101,9 @@ async def _commit(
 async def _admit(context: RequestContext, request: TxnOffsetCommitRequest, partition: int) -> int:
     """Ask the transaction's coordinator about the offsets partition; returns the code for the client."""
     version = context.api_version
-    clock = context.services.clock
-    until = clock.monotonic() + CONCURRENT_WAIT_S
-    while True:
-        code = await _ask(context, request, partition)
-        if code != CONCURRENT_TRANSACTIONS:
-            break
-        if version < _FIRST_THAT_ADDS:
-            return COORDINATOR_NOT_AVAILABLE
-        if clock.monotonic() >= until:
-            return code
-        await clock.sleep(CONCURRENT_PAUSE_S)
+    code = await _ask(context, request, partition)
+    if code == CONCURRENT_TRANSACTIONS and version < _FIRST_THAT_ADDS:
+        return COORDINATOR_NOT_AVAILABLE
     if code == TRANSACTION_ABORTABLE and version < _FIRST_THAT_KNOWS_ABORTABLE:
         return INVALID_TXN_STATE
     return _ADMISSION_CODES.get(code, code)
