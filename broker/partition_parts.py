@@ -1,4 +1,4 @@
-"""Creates a broker's partition components: membership, partition logs, moves, takeovers and groups.
+"""Creates a broker's partition components: membership, partition logs, moves, takeovers, groups and transactions.
 
 Each registers its metrics, problems and sections where it is created.
 
@@ -22,6 +22,7 @@ from tidelog.broker.partitions.peers import HintSender, PeerListener
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.partitions.takeover import TakeoverRunner
 from tidelog.broker.telemetry import figures
+from tidelog.broker.txn.parts import TxnParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class PartitionParts:
     manager: PartitionManager
     takeovers: TakeoverRunner
     groups: GroupCoordinator
+    txn: TxnParts
     log_cleaner: LogCleaner
 
     def not_ready(self) -> list[str]:
@@ -62,17 +64,31 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     takeovers = _takeovers(base)
     groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
     base.registry.add_figures("groups", groups.stats, figures.group_families)
+    peers = PeerListener(
+        hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
+    )
+    txn = TxnParts(
+        base.broker_id,
+        partitions=manager,
+        groups=groups,
+        controller=controller,
+        calls=peer_calls,
+        clock=world.clock,
+        settings=base.settings.group,
+        rng=world.rng,
+    )
+    txn.serve(peers)
+    base.registry.add_figures("transactions", txn.coordinator.stats, figures.transaction_families)
     return PartitionParts(
         membership=membership,
         hints=hints,
-        peers=PeerListener(
-            hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
-        ),
+        peers=peers,
         peer_calls=peer_calls,
         hint_sender=hint_sender,
         manager=manager,
         takeovers=takeovers,
         groups=groups,
+        txn=txn,
         log_cleaner=_log_cleaner(base, data, manager),
     )
 

@@ -47,6 +47,7 @@ class RunningBroker:
         if data.single is not None:
             data.single.storage.recovered_done()
         await led.groups.start()
+        led.txn.start(servers.producer_ids.next_id)
         data.read_replicas.start()
         await servers.kafka.start()
         data.compactor.start()
@@ -104,6 +105,7 @@ class RunningBroker:
         deadline = loop.time() + grace_s
         await led.log_cleaner.close()
         await led.groups.close()  # before the listener: a waiting JoinGroup would delay its close
+        await led.txn.close()
         await servers.kafka.close(grace_s / 4)
         await self._close_partitions(grace_s / 2)
         await led.hint_sender.close()

@@ -110,7 +110,7 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Section `[group]`: consumer groups, named as in Kafka."""
+    """Section `[group]`: consumer groups and transactions, named as in Kafka."""
 
     min_session_timeout_ms: Positive = 6_000
     """Smallest session time-out that a member may request."""
@@ -124,6 +124,15 @@ class GroupSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Partitions of `__consumer_offsets`; fixed when the topic is created (Kafka's default is 50)."""
     transaction_topic_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50
     """Partitions of `__transaction_state`; fixed when the topic is created."""
+    transaction_max_timeout_ms: Positive = 900_000
+    """Largest time-out that a transactional producer may request (Kafka: transaction.max.timeout.ms)."""
+    transactional_id_expiration_ms: Positive = 604_800_000
+    """How long a transactional id may be idle before it is forgotten (Kafka: transactional.id.expiration.ms)."""
+    transaction_check_interval_ms: Positive = 10_000
+    """How often transactions over their time-out are searched for and aborted."""
+    transaction_two_phase_commit: bool = False
+    """Whether producers may keep a prepared transaction over a restart, and have none of theirs ended by time
+    (Kafka: transaction.two.phase.commit.enable, KIP-939)."""
     offsets_retention_ms: Positive = 604_800_000
     """How long offsets of an empty group are kept."""
     offsets_check_interval_ms: Positive = 600_000

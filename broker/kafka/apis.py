@@ -26,6 +26,7 @@ from tidelog.broker.kafka.handlers import (
     offsets,
     produce,
     topics,
+    transactions,
     txn_offsets,
 )
 from tidelog.broker.kafka.services import ApiHandler
@@ -51,6 +52,7 @@ _MODULES = (
     offsets,
     produce,
     topics,
+    transactions,
     txn_offsets,
 )
 

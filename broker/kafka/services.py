@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
     from tidelog.broker.partitions.read_replicas import ReadReplicas
     from tidelog.broker.telemetry.metrics import Metrics
+    from tidelog.broker.txn.coordinator import TxnCoordinator
+    from tidelog.broker.txn.marker_writer import MarkerWriter
     from tidelog.controller.client.client import ControllerClient
     from tidelog.storage.reads.throttle import ColdThrottle
 
@@ -88,6 +90,9 @@ class Services:
     partitions: PartitionManager
     """The partition logs that this broker leads."""
     groups: GroupCoordinator
+    txn: TxnCoordinator
+    """The transactional ids of the state partitions that this broker leads."""
+    marker_writer: MarkerWriter
     producer_ids: ProducerIds
     metrics: Metrics
     fetch_sessions: FetchSessions

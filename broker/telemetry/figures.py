@@ -91,6 +91,21 @@ def group_families(stats: Mapping[str, int]) -> Iterable[Metric]:
     yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=stats["groups"])
 
 
+def transaction_families(stats: Mapping[str, int]) -> Iterable[Metric]:
+    """`TxnCoordinator.stats()`."""
+    text = "Transactional ids that this broker coordinates"
+    yield GaugeMetricFamily("tidelog_transactional_ids", text, value=stats["transactional_ids"])
+    text = "Their transactions that are open or being ended"
+    yield GaugeMetricFamily("tidelog_transactions_open", text, value=stats["open"])
+    text = "Partitions that wait for the marker of an ended transaction"
+    yield GaugeMetricFamily("tidelog_transaction_markers_waiting", text, value=stats["markers_waiting"])
+    for name, text in (
+        ("written", "Partitions that have got their marker from this coordinator"),
+        ("retried", "Partitions that were asked again to take a marker"),
+    ):
+        yield CounterMetricFamily(f"tidelog_transaction_markers_{name}", text, value=stats[f"markers_{name}"])
+
+
 def image_families(version: int) -> Iterable[Metric]:
     """Version of the local metadata image."""
     yield GaugeMetricFamily("tidelog_image_version", "Local metadata version", value=version)

@@ -55,6 +55,7 @@ from tidelog.broker.txn.records import (
 EXHAUSTED_EPOCH = 32_766
 """The last epoch that a client gets; one more is left for a fence."""
 LARGEST_EPOCH = 32_767
+"""The epoch of a fence that no client has: one that comes with it has guessed it, and is refused."""
 NO_TIMEOUT_MS = 0x7FFF_FFFF
 """Time-out of a transaction that time never ends (KIP-939)."""
 EPOCH_BUMP_VERSION = 2
@@ -63,7 +64,7 @@ EPOCH_BUMP_VERSION = 2
 _FENCED = TxnError.PRODUCER_FENCED
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 _COMMITS = (TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT)
-_STATE_NAMES = {
+STATE_NAMES = {
     TxnState.EMPTY: "Empty",
     TxnState.ONGOING: "Ongoing",
     TxnState.PREPARE_COMMIT: "PrepareCommit",
@@ -72,6 +73,7 @@ _STATE_NAMES = {
     TxnState.COMPLETE_ABORT: "CompleteAbort",
     TxnState.DEAD: "Dead",
 }
+"""Kafka's names of the states."""
 
 
 class TxnLimits(NamedTuple):
@@ -241,7 +243,7 @@ class TransactionalId:
         given = ProducerPair(request.producer_id, request.epoch) if request.epoch != NO_EPOCH else None
         if value is None:
             return self._create(given, timeout_ms, now_ms, fresh_id)
-        if given is not None and given != _pair(value):
+        if given is not None and (given != _pair(value) or given.epoch >= LARGEST_EPOCH):
             kept = value.state is not TxnState.ONGOING or request.keep_prepared
             return self._repeat(value, timeout_ms) if kept and _is_last(value, given) else _refuse(_FENCED)
         last_epoch = NO_EPOCH if given is None else given.epoch
@@ -459,7 +461,7 @@ class TransactionalId:
         open_now = value.state is TxnState.ONGOING or value.state in _PREPARED
         return TxnDescription(
             self.transactional_id,
-            _STATE_NAMES[value.state],
+            STATE_NAMES[value.state],
             value.timeout_ms,
             value.started_ms if open_now else NO_TIMESTAMP,
             value.producer_id,
@@ -527,7 +529,7 @@ def _is_last(value: TxnValue, given: ProducerPair) -> bool:
 
 def _mismatch(value: TxnValue, producer: ProducerPair) -> TxnError:
     pair = _pair(value)
-    if producer == pair:
+    if producer == pair and pair.epoch < LARGEST_EPOCH:
         return TxnError.NONE
     if producer.producer_id in (pair.producer_id, value.producer_id):
         return TxnError.PRODUCER_FENCED

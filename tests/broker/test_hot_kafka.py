@@ -60,6 +60,8 @@ def context(serving: ServingSet, broker_id: int, api_key: int, version: int) -> 
         controller=serving.processes[broker_id].client,
         partitions=serving.serving[broker_id].partitions,
         groups=parts,
+        txn=parts,
+        marker_writer=parts,
         producer_ids=parts,
         metrics=Metrics(process=False),
         fetch_sessions=FetchSessions(0, random.Random(3)),

@@ -12,6 +12,9 @@ from tests.support.group_world import Consumer, World
 from tests.support.loops import VIRTUAL_LOOP
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
 from tidelog.broker.groups.errors import GroupError as E
+from tidelog.controller.machine.tables import RowChange
+from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
+from tidelog.controller.model.records import ClusterRecord
 from tidelog.runtime.errors import Fenced, TidelogError, Unavailable
 
 LOOPS = VIRTUAL_LOOP
@@ -176,6 +179,15 @@ async def test_a_loading_partition_is_told_to_old_producers_as_not_available() -
         rows: list[tuple[str, int, int, str | None]] = [("orders", 0, 1, None)]
         assert await txn_commit(world, 1, rows) == [E.COORDINATOR_NOT_AVAILABLE]
         assert await txn_commit(world, 2, rows) == [E.COORDINATOR_LOAD_IN_PROGRESS]
+
+
+async def test_below_the_level_of_transactions_they_are_refused() -> None:
+    async with World() as world:
+        row = ClusterRecord("c", 1, 1, 0, level=TRANSACTIONS_LEVEL - 1)
+        world.controller.apply(RowChange("cluster", "", row))
+        rows: list[tuple[str, int, int, str | None]] = [("orders", 0, 1, None)]
+        assert await txn_commit(world, 5, rows) == [E.INVALID_TXN_STATE]
+        assert world.log.batches == []
 
 
 async def test_an_older_epoch_is_told_as_invalid() -> None:

@@ -88,14 +88,14 @@ def test_init_producer_id_in_each_state(
     driver = TxnDriver(value_in(state))
     reply = driver.init(given)
     if state in (S.PREPARE_COMMIT, S.PREPARE_ABORT):
-        assert reply.error is E.CONCURRENT_TRANSACTIONS and driver.value.state is state
+        assert reply.error is E.CONCURRENT_TRANSACTIONS and driver.state() is state
     elif state is not S.ONGOING:
         assert reply == settled
-        assert driver.value.state is (S.EMPTY if settled.error is E.NONE else state)
+        assert driver.state() is (S.EMPTY if settled.error is E.NONE else state)
     else:
         assert reply == TxnReply(ongoing)
         aborts = ongoing is E.CONCURRENT_TRANSACTIONS
-        assert (driver.value.state, driver.value.epoch) == ((S.PREPARE_ABORT, 6) if aborts else (S.ONGOING, 5))
+        assert (driver.state(), driver.value.epoch) == ((S.PREPARE_ABORT, 6) if aborts else (S.ONGOING, 5))
         assert (driver.markers is not None) is aborts
 
 
@@ -107,7 +107,7 @@ def test_a_new_client_fences_the_open_transaction_and_tells_the_epoch_to_nobody(
     assert driver.markers[1:] == (7, 6, False, frozenset((ORDERS,)), version)
     assert driver.init() == TxnReply(E.CONCURRENT_TRANSACTIONS)
     driver.mark()
-    assert driver.value.state is S.COMPLETE_ABORT
+    assert driver.state() is S.COMPLETE_ABORT
     assert driver.end(pair(5), commit=False).error is E.PRODUCER_FENCED
     assert driver.init(pair(5)).error is E.PRODUCER_FENCED
     assert driver.init() == TxnReply(E.NONE, 7, 7)
@@ -131,7 +131,11 @@ def test_a_retry_with_the_last_epoch_gets_the_same_answer(reload: bool) -> None:
     assert len(driver.written) == 1
     assert driver.add(pair(6)) is E.NONE
     assert driver.init(pair(5)).error is E.PRODUCER_FENCED  # who has 6 has begun, so this is somebody else
-    assert driver.value.state is S.ONGOING
+    assert driver.state() is S.ONGOING
+    assert driver.end(pair(6), True, 0).error is E.NONE
+    driver.mark()
+    assert driver.init(pair(5)).error is E.PRODUCER_FENCED
+    assert driver.end(pair(5), True).error is E.PRODUCER_FENCED
 
 
 def test_after_another_client_came_the_last_epoch_is_fenced() -> None:
@@ -165,6 +169,16 @@ def test_a_retry_at_the_last_epoch_of_an_id_is_a_retry() -> None:
     driver = TxnDriver(value_in(S.EMPTY, 32_765))
     for _ in range(2):
         assert driver.init(pair(32_765)) == TxnReply(E.NONE, 7, 32_766)
+
+
+@pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_ABORT])
+def test_the_epoch_of_a_fence_cannot_be_guessed(state: TxnState) -> None:
+    driver = TxnDriver(value_in(state, 32_767))
+    assert driver.add(pair(32_767)) is E.PRODUCER_FENCED
+    assert driver.init(pair(32_767)).error is E.PRODUCER_FENCED
+    for version in (0, 2):
+        assert driver.end(pair(32_767), False, version).error is E.PRODUCER_FENCED
+    assert driver.written == []
 
 
 @pytest.mark.parametrize("given", [None, pair(32_766)])
@@ -268,15 +282,16 @@ def test_end_txn_before_version_5(state: TxnState, commit: bool, error: TxnError
     if state is not S.ONGOING:
         assert driver.value == start and driver.markers is loaded
         return
-    assert (driver.value.state, driver.value.epoch) == (S.PREPARE_COMMIT if commit else S.PREPARE_ABORT, 5)
+    assert (driver.state(), driver.value.epoch) == (S.PREPARE_COMMIT if commit else S.PREPARE_ABORT, 5)
+    assert (driver.value.started_ms, driver.value.updated_ms) == (500, 1_000)
     assert driver.markers is not None and driver.markers[1:] == (7, 5, commit, frozenset((ORDERS,)), 0)
     assert driver.end(pair(5), commit, 0) == TxnReply(E.CONCURRENT_TRANSACTIONS)
     driver.mark()
-    assert driver.value.state is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
+    assert driver.state() is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
     assert driver.end(pair(5), commit, 0) == TxnReply(E.NONE)
 
 
-BUMP = "bump"
+BUMP = None
 TV2 = [  # state, then what abort and commit get with the epoch before (of the same request) and with the current one
     (S.EMPTY, E.PRODUCER_FENCED, BUMP, E.PRODUCER_FENCED, OTHER),
     (S.ONGOING, E.PRODUCER_FENCED, BUMP, E.PRODUCER_FENCED, BUMP),
@@ -296,18 +311,18 @@ TV2 = [  # state, then what abort and commit get with the epoch before (of the s
         for epoch in (4, 5)
     ],
 )
-def test_end_txn_version_5(state: TxnState, commit: bool, epoch: int, expected: object) -> None:
+def test_end_txn_version_5(state: TxnState, commit: bool, epoch: int, expected: TxnError | None) -> None:
     start = value_in(state, last_epoch=4)
     driver = TxnDriver(start)
     reply = driver.end(pair(epoch), commit)
-    if expected is BUMP:
+    if expected is None:
         assert reply == TxnReply(E.NONE, 7, 6)
         complete = S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT
         prepared = S.PREPARE_COMMIT if commit else S.PREPARE_ABORT
-        assert driver.value.state is (prepared if state is S.ONGOING else complete)
+        assert driver.state() is (prepared if state is S.ONGOING else complete)
         assert (driver.value.epoch, driver.value.last_epoch) == (6, 5)
     else:
-        assert reply == (TxnReply(E.NONE, 7, 5) if expected is E.NONE else TxnReply(E(expected)))
+        assert reply == (TxnReply(E.NONE, 7, 5) if expected is E.NONE else TxnReply(expected))
         assert driver.value == start
 
 
@@ -337,13 +352,13 @@ def test_a_whole_transaction_of_version_2(commit: bool, reload: bool) -> None:
     assert driver.markers[1:] == (first.producer_id, 1, commit, frozenset((ORDERS, PAID)), 2)
     assert driver.add(pair(1, first.producer_id)) is E.CONCURRENT_TRANSACTIONS
     driver.mark(ORDERS)
-    assert driver.value.state in (S.PREPARE_COMMIT, S.PREPARE_ABORT)
+    assert driver.state() in (S.PREPARE_COMMIT, S.PREPARE_ABORT)
     driver.mark(ORDERS)
     assert driver.end(first, commit) == TxnReply(E.CONCURRENT_TRANSACTIONS)
     driver.mark(PAID)
     if reload:
         driver.reload()
-    assert driver.value.state is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
+    assert driver.state() is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
     assert driver.end(first, commit) == TxnReply(E.NONE, first.producer_id, 1)
     assert driver.add(pair(1, first.producer_id)) is E.NONE
 
@@ -374,7 +389,7 @@ def test_an_abort_without_partitions_at_the_last_epoch_changes_the_producer_id()
     driver = TxnDriver(value_in(S.EMPTY, 32_766))
     for _ in range(2):
         assert driver.end(pair(32_766), commit=False) == TxnReply(E.NONE, 1_001, 0)
-        assert driver.value.state is S.COMPLETE_ABORT
+        assert driver.state() is S.COMPLETE_ABORT
     assert driver.markers is None
 
 
@@ -389,14 +404,14 @@ def test_while_a_change_is_written_others_wait_and_if_it_fails_nothing_has_chang
     start = value_in(state)
     core = TransactionalId.load(ID, start, 1_000)
     core.add_partitions(pair(5), [PAID], 1_000, 0)
-    assert core.pending
+    assert (core.value, core.pending) == (start, True)
     busy = TxnStep(TxnReply(E.CONCURRENT_TRANSACTIONS))
     assert core.init_producer_id(InitRequest(1_000), 1_000) == busy
     assert core.add_partitions(pair(5), [("more", 1)], 1_000, 0) == busy
     assert core.end(pair(5), False, 0, 1_000) == core.end(pair(5), False, 2, 1_000) == busy
     assert core.tick(1 << 60) == TxnStep()
     assert core.persisted(error, 1_000) == TxnStep(TxnReply(error))
-    assert core.value == start and not core.pending
+    assert (core.value, core.pending) == (start, False)
     with pytest.raises(RuntimeError, match="'pay'"):
         core.persisted(E.NONE, 1_000)
 
@@ -406,9 +421,9 @@ def test_a_complete_record_that_was_not_written_is_written_by_the_next_tick() ->
     assert driver.markers is not None
     step = driver.core.marked(driver.markers, [ORDERS], 1_000)
     assert driver.settle(step, E.COORDINATOR_NOT_AVAILABLE) is None
-    assert driver.value.state is S.PREPARE_COMMIT
+    assert driver.state() is S.PREPARE_COMMIT
     driver.settle(driver.core.tick(2_000))
-    assert driver.value.state is S.COMPLETE_COMMIT
+    assert driver.state() is S.COMPLETE_COMMIT
 
 
 def test_markers_of_an_earlier_transaction_complete_nothing() -> None:
@@ -420,22 +435,22 @@ def test_markers_of_an_earlier_transaction_complete_nothing() -> None:
     driver.end(pair(5), False, 0)
     assert first is not None and driver.markers is not None and first.number != driver.markers.number
     assert driver.core.marked(first, [ORDERS], 1_000) == TxnStep()
-    assert driver.value.state is S.PREPARE_ABORT
+    assert driver.state() is S.PREPARE_ABORT
 
 
 def test_partitions_of_deleted_topics_need_no_marker() -> None:
     driver = TxnDriver(value_in(S.PREPARE_COMMIT)._replace(partitions=frozenset((ORDERS, PAID))))
     driver.settle(driver.core.topics_deleted(["other", "orders"], 1_000))
-    assert driver.value.state is S.PREPARE_COMMIT
+    assert driver.state() is S.PREPARE_COMMIT
     driver.mark(PAID)
-    assert driver.value.state is S.COMPLETE_COMMIT
+    assert driver.state() is S.COMPLETE_COMMIT
     ongoing = TxnDriver(value_in(S.ONGOING))
     assert ongoing.core.topics_deleted(["orders"], 1_000) == TxnStep()
 
 
 def test_a_prepared_transaction_without_partitions_is_completed_when_it_is_loaded() -> None:
     driver = TxnDriver(value_in(S.PREPARE_ABORT)._replace(partitions=frozenset()))
-    assert driver.value.state is S.COMPLETE_ABORT
+    assert driver.state() is S.COMPLETE_ABORT
 
 
 @pytest.mark.parametrize("state", [S.EMPTY, S.ONGOING, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
@@ -457,7 +472,7 @@ def test_a_transaction_over_its_time_out_is_fenced_and_aborted() -> None:
     assert driver.markers is not None and driver.markers[1:] == (7, 6, False, frozenset((ORDERS,)), 2)
     assert driver.core.tick(1 << 60) == TxnStep()
     driver.mark()
-    assert driver.value.state is S.COMPLETE_ABORT
+    assert driver.state() is S.COMPLETE_ABORT
     for commit in (False, True):
         assert driver.end(pair(5), commit) == TxnReply(E.PRODUCER_FENCED)
     assert driver.init(pair(5)) == TxnReply(E.PRODUCER_FENCED)
@@ -479,7 +494,7 @@ def test_an_idle_id_is_forgotten_after_seven_days(state: TxnState) -> None:
     assert step == TxnStep(persist=TxnTombstone())
     assert driver.add(pair(5)) is E.CONCURRENT_TRANSACTIONS
     assert driver.core.persisted(E.NOT_COORDINATOR, 0) == TxnStep()
-    assert driver.core.value is not None
+    assert driver.value == value_in(state)
     driver.settle(driver.core.tick(900 + 7 * DAY_MS))
     assert driver.core.value is None
     assert driver.add(pair(5)) is E.INVALID_PRODUCER_ID_MAPPING
@@ -561,6 +576,13 @@ def test_epochs_of_a_kept_transaction_run_out() -> None:
     driver.mark()
     assert driver.end(pair(0, 1_001)) == TxnReply(E.NONE, 1_001, 1)
     assert driver.pair == pair(1, 1_001)
+
+
+@pytest.mark.parametrize(("two_phase", "timeout_ms"), [(False, 5_000), (True, NO_TIMEOUT_MS)])
+def test_keeping_leaves_the_time_out_unless_it_is_to_have_none(two_phase: bool, timeout_ms: int) -> None:
+    driver = TxnDriver(value_in(S.ONGOING)._replace(timeout_ms=5_000), TWO_PHASE)
+    driver.init(keep=True, two_phase=two_phase)
+    assert (driver.value.timeout_ms, driver.value.started_ms) == (timeout_ms, 500)
 
 
 @pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])

@@ -133,7 +133,7 @@ def _group_record(key: bytes | None, value: bytes | None) -> None:
                 continue
 
 
-def _read_transaction(data: bytes) -> object:
+def _read_transaction(data: bytes) -> None:
     """The value, and what is read back of it when it is written anew: the same; a key of the same bytes is harmless."""
     with contextlib.suppress(CorruptData):
         parse_txn_key(data)

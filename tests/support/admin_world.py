@@ -293,6 +293,8 @@ class AdminWorld:
             controller=self.controller,  # type: ignore[arg-type]
             partitions=self.partitions,  # type: ignore[arg-type]
             groups=parts,
+            txn=parts,
+            marker_writer=parts,
             producer_ids=parts,
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(0, random.Random(3)),

@@ -22,7 +22,14 @@ from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest,
 from tidelog.broker.settings import GroupSettings
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.tables import RowChange
-from tidelog.controller.model.records import BrokerRecord, PartitionRecord, ReplicaSetRecord, TopicRecord
+from tidelog.controller.model.levels import SUPPORTED
+from tidelog.controller.model.records import (
+    BrokerRecord,
+    ClusterRecord,
+    PartitionRecord,
+    ReplicaSetRecord,
+    TopicRecord,
+)
 from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState
@@ -263,6 +270,7 @@ class FakeController:
         self._subscribers: list[Callable[[Delta], None]] = []
         self._next_id = 0
         self.apply(
+            RowChange("cluster", "", ClusterRecord("c", NODE, 1, 0, level=SUPPORTED.newest)),
             RowChange("brokers", NODE, BrokerRecord(NODE, "c", "127.0.0.1", 9092, "", "", "i", 1, True)),
             RowChange("replica_sets", NODE, ReplicaSetRecord(NODE, (NODE,), (), NODE, 1, (NODE,), 0, 0)),
         )

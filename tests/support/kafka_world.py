@@ -236,6 +236,8 @@ class KafkaWorld:
             controller=controller,
             partitions=partitions,
             groups=parts,
+            txn=parts,
+            marker_writer=parts,
             producer_ids=ProducerIds(controller, NODE_ID, lambda: epoch),
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),

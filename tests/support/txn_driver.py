@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidelog.broker.txn.errors import TxnError
-from tidelog.broker.txn.records import TxnPartition, TxnValue, encode_txn_value, parse_txn_value
+from tidelog.broker.txn.records import TxnPartition, TxnState, TxnValue, encode_txn_value, parse_txn_value
 from tidelog.broker.txn.state import (
     InitRequest,
     Markers,
@@ -45,6 +45,10 @@ class TxnDriver:
     def pair(self) -> ProducerPair:
         """Producer id and epoch of the record."""
         return ProducerPair(self.value.producer_id, self.value.epoch)
+
+    def state(self) -> TxnState:
+        """State of the record."""
+        return self.value.state
 
     def settle(self, step: TxnStep, error: TxnError = TxnError.NONE) -> TxnReply | None:
         """Do what a step asks for, with records confirmed or failed as `error` says."""

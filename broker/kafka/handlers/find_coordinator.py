@@ -1,9 +1,10 @@
 """FindCoordinator: the broker that coordinates a group.
 
-Key type 0 is a group: the leader of its `__consumer_offsets` partition. The first request creates the topic, and
-waits briefly for its leader, so that a client's first attempt succeeds. Key type 1, a transactional id, is answered
-with TRANSACTIONAL_ID_AUTHORIZATION_FAILED and the reason: after any other error librdkafka retries without end and
-without a message; after this one it fails at once, as Java and aiokafka do. Any other key type is INVALID_REQUEST.
+Key type 0 is a group: the leader of its `__consumer_offsets` partition. Key type 1 is a transactional id: the leader of
+its `__transaction_state` partition. The first request creates the topic, and waits briefly for its leader, so that a
+client's first attempt succeeds. Where the feature level has no transactions yet, a transactional id is answered with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED and the reason: after any other error librdkafka retries without end and without a
+message; after this one it fails at once, as Java and aiokafka do. Any other key type is INVALID_REQUEST.
 
 Entry: `APIS`.
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 import asyncio
 
 from tidelog.broker.groups.errors import GroupError
+from tidelog.broker.kafka.handlers.transactions import without_transactions
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.groups import FindCoordinatorRequest, FindCoordinatorResponse, FoundCoordinator
+from tidelog.broker.txn.errors import TxnError
 from tidelog.runtime.errors import TidelogError
 
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 _FIRST_WITH_MANY = 4
 
 
@@ -40,14 +42,20 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
 
 
 async def _find(context: RequestContext, key_type: int, key: str) -> FoundCoordinator:
-    if key_type == TRANSACTION_KEY_TYPE:
-        message = "transactions are not served yet"
-        return FoundCoordinator(key=key, error_code=TRANSACTIONAL_ID_AUTHORIZATION_FAILED, error_message=message)
-    if key_type != GROUP_KEY_TYPE:
+    services = context.services
+    if key_type not in (GROUP_KEY_TYPE, TRANSACTION_KEY_TYPE):
         message = f"key type {key_type} is not served"
         return FoundCoordinator(key=key, error_code=GroupError.INVALID_REQUEST, error_message=message)
+    if key_type == TRANSACTION_KEY_TYPE:
+        refused = without_transactions(services)
+        if refused is None and not key:
+            refused = "the transactional id is empty"
+        if refused is not None:
+            code = TxnError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if key else TxnError.INVALID_REQUEST
+            return FoundCoordinator(key=key, error_code=code, error_message=refused)
     try:
-        broker = await context.services.groups.find(key)
+        coordinator = services.groups if key_type == GROUP_KEY_TYPE else services.txn
+        broker = await coordinator.find(key)
     except TidelogError as error:
         return FoundCoordinator(key=key, error_code=error.kafka_code, error_message=str(error))
     return FoundCoordinator(key=key, node_id=broker.id, host=broker.host, port=broker.port)

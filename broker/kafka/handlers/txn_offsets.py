@@ -19,6 +19,7 @@ from tidelog.broker.groups.messages import TxnCommitRequest
 from tidelog.broker.groups.records import NO_TIMESTAMP, OffsetKey, OffsetValue
 from tidelog.broker.kafka.errors import COORDINATOR_LOAD_IN_PROGRESS, INVALID_TXN_STATE, NONE
 from tidelog.broker.kafka.handlers.offsets import commit_error
+from tidelog.broker.kafka.handlers.transactions import without_transactions
 from tidelog.broker.kafka.services import RequestContext, serve
 from tidelog.broker.kafka.wire.messages.offsets import (
     TxnOffsetCommitRequest,
@@ -79,6 +80,8 @@ async def txn_offset_commit(context: RequestContext, request: TxnOffsetCommitReq
 async def _commit(
     context: RequestContext, request: TxnOffsetCommitRequest, offsets: list[tuple[OffsetKey, OffsetValue]]
 ) -> int:
+    if without_transactions(context.services) is not None:
+        return INVALID_TXN_STATE
     commit = TxnCommitRequest(
         TxnProducer(request.producer_id, request.producer_epoch),
         MemberIdentity(request.member_id, request.group_instance_id),

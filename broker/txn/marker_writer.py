@@ -1,0 +1,83 @@
+"""Writes the markers of ended transactions to the partitions that this broker leads.
+
+A marker is written by the quorum rule like a record with acks=all, and confirmed before it is answered. Those of
+partitions of `__consumer_offsets` pass through the group coordinator, which decides the offsets of the transaction.
+
+Invariants: an answer of 0 means that the marker is confirmed. One of another code means that it may be written or not,
+and may be written again.
+
+Entry: `MarkerWriter.write`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
+from tidelog.broker.txn.calls import MarkerParams, TopicPartition
+from tidelog.runtime.errors import Overloaded, TidelogError
+
+if TYPE_CHECKING:
+    from tidelog.broker.partitions.manager import PartitionManager
+    from tidelog.stream.partition_log import AppendResult, PartitionLog
+
+CONFIRM_S = 5.0
+"""How long a marker waits for room and for its confirmation before it is answered with REQUEST_TIMED_OUT."""
+RETRY_PAUSE_S = 0.05
+_NOT_LEADER_OR_FOLLOWER = 6
+_REQUEST_TIMED_OUT = 7
+_MOVED = frozenset((5, 14, 15, 16, 74, 75))
+"""Codes that the sender takes for NOT_LEADER_OR_FOLLOWER: it looks for the leader again."""
+
+
+class MarkerWriter:
+    """Writes markers to this broker's partitions."""
+
+    def __init__(
+        self, partitions: PartitionManager, write_offsets: Callable[[int, MarkerParams], Awaitable[int]]
+    ) -> None:
+        """`write_offsets(partition, marker)` writes one to a partition of `__consumer_offsets`."""
+        self._partitions = partitions
+        self._write_offsets = write_offsets
+
+    async def write(self, markers: list[MarkerParams]) -> list[list[int]]:
+        """Write markers; return a Kafka error code for each partition of each, in order."""
+        codes = await asyncio.gather(
+            *(self._write(marker, partition) for marker in markers for partition in marker.partitions)
+        )
+        left = iter(codes)
+        return [[next(left) for _ in marker.partitions] for marker in markers]
+
+    async def _write(self, marker: MarkerParams, partition: TopicPartition) -> int:
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                if partition[0] == OFFSETS_TOPIC:
+                    code = await self._write_offsets(partition[1], marker)
+                else:
+                    log = self._partitions.get(*partition)
+                    await log.wait_acked((await _append(log, marker)).wal_end)
+                    code = 0
+        except TimeoutError:
+            code = _REQUEST_TIMED_OUT
+        except TidelogError as error:
+            code = error.kafka_code
+        return _NOT_LEADER_OR_FOLLOWER if code in _MOVED else code
+
+
+async def _append(log: PartitionLog, marker: MarkerParams) -> AppendResult:
+    """Append a marker as soon as there is room. The caller applies a time-out."""
+    while True:
+        try:
+            log.check_writable()
+            return log.write_marker(
+                marker.producer_id,
+                marker.producer_epoch,
+                commit=marker.commit,
+                coordinator_epoch=marker.coordinator_epoch,
+                transaction_version=marker.transaction_version,
+            )
+        except Overloaded:
+            await log.writable()
+        await asyncio.sleep(RETRY_PAUSE_S)
