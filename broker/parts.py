@@ -264,6 +264,7 @@ def _services(
         groups=partitions.groups,
         txn=partitions.txn.coordinator,
         marker_writer=partitions.txn.writer,
+        transactions=partitions.txn.admission,
         producer_ids=producer_ids,
         metrics=metrics,
         fetch_sessions=fetch_sessions,

@@ -55,7 +55,7 @@ from tidelog.stream.partition_close import ClosedLog, LastRecords, when_there_is
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
 from tidelog.stream.partition_recovery import apply_marker, confirmed_end, nothing_first, recover
 from tidelog.stream.partition_state import PartitionState
-from tidelog.stream.producer_state import BatchEntry
+from tidelog.stream.producer_state import BatchEntry, VerificationGuard
 from tidelog.stream.segments import retention_start, should_roll
 from tidelog.stream.stream import Stream
 from tidelog.stream.time_index import TimeIndex
@@ -409,10 +409,29 @@ class PartitionLog:
             self._admission.note_refused()
             raise
 
-    def append_internal(self, batch: Buffer) -> AppendResult:
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard | None:
+        """Begin a question to the coordinator of a producer's transaction: whether this partition is in it.
+
+        The answer lets a batch in together with the guard returned here. None: the transaction is open here, and
+        nobody need be asked. Raises `Closed`.
+        """
+        self._require_open()
+        return self._state.producers.begin_verification(producer_id, producer_epoch)
+
+    def append_of_transaction(self, batch: Buffer, guard: VerificationGuard | None) -> AppendResult:
+        """Append one batch of the broker's own in a producer's transaction, without a sequence (committed offsets).
+
+        Raises as `append_internal`, and `InvalidTxnState` if the transaction is neither open here nor guarded.
+        """
+        self._require_open()
+        self._state.producers.check_transactional(parse_header(batch), guard)
+        return self.append_internal(batch)
+
+    def append_internal(self, batch: Buffer, *, transaction_version: int = 1) -> AppendResult:
         """Append one batch of the broker's own (group and transaction records, markers), built by `build_batch`.
 
-        Control batches are accepted; size and keys are not checked. Raises as `append`, and `FencedCoordinator`.
+        Control batches are accepted; size and keys are not checked. `transaction_version` is a marker's. Raises as
+        `append`, and `FencedCoordinator`.
         """
         self._require_open()
         view = memoryview(batch)
@@ -425,7 +444,7 @@ class PartitionLog:
         if not header.is_control:
             return self._append(view, header, now_ms)
         record = next(iter_records(view, header=header))
-        self._state.producers.check_marker(header, control_epoch(record))
+        self._state.producers.check_marker(header, control_epoch(record), transaction_version)
         return self._append(view, header, now_ms)
 
     def _append(self, view: memoryview, header: BatchHeader, now_ms: int, batch_crc: int | None = None) -> AppendResult:

@@ -83,6 +83,15 @@ class ProducerState:
         return self.batches[-1].timestamp if self.batches else _NONE
 
 
+class VerificationGuard:
+    """Says that a question about a producer's transaction was begun, and that nothing of the producer came since.
+
+    It has no content: `ProducerStates.check_transactional` compares its identity.
+    """
+
+    __slots__ = ()
+
+
 class CompletedTxn(NamedTuple):
     """A transaction that a marker has ended."""
 
@@ -159,11 +168,12 @@ def _row(state: ProducerState) -> _StateRow:
 class ProducerStates:
     """All producers of one partition."""
 
-    __slots__ = ("_ongoing", "_snapshot", "_states", "_unconfirmed")
+    __slots__ = ("_guards", "_ongoing", "_snapshot", "_states", "_unconfirmed")
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._ongoing: dict[int, int] = {}
+        self._guards: dict[int, VerificationGuard] = {}
         self._unconfirmed: deque[CompletedTxn] | None = None
         self._snapshot: ProducerSnapshot | None = None
 
@@ -223,11 +233,52 @@ class ProducerStates:
         ahead = (header.base_sequence - state.last_sequence - 1) & _MAX_SEQUENCE
         return header.producer_epoch == state.epoch and 0 < ahead <= _MAX_SEQUENCE // 2
 
-    def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
-        """Check a transaction marker before its append. Raises `InvalidProducerEpoch`, `FencedCoordinator`."""
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard | None:
+        """Return the guard for a question about the producer's transaction; None if it is open here.
+
+        One of an older epoch does not count: its marker is on its way, and the producer has begun another (KIP-890).
+        Any batch or marker of the producer removes the guard: an answer that comes later lets no batch in.
+        """
+        if self._is_open(producer_id, producer_epoch):
+            return None
+        guard = self._guards.get(producer_id)
+        if guard is None:
+            if len(self._guards) >= MAX_PRODUCERS:
+                del self._guards[next(iter(self._guards))]  # the oldest: its producer asks again
+            guard = self._guards[producer_id] = VerificationGuard()
+        return guard
+
+    def check_transactional(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
+        """Check a batch without sequences of a producer's transaction before its append.
+
+        Raises `InvalidProducerEpoch`; `InvalidTxnState` if the transaction is neither open here nor guarded.
+        """
+        producer_id = header.producer_id
+        state = self._states.get(producer_id)
+        if state is not None and header.producer_epoch < state.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {producer_id} wrote with epoch {header.producer_epoch}, epoch {state.epoch} is current"
+            )
+        if not self._is_open(producer_id, header.producer_epoch) and (
+            guard is None or self._guards.get(producer_id) is not guard
+        ):
+            raise InvalidTxnState(
+                f"producer {producer_id} has no open transaction of epoch {header.producer_epoch} here"
+            )
+
+    def _is_open(self, producer_id: int, producer_epoch: int) -> bool:
+        return producer_id in self._ongoing and self._states[producer_id].epoch == producer_epoch
+
+    def check_marker(self, header: BatchHeader, coordinator_epoch: int, transaction_version: int = 1) -> None:
+        """Check a transaction marker before its append. Raises `InvalidProducerEpoch`, `FencedCoordinator`.
+
+        From transaction version 2 on its epoch is above that of the transaction; an equal one is a repeated marker.
+        """
         state = self._states.get(header.producer_id)
         if state is None:
             return
+        if transaction_version >= 2 and header.producer_epoch == state.epoch and header.producer_id in self._ongoing:
+            raise InvalidProducerEpoch(f"a marker has the epoch {state.epoch} of the transaction that it ends")
         if header.producer_epoch < state.epoch:
             raise InvalidProducerEpoch(f"a marker has epoch {header.producer_epoch}, epoch {state.epoch} is current")
         if coordinator_epoch < state.coordinator_epoch:
@@ -236,6 +287,8 @@ class ProducerStates:
     def append(self, header: BatchHeader, base_offset: int, timestamp: int, now_ms: int) -> None:
         """Record a data batch with a producer id that was appended at `base_offset`."""
         producer_id, first, delta = header.producer_id, header.base_sequence, header.last_offset_delta
+        if self._guards:
+            self._guards.pop(producer_id, None)
         state = self._states.get(producer_id)
         if state is None:
             if len(self._states) >= MAX_PRODUCERS:
@@ -248,10 +301,12 @@ class ProducerStates:
                 state.epoch = header.producer_epoch
                 state.batches.clear()
         state.seen_ms = now_ms
-        batches = state.batches
-        if len(batches) == KEPT_BATCHES:
-            del batches[0]
-        batches.append(BatchEntry(first, (first + delta) & _MAX_SEQUENCE, base_offset, base_offset + delta, timestamp))
+        if first >= 0:  # a coordinator's records have no sequence
+            batches = state.batches
+            if len(batches) == KEPT_BATCHES:
+                del batches[0]
+            last = (first + delta) & _MAX_SEQUENCE
+            batches.append(BatchEntry(first, last, base_offset, base_offset + delta, timestamp))
         if header.is_transactional and state.txn_start_offset < 0:
             state.txn_start_offset = base_offset
             self._ongoing[producer_id] = base_offset
@@ -260,6 +315,7 @@ class ProducerStates:
         self, header: BatchHeader, offset: int, coordinator_epoch: int, now_ms: int
     ) -> CompletedTxn | None:
         """Record a marker appended at `offset`. Returns the transaction that it ended, if any."""
+        self._guards.pop(header.producer_id, None)
         state = self._states.get(header.producer_id)
         if state is None:
             state = self._states[header.producer_id] = ProducerState(header.producer_id, header.producer_epoch, now_ms)

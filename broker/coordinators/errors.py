@@ -20,6 +20,12 @@ class WriteError(IntEnum):
     """The log takes no records now. Nothing was applied, and nothing is left that could be."""
     NOT_COORDINATOR = 16
     """The partition is lost. Whether the records are durable is unknown here; who loads the log next will see."""
+    INVALID_PRODUCER_EPOCH = 47
+    """The log knows a newer epoch of the producer; this and the next two are told of transactions and markers only."""
+    INVALID_TXN_STATE = 48
+    """The transaction is not open in the log, and nothing guards that it is open at its coordinator."""
+    TRANSACTION_COORDINATOR_FENCED = 52
+    """The log knows a marker of a newer coordinator of the transaction."""
 
 
 class NotCoordinator(NotLeader):

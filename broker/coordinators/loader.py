@@ -3,16 +3,29 @@
 The end is the log end offset when loading began: nothing is appended before loading completes. Loading waits for the
 unconfirmed part of the log, because only confirmed records may be visible (rule 2).
 
+Records of transactions and their markers are replayed in the order of the log into a `TransactionalStore`. For a
+coordinator whose store is none they are damage.
+
 Entry: `load_store`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidelog.batch.batch import CorruptRecord, check_crc, iter_batches, iter_records
-from tidelog.broker.coordinators.store import StateStore
+from tidelog.batch.batch import (
+    BatchHeader,
+    ControlType,
+    CorruptRecord,
+    Record,
+    check_crc,
+    control_type,
+    iter_batches,
+    iter_records,
+)
+from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import PartitionLog
@@ -37,15 +50,36 @@ async def load_store(partition_log: PartitionLog, store: StateStore) -> int:
                     raise CorruptRecord(f"batch {header.base_offset} of {what} fails its CRC32C")
                 size_bytes += len(batch)
                 offset = max(offset, header.next_offset)
-                if header.is_control:
-                    continue
-                for record in iter_records(batch, header=header):
-                    if record.offset >= before and record.key is not None:
-                        store.replay(bytes(record.key), None if record.value is None else bytes(record.value))
+                _replay(store, header, iter_records(batch, header=header), before)
         if offset == before:
             raise CorruptRecord(f"{what} returns no records at offset {offset} and ends at {end_offset}")
         await asyncio.sleep(0)
     return size_bytes
+
+
+def _replay(store: StateStore, header: BatchHeader, records: Iterator[Record], start: int) -> None:
+    """Replay the records of a batch from the offset `start` on."""
+    if not header.is_transactional:
+        if header.is_control:
+            return
+        for record in records:
+            if record.offset >= start and record.key is not None:
+                store.replay(*_key_value(record))
+        return
+    if not isinstance(store, TransactionalStore):
+        raise CorruptRecord(f"batch {header.base_offset} is of a transaction of producer {header.producer_id}")
+    for record in records:
+        if record.offset < start:
+            continue
+        if not header.is_control:
+            if record.key is not None:
+                store.replay_pending(TxnProducer(header.producer_id, header.producer_epoch), *_key_value(record))
+        elif (kind := control_type(record)) in (ControlType.COMMIT, ControlType.ABORT):
+            store.replay_marker(header.producer_id, commit=kind == ControlType.COMMIT)
+
+
+def _key_value(record: Record) -> KeyValue:
+    return bytes(record.key or b""), None if record.value is None else bytes(record.value)
 
 
 async def _confirmed_past(partition_log: PartitionLog, offset: int) -> None:

@@ -255,7 +255,7 @@ class ShardTable(Generic[S]):
             shard.log,
             self._clock,
             self._tasks,
-            shard.store.live_records,
+            shard.store,
             functools.partial(self._lost, shard),
         )
         shard.activate(writer)

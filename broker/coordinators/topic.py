@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidelog.broker.coordinators.errors import CoordinatorNotAvailable
 from tidelog.broker.settings import GroupSettings
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tidelog.controller.model.records import BrokerRecord, TopicRecord
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTION_TOPIC = "__transaction_state"
@@ -100,7 +102,16 @@ class CoordinatorTopic:
         except TimeoutError as error:
             raise CoordinatorNotAvailable(f"the partition of {key!r} in {self.name} has no leader yet") from error
 
-    async def wait_for(self, find: Callable[[], BrokerRecord | None]) -> BrokerRecord:
+    async def find_partition(self, key: str) -> int:
+        """The partition of a key; creates the topic if it does not exist. Raises `CoordinatorNotAvailable`."""
+        try:
+            async with asyncio.timeout(LEADER_WAIT_S):
+                await self.ensure()
+                return await self.wait_for(lambda: self.partition_of(key))
+        except TimeoutError as error:
+            raise CoordinatorNotAvailable(f"{self.name} is not known to this broker yet") from error
+
+    async def wait_for(self, find: Callable[[], T | None]) -> T:
         """Repeat the lookup at each change of the image until it succeeds. The caller applies a time-out."""
         changed = asyncio.Event()
 

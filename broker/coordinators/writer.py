@@ -2,11 +2,16 @@
 
 Every change goes through a queue. The writer combines waiting writes into one batch with one wait for the confirm
 offset, and calls each `done` in order when the batch is confirmed: the state in memory always equals the content of the
-log. A write that depends on the latest state (a removal) is processed alone, and built only then.
+log. A write that depends on the latest state (a removal) is processed alone, and built only then. Records of a
+producer's transaction and markers pass through the same queue; the log may refuse one of these by itself.
 
 Bound of the log: when it has grown by more than `max(1 MiB, 2 × live)` over its live content, all live records are
 appended again (a snapshot); once these are confirmed, the records before them are deleted. A crash in between leaves
 old records followed by the same state, so replaying gives the same result; readers see ordinary records throughout.
+
+Pending records are part of a snapshot: they are written again as batches of the same producers, and belong to the
+same transactions. To keep the old ones instead, from the first open transaction on, would be less to write, but nothing
+could be deleted while one producer's transaction hangs.
 
 Invariants: `done` is called exactly once for each write, with NOT_COORDINATOR after the partition is lost; nothing is
 deleted before its replacement is confirmed. A write of several batches of which only some were appended loses the
@@ -18,20 +23,24 @@ Entry: `StateWriter.submit`.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.batch.batch import Record, build_batch
+from tidelog.batch.batch import ControlType, Record, build_batch, build_control_batch
 from tidelog.broker.coordinators.errors import WriteError
-from tidelog.broker.coordinators.store import KeyValue
+from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.tasks import TaskSet
+from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import AppendResult, PartitionLog
+    from tidelog.stream.producer_state import VerificationGuard
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +57,25 @@ MAX_QUEUED = 100_000
 """Maximum number of waiting writes; at the bound requests fail with a retriable error."""
 
 
+class OfTransaction(NamedTuple):
+    """How the records of a producer's open transaction are appended: a batch of their own, without a sequence."""
+
+    producer: TxnProducer
+    guard: VerificationGuard | None
+    """From `PartitionLog.begin_verification`, if the transaction is not open in this log."""
+
+
+class TxnMarker(NamedTuple):
+    """The end of a producer's transaction; a write of it has no records."""
+
+    producer: TxnProducer
+    coordinator_epoch: int
+    """int32."""
+    commit: bool
+    transaction_version: int
+    """2: the producer's epoch is above that of the transaction's batches (KIP-890)."""
+
+
 class Write(NamedTuple):
     """One change."""
 
@@ -56,13 +84,29 @@ class Write(NamedTuple):
     done: Callable[[WriteError], None]
     alone: bool = False
     """`build` requires that all earlier writes are applied."""
+    of: OfTransaction | TxnMarker | None = None
+    """None: plain records, which share batches with those of other writes."""
 
 
-class _AppendedBatch(NamedTuple):
+class _Part(NamedTuple):
+    """Writes that succeed or fail together."""
+
+    writes: Sequence[Write]
+    batches: Iterable[bytes]
+    append: Callable[[bytes], AppendResult]
+
+
+class _Appended(NamedTuple):
     error: WriteError
     first_offset: int = -1
     size_bytes: int = 0
     """Size of the batches appended; with COORDINATOR_NOT_AVAILABLE or UNKNOWN_SERVER_ERROR, before the one refused."""
+    wal_end: int = -1
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a part of the batches is in the log, and the rest is not."""
+        return self.error is not WriteError.NONE and self.size_bytes > 0
 
 
 class StateWriter:
@@ -73,14 +117,14 @@ class StateWriter:
         partition_log: PartitionLog,
         clock: Clock,
         tasks: TaskSet,
-        live_records: Callable[[], Iterator[tuple[bytes, bytes]]],
+        store: StateStore,
         on_lost: Callable[[bool], None],
     ) -> None:
         """`on_lost` is called when no more is written, with whether the log goes on: then it must be loaded again."""
         self._log = partition_log
         self._clock = clock
         self._tasks = tasks
-        self._live_records = live_records
+        self._store = store
         self._on_lost = on_lost
         self._queue: deque[Write] = deque()
         self._current: list[Write] = []
@@ -104,7 +148,10 @@ class StateWriter:
     def loaded(self, log_bytes: int) -> None:
         """Set the size of the loaded log, and start a snapshot if it is needed."""
         self._log_bytes = log_bytes
-        self._live_bytes = sum(len(key) + len(value) for key, value in self._live_records())
+        self._live_bytes = sum(len(key) + len(value) for key, value in self._store.live_records())
+        if isinstance(self._store, TransactionalStore):
+            batches = (records for _, records in self._store.pending_records())
+            self._live_bytes += sum(len(key) + len(value or b"") for records in batches for key, value in records)
         self._wake()
 
     def submit(self, write: Write) -> None:
@@ -147,19 +194,17 @@ class StateWriter:
 
     async def _write_next(self) -> None:
         self._current = self._take()
-        records = [record for write in self._current for record in write.build()]
-        appended = await self._append(records)
-        error = appended.error
-        is_torn = error is not WriteError.NONE and appended.size_bytes > 0
-        if is_torn:
-            error = WriteError.NOT_COORDINATOR
-        writes, self._current = self._current, []
-        if error is WriteError.NOT_COORDINATOR:
-            self._closed = True  # what `done` submits fails
-        for write in writes:
-            write.done(error)
-        if error is WriteError.NOT_COORDINATOR:
-            self._lose(log_goes_on=is_torn)
+        parts = self._parts(self._current)
+        appended = await self._append(parts)
+        errors = [WriteError.NOT_COORDINATOR if one.is_torn else one.error for one in appended]
+        is_lost = WriteError.NOT_COORDINATOR in errors
+        self._current = []
+        self._closed |= is_lost  # what `done` submits fails
+        for part, error in zip(parts, errors, strict=True):
+            for write in part.writes:
+                write.done(error)
+        if is_lost:
+            self._lose(log_goes_on=all(one.error is not WriteError.NOT_COORDINATOR for one in appended))
 
     def _take(self) -> list[Write]:
         writes = [self._queue.popleft()]
@@ -174,59 +219,113 @@ class StateWriter:
 
     # --- appending -----------------------------------------------------------------------------------------------
 
-    async def _append(self, records: Iterable[KeyValue]) -> _AppendedBatch:
-        """Append batches and wait until they are confirmed."""
-        first_offset, size, wal_end = -1, 0, -1
+    def _parts(self, writes: Sequence[Write]) -> list[_Part]:
+        """Plain writes that follow each other share batches; each of the others has its own."""
+        parts: list[_Part] = []
+        for is_plain, some in itertools.groupby(writes, lambda write: write.of is None):
+            if is_plain:
+                plain = list(some)
+                records = [record for write in plain for record in write.build()]
+                parts.append(_Part(plain, self._batches(records), self._log.append_internal))
+            else:
+                parts += map(self._special_part, some)
+        return parts
+
+    def _special_part(self, write: Write) -> _Part:
+        of = write.of
+        assert of is not None
+        if isinstance(of, TxnMarker):
+            marker = build_control_batch(
+                ControlType.COMMIT if of.commit else ControlType.ABORT,
+                producer_id=of.producer.id,
+                producer_epoch=of.producer.epoch,
+                coordinator_epoch=of.coordinator_epoch,
+                timestamp=self._clock.time_ms(),
+            )
+            append = functools.partial(self._log.append_internal, transaction_version=of.transaction_version)
+            return _Part([write], [marker], append)
+        append = functools.partial(self._log.append_of_transaction, guard=of.guard)
+        return _Part([write], self._batches(write.build(), of.producer), append)
+
+    async def _append(self, parts: Sequence[_Part]) -> list[_Appended]:
+        """Append the batches of all parts, and wait until they are confirmed. Returns the outcome of each part.
+
+        After a part that the log has no room for, the others are not tried; all parts of a lost partition are lost.
+        """
+        found: list[_Appended] = []
+        wal_end = -1
+        for part in parts:
+            if found and found[-1].error is WriteError.COORDINATOR_NOT_AVAILABLE:
+                found.append(_Appended(WriteError.COORDINATOR_NOT_AVAILABLE))
+                continue
+            found.append(await self._append_part(part))
+            wal_end = max(wal_end, found[-1].wal_end)
+            if found[-1].error is WriteError.NOT_COORDINATOR:
+                return [found[-1]] * len(parts)
         try:
-            for batch in self._batches(records):
+            if wal_end >= 0:
+                await self._log.wait_acked(wal_end)
+        except TidelogError as error:
+            return [self._is_lost(error)] * len(parts)
+        return found
+
+    async def _append_part(self, part: _Part) -> _Appended:
+        first_offset, size, wal_end = -1, 0, -1
+        outcome = WriteError.NONE
+        try:
+            for batch in part.batches:
                 if wal_end >= 0:
                     await self._clock.sleep(0)  # a long snapshot yields to the event loop between its batches
-                result = await self._append_batch(batch)
+                result = await self._append_batch(batch, part.append)
                 wal_end = result.wal_end
                 size += len(batch)
                 self._log_bytes += len(batch)
                 if first_offset < 0:
                     first_offset = result.base_offset
+        except (InvalidProducerEpoch, InvalidTxnState, FencedCoordinator) as error:
+            logger.info("coordinator's partition refuses a producer", extra=self._ids(error))
+            outcome = WriteError(error.kafka_code)
         except InvalidInput as error:
             logger.error("coordinator's partition rejects a record", extra=self._ids(error))
-            return _AppendedBatch(WriteError.UNKNOWN_SERVER_ERROR, first_offset, size)
+            outcome = WriteError.UNKNOWN_SERVER_ERROR
         except (Overloaded, Unavailable) as error:
             logger.warning("coordinator's partition cannot be written now", extra=self._ids(error))
-            return _AppendedBatch(WriteError.COORDINATOR_NOT_AVAILABLE, first_offset, size)
+            outcome = WriteError.COORDINATOR_NOT_AVAILABLE
         except TidelogError as error:
             return self._is_lost(error)
-        try:
-            if wal_end >= 0:
-                await self._log.wait_acked(wal_end)
-        except TidelogError as error:
-            return self._is_lost(error)
-        return _AppendedBatch(WriteError.NONE, first_offset, size)
+        return _Appended(outcome, first_offset, size, wal_end)
 
-    def _is_lost(self, error: TidelogError) -> _AppendedBatch:
+    def _is_lost(self, error: TidelogError) -> _Appended:
         """Not the leader, fenced, closed, or the WAL failed: the durable state is unknown here."""
         logger.warning("coordinator's partition is lost", extra=self._ids(error))
-        return _AppendedBatch(WriteError.NOT_COORDINATOR)
+        return _Appended(WriteError.NOT_COORDINATOR)
 
-    def _batches(self, records: Iterable[KeyValue]) -> Iterator[bytes]:
+    def _batches(self, records: Iterable[KeyValue], producer: TxnProducer | None = None) -> Iterator[bytes]:
+        """Plain batches, or those of the producer's transaction."""
+        build = build_batch
+        if producer is not None:
+            build = functools.partial(
+                build_batch, producer_id=producer.id, producer_epoch=producer.epoch, transactional=True
+            )
         timestamp = self._clock.time_ms()
         waiting: list[Record] = []
         size = 0
         for key, value in records:
             record_bytes = len(key) + len(value or b"")
             if waiting and size + record_bytes > BATCH_BYTES:
-                yield build_batch(waiting)
+                yield build(waiting)
                 waiting, size = [], 0
             waiting.append(Record(0, timestamp, key, value))
             size += record_bytes
         if waiting:
-            yield build_batch(waiting)
+            yield build(waiting)
 
-    async def _append_batch(self, batch: bytes) -> AppendResult:
+    async def _append_batch(self, batch: bytes, append: Callable[[bytes], AppendResult]) -> AppendResult:
         deadline = self._clock.monotonic() + WRITABLE_BUDGET_S
         while True:
             try:
                 self._log.check_writable()
-                return self._log.append_internal(batch)
+                return append(batch)
             except Overloaded:
                 remaining_s = deadline - self._clock.monotonic()
                 if remaining_s <= 0:
@@ -262,7 +361,7 @@ class StateWriter:
     async def _snapshot(self) -> bool:
         """Append all live records and wait until they are confirmed. Nothing else is appended meanwhile."""
         end_offset = self._log.log_end_offset
-        appended = await self._append(self._live_records())
+        (appended,) = await self._append([_Part((), self._live_batches(), self._log.append_internal)])
         if appended.error is not WriteError.NONE:
             if appended.error is WriteError.NOT_COORDINATOR:
                 self._lose()
@@ -279,6 +378,12 @@ class StateWriter:
             },
         )
         return True
+
+    def _live_batches(self) -> Iterator[bytes]:
+        yield from self._batches(self._store.live_records())
+        if isinstance(self._store, TransactionalStore):
+            for producer, records in self._store.pending_records():
+                yield from self._batches(records, producer)
 
     def _ids(self, error: TidelogError) -> dict[str, object]:
         return {

@@ -13,15 +13,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.broker.coordinators.errors import CoordinatorLoading, CoordinatorNotAvailable
+from tidelog.broker.coordinators.errors import (
+    CoordinatorLoading,
+    CoordinatorNotAvailable,
+    NotCoordinator,
+    WriteError,
+)
 from tidelog.broker.coordinators.shards import ShardPhase
+from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.coordinators.topic import OFFSETS_CONFIGS, OFFSETS_TOPIC, CoordinatorTopic
+from tidelog.broker.coordinators.writer import OfTransaction, TxnMarker, Write
 from tidelog.broker.groups.errors import GroupError, InvalidGroupId, InvalidGroupRequest
 from tidelog.broker.groups.members import MemberIdentity
-from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult, TxnCommitRequest
 from tidelog.broker.groups.records import (
     MAX_STRING_BYTES,
     MemberValue,
@@ -35,15 +42,25 @@ from tidelog.broker.groups.state import ClassicGroup, GroupState
 from tidelog.broker.groups.store import Removal
 from tidelog.broker.settings import GroupSettings
 from tidelog.runtime.clock import Clock
+from tidelog.runtime.errors import Closed
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
     from tidelog.controller.client.client import ControllerClient
     from tidelog.controller.model.records import BrokerRecord
     from tidelog.stream.partition_log import PartitionLog
+    from tidelog.stream.producer_state import VerificationGuard
 
 MAX_ID_BYTES = MAX_STRING_BYTES - 64
 """Maximum size of ids that clients choose; a member id is such an id and a UUID, and must fit in a record."""
+NOT_LEADER_OR_FOLLOWER = 6
+CONCURRENT_TRANSACTIONS = 51
+CONCURRENT_WAIT_S = 0.1
+"""How long the end of a producer's last transaction is waited for (add.partitions.to.txn.retry.backoff.max.ms)."""
+CONCURRENT_PAUSE_S = 0.02
+"""Pause between questions meanwhile (add.partitions.to.txn.retry.backoff.ms)."""
+MAX_QUESTIONS = 2
+"""How often a commit is tried if a marker comes between the coordinator's answer and the append."""
 LOAD_WAIT_S = 3.0
 """How long requests wait for a partition that is being opened or moved; after that the client backs off."""
 
@@ -72,6 +89,7 @@ class GroupCoordinator:
         rng: random.Random,
     ) -> None:
         self.settings = settings
+        self._clock = clock
         self._topic = CoordinatorTopic(controller, OFFSETS_TOPIC, settings.offsets_topic_partitions, OFFSETS_CONFIGS)
         self._shards = GroupShards(partitions, controller, clock, settings, rng)
         self._table = self._shards.table
@@ -106,6 +124,7 @@ class GroupCoordinator:
             "loading": sum(shard.phase is not ShardPhase.ACTIVE for shard in shards),
             "groups": sum(len(shard.store.groups) for shard in shards),
             "offsets": sum(shard.store.offsets.count for shard in shards),
+            "pending": sum(shard.store.pending.count for shard in shards),
             "waiting": self._shards.waiting(),
         }
 
@@ -117,6 +136,14 @@ class GroupCoordinator:
         if await self.arrival(group_id):
             broker = await self._topic.find(group_id)  # the partition may have moved meanwhile
         return broker
+
+    def partition_of(self, group_id: str) -> int | None:
+        """The offsets partition of a group; None before the topic exists."""
+        return self._topic.partition_of(group_id)
+
+    async def find_partition(self, group_id: str) -> int:
+        """The offsets partition of a group; creates the topic on first use. Raises `CoordinatorNotAvailable`."""
+        return await self._topic.find_partition(group_id)
 
     async def arrival(self, group_id: str) -> bool:
         """Wait briefly while the group's partition is moving to or from this broker; False if it is not moving.
@@ -216,6 +243,110 @@ class GroupCoordinator:
         await self._known(group_id, error)
         return error
 
+    async def commit_pending(
+        self, group_id: str, request: TxnCommitRequest, admit: Callable[[int], Awaitable[int]]
+    ) -> int:
+        """TxnOffsetCommit: a Kafka error code, 0 once all offsets are durable in the producer's transaction.
+
+        They are committed by the transaction's marker. `admit` asks the coordinator of the transaction whether this
+        offsets partition is in it, and returns a code for the client; it is asked only if the transaction is not open
+        in the partition's log, and again for `CONCURRENT_WAIT_S` if it answers CONCURRENT_TRANSACTIONS. Raises
+        `InvalidGroupId`, `CoordinatorNotAvailable`.
+        """
+        _check_id(group_id)
+        await self.arrival(group_id)
+        shard = self._shard(group_id)
+        error = _txn_commit_error(shard, group_id, request)
+        offsets = [(key, value) for key, value in request.offsets if self._shards.is_of(key.topic, value)]
+        if error is not GroupError.NONE or not offsets:
+            return error
+        for _ in range(MAX_QUESTIONS):
+            code, guard = await self._admitted(shard, request.producer, admit)
+            if code:
+                return code
+            error = _txn_commit_error(shard, group_id, request)  # a rebalance may have taken place meanwhile
+            if error is not GroupError.NONE:
+                return error
+            error = await self._write_pending(shard, request.producer, offsets, guard)
+            if error is not GroupError.INVALID_TXN_STATE:
+                break
+            # The marker of the producer's last transaction came between question and append.
+        await self._known(group_id, error)
+        return error
+
+    async def _admitted(
+        self, shard: GroupShard, producer: TxnProducer, admit: Callable[[int], Awaitable[int]]
+    ) -> tuple[int, VerificationGuard | None]:
+        """Ask `admit` if necessary, and again for a while if the producer's last transaction is not over yet.
+
+        Each question has a guard of its own: the marker of that last transaction removes the one before.
+        """
+        until = self._clock.monotonic() + CONCURRENT_WAIT_S
+        while self._table.is_current(shard):
+            try:
+                guard = shard.log.begin_verification(*producer)
+            except Closed:
+                break
+            if guard is None:
+                return 0, None
+            code = await admit(shard.index)
+            if code != CONCURRENT_TRANSACTIONS or self._clock.monotonic() >= until:
+                return code, guard
+            await self._clock.sleep(CONCURRENT_PAUSE_S)
+        return GroupError.NOT_COORDINATOR, None
+
+    async def _write_pending(
+        self,
+        shard: GroupShard,
+        producer: TxnProducer,
+        offsets: Sequence[tuple[OffsetKey, OffsetValue]],
+        guard: VerificationGuard | None,
+    ) -> GroupError:
+        if not self._table.is_current(shard):
+            return GroupError.NOT_COORDINATOR
+        if shard.writer.is_full:
+            raise CoordinatorNotAvailable(f"too many commits wait for offsets partition {shard.index}")
+        records = [(encode_offset_key(key), encode_offset_value(value)) for key, value in offsets]
+
+        def done(failure: WriteError) -> None:
+            if failure is WriteError.NONE:
+                shard.store.put_pending(producer, offsets)
+
+        write = Write(lambda: records, done, of=OfTransaction(producer, guard))
+        return GroupError(await self._table.submit(shard, write))
+
+    async def write_marker(
+        self,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        transaction_version: int,
+    ) -> int:
+        """End a producer's transaction in an offsets partition. Returns a Kafka error code for the marker's sender.
+
+        0 once the marker is durable and applied: the pending offsets are the committed ones, or gone. It is written
+        for a producer without pending offsets, too, and again if it is sent again. NOT_LEADER_OR_FOLLOWER: this broker
+        does not serve the partition, or does not confirm the marker in time; INVALID_PRODUCER_EPOCH,
+        TRANSACTION_COORDINATOR_FENCED: the log knows a newer epoch.
+        """
+        try:
+            shard = self._table.get(partition)
+
+            def done(failure: WriteError) -> None:
+                if failure is WriteError.NONE:
+                    shard.store.end_transaction(producer_id, commit=commit)
+
+            producer = TxnProducer(producer_id, producer_epoch)
+            marker = TxnMarker(producer, coordinator_epoch, commit, transaction_version)
+            error = await self._table.submit(shard, Write(list, done, of=marker))
+        except (NotCoordinator, CoordinatorLoading, CoordinatorNotAvailable):
+            return NOT_LEADER_OR_FOLLOWER
+        if error in (WriteError.COORDINATOR_NOT_AVAILABLE, WriteError.NOT_COORDINATOR):
+            return NOT_LEADER_OR_FOLLOWER
+        return error
+
     def committed(
         self, group_id: str, topics: Mapping[str, Collection[int]] | None
     ) -> dict[str, dict[int, OffsetValue | None]]:
@@ -239,6 +370,15 @@ class GroupCoordinator:
                 is_current = one is not None and self._shards.is_of(topic, one)
                 values[partition] = one if is_current else None
         return found
+
+    def unstable(self, group_id: str) -> set[tuple[str, int]]:
+        """The topics and partitions whose committed offsets an open transaction may change (KIP-447)."""
+        pending = self._shard(group_id).store.pending
+        return {
+            (key.topic, key.partition)
+            for key, value in pending.values(group_id)
+            if self._shards.is_of(key.topic, value)
+        }
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]
@@ -295,6 +435,13 @@ class GroupCoordinator:
 
     def _shard(self, group_id: str) -> GroupShard:
         return self._table.get(self._topic.partition_of(group_id))
+
+
+def _txn_commit_error(shard: GroupShard, group_id: str, request: TxnCommitRequest) -> GroupError:
+    group = shard.store.groups.get(group_id)
+    if group is not None:
+        return group.check_txn_commit(request.identity, request.generation)
+    return GroupError.ILLEGAL_GENERATION if request.generation >= 0 else GroupError.NONE
 
 
 def _check_id(group_id: str, *, may_be_empty: bool = False) -> None:

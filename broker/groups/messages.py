@@ -5,11 +5,13 @@ Entry: `JoinRequest` and `SyncRequest` in, `Effect` out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from tidelog.broker.coordinators.store import TxnProducer
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity, Protocols
-from tidelog.broker.groups.records import GroupValue
+from tidelog.broker.groups.records import GroupValue, OffsetKey, OffsetValue
 
 NO_GENERATION = -1
 
@@ -68,6 +70,16 @@ class SyncRequest(NamedTuple):
     """None before v5: not checked."""
     protocol: str | None
     assignments: dict[str, bytes]
+
+
+class TxnCommitRequest(NamedTuple):
+    """The fields of TxnOffsetCommit that the coordinator uses."""
+
+    producer: TxnProducer
+    identity: MemberIdentity
+    generation: int
+    """-1: not checked for a group without members, or if the identity is empty."""
+    offsets: Sequence[tuple[OffsetKey, OffsetValue]]
 
 
 class SyncResult(NamedTuple):

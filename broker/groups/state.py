@@ -278,6 +278,19 @@ class ClassicGroup:
         self._touch(identity.member_id, now)
         return GroupError.NONE
 
+    def check_txn_commit(self, identity: MemberIdentity, generation: int) -> GroupError:
+        """Check a transaction's offset commit (KIP-447). It is no heartbeat, and allowed while a rebalance completes.
+
+        A producer of before TxnOffsetCommit v3 says nothing of its member: then nothing of it is checked.
+        """
+        if self.state is GroupState.DEAD:
+            return GroupError.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and self.state is GroupState.EMPTY:
+            return GroupError.NONE
+        if generation < 0 and not identity.member_id and identity.instance_id is None:
+            return GroupError.NONE
+        return self._check(identity, generation)
+
     def expiry(self) -> Expiry | None:
         """The expiry conditions of the group's offsets; None: no expiry in the current state (KIP-211)."""
         if not self.protocol_type:

@@ -2,10 +2,14 @@
 
 Records are added with `replay` while the partition is loaded; afterwards changes are persisted first and then applied.
 A removal (expiry, DeleteGroups, OffsetDelete, a deleted topic) is planned, written as tombstones, and applied or
-undone. `live_records` is the whole content in the minimum number of records: replaying them gives the same store.
+undone. `live_records` and `pending_records` are the whole content in the minimum number of records: replaying them
+gives the same store.
 
-Invariants: a group with offsets or with a durable record is in `groups`; a group being deleted is Dead, so that no
-member joins or commits before the tombstones are durable.
+Offsets of open transactions are in `pending` until the marker of their producer (`tidelog.broker.groups.pending`). A
+removal takes them too, and they keep the committed offset of their key, and their group, from expiring.
+
+Invariants: a group with offsets, pending ones included, or with a durable record is in `groups`; a group being deleted
+is Dead, so that no member joins or commits before the tombstones are durable.
 
 Entry: `GroupStore`.
 """
@@ -16,11 +20,13 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tidelog.broker.coordinators.store import KeyValue
+from tidelog.batch.errors import CorruptRecord
+from tidelog.broker.coordinators.store import KeyValue, TxnProducer
 from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.messages import Limits
 from tidelog.broker.groups.offsets import OffsetTable
+from tidelog.broker.groups.pending import PendingOffsets
 from tidelog.broker.groups.records import (
     GroupKey,
     GroupValue,
@@ -51,6 +57,7 @@ class GroupStore:
     def __init__(self, limits: Limits, rng: random.Random) -> None:
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = OffsetTable()
+        self.pending = PendingOffsets()
         self._limits = limits
         self._rng = rng
         self._replayed: dict[str, GroupValue] = {}
@@ -64,9 +71,9 @@ class GroupStore:
         parsed = parse_key(key)
         if isinstance(parsed, OffsetKey):
             if value is None:
-                self.offsets.remove(parsed)
+                self._forget(parsed)
             else:
-                self.offsets.put(parsed, parse_offset_value(value))
+                self._commit(parsed, parse_offset_value(value))
         elif isinstance(parsed, GroupKey):
             if value is None:
                 self._replayed.pop(parsed.group, None)
@@ -77,12 +84,23 @@ class GroupStore:
         else:
             self._unknown[key] = value
 
+    def replay_pending(self, producer: TxnProducer, key: bytes, value: bytes | None) -> None:
+        """Apply the next record of a transaction. Raises `CorruptRecord` unless it is a committed offset."""
+        parsed = parse_key(key)
+        if not isinstance(parsed, OffsetKey) or value is None:
+            raise CorruptRecord(f"a record in a transaction of producer {producer.id} is no committed offset")
+        self.pending.put(producer, parsed, parse_offset_value(value))
+
+    def replay_marker(self, producer_id: int, *, commit: bool) -> None:
+        """Apply the next marker."""
+        self._end_transaction(producer_id, commit=commit)
+
     def finish_loading(self, now: Now) -> None:
         """Create the groups after the log was read to its end. Their sessions start now."""
         for group_id, value in self._replayed.items():
             self.groups[group_id] = ClassicGroup.load(group_id, value, self._limits, self._rng, now)
         self._replayed.clear()
-        for group_id in self.offsets.groups():
+        for group_id in [*self.offsets.groups(), *self.pending.groups()]:
             self.obtain(group_id)
 
     # --- groups --------------------------------------------------------------------------------------------------
@@ -96,14 +114,47 @@ class GroupStore:
 
     def drop_if_blank(self, group: ClassicGroup) -> None:
         """Remove a group without state: a rejected first join must leave nothing behind."""
-        if group.is_blank and group.group_id not in self.offsets and self.groups.get(group.group_id) is group:
+        if not group.is_blank or group.group_id in self.offsets or group.group_id in self.pending:
+            return
+        if self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
 
     def put_offsets(self, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
         """Apply commits whose records are durable."""
         for key, value in offsets:
-            self.offsets.put(key, value)
+            self._commit(key, value)
             self.obtain(key.group)
+
+    def put_pending(self, producer: TxnProducer, offsets: Sequence[tuple[OffsetKey, OffsetValue]]) -> None:
+        """Apply commits of an open transaction whose records are durable."""
+        for key, value in offsets:
+            self.pending.put(producer, key, value)
+            self.obtain(key.group)
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """Apply a durable marker: the producer's pending offsets become the committed ones, or are dropped."""
+        for group_id in self._end_transaction(producer_id, commit=commit) & self.groups.keys():
+            self.drop_if_blank(self.groups[group_id])
+
+    def _end_transaction(self, producer_id: int, *, commit: bool) -> set[str]:
+        taken = self.pending.take(producer_id)
+        if commit:
+            for order, key, value in taken:
+                self.offsets.put(key, value)
+                self.pending.overtake(key, order)
+        return {one.key.group for one in taken}
+
+    def _commit(self, key: OffsetKey, value: OffsetValue) -> None:
+        """Commit an offset outside of transactions. It overtakes pending ones, unless it is the committed one again."""
+        if self.pending.has(key):
+            known = self.offsets.get(*key)
+            if known is None or encode_offset_value(known) != encode_offset_value(value):
+                self.pending.overtake(key)
+        self.offsets.put(key, value)
+
+    def _forget(self, key: OffsetKey) -> None:
+        self.offsets.remove(key)
+        self.pending.overtake(key)
 
     # --- removals ------------------------------------------------------------------------------------------------
 
@@ -115,9 +166,10 @@ class GroupStore:
             if expiry is None:
                 continue
             expired = self.offsets.expired(group.group_id, expiry, retention_ms, now.wall_ms)
+            expired = [key for key in expired if not self.pending.has(key)]
             removal.offsets += expired
             kept = sum(map(len, self.offsets.topics(group.group_id).values())) - len(expired)
-            if not kept and group.is_deletable:
+            if not kept and group.group_id not in self.pending and group.is_deletable:
                 self._plan_group(removal, group)
         return removal
 
@@ -128,7 +180,8 @@ class GroupStore:
             return GroupError.GROUP_ID_NOT_FOUND, Removal()
         if not group.is_deletable:
             return GroupError.NON_EMPTY_GROUP, Removal()
-        removal = Removal([key for key, _ in self.offsets.items(group_id)])
+        keys = [key for key, _ in [*self.offsets.items(group_id), *self.pending.values(group_id)]]
+        removal = Removal(list(dict.fromkeys(keys)))
         self._plan_group(removal, group)
         return GroupError.NONE, removal
 
@@ -144,7 +197,7 @@ class GroupStore:
         known = [
             key
             for key, error in zip(keys, errors, strict=True)
-            if error is GroupError.NONE and self.offsets.get(*key) is not None
+            if error is GroupError.NONE and (self.offsets.get(*key) is not None or self.pending.has(key))
         ]
         return errors, Removal(list(dict.fromkeys(known)))
 
@@ -159,7 +212,7 @@ class GroupStore:
 
     def plan_topics_deleted(self, names: Collection[str]) -> Removal:
         """Plan the removal of the offsets of deleted topics."""
-        return Removal(self.offsets.of_topics(names))
+        return Removal(list(dict.fromkeys([*self.offsets.of_topics(names), *self.pending.of_topics(names)])))
 
     def tombstones(self, removal: Removal) -> list[KeyValue]:
         """The tombstones of a removal: offsets first, so that an interrupted removal leaves a complete group."""
@@ -171,7 +224,7 @@ class GroupStore:
         """Apply a removal whose tombstones are durable."""
         touched = {key.group for key in removal.offsets}
         for key in removal.offsets:
-            self.offsets.remove(key)
+            self._forget(key)
         for group in removal.groups:
             if self.groups.get(group.group_id) is group:
                 del self.groups[group.group_id]
@@ -189,13 +242,13 @@ class GroupStore:
         removal.groups.append(group)
 
     def counts(self) -> dict[str, int]:
-        """The numbers of groups and offsets."""
-        return {"groups": len(self.groups), "offsets": self.offsets.count}
+        """The numbers of groups, committed offsets and pending offsets."""
+        return {"groups": len(self.groups), "offsets": self.offsets.count, "pending": self.pending.count}
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 
     def live_records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield everything durable once. Durable state must not change meanwhile; groups may be added."""
+        """Yield everything durable and not pending once. It must not change meanwhile; groups may be added."""
         for group in list(self.groups.values()):
             if group.durable is not None:
                 yield encode_group_key(group.group_id), encode_group_value(group.durable)
@@ -203,3 +256,8 @@ class GroupStore:
             for key, value in self.offsets.items(group_id):
                 yield encode_offset_key(key), encode_offset_value(value)
         yield from self._unknown.items()
+
+    def pending_records(self) -> Iterator[tuple[TxnProducer, list[KeyValue]]]:
+        """Yield the offsets of open transactions, in order."""
+        for producer, run in self.pending.runs():
+            yield producer, [(encode_offset_key(one.key), encode_offset_value(one.value)) for one in run]

@@ -28,6 +28,7 @@ from tidelog.broker.kafka.handlers import (
     produce,
     topics,
     transactions,
+    txn_offsets,
     unregister_broker,
 )
 from tidelog.broker.kafka.services import ApiHandler
@@ -55,6 +56,7 @@ _MODULES = (
     produce,
     topics,
     transactions,
+    txn_offsets,
     unregister_broker,
 )
 

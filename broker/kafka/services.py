@@ -7,12 +7,13 @@ no state of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
+from tidelog.broker.coordinators.errors import CoordinatorNotAvailable
 from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.runtime.clock import Clock
@@ -44,6 +45,43 @@ async def no_removal(broker_id: int) -> int:
     raise InvalidInput(f"this broker cannot remove broker {broker_id}")
 
 
+class TransactionPartitions(Protocol):
+    """The coordinators of transactions, asked by what is about to append a transaction's first batch to a partition."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+        *,
+        add: bool,
+        timeout_s: float,
+    ) -> dict[tuple[str, int], int]:
+        """Ask whether the partitions are in the producer's open transaction, or `add` them.
+
+        Returns the coordinator's Kafka error code for each `(topic, partition)`.
+        """
+        ...
+
+
+class NoTransactions:
+    """The transactions of a broker that knows no coordinators: every question is answered with 15."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+        *,
+        add: bool,
+        timeout_s: float,
+    ) -> dict[tuple[str, int], int]:
+        """Answer COORDINATOR_NOT_AVAILABLE."""
+        return dict.fromkeys(partitions, CoordinatorNotAvailable.kafka_code)
+
+
 @dataclass(slots=True)
 class Services:
     """The parts of one running broker."""
@@ -71,6 +109,7 @@ class Services:
     """Time-outs of requests."""
     cold_throttle: ColdThrottle | None = None
     """Receives from connections the measured cost of sending large responses."""
+    transactions: TransactionPartitions = field(default_factory=NoTransactions)
     quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
     """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
     remove_broker: Callable[[int], Awaitable[object]] = no_removal

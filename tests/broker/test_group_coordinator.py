@@ -173,7 +173,14 @@ async def test_a_simple_consumers_offsets_expire_after_the_retention() -> None:
         assert committed(world, "g") is None
         assert committed(world, "g", partition=1) == 2
         await asyncio.sleep(60)
-        assert world.coordinator.stats() == {"partitions": 1, "loading": 0, "groups": 0, "offsets": 0, "waiting": 0}
+        assert world.coordinator.stats() == {
+            "partitions": 1,
+            "loading": 0,
+            "groups": 0,
+            "offsets": 0,
+            "pending": 0,
+            "waiting": 0,
+        }
         await world.restart()
         assert world.coordinator.stats()["offsets"] == 0
 

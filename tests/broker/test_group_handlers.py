@@ -69,7 +69,7 @@ async def leave(world: World, version: int, *members: tuple[str, str | None]) ->
 def test_the_advertised_ranges() -> None:
     assert {key: (api.min_version, api.max_version) for key, api in APIS.items()} == {
         8: (2, 9), 9: (1, 9), 10: (0, 6), 11: (0, 9), 12: (0, 4), 13: (0, 5), 14: (0, 5),
-        15: (0, 6), 16: (0, 5), 42: (0, 2), 47: (0, 0),
+        15: (0, 6), 16: (0, 5), 28: (0, 5), 42: (0, 2), 47: (0, 0),
     }  # fmt: skip
 
 

@@ -9,13 +9,13 @@ from kio.index import load_request_schema
 
 from tests.support import schema
 from tests.support.group_world import NODE, World
-from tidelog.broker.kafka.handlers import find_coordinator, groups, offsets
+from tidelog.broker.kafka.handlers import find_coordinator, groups, offsets, txn_offsets
 from tidelog.broker.kafka.services import RequestContext
 from tidelog.broker.kafka.wire.messages import REQUESTS
 from tidelog.broker.kafka.wire.messages.base import KafkaResponse
 from tidelog.broker.kafka.wire.reader import request_reader
 
-APIS = {api.api_key: api for api in [*find_coordinator.APIS, *groups.APIS, *offsets.APIS]}
+APIS = {api.api_key: api for api in [*find_coordinator.APIS, *groups.APIS, *offsets.APIS, *txn_offsets.APIS]}
 
 
 def versions(api_key: int) -> range:
@@ -39,6 +39,7 @@ async def call(world: World, api_key: int, version: int, **fields: Any) -> Any:
         group=world.settings,
         controller=world.controller,
         groups=world.coordinator,
+        transactions=world.transactions,
     )
     context = RequestContext(services, api_key, version, 7, "app", "10.0.0.7")
     response = await APIS[api_key].handle(context, request)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from tests.support.loops import LoopClock
-from tidelog.batch.batch import iter_batches, iter_records, parse_header, set_base_offset
+from tidelog.batch.batch import BatchHeader, control_epoch, iter_batches, iter_records, parse_header, set_base_offset
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.groups.errors import GroupError
@@ -22,9 +22,17 @@ from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest,
 from tidelog.broker.settings import GroupSettings
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.tables import RowChange
-from tidelog.controller.model.records import BrokerRecord, PartitionRecord, ReplicaSetRecord, TopicRecord
+from tidelog.controller.model.levels import SUPPORTED
+from tidelog.controller.model.records import (
+    BrokerRecord,
+    ClusterRecord,
+    PartitionRecord,
+    ReplicaSetRecord,
+    TopicRecord,
+)
 from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
 from tidelog.storage.confirm import ConfirmOffset
+from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState
 
 NODE = 1
 
@@ -75,6 +83,12 @@ class FakeLog:
         self.read_errors: list[TidelogError] = []
         self.trim_errors: list[TidelogError] = []
         self.trims: list[int] = []
+        self.epochs: dict[int, int] = {}
+        """Of each producer with batches or markers."""
+        self.open: set[int] = set()
+        """Producers with an open transaction."""
+        self._guards: dict[int, object] = {}
+        self._coordinators: dict[int, int] = {}
         self._storage = storage
         self._listeners: list[Callable[[], None]] = []
 
@@ -88,8 +102,17 @@ class FakeLog:
         again.log_start_offset = self.log_start_offset
         again.log_end_offset = again.log_start_offset
         for _, _, data in again.batches:
-            again.log_end_offset = parse_header(data).next_offset
+            header = parse_header(data)
+            again.log_end_offset = header.next_offset
+            if header.is_transactional:
+                again.note(header)
         return again
+
+    def note(self, header: BatchHeader) -> None:
+        """A transaction goes on, or ends."""
+        self._guards.pop(header.producer_id, None)
+        self.epochs[header.producer_id] = header.producer_epoch
+        (self.open.discard if header.is_control else self.open.add)(header.producer_id)
 
     @property
     def high_watermark(self) -> int:
@@ -105,10 +128,42 @@ class FakeLog:
         if self.too_few:
             raise self.too_few.pop(0)
 
-    def append_internal(self, batch: memoryview) -> Appended:
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> object | None:
+        if producer_id in self.open and self.epochs[producer_id] == producer_epoch:
+            return None
+        return self._guards.setdefault(producer_id, object())
+
+    def _check(self, header: BatchHeader, batch: bytes | memoryview, guard: object, transaction_version: int) -> None:
+        producer, epoch = header.producer_id, header.producer_epoch
+        known = self.epochs.get(producer, -1)
+        if header.is_control:
+            coordinator_epoch = control_epoch(next(iter_records(batch)))
+            if epoch < known or (transaction_version >= 2 and epoch == known and producer in self.open):
+                raise InvalidProducerEpoch(f"a marker has epoch {epoch}, {known} is current")
+            if coordinator_epoch < self._coordinators.get(producer, -1):
+                raise FencedCoordinator(f"coordinator epoch {coordinator_epoch} is old")
+            self._coordinators[producer] = coordinator_epoch
+        elif epoch < known:
+            raise InvalidProducerEpoch(f"a batch has epoch {epoch}, {known} is current")
+        elif (producer not in self.open or epoch != known) and (
+            guard is None or self._guards.get(producer) is not guard
+        ):
+            raise InvalidTxnState("the transaction is not open, and not verified")
+
+    def append_of_transaction(self, batch: bytes, guard: object | None) -> Appended:
+        if not self.errors:
+            self._check(parse_header(batch), batch, guard, 1)
+        return self.append_internal(batch)
+
+    def append_internal(self, batch: bytes | memoryview, *, transaction_version: int = 1) -> Appended:
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             raise error
+        header = parse_header(batch)
+        if header.is_control:
+            self._check(header, batch, None, transaction_version)
+        if header.is_transactional:
+            self.note(header)
         data = bytearray(batch)
         base = self.log_end_offset
         set_base_offset(data, base)
@@ -215,6 +270,7 @@ class FakeController:
         self._subscribers: list[Callable[[Delta], None]] = []
         self._next_id = 0
         self.apply(
+            RowChange("cluster", "", ClusterRecord("c", NODE, 1, 0, level=SUPPORTED.newest)),
             RowChange("brokers", NODE, BrokerRecord(NODE, "c", "127.0.0.1", 9092, "", "", "i", 1, True)),
             RowChange("replica_sets", NODE, ReplicaSetRecord(NODE, (NODE,), (), NODE, 1, (NODE,), 0, 0)),
         )
@@ -268,6 +324,32 @@ class FakeController:
         return topic
 
 
+class Admissions:
+    """The coordinators of transactions: they answer what the test says, and remember what they were asked."""
+
+    def __init__(self) -> None:
+        self.codes: list[int | TidelogError] = []
+        """The next answers; 0 after them."""
+        self.asked: list[tuple[str, int, int, list[tuple[str, int]], bool]] = []
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+        *,
+        add: bool,
+        timeout_s: float,
+    ) -> dict[tuple[str, int], int]:
+        assert timeout_s > 0
+        self.asked.append((transactional_id, producer_id, producer_epoch, list(partitions), add))
+        code = self.codes.pop(0) if self.codes else 0
+        if isinstance(code, TidelogError):
+            raise code
+        return dict.fromkeys(partitions, code)
+
+
 class World:
     """One broker that leads all partitions of the offsets topic."""
 
@@ -279,6 +361,7 @@ class World:
             **{"initial_rebalance_delay_ms": 0, "offsets_topic_partitions": partitions} | settings
         )
         self.clock = LoopClock()
+        self.transactions = Admissions()
         self.seed = 0
         self.coordinator = self._coordinator()
         if create:

@@ -1,14 +1,16 @@
 """Committed offsets: OffsetCommit, OffsetFetch, OffsetDelete.
 
-The metadata string and the leader epoch of a commit are returned unchanged. `require_stable` (v7+) requests an error
-for offsets in open transactions; there are none before transactions are served, so every offset is stable.
+The metadata string and the leader epoch of a commit are returned unchanged. `require_stable` (v7+) requests
+UNSTABLE_OFFSET_COMMIT in place of an offset that an open transaction may change (KIP-447). Commits in transactions are
+in `tidelog.broker.kafka.handlers.txn_offsets`.
 
 Entry: `APIS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,7 +55,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
         for one in topic.partitions:
             at = (topic.name, one.partition_index)
             metadata = one.committed_metadata or ""
-            errors[at] = _commit_error(context, *at, metadata)
+            errors[at] = commit_error(context, *at, metadata)
             if errors[at] == 0:
                 epoch = one.committed_leader_epoch
                 record = context.services.controller.image.topic(topic.name)
@@ -86,7 +88,8 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     return OffsetCommitResponse(topics=topics)
 
 
-def _commit_error(context: RequestContext, topic: str, partition: int, metadata: str) -> int:
+def commit_error(context: RequestContext, topic: str, partition: int, metadata: str) -> int:
+    """Why an offset of this partition cannot be committed, with this metadata string: a Kafka error code, or 0."""
     record = context.services.controller.image.topic(topic)
     if record is None and context.api_version >= FIRST_WITH_TOPIC_IDS:
         return UNKNOWN_TOPIC_ID
@@ -99,30 +102,37 @@ def _commit_error(context: RequestContext, topic: str, partition: int, metadata:
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """OffsetFetch v1–v10: one group, from v8 on several. Null topics (v2+) are all topics with offsets."""
     if context.api_version >= 8:
-        groups = [await _fetched_group(context, group) for group in request.groups]
+        groups = [await _fetched_group(context, group, request.require_stable) for group in request.groups]
         return OffsetFetchResponse(groups=groups)
-    error, topics = await _fetch(context, request.group_id, request.topics)
-    return OffsetFetchResponse(topics=_fetched(topics, error), error_code=error)
+    found = await _fetch(context, request.group_id, request.topics, request.require_stable)
+    return OffsetFetchResponse(topics=_fetched(found), error_code=found.error)
 
 
-async def _fetched_group(context: RequestContext, group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+async def _fetched_group(
+    context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool
+) -> OffsetFetchResponseGroup:
     if context.api_version >= FIRST_WITH_TOPIC_IDS:
-        return await _fetched_by_id(context, group)
-    error, topics = await _fetch(context, group.group_id, group.topics)
-    answers = [] if error else _fetched(topics, 0)
-    return OffsetFetchResponseGroup(group_id=group.group_id, topics=answers, error_code=error)
+        return await _fetched_by_id(context, group, require_stable)
+    found = await _fetch(context, group.group_id, group.topics, require_stable)
+    return OffsetFetchResponseGroup(
+        group_id=group.group_id, topics=[] if found.error else _fetched(found), error_code=found.error
+    )
 
 
-async def _fetched_by_id(context: RequestContext, group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+async def _fetched_by_id(
+    context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool
+) -> OffsetFetchResponseGroup:
     """Return the answer with the topics' ids. Of all topics those are left out that have been deleted."""
     named = None if group.topics is None else with_names(context, group.topics)
     known = None if named is None else [topic for topic in named if topic.name]
-    error, topics = await _fetch(context, group.group_id, known)
-    if error:
-        return OffsetFetchResponseGroup(group_id=group.group_id, topics=[], error_code=error)
+    found = await _fetch(context, group.group_id, known, require_stable)
+    if found.error:
+        return OffsetFetchResponseGroup(group_id=group.group_id, topics=[], error_code=found.error)
     ids = {topic.name: topic.topic_id for topic in known or ()}
-    found = [(answer, ids.get(answer.name) or id_of(context, answer.name)) for answer in _fetched(topics, 0)]
-    answers = [msgspec.structs.replace(answer, topic_id=topic_id) for answer, topic_id in found if topic_id is not None]
+    with_ids = [(answer, ids.get(answer.name) or id_of(context, answer.name)) for answer in _fetched(found)]
+    answers = [
+        msgspec.structs.replace(answer, topic_id=topic_id) for answer, topic_id in with_ids if topic_id is not None
+    ]
     for topic in named or ():
         if not topic.name:
             values = [_partition(each, None, UNKNOWN_TOPIC_ID) for each in topic.partition_indexes]
@@ -130,29 +140,43 @@ async def _fetched_by_id(context: RequestContext, group: OffsetFetchRequestGroup
     return OffsetFetchResponseGroup(group_id=group.group_id, topics=answers, error_code=0)
 
 
-_Offsets = dict[str, dict[int, OffsetValue | None]]
+class _GroupOffsets(NamedTuple):
+    error: int
+    """Of the group."""
+    offsets: dict[str, dict[int, OffsetValue | None]]
+    unstable: Collection[tuple[str, int]] = ()
 
 
 async def _fetch(
-    context: RequestContext, group_id: str, topics: Sequence[OffsetFetchRequestTopic] | None
-) -> tuple[int, _Offsets]:
+    context: RequestContext, group_id: str, topics: Sequence[OffsetFetchRequestTopic] | None, require_stable: bool
+) -> _GroupOffsets:
     wanted: dict[str, list[int]] | None = None if topics is None else {}
     for topic in topics or ():
         assert wanted is not None
         wanted.setdefault(topic.name, []).extend(topic.partition_indexes)  # a topic may appear twice
-    await context.services.groups.arrival(group_id)
+    groups = context.services.groups
+    await groups.arrival(group_id)
     try:
-        return 0, context.services.groups.committed(group_id, wanted)
+        offsets = groups.committed(group_id, wanted)
+        unstable = groups.unstable(group_id) if require_stable else ()
     except TidelogError as error:
         unknown = {name: dict.fromkeys(partitions) for name, partitions in (wanted or {}).items()}
-        return error.kafka_code, unknown
+        return _GroupOffsets(error.kafka_code, unknown)
+    if wanted is None:  # a partition of which there is no offset before the first transaction is committed
+        for name, partition in unstable:
+            offsets.setdefault(name, {}).setdefault(partition, None)
+    return _GroupOffsets(0, offsets, unstable)
 
 
-def _fetched(topics: _Offsets, error: int) -> list[OffsetFetchResponseTopic]:
+def _fetched(found: _GroupOffsets) -> list[OffsetFetchResponseTopic]:
     """Return the topics of a response. v0 and v1 have errors per partition only, so all versions have them there."""
     answers = []
-    for topic, partitions in topics.items():
-        values = [_partition(partition, found, error) for partition, found in partitions.items()]
+    for topic, partitions in found.offsets.items():
+        values = []
+        for partition, one in partitions.items():
+            is_unstable = (topic, partition) in found.unstable
+            error = GroupError.UNSTABLE_OFFSET_COMMIT if is_unstable else found.error
+            values.append(_partition(partition, None if is_unstable else one, error))
         answers.append(OffsetFetchResponseTopic(name=topic, partitions=values))
     return answers
 

@@ -1,4 +1,4 @@
-"""Messages about committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
+"""Messages about committed offsets: OffsetCommit, OffsetFetch, OffsetDelete, TxnOffsetCommit."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ class OffsetFetchRequest(KafkaRequest):
     group_id: str = ""  # v1 to v7
     topics: tuple[OffsetFetchRequestTopic, ...] | None = ()  # v1 to v7
     groups: tuple[OffsetFetchRequestGroup, ...] = ()  # v8+
+    require_stable: bool = False  # v7+
 
 
 class OffsetFetchResponsePartition(Message):
@@ -162,4 +163,56 @@ class OffsetDeleteResponse(KafkaResponse):
 
     error_code: int
     topics: Sequence[OffsetDeleteResponseTopic]
+    throttle_time_ms: int = 0
+
+
+class TxnOffsetCommitRequestPartition(Message):
+    """An element of `TxnOffsetCommitRequestTopic.partitions`."""
+
+    partition_index: int
+    committed_offset: int
+    committed_metadata: str | None
+    committed_leader_epoch: int = -1  # v2+
+
+
+class TxnOffsetCommitRequestTopic(Message):
+    """An element of `TxnOffsetCommitRequest.topics`."""
+
+    name: str
+    partitions: tuple[TxnOffsetCommitRequestPartition, ...]
+
+
+class TxnOffsetCommitRequest(KafkaRequest):
+    """TxnOffsetCommit (28), versions 0 to 5."""
+
+    API_KEY: ClassVar[int] = 28
+
+    transactional_id: str
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    topics: tuple[TxnOffsetCommitRequestTopic, ...]
+    generation_id: int = -1  # v3+
+    member_id: str = ""  # v3+
+    group_instance_id: str | None = None  # v3+
+
+
+class TxnOffsetCommitResponsePartition(Message):
+    """An element of `TxnOffsetCommitResponseTopic.partitions`."""
+
+    partition_index: int
+    error_code: int
+
+
+class TxnOffsetCommitResponseTopic(Message):
+    """An element of `TxnOffsetCommitResponse.topics`."""
+
+    name: str
+    partitions: Sequence[TxnOffsetCommitResponsePartition]
+
+
+class TxnOffsetCommitResponse(KafkaResponse):
+    """TxnOffsetCommit (28), versions 0 to 5."""
+
+    topics: Sequence[TxnOffsetCommitResponseTopic]
     throttle_time_ms: int = 0
