@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.examples import examples
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
+from tests.support.guarded import append_guarded
 from tidelog.batch.batch import (
     ControlType,
     Record,
@@ -124,7 +125,7 @@ class PartitionMachine(RuleBasedStateMachine):
             self.sequence(pid) if pid >= 0 else -1,
             txn,
         )
-        result = self.log.append(self.send(one))
+        result = append_guarded(self.log, self.send(one))
         assert (result.base_offset, result.last_offset, result.duplicate) == (one.base, one.end - 1, False)
         self.batches.append(one)
 
@@ -244,7 +245,7 @@ class PartitionMachine(RuleBasedStateMachine):
                 elif first is None:
                     first = one.base
             bound = min(bound, self.log.high_watermark if first is None else first)
-        return bound
+        return max(bound, self.start)
 
     @precondition(lambda self: hasattr(self, "log"))
     @invariant()
