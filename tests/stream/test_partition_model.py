@@ -20,7 +20,6 @@ from tidelog.batch.batch import (
     ControlType,
     Record,
     build_batch,
-    build_control_batch,
     control_type,
     iter_records,
     parse_header,
@@ -164,10 +163,9 @@ class PartitionMachine(RuleBasedStateMachine):
         if self.open_txn(pid) is None:
             return
         self.clock.now_ms += 10
-        marker = build_control_batch(
-            kind, producer_id=pid, producer_epoch=0, coordinator_epoch=0, timestamp=self.clock.now_ms
+        result = self.log.write_marker(
+            pid, 0, commit=kind == ControlType.COMMIT, coordinator_epoch=0, transaction_version=1
         )
-        result = self.log.append_internal(marker)
         assert result.base_offset == self.end
         epoch = self.log.leader_epoch
         self.batches.append(Batch(self.end, 1, self.clock.now_ms, b"", epoch, pid, -1, True, kind))
