@@ -47,6 +47,24 @@ class InvalidTxnState(InvalidInput):
     kafka_code = 48
 
 
+class TransactionNotVerified(InvalidInput):
+    """A transactional batch has no open transaction in the partition, and no valid word of the coordinator.
+
+    Kafka: TRANSACTION_ABORTABLE (120), which before Produce v11 is INVALID_TXN_STATE (48).
+    """
+
+    kafka_code = 120
+
+
+class VerificationLapsed(Unavailable):
+    """The guard of a question to the coordinator was removed for want of room: send the batch again.
+
+    Kafka: NOT_ENOUGH_REPLICAS (19), which every producer retries.
+    """
+
+    kafka_code = 19
+
+
 class FencedCoordinator(Fenced):
     """A marker came from an older transaction coordinator. Kafka: TRANSACTION_COORDINATOR_FENCED (52)."""
 

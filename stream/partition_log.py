@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.batch.batch import (
     BatchHeader,
+    ControlType,
+    build_control_batch,
     check_batch,
     control_epoch,
     iter_records,
@@ -55,7 +57,7 @@ from tidelog.stream.partition_close import ClosedLog, LastRecords, when_there_is
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
 from tidelog.stream.partition_recovery import apply_marker, confirmed_end, nothing_first, recover
 from tidelog.stream.partition_state import PartitionState
-from tidelog.stream.producer_state import BatchEntry, VerificationGuard
+from tidelog.stream.producer_state import BatchEntry, OpenTransaction, VerificationGuard
 from tidelog.stream.segments import retention_start, should_roll
 from tidelog.stream.stream import Stream
 from tidelog.stream.time_index import TimeIndex
@@ -69,6 +71,8 @@ logger = logging.getLogger(__name__)
 
 _PLACE = Struct(">qii")
 """The first 16 bytes of a batch: base offset, length after this field, partition leader epoch. No CRC covers them."""
+_TRANSACTIONAL = 0x10
+"""Bit of a batch's attributes."""
 _HOUSEKEEPING_CHECKPOINT_BYTES = 1 << 20
 """Housekeeping writes a checkpoint after this many bytes, so that slow partitions get one too."""
 _HOUSEKEEPING_CHECKPOINT_BATCHES = 8
@@ -298,8 +302,13 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Return the offset up to which all transactions are decided; ≤ high watermark."""
-        return self._state.last_stable_offset
+        """Return the offset up to which all transactions are decided; log start ≤ it ≤ high watermark.
+
+        An open transaction may begin below the log start. The confirmed one is the bound: the move of another may be
+        reverted, and what is before it would have been shown undecided.
+        """
+        stable = self._state.last_stable_offset
+        return stable if stable > self._start else self._start
 
     @property
     def log_end_offset(self) -> int:
@@ -336,6 +345,11 @@ class PartitionLog:
             )
             for state in self._state.producers.all()
         ]
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """Return the transactions without a marker, by first offset. One that its coordinator has forgotten is hanging:
+        it bounds what read_committed readers see until somebody writes its marker."""
+        return self._state.producers.open_transactions()
 
     def add_watermark_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` on the loop when high watermark, last stable or log start offset moves, and at the close.
@@ -384,13 +398,22 @@ class PartitionLog:
 
     # --- appending -----------------------------------------------------------------------------------------------
 
-    def append(self, records: memoryview, *, acks_leader_epoch: int | None = None) -> AppendResult:
+    def append(
+        self,
+        records: memoryview,
+        *,
+        guard: VerificationGuard | None = None,
+        from_zero: bool = False,
+        acks_leader_epoch: int | None = None,
+    ) -> AppendResult:
         """Append exactly one batch of a producer. Never waits: see `when_acked`.
 
         `records` is modified in place and kept: the caller must never change it again. A read-only view is copied.
-        `acks_leader_epoch` refuses the write unless it is this log's epoch. Raises `InvalidRecord`, `CorruptRecord`,
-        `RecordTooLarge`, `UnsupportedCompression`, `InvalidTimestamp`, `OutOfOrderSequence`, `EarlierBatchMissing`,
-        `InvalidProducerEpoch`, `InvalidTxnState`, `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `Closed`, and the
+        `guard`: of `begin_verification`, for the first batch of a transaction. `from_zero`: a transactional producer
+        without batches here must start at sequence 0. `acks_leader_epoch` refuses the write unless it is this log's
+        epoch. Raises `InvalidRecord`, `CorruptRecord`, `RecordTooLarge`, `UnsupportedCompression`, `InvalidTimestamp`,
+        `OutOfOrderSequence`, `EarlierBatchMissing`, `InvalidProducerEpoch`, `InvalidTxnState`,
+        `TransactionNotVerified`, `VerificationLapsed`, `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `Closed`, and the
         storage's `WalFull`, `Overloaded` (retriable, nothing was written) and `WalFailed`.
         """
         self._require_open()
@@ -401,6 +424,10 @@ class PartitionLog:
             original = self._admission.original_of(header)
             if original is not None:
                 return self._duplicate(original)
+            if header.attributes & _TRANSACTIONAL:
+                self._state.producers.require_verified(header, guard)
+                if from_zero:
+                    self._state.producers.require_first_sequence(header)
         now_ms = self._clock.time_ms()
         records, header = self._admission.prepare(records, header, now_ms)
         try:
@@ -409,29 +436,14 @@ class PartitionLog:
             self._admission.note_refused()
             raise
 
-    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard | None:
-        """Begin a question to the coordinator of a producer's transaction: whether this partition is in it.
-
-        The answer lets a batch in together with the guard returned here. None: the transaction is open here, and
-        nobody need be asked. Raises `Closed`.
-        """
-        self._require_open()
-        return self._state.producers.begin_verification(producer_id, producer_epoch)
-
-    def append_of_transaction(self, batch: Buffer, guard: VerificationGuard | None) -> AppendResult:
-        """Append one batch of the broker's own in a producer's transaction, without a sequence (committed offsets).
-
-        Raises as `append_internal`, and `InvalidTxnState` if the transaction is neither open here nor guarded.
-        """
-        self._require_open()
-        self._state.producers.check_transactional(parse_header(batch), guard)
-        return self.append_internal(batch)
-
-    def append_internal(self, batch: Buffer, *, transaction_version: int = 1) -> AppendResult:
+    def append_internal(
+        self, batch: Buffer, *, guard: VerificationGuard | None = None, transaction_version: int = 0
+    ) -> AppendResult:
         """Append one batch of the broker's own (group and transaction records, markers), built by `build_batch`.
 
-        Control batches are accepted; size and keys are not checked. `transaction_version` is a marker's. Raises as
-        `append`, and `FencedCoordinator`.
+        Control batches are accepted, by the rules of their `transaction_version` (0–2); size, keys and sequences are
+        not checked. A batch in a producer's transaction needs a `guard` as in `append`. Raises as `append`, and
+        `FencedCoordinator`.
         """
         self._require_open()
         view = memoryview(batch)
@@ -441,11 +453,51 @@ class PartitionLog:
         assert header.size_bytes == len(view)
         assert header.last_offset_delta == header.count - 1
         now_ms = self._clock.time_ms()
-        if not header.is_control:
-            return self._append(view, header, now_ms)
-        record = next(iter_records(view, header=header))
-        self._state.producers.check_marker(header, control_epoch(record), transaction_version)
+        if header.is_control:
+            record = next(iter_records(view, header=header))
+            self._state.producers.check_marker(header, control_epoch(record), transaction_version)
+        elif header.is_transactional:
+            self._state.producers.require_verified(header, guard)
         return self._append(view, header, now_ms)
+
+    def write_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> AppendResult:
+        """Append the marker that ends a producer's transaction. Never waits: it decides once it is confirmed.
+
+        A marker without an open transaction is appended, too: it is a repeat, or the transaction had no batch here.
+        With `transaction_version` 2 `producer_epoch` is the one after that of the transaction's batches.
+        `coordinator_epoch`: int32, the leader epoch of the coordinator's state partition. Raises
+        `InvalidProducerEpoch`, `FencedCoordinator`, `Closed`, and as `append` what the storage raises.
+        """
+        batch = build_control_batch(
+            ControlType.COMMIT if commit else ControlType.ABORT,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            timestamp=self._clock.time_ms(),
+        )
+        return self.append_internal(batch, transaction_version=transaction_version)
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Return whether the producer's next transactional batch in this epoch needs no word of the coordinator."""
+        return self._state.producers.has_open_transaction(producer_id, producer_epoch)
+
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard:
+        """Return a guard for `append`. Call it before the coordinator is asked whether the transaction has this
+        partition.
+
+        Any append or marker of the producer makes it invalid; it is valid for this log only. Raises
+        `InvalidProducerEpoch`, `Closed`.
+        """
+        self._require_open()
+        return self._state.producers.begin_verification(producer_id, producer_epoch, self._clock.time_ms())
 
     def _append(self, view: memoryview, header: BatchHeader, now_ms: int, batch_crc: int | None = None) -> AppendResult:
         """Append a checked batch. `batch_crc`: its verified CRC32C; the batch is then written unchanged."""
@@ -576,7 +628,7 @@ class PartitionLog:
             raise OffsetOutOfRange(
                 f"offset {offset} of {self.topic}-{self.partition} is outside {self._start}..{self.log_end_offset}"
             )
-        return state.last_stable_offset if committed else state.high_watermark
+        return self.last_stable_offset if committed else state.high_watermark
 
     def read_hot(self, offset: int, max_bytes: int, *, committed: bool) -> FetchResult | None:
         """As `read` with `minimum_one`, from memory and without waiting; None if the bucket must be read."""
@@ -627,7 +679,7 @@ class PartitionLog:
         bound = self.last_stable_offset if committed else self.high_watermark
         return await first_at_or_after(self._state, timestamp_ms, bound)
 
-    async def offset_of_max_timestamp(self) -> TimestampOffset | None:
+    async def offset_of_max_timestamp(self, *, committed: bool = False) -> TimestampOffset | None:
         """Return `(offset, timestamp, leader epoch)` of the first visible record with the largest timestamp, or None.
 
         It waits a little for what is being written: else that hides the largest of a segment, which is then searched.
@@ -635,7 +687,7 @@ class PartitionLog:
         """
         self._require_open()
         await self._wait_confirmed(self._last_wal_end, CONFIRM_WAIT_S)
-        return await largest(self._state, self.high_watermark)
+        return await largest(self._state, self.last_stable_offset if committed else self.high_watermark)
 
     async def wait_inherited(self) -> bool:
         """Return whether everything is visible that the log held when it was opened, after a wait for that.

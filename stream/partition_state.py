@@ -159,7 +159,10 @@ class PartitionState:
 
     @property
     def last_stable_offset(self) -> int:
-        """Return the offset up to which all transactions are decided, never past the high watermark."""
+        """Return the offset up to which all transactions are decided, never past the high watermark.
+
+        It is below the log start if a transaction is open that begins there.
+        """
         unstable = self.producers.first_unstable()
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
 

@@ -7,9 +7,16 @@ Sans-I/O: `check` before an append, `append` after it, `replay` in recovery. Rul
 - An unknown producer (new, or expired) may start at any sequence.
 - A transactional batch is undecided until a marker of its producer. The first undecided offset bounds the last stable
   offset; a marker takes effect only when it is confirmed.
+- The first batch of a transaction needs the coordinator's word, which may come late. A guard is made before the
+  question (`begin_verification`) and compared at the append (`require_verified`); any append or marker of the producer
+  removes it, so that a late "yes" lets no batch in behind the marker that has ended the transaction. A guard tells
+  nothing of who asked or with which epoch, so one serves all questions about a producer.
+- Markers of transaction version 2 carry an epoch larger than the batches' (KIP-890): what was sent before is fenced.
 
 A table of `MAX_PRODUCERS` encodes to over 10 MiB, which would hold the event loop for a tenth of a second. A large
 table is therefore encoded in pieces (`ProducerSnapshot`) of at most `MAX_ROW_BYTES` a row, between which it may change.
+
+Guards are in memory only: after a move or a restart the next batch asks again.
 
 Invariants: `_ongoing` holds exactly the producers with an open transaction, in the order of their first offsets; the
 pieces of a snapshot are together the table as it was when the snapshot began, less producers removed since. Entry:
@@ -29,6 +36,8 @@ from tidelog.stream.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
     OutOfOrderSequence,
+    TransactionNotVerified,
+    VerificationLapsed,
     require_version,
 )
 
@@ -36,6 +45,12 @@ KEPT_BATCHES = 5
 """As many batches as a producer may have in flight (max.in.flight.requests.per.connection ≤ 5)."""
 MAX_PRODUCERS = 65_536
 """Bound on the producers of one partition; above it the tenth that was silent longest is removed (rule 12)."""
+MAX_GUARDS = 4096
+"""Bound on the guards of one partition; above it the oldest lapses, and its batch is sent again (rule 12)."""
+GUARD_EXPIRATION_MS = 120_000
+"""A guard that was not used for this long lapses at the next `expire`: clients wait for an answer for 30 s."""
+EPOCH_BUMP_VERSION = 2
+"""Transaction version from which on a marker's epoch is above that of the transaction's batches (KIP-890)."""
 ROWS_PER_PIECE = 1024
 """Rows of one piece of a snapshot: at most 280 KiB, about a millisecond of encoding."""
 MAX_ROW_BYTES = 280
@@ -83,15 +98,6 @@ class ProducerState:
         return self.batches[-1].timestamp if self.batches else _NONE
 
 
-class VerificationGuard:
-    """Says that a question about a producer's transaction was begun, and that nothing of the producer came since.
-
-    It has no content: `ProducerStates.check_transactional` compares its identity.
-    """
-
-    __slots__ = ()
-
-
 class CompletedTxn(NamedTuple):
     """A transaction that a marker has ended."""
 
@@ -99,6 +105,30 @@ class CompletedTxn(NamedTuple):
     first_offset: int
     last_offset: int
     """The marker's own offset."""
+
+
+class VerificationGuard:
+    """Made before the coordinator is asked about a producer. It is compared by identity."""
+
+    __slots__ = ("lapsed", "made_ms")
+
+    def __init__(self, made_ms: int) -> None:
+        self.made_ms = made_ms
+        """Wall clock, for its expiration only."""
+        self.lapsed = False
+        """It was removed for want of room or by its age; nothing is known against its batch."""
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction without a marker."""
+
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    """It may be below the log start."""
+    since_ms: int
+    """Wall clock of its first append. If a checkpoint was loaded since, of its last append before that: it is at least
+    this old."""
 
 
 class _StateRow(NamedTuple):
@@ -168,12 +198,15 @@ def _row(state: ProducerState) -> _StateRow:
 class ProducerStates:
     """All producers of one partition."""
 
-    __slots__ = ("_guards", "_ongoing", "_snapshot", "_states", "_unconfirmed")
+    __slots__ = ("_guards", "_ongoing", "_since", "_snapshot", "_states", "_unconfirmed")
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
-        self._ongoing: dict[int, int] = {}
         self._guards: dict[int, VerificationGuard] = {}
+        """By producer id, the oldest first."""
+        self._ongoing: dict[int, int] = {}
+        self._since: dict[int, int] = {}
+        """Wall clock of the first append of the open transactions."""
         self._unconfirmed: deque[CompletedTxn] | None = None
         self._snapshot: ProducerSnapshot | None = None
 
@@ -208,9 +241,7 @@ class ProducerStates:
                     f"producer {header.producer_id} sent sequence {first}, expected {previous + 1 & _MAX_SEQUENCE}"
                 )
         elif epoch < state.epoch:
-            raise InvalidProducerEpoch(
-                f"producer {header.producer_id} wrote with epoch {epoch}, epoch {state.epoch} is current"
-            )
+            raise _stale_epoch(header.producer_id, epoch, state)
         elif first != 0:
             raise OutOfOrderSequence(
                 f"producer {header.producer_id} starts epoch {epoch} at sequence {first}, not at 0"
@@ -233,62 +264,79 @@ class ProducerStates:
         ahead = (header.base_sequence - state.last_sequence - 1) & _MAX_SEQUENCE
         return header.producer_epoch == state.epoch and 0 < ahead <= _MAX_SEQUENCE // 2
 
-    def begin_verification(self, producer_id: int, producer_epoch: int) -> VerificationGuard | None:
-        """Return the guard for a question about the producer's transaction; None if it is open here.
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a producer has an open transaction in this epoch: its further batches need no verification."""
+        state = self._states.get(producer_id)
+        return state is not None and state.txn_start_offset >= 0 and state.epoch == producer_epoch
 
-        One of an older epoch does not count: its marker is on its way, and the producer has begun another (KIP-890).
-        Any batch or marker of the producer removes the guard: an answer that comes later lets no batch in.
+    def begin_verification(self, producer_id: int, producer_epoch: int, now_ms: int) -> VerificationGuard:
+        """Return the producer's guard; call it before the coordinator is asked. Raises `InvalidProducerEpoch`.
+
+        `now_ms`: the wall clock.
         """
-        if self._is_open(producer_id, producer_epoch):
-            return None
-        guard = self._guards.get(producer_id)
+        state = self._states.get(producer_id)
+        if state is not None and producer_epoch < state.epoch:
+            raise _stale_epoch(producer_id, producer_epoch, state)
+        guards = self._guards
+        guard = guards.get(producer_id)
         if guard is None:
-            if len(self._guards) >= MAX_PRODUCERS:
-                del self._guards[next(iter(self._guards))]  # the oldest: its producer asks again
-            guard = self._guards[producer_id] = VerificationGuard()
+            if len(guards) >= MAX_GUARDS:
+                guards.pop(next(iter(guards))).lapsed = True
+            guard = guards[producer_id] = VerificationGuard(now_ms)
         return guard
 
-    def check_transactional(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
-        """Check a batch without sequences of a producer's transaction before its append.
+    def require_verified(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
+        """Check that a transactional batch continues an open transaction, or has the guard of a verified question.
 
-        Raises `InvalidProducerEpoch`; `InvalidTxnState` if the transaction is neither open here nor guarded.
+        Raises `InvalidProducerEpoch`, `TransactionNotVerified`, `VerificationLapsed`.
         """
-        producer_id = header.producer_id
-        state = self._states.get(producer_id)
-        if state is not None and header.producer_epoch < state.epoch:
-            raise InvalidProducerEpoch(
-                f"producer {producer_id} wrote with epoch {header.producer_epoch}, epoch {state.epoch} is current"
-            )
-        if not self._is_open(producer_id, header.producer_epoch) and (
-            guard is None or self._guards.get(producer_id) is not guard
-        ):
-            raise InvalidTxnState(
-                f"producer {producer_id} has no open transaction of epoch {header.producer_epoch} here"
+        producer_id, state = header.producer_id, self._states.get(header.producer_id)
+        if state is not None:
+            if header.producer_epoch < state.epoch:
+                raise _stale_epoch(producer_id, header.producer_epoch, state)
+            if state.txn_start_offset >= 0 and state.epoch == header.producer_epoch:
+                return
+        if guard is None:
+            raise TransactionNotVerified(f"producer {producer_id} has no transaction here that its coordinator knows")
+        if guard.lapsed:
+            raise VerificationLapsed(f"the coordinator's answer about producer {producer_id} came too late")
+        if self._guards.get(producer_id) is not guard:
+            raise TransactionNotVerified(
+                f"the transaction of producer {producer_id} was decided while its coordinator was asked"
             )
 
-    def _is_open(self, producer_id: int, producer_epoch: int) -> bool:
-        return producer_id in self._ongoing and self._states[producer_id].epoch == producer_epoch
+    def require_first_sequence(self, header: BatchHeader) -> None:
+        """Check that a producer without any batch here starts at sequence 0 (KIP-890). Raises `OutOfOrderSequence`."""
+        if header.base_sequence > 0 and header.producer_id not in self._states:
+            raise OutOfOrderSequence(
+                f"producer {header.producer_id} starts at sequence {header.base_sequence}, not at 0"
+            )
 
-    def check_marker(self, header: BatchHeader, coordinator_epoch: int, transaction_version: int = 1) -> None:
+    def check_marker(self, header: BatchHeader, coordinator_epoch: int, transaction_version: int) -> None:
         """Check a transaction marker before its append. Raises `InvalidProducerEpoch`, `FencedCoordinator`.
 
-        From transaction version 2 on its epoch is above that of the transaction; an equal one is a repeated marker.
+        From version 2 on it needs a larger epoch than the producer's. An equal one is a repeat of the marker that has
+        ended the transaction (KAFKA-19999), so without an open transaction it is accepted.
         """
         state = self._states.get(header.producer_id)
         if state is None:
             return
-        if transaction_version >= 2 and header.producer_epoch == state.epoch and header.producer_id in self._ongoing:
-            raise InvalidProducerEpoch(f"a marker has the epoch {state.epoch} of the transaction that it ends")
-        if header.producer_epoch < state.epoch:
-            raise InvalidProducerEpoch(f"a marker has epoch {header.producer_epoch}, epoch {state.epoch} is current")
+        epoch = header.producer_epoch
+        if epoch < state.epoch:
+            raise InvalidProducerEpoch(f"a marker has epoch {epoch}, epoch {state.epoch} is current")
+        if epoch == state.epoch and transaction_version >= EPOCH_BUMP_VERSION and state.txn_start_offset >= 0:
+            raise InvalidProducerEpoch(
+                f"a marker of transaction version {transaction_version} has epoch {epoch}, that of the open transaction"
+            )
         if coordinator_epoch < state.coordinator_epoch:
             raise FencedCoordinator(f"coordinator epoch {coordinator_epoch} is older than {state.coordinator_epoch}")
 
     def append(self, header: BatchHeader, base_offset: int, timestamp: int, now_ms: int) -> None:
-        """Record a data batch with a producer id that was appended at `base_offset`."""
+        """Record a data batch with a producer id that was appended at `base_offset`.
+
+        The broker's own batches in a transaction (offsets of groups) have no sequence, -1.
+        """
         producer_id, first, delta = header.producer_id, header.base_sequence, header.last_offset_delta
-        if self._guards:
-            self._guards.pop(producer_id, None)
         state = self._states.get(producer_id)
         if state is None:
             if len(self._states) >= MAX_PRODUCERS:
@@ -300,24 +348,27 @@ class ProducerStates:
             if state.epoch != header.producer_epoch:
                 state.epoch = header.producer_epoch
                 state.batches.clear()
+        if self._guards:
+            self._guards.pop(producer_id, None)
         state.seen_ms = now_ms
-        if first >= 0:  # a coordinator's records have no sequence
-            batches = state.batches
-            if len(batches) == KEPT_BATCHES:
-                del batches[0]
-            last = (first + delta) & _MAX_SEQUENCE
-            batches.append(BatchEntry(first, last, base_offset, base_offset + delta, timestamp))
+        batches = state.batches
+        if len(batches) == KEPT_BATCHES:
+            del batches[0]
+        last = (first + delta) & _MAX_SEQUENCE if first >= 0 else _NONE
+        batches.append(BatchEntry(first, last, base_offset, base_offset + delta, timestamp))
         if header.is_transactional and state.txn_start_offset < 0:
             state.txn_start_offset = base_offset
             self._ongoing[producer_id] = base_offset
+            self._since[producer_id] = now_ms
 
     def append_marker(
         self, header: BatchHeader, offset: int, coordinator_epoch: int, now_ms: int
     ) -> CompletedTxn | None:
         """Record a marker appended at `offset`. Returns the transaction that it ended, if any."""
-        self._guards.pop(header.producer_id, None)
         state = self._states.get(header.producer_id)
         if state is None:
+            if len(self._states) >= MAX_PRODUCERS:
+                self._forget_silent()
             state = self._states[header.producer_id] = ProducerState(header.producer_id, header.producer_epoch, now_ms)
         else:
             if self._snapshot is not None:
@@ -325,13 +376,14 @@ class ProducerStates:
             if state.epoch != header.producer_epoch:
                 state.epoch = header.producer_epoch
                 state.batches.clear()
+        self._guards.pop(header.producer_id, None)
         state.seen_ms = now_ms
         state.coordinator_epoch = coordinator_epoch
         if state.txn_start_offset < 0:
             return None
         completed = CompletedTxn(header.producer_id, state.txn_start_offset, offset)
         state.txn_start_offset = _NONE
-        del self._ongoing[header.producer_id]
+        del self._ongoing[header.producer_id], self._since[header.producer_id]
         if self._unconfirmed is None:
             self._unconfirmed = deque()
         self._unconfirmed.append(completed)
@@ -358,8 +410,21 @@ class ProducerStates:
         """Return the first offset of a transaction without a marker, confirmed or not, or None."""
         return next(iter(self._ongoing.values())) if self._ongoing else None
 
+    def open_transactions(self) -> list[OpenTransaction]:
+        """Return the transactions without a marker, by first offset."""
+        return [
+            OpenTransaction(producer_id, self._states[producer_id].epoch, first_offset, self._since[producer_id])
+            for producer_id, first_offset in self._ongoing.items()
+        ]
+
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Remove producers that are silent for `expiration_ms` and not in a transaction. Returns their number."""
+        """Remove producers that are silent for `expiration_ms` and not in a transaction. Returns their number.
+
+        Guards lapse that were not used for `GUARD_EXPIRATION_MS`.
+        """
+        old = [key for key, guard in self._guards.items() if now_ms - guard.made_ms >= GUARD_EXPIRATION_MS]
+        for producer_id in old:
+            self._guards.pop(producer_id).lapsed = True
         gone = [
             state.producer_id
             for state in self._states.values()
@@ -426,3 +491,8 @@ class ProducerStates:
         states = self._states.values()
         ongoing = sorted((state.txn_start_offset, state.producer_id) for state in states if state.txn_start_offset >= 0)
         self._ongoing = {producer_id: start for start, producer_id in ongoing}
+        self._since = {producer_id: self._states[producer_id].seen_ms for producer_id in self._ongoing}
+
+
+def _stale_epoch(producer_id: int, epoch: int, state: ProducerState) -> InvalidProducerEpoch:
+    return InvalidProducerEpoch(f"producer {producer_id} wrote with epoch {epoch}, epoch {state.epoch} is current")

@@ -36,7 +36,7 @@ from tidelog.broker.coordinators.store import KeyValue, StateStore, Transactiona
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, TidelogError, Unavailable
 from tidelog.runtime.tasks import TaskSet
-from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState
+from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, TransactionNotVerified
 
 if TYPE_CHECKING:
     from tidelog.stream.partition_log import AppendResult, PartitionLog
@@ -244,7 +244,7 @@ class StateWriter:
             )
             append = functools.partial(self._log.append_internal, transaction_version=of.transaction_version)
             return _Part([write], [marker], append)
-        append = functools.partial(self._log.append_of_transaction, guard=of.guard)
+        append = functools.partial(self._log.append_internal, guard=of.guard)
         return _Part([write], self._batches(write.build(), of.producer), append)
 
     async def _append(self, parts: Sequence[_Part]) -> list[_Appended]:
@@ -282,7 +282,10 @@ class StateWriter:
                 self._log_bytes += len(batch)
                 if first_offset < 0:
                     first_offset = result.base_offset
-        except (InvalidProducerEpoch, InvalidTxnState, FencedCoordinator) as error:
+        except TransactionNotVerified as error:
+            logger.info("coordinator's partition refuses a producer", extra=self._ids(error))
+            outcome = WriteError.INVALID_TXN_STATE
+        except (InvalidProducerEpoch, FencedCoordinator) as error:
             logger.info("coordinator's partition refuses a producer", extra=self._ids(error))
             outcome = WriteError(error.kafka_code)
         except InvalidInput as error:

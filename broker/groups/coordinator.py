@@ -43,6 +43,7 @@ from tidelog.broker.groups.store import Removal
 from tidelog.broker.settings import GroupSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Closed
+from tidelog.stream.errors import InvalidProducerEpoch
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
@@ -283,12 +284,14 @@ class GroupCoordinator:
         """
         until = self._clock.monotonic() + CONCURRENT_WAIT_S
         while self._table.is_current(shard):
+            if shard.log.has_open_transaction(*producer):
+                return 0, None
             try:
                 guard = shard.log.begin_verification(*producer)
             except Closed:
                 break
-            if guard is None:
-                return 0, None
+            except InvalidProducerEpoch as error:
+                return error.kafka_code, None
             code = await admit(shard.index)
             if code != CONCURRENT_TRANSACTIONS or self._clock.monotonic() >= until:
                 return code, guard

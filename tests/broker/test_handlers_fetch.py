@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support import schema
+from tests.support.guarded import append_guarded
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.batch.batch import iter_batches, iter_records
@@ -394,7 +395,7 @@ async def test_read_committed_has_a_list_of_aborted_transactions_and_read_uncomm
         await world.topic("t")
         await appended(world, "t", b"a")
         log = world.log("t")
-        log.append_internal(batch(b"open", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        append_guarded(log, batch(b"open", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
         await until(lambda: log.high_watermark == 2, "confirmation")
         committed = part(await fetch(client, 11, {"t": {0: 0}}, isolation_level=1))
         assert values(committed.records) == [(0, b"a")]
@@ -427,7 +428,7 @@ async def test_one_partition_is_answered_the_same_both_ways() -> None:
         topic = await world.topic("t", 1)
         await appended(world, "t", b"a" * 100, b"b" * 100)
         log = world.log("t", 0)
-        log.append_internal(batch(b"open", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        append_guarded(log, batch(b"open", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
         await until(lambda: log.high_watermark == 3, "confirmation")
         for offset, limit, at_least, committed, epoch, last_epoch, version in itertools.product(
             (-1, 0, 1, 2, 3, 4),

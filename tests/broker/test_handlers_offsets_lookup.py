@@ -10,6 +10,7 @@ import pytest
 from tests.broker.test_handlers_fetch import fetch_request
 from tests.support import schema
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
+from tests.support.guarded import append_guarded
 from tests.support.kafka_client import KafkaClient, request_entity
 from tests.support.kafka_world import APIS, KafkaWorld, batch, until
 from tidelog.batch.batch import Compression, Record, build_batch
@@ -105,7 +106,9 @@ async def test_latest_is_the_last_stable_offset_for_a_committed_reader() -> None
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t")
         open_transaction = batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-        await appended(world, batch(b"a"), open_transaction)
+        append_guarded(world.log("t"), batch(b"a"))
+        append_guarded(world.log("t"), open_transaction)
+        await until(lambda: world.log("t").high_watermark == 2, "confirmation")
         assert await list_offsets(client, 5, -1, isolation_level=1) == [(0, 1, -1)]
         assert await list_offsets(client, 5, -1) == [(0, 2, -1)]
 

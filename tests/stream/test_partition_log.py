@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_storage import DATA, META, TIME, TXN, FakeClock, FakeWorld, Process
+from tests.support.guarded import append_guarded
 from tidelog.batch.batch import (
     Compression,
     ControlType,
@@ -316,7 +317,7 @@ async def test_offsets_outside_the_log_are_out_of_range_and_the_end_is_empty() -
 async def test_read_committed_stops_at_the_first_undecided_offset() -> None:
     log = await Bench().open()
     log.append(batch(b"a"))
-    log.append(idempotent(0, txn=True))
+    append_guarded(log, idempotent(0, txn=True))
     log.append(batch(b"b"))
     assert (log.high_watermark, log.last_stable_offset) == (3, 1)
     assert len(await values(log, 0)) == 3
@@ -332,7 +333,7 @@ async def test_read_committed_stops_at_the_first_undecided_offset() -> None:
 async def test_a_marker_counts_only_when_it_is_confirmed() -> None:
     bench = Bench(auto_confirm=False)
     log = await bench.open()
-    log.append(idempotent(0, txn=True))
+    append_guarded(log, idempotent(0, txn=True))
     bench.process.storage.confirm_all()
     log.append_internal(end_txn(ControlType.COMMIT))
     assert (log.high_watermark, log.last_stable_offset) == (1, 0)
@@ -346,7 +347,7 @@ async def test_aborted_transactions_in_the_range_are_listed(restart: str) -> Non
     log = await bench.open()
     for round_ in range(3):
         base = 5 * round_
-        log.append(idempotent(2 * round_, txn=True))
+        append_guarded(log, idempotent(2 * round_, txn=True))
         log.append(idempotent(0, pid=100 + round_))
         log.append_internal(end_txn(ControlType.ABORT if round_ != 1 else ControlType.COMMIT))
         assert log.last_stable_offset == base + 3
@@ -370,7 +371,7 @@ async def test_aborted_transactions_in_the_range_are_listed(restart: str) -> Non
 async def test_an_abort_marker_survives_a_full_wal_behind_it() -> None:
     bench = Bench()
     log = await bench.open()
-    log.append(idempotent(0, txn=True))
+    append_guarded(log, idempotent(0, txn=True))
     original = bench.process.storage.append
 
     def full_for_the_index(record: StreamAppend) -> int:
@@ -445,7 +446,7 @@ async def test_the_largest_timestamp_is_that_of_what_is_left() -> None:
 async def test_lookups_by_time_do_not_pass_the_last_stable_offset_when_asked_so() -> None:
     log = await Bench().open()
     log.append(batch(timestamp=NOW - 50))
-    log.append(idempotent(0, txn=True))
+    append_guarded(log, idempotent(0, txn=True))
     assert await log.offset_for_timestamp(NOW, committed=True) is None
     found = await log.offset_for_timestamp(NOW)
     assert found is not None

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.examples import examples
 from tests.support.fake_storage import FakeClock, FakeWorld, Process
+from tests.support.guarded import append_guarded
 from tidelog.batch.batch import (
     ControlType,
     Record,
     build_batch,
-    build_control_batch,
     control_type,
     iter_records,
     parse_header,
@@ -124,7 +124,7 @@ class PartitionMachine(RuleBasedStateMachine):
             self.sequence(pid) if pid >= 0 else -1,
             txn,
         )
-        result = self.log.append(self.send(one))
+        result = append_guarded(self.log, self.send(one))
         assert (result.base_offset, result.last_offset, result.duplicate) == (one.base, one.end - 1, False)
         self.batches.append(one)
 
@@ -163,10 +163,9 @@ class PartitionMachine(RuleBasedStateMachine):
         if self.open_txn(pid) is None:
             return
         self.clock.now_ms += 10
-        marker = build_control_batch(
-            kind, producer_id=pid, producer_epoch=0, coordinator_epoch=0, timestamp=self.clock.now_ms
+        result = self.log.write_marker(
+            pid, 0, commit=kind == ControlType.COMMIT, coordinator_epoch=0, transaction_version=1
         )
-        result = self.log.append_internal(marker)
         assert result.base_offset == self.end
         epoch = self.log.leader_epoch
         self.batches.append(Batch(self.end, 1, self.clock.now_ms, b"", epoch, pid, -1, True, kind))
@@ -244,7 +243,7 @@ class PartitionMachine(RuleBasedStateMachine):
                 elif first is None:
                     first = one.base
             bound = min(bound, self.log.high_watermark if first is None else first)
-        return bound
+        return max(bound, self.start)
 
     @precondition(lambda self: hasattr(self, "log"))
     @invariant()

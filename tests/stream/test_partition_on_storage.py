@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tests.support.fake_wal import WalMedia
+from tests.support.guarded import append_guarded
 from tests.support.storage_world import World
 from tidelog.batch.batch import Record, build_batch, iter_records
 from tidelog.runtime.errors import Overloaded
@@ -227,7 +228,7 @@ async def test_an_undecided_transaction_survives_the_loss_of_the_disk() -> None:
     cluster = Cluster()
     log = await cluster.boot()
     log.append(batch(0))
-    log.append(batch(0, pid=4, txn=True))
+    append_guarded(log, batch(0, pid=4, txn=True))
     await cluster.confirmed(log.append(batch(1)))
     assert log.last_stable_offset == 1
     await cluster.world.storage.upload_now()

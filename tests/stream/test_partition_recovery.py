@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.support.fake_storage import DATA, META, TIME, FakeClock, FakeWorld, Process
+from tests.support.guarded import append_guarded
 from tidelog.batch.batch import Record, build_batch, iter_records
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.records import StreamEntry
@@ -259,11 +260,7 @@ async def test_an_open_producer_transaction_survives() -> None:
     world, clock = FakeWorld(), FakeClock(NOW)
     log = await filled(world, clock, 10)
     records = [Record(0, NOW, b"k", b"v")]
-    log.append(
-        memoryview(
-            bytearray(build_batch(records, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True))
-        )
-    )
+    append_guarded(log, build_batch(records, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True))
     log.append(batch(10))
     assert log.last_stable_offset == 10
     log = await Process(world, clock).open(SMALL)

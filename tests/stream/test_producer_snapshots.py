@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.fake_storage import DATA, META, FakeClock, FakeWorld, Process
+from tests.support.guarded import append_guarded
 from tidelog.batch.batch import ControlType, Record, build_batch, build_control_batch
 from tidelog.runtime.errors import CorruptData, Overloaded
 from tidelog.storage.records import StreamAppend, StreamEntry
@@ -174,7 +175,7 @@ async def test_every_cut_of_the_wal_gives_the_table_of_the_batches_before_it(
         else:
             if kind == "txn":
                 in_txn.add(pid)
-            log.append(batch(pid, sequences.get(pid, 0), txn=pid in in_txn))
+            append_guarded(log, batch(pid, sequences.get(pid, 0), txn=pid in in_txn))
             sequences[pid] = sequences.get(pid, 0) + 1
         tables[log.log_end_offset] = table(log)
     world.confirmed = 0

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tidelog.batch.batch import BatchHeader, ControlType, Record, build_batch, build_control_batch, parse_header
 from tidelog.stream import producer_state
-from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequence
-from tidelog.stream.producer_state import ProducerStates
+from tidelog.stream.errors import (
+    FencedCoordinator,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    OutOfOrderSequence,
+    TransactionNotVerified,
+    VerificationLapsed,
+)
+from tidelog.stream.producer_state import GUARD_EXPIRATION_MS, OpenTransaction, ProducerStates, VerificationGuard
 
 MAX = (1 << 31) - 1
 ROW = Record(0, 1000, b"k", b"v")
@@ -181,11 +188,11 @@ def test_markers_are_fenced_by_producer_and_coordinator_epoch() -> None:
     states = ProducerStates()
     put(states, batch(0, epoch=2, txn=True), 0)
     with pytest.raises(InvalidProducerEpoch):
-        states.check_marker(marker(epoch=1), 5)
+        states.check_marker(marker(epoch=1), 5, 0)
     states.append_marker(marker(epoch=2), 1, 5, 0)
     with pytest.raises(FencedCoordinator):
-        states.check_marker(marker(epoch=2), 4)
-    states.check_marker(marker(epoch=2), 5)
+        states.check_marker(marker(epoch=2), 4, 0)
+    states.check_marker(marker(epoch=2), 5, 0)
 
 
 def test_a_marker_with_a_newer_epoch_restarts_sequences() -> None:
@@ -226,3 +233,206 @@ def test_snapshots_round_trip(steps: list[tuple[int, int, int, bool, bool]]) -> 
 
 def vars_of(state: producer_state.ProducerState) -> tuple[object, ...]:
     return tuple(getattr(state, name) for name in type(state).__slots__)
+
+
+# --- guards and markers ----------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_begins_only_with_a_guard_and_goes_on_without_one() -> None:
+    states = ProducerStates()
+    with pytest.raises(TransactionNotVerified) as caught:
+        states.require_verified(batch(0, txn=True), None)
+    assert caught.value.kafka_code == 120
+    guard = states.begin_verification(7, 0, 0)
+    states.require_verified(batch(0, txn=True), guard)
+    put(states, batch(0, txn=True), 0)
+    states.require_verified(batch(1, txn=True), None)
+    assert states.has_open_transaction(7, 0) and not states.has_open_transaction(7, 1)
+    with pytest.raises(TransactionNotVerified):
+        states.require_verified(batch(0, epoch=1, txn=True), None)
+    states.append_marker(marker(), 1, 1, 0)
+    for stale in (None, guard):
+        with pytest.raises(TransactionNotVerified):
+            states.require_verified(batch(1, txn=True), stale)
+
+
+@pytest.mark.parametrize("event", ["data", "marker"])
+def test_a_late_answer_lets_nothing_in_behind_an_append_or_a_marker(event: str) -> None:
+    states = ProducerStates()
+    late = states.begin_verification(7, 0, 0)
+    if event == "data":
+        put(states, batch(0), 0)
+    else:
+        states.append_marker(marker(), 0, 1, 0)
+    with pytest.raises(TransactionNotVerified):
+        states.require_verified(batch(1, txn=True), late)
+    again = states.begin_verification(7, 0, 0)
+    assert again is not late
+    states.require_verified(batch(1, txn=True), again)
+    with pytest.raises(TransactionNotVerified):
+        states.require_verified(batch(1, txn=True), late)
+
+
+def test_guards_of_other_producers_stay() -> None:
+    states = ProducerStates()
+    guards = [states.begin_verification(pid, 0, 0) for pid in range(3)]
+    put(states, batch(0, pid=1), 0)
+    states.require_verified(batch(0, pid=0, txn=True), guards[0])
+    states.require_verified(batch(0, pid=2, txn=True), guards[2])
+    with pytest.raises(TransactionNotVerified):
+        states.require_verified(batch(0, pid=0, txn=True), guards[2])
+
+
+def test_a_fenced_producer_needs_no_question() -> None:
+    states = ProducerStates()
+    put(states, batch(0, epoch=4), 0)
+    with pytest.raises(InvalidProducerEpoch):
+        states.begin_verification(7, 3, 0)
+    with pytest.raises(InvalidProducerEpoch):
+        states.require_verified(batch(0, epoch=3, txn=True), None)
+    states.begin_verification(7, 4, 0)
+
+
+def test_the_number_of_guards_and_their_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "MAX_GUARDS", 3)
+    states = ProducerStates()
+    guards = [states.begin_verification(pid, 0, pid) for pid in range(4)]
+    with pytest.raises(VerificationLapsed) as caught:
+        states.require_verified(batch(0, pid=0, txn=True), guards[0])
+    assert caught.value.retriable and caught.value.kafka_code == 19
+    states.expire(GUARD_EXPIRATION_MS + 2, 1)
+    for pid in (1, 2):
+        with pytest.raises(VerificationLapsed):
+            states.require_verified(batch(0, pid=pid, txn=True), guards[pid])
+    states.require_verified(batch(0, pid=3, txn=True), guards[3])
+
+
+def test_a_producer_without_batches_starts_at_zero_where_that_is_required() -> None:
+    states = ProducerStates()
+    with pytest.raises(OutOfOrderSequence):
+        states.require_first_sequence(batch(4, txn=True))
+    states.require_first_sequence(batch(0, txn=True))
+    put(states, batch(0), 0)
+    states.require_first_sequence(batch(1, txn=True))
+
+
+def test_a_marker_of_version_2_has_a_larger_epoch_and_fences_the_batches_before_it() -> None:
+    states = ProducerStates()
+    put(states, batch(0, epoch=5, txn=True), 0)
+    for epoch in (4, 5):
+        with pytest.raises(InvalidProducerEpoch) as caught:
+            states.check_marker(marker(epoch=epoch), 1, 2)
+        assert caught.value.kafka_code == 47
+    for version in (0, 1):
+        states.check_marker(marker(epoch=5), 1, version)
+    states.check_marker(marker(epoch=6), 1, 2)
+    assert states.append_marker(marker(epoch=6), 1, 1, 0) == (7, 0, 1)
+    states.check_marker(marker(epoch=6), 1, 2)  # a repeat of it
+    assert states.append_marker(marker(epoch=6), 2, 1, 0) is None
+    with pytest.raises(InvalidProducerEpoch):
+        states.check(batch(1, epoch=5, txn=True))
+    put(states, batch(0, epoch=6, txn=True), 3)
+    with pytest.raises(InvalidProducerEpoch):
+        states.check_marker(marker(epoch=6), 1, 2)  # a repeat that comes late ends no newer transaction
+
+
+def test_markers_of_unknown_producers_keep_the_table_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 20)
+    states = ProducerStates()
+    for pid in range(50):
+        states.append_marker(marker(pid=pid), pid, 1, pid)
+        assert len(states) <= 20
+
+
+def test_the_broker_s_own_batches_in_a_transaction_have_no_sequence() -> None:
+    states = ProducerStates()
+    states.append(batch(-1, txn=True), 0, 1000, 0)
+    states.append(batch(-1, txn=True, count=3), 1, 1000, 0)
+    state = states.get(7)
+    assert state is not None and (state.last_sequence, state.txn_start_offset) == (-1, 0)
+
+
+def test_open_transactions_are_listed_with_their_age() -> None:
+    states = ProducerStates()
+    put(states, batch(0, pid=2, epoch=3, txn=True), 10, now_ms=100)
+    put(states, batch(0, pid=1, txn=True), 11, now_ms=200)
+    put(states, batch(1, pid=2, epoch=3, txn=True), 12, now_ms=300)
+    first, second = OpenTransaction(2, 3, 10, 100), OpenTransaction(1, 0, 11, 200)
+    assert states.open_transactions() == [first, second]
+    again = ProducerStates.decode(states.encode())
+    assert again.open_transactions() == [first._replace(since_ms=300), second]
+    states.append_marker(marker(pid=2, epoch=3), 13, 1, 400)
+    assert states.open_transactions() == [second]
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "send", "send", "plain", "marker"]),
+        st.integers(1, 2),
+        st.integers(-1, 1),
+        st.integers(0, 9),
+        st.integers(0, 2),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=examples(150))
+@given(_STEPS)
+def test_no_batch_gets_in_behind_a_marker_and_no_marker_behind_a_newer_epoch(
+    steps: list[tuple[str, int, int, int, int]],
+) -> None:
+    """Against a model that remembers everything: when each question was asked, and what each producer has done."""
+    states = ProducerStates()
+    asked: dict[int, list[tuple[VerificationGuard, int]]] = {1: [], 2: []}
+    events = {1: 0, 2: 0}
+    epochs: dict[int, int] = {}
+    open_since: dict[int, int] = {}
+    offset = 0
+    for kind, pid, step, which, version in steps:
+        current = epochs.get(pid)
+        epoch = max((current or 0) + step, 0)
+        is_stale = current is not None and epoch < current
+        if kind == "ask":
+            if is_stale:
+                with pytest.raises(InvalidProducerEpoch):
+                    states.begin_verification(pid, epoch, 0)
+            else:
+                asked[pid].append((states.begin_verification(pid, epoch, 0), events[pid]))
+            continue
+        if kind == "marker":
+            is_open = pid in open_since
+            if is_stale or (version == 2 and epoch == current and is_open):
+                with pytest.raises(InvalidProducerEpoch):
+                    states.check_marker(marker(pid=pid, epoch=epoch), 1, version)
+                continue
+            states.check_marker(marker(pid=pid, epoch=epoch), 1, version)
+            completed = states.append_marker(marker(pid=pid, epoch=epoch), offset, 1, 0)
+            assert completed == ((pid, open_since.pop(pid), offset) if is_open else None)
+        else:
+            known = states.get(pid)
+            sequence = known.last_sequence + 1 if known is not None and epoch == current else 0
+            header = batch(sequence, pid=pid, epoch=epoch, txn=kind == "send")
+            guard, at = asked[pid][which % len(asked[pid])] if asked[pid] else (None, -1)
+            goes_on = pid in open_since and epoch == current
+            if is_stale:
+                with pytest.raises(InvalidProducerEpoch):
+                    states.require_verified(header, guard)
+                continue
+            if kind == "plain" and pid in open_since:
+                with pytest.raises(InvalidTxnState):
+                    states.check(header)
+                continue
+            if kind == "send" and not goes_on and at != events[pid]:
+                with pytest.raises(TransactionNotVerified):
+                    states.require_verified(header, guard)
+                continue
+            if kind == "send":
+                states.require_verified(header, guard)
+                open_since.setdefault(pid, offset)
+            put(states, header, offset)
+        events[pid] += 1
+        epochs[pid] = epoch
+        offset += 1
+        assert {one.producer_id: one.first_offset for one in states.open_transactions()} == open_since
+        assert states.first_ongoing() == min(open_since.values(), default=None)

@@ -160,6 +160,15 @@ class FakeStorage:
         self.reads += 1
         return self._find(stream_id, start, end, max_bytes)
 
+    def tail(self, stream_id: int, max_bytes: int) -> list[StreamEntry]:
+        found: list[StreamEntry] = []
+        for record in reversed(self.records[stream_id]):
+            max_bytes -= len(record.payload)
+            if max_bytes < 0:
+                break
+            found.append(record)
+        return found[::-1]
+
     def set_trimmed(self, stream_id: int, start_offset: int) -> None:
         assert self.world.starts[stream_id] >= start_offset
 

@@ -32,7 +32,7 @@ from tidelog.controller.model.records import (
 )
 from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
 from tidelog.storage.confirm import ConfirmOffset
-from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, InvalidTxnState
+from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, TransactionNotVerified
 
 NODE = 1
 
@@ -128,9 +128,12 @@ class FakeLog:
         if self.too_few:
             raise self.too_few.pop(0)
 
-    def begin_verification(self, producer_id: int, producer_epoch: int) -> object | None:
-        if producer_id in self.open and self.epochs[producer_id] == producer_epoch:
-            return None
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        return producer_id in self.open and self.epochs[producer_id] == producer_epoch
+
+    def begin_verification(self, producer_id: int, producer_epoch: int) -> object:
+        if producer_epoch < self.epochs.get(producer_id, -1):
+            raise InvalidProducerEpoch(f"epoch {producer_epoch} is old")
         return self._guards.setdefault(producer_id, object())
 
     def _check(self, header: BatchHeader, batch: bytes | memoryview, guard: object, transaction_version: int) -> None:
@@ -148,21 +151,17 @@ class FakeLog:
         elif (producer not in self.open or epoch != known) and (
             guard is None or self._guards.get(producer) is not guard
         ):
-            raise InvalidTxnState("the transaction is not open, and not verified")
+            raise TransactionNotVerified("the transaction is not open, and not verified")
 
-    def append_of_transaction(self, batch: bytes, guard: object | None) -> Appended:
-        if not self.errors:
-            self._check(parse_header(batch), batch, guard, 1)
-        return self.append_internal(batch)
-
-    def append_internal(self, batch: bytes | memoryview, *, transaction_version: int = 1) -> Appended:
+    def append_internal(
+        self, batch: bytes | memoryview, *, guard: object | None = None, transaction_version: int = 0
+    ) -> Appended:
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             raise error
         header = parse_header(batch)
-        if header.is_control:
-            self._check(header, batch, None, transaction_version)
         if header.is_transactional:
+            self._check(header, batch, guard, transaction_version)
             self.note(header)
         data = bytearray(batch)
         base = self.log_end_offset

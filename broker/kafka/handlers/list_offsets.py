@@ -87,7 +87,7 @@ async def _find(log: PartitionLog, timestamp: int, *, committed: bool, shows_inh
     if timestamp == LATEST:
         found = log.last_stable_offset if committed else log.high_watermark, -1, log.leader_epoch
     elif timestamp == MAX_TIMESTAMP:
-        found = await log.offset_of_max_timestamp()
+        found = await log.offset_of_max_timestamp(committed=committed)
     return _FoundOffset() if found is None else _FoundOffset(*found)
 
 
