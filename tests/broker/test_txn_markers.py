@@ -184,10 +184,12 @@ def test_calls_of_brokers_are_checked_before_they_are_acted_on() -> None:
         return msgspec.Raw(msgspec.msgpack.encode(value))
 
     many = [("t", index) for index in range(MAX_PARTITIONS + 1)]
-    for params in (None, [1], ["x", 1, 1, many, True]):
+    wrong: list[Any] = [None, [1], ["x", 1, 1, many, True]]
+    for params in wrong:
         with pytest.raises(InvalidInput):
             read_admit(raw(params))
-    for params in (None, [[["x"]]], MarkersParams([MarkerParams(1, 1, True, 1, 2, many)])):
+    too_many: list[Any] = [None, [[["x"]]], MarkersParams([MarkerParams(1, 1, True, 1, 2, many)])]
+    for params in too_many:
         with pytest.raises(InvalidInput):
             read_markers(raw(params))
     admit = AdmitParams("x", 1, 2, [("t", 0)], add=True)

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from tests.e2e.backends import QUIET, create_topic
-from tests.support.clients import DEADLINE_S, value_of, wait_until
+from tests.support.clients import DEADLINE_S, place_of, value_of, wait_until
 from tests.support.cluster import Cluster
 from tests.support.kafka_python import ClosingSelector
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_TOPIC
@@ -61,8 +61,9 @@ def read(cluster: Cluster, topic: str, *, isolation: str = "read_committed", par
             while True:
                 message = consumer.poll(DEADLINE_S)
                 assert message is not None, f"partition {partition} does not come to an end: {values}"
-                if message.error() is not None:
-                    assert message.error().name() == "_PARTITION_EOF", message.error()
+                error = message.error()
+                if error is not None:
+                    assert error.name() == "_PARTITION_EOF", error
                     break
                 values.append(value_of(message))
             found.append(values)
@@ -142,7 +143,7 @@ def transform(cluster: Cluster, producer: Producer, consumer: Consumer, count: i
     if messages:
         producer.begin_transaction()
         for message in messages:
-            producer.produce(TOPIC, value_of(message), partition=message.partition())
+            producer.produce(TOPIC, value_of(message), partition=place_of(message)[1])
         producer.send_offsets_to_transaction(
             consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), DEADLINE_S
         )

@@ -1,4 +1,4 @@
-"""Transactions as one partition log sees them: guards, markers, and the last stable offset over all that happens to it."""
+"""Transactions as one partition log sees them: guards, markers, and the last stable offset through all that happens."""
 
 from __future__ import annotations
 
