@@ -7,12 +7,13 @@ no state of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
+from tidelog.broker.kafka.errors import COORDINATOR_NOT_AVAILABLE
 from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.runtime.clock import Clock
@@ -36,6 +37,45 @@ async def no_quorum() -> dict[str, Any]:
     return {"members": [], "problems": []}
 
 
+class TransactionPartitions(Protocol):
+    """Asks the coordinators of transactional ids about the partitions of their transactions."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+        *,
+        add: bool,
+        timeout_s: float,
+    ) -> dict[tuple[str, int], int]:
+        """Return a Kafka error code (0: it is in the transaction) for each topic and partition; never raises
+        `TidelogError`.
+
+        `add`: add those that are missing to the transaction; else they are only looked up. After `timeout_s` seconds
+        the answer is a retriable code.
+        """
+        ...
+
+
+class NoCoordinators:
+    """A broker that reaches no coordinator of transactions, with the methods of `TransactionPartitions`."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[tuple[str, int]],
+        *,
+        add: bool,
+        timeout_s: float,
+    ) -> dict[tuple[str, int], int]:
+        """Return COORDINATOR_NOT_AVAILABLE for each."""
+        return dict.fromkeys(partitions, COORDINATOR_NOT_AVAILABLE)
+
+
 @dataclass(slots=True)
 class Services:
     """The parts of one running broker."""
@@ -56,6 +96,8 @@ class Services:
     elections: ElectionWaits
     read_replicas: ReadReplicas | LeaderOnly = field(default_factory=LeaderOnly)
     """The partitions that this broker follows, for consumers near it (KIP-392)."""
+    transactions: TransactionPartitions = field(default_factory=NoCoordinators)
+    """Asks coordinators about the first batch of a transaction in a partition."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Time-outs of requests."""
     cold_throttle: ColdThrottle | None = None

@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 
 from tests.support.admin_world import WorldController, judged
 from tests.support.kafka_client import KafkaClient
+from tests.support.scripted_transactions import ScriptedTransactions
 from tidelog.batch.batch import Record, build_batch
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.kafka.election_waits import ElectionWaits
@@ -32,6 +33,7 @@ from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import UnknownTopicId
+from tidelog.controller.model.levels import NEWEST
 from tidelog.controller.model.records import TopicRecord
 from tidelog.runtime.clock import Clock, SystemClock
 from tidelog.runtime.errors import NotFound, NotLeader, TidelogError
@@ -184,9 +186,10 @@ class KafkaWorld:
         clock: Clock | None = None,
         network: Network | None = None,
         groups: bool = False,
+        level: int = NEWEST,
     ) -> None:
         self.kafka = kafka or KafkaSettings(port=0)
-        self.controller = DataController()
+        self.controller = DataController(level)
         for broker in brokers:
             self.controller.register(broker)
         self._clock = clock or SystemClock()
@@ -204,6 +207,7 @@ class KafkaWorld:
         self.server: KafkaServer
 
     async def __aenter__(self) -> Self:
+        self.transactions = ScriptedTransactions()
         self.wal = MemoryWal(WalSettings())
         self.store = MemoryObjectStore()
         self.storage = Storage(
@@ -240,6 +244,7 @@ class KafkaWorld:
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
             elections=ElectionWaits(lambda: controller.image, self._clock, tuple),
+            transactions=self.transactions,
         )
         self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)
         await self.server.start()
