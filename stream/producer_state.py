@@ -94,8 +94,8 @@ class ProducerState:
 
     @property
     def last_timestamp(self) -> int:
-        """Return the timestamp of the last batch, ms, or -1."""
-        return self.batches[-1].timestamp if self.batches else _NONE
+        """Return the timestamp of the last batch, ms. Without one in this epoch: when the last marker came."""
+        return self.batches[-1].timestamp if self.batches else self.seen_ms
 
 
 class CompletedTxn(NamedTuple):

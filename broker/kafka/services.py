@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 
 import msgspec
 
-from tidelog.broker.coordinators.errors import CoordinatorNotAvailable
+from tidelog.broker.kafka.errors import COORDINATOR_NOT_AVAILABLE
 from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.runtime.clock import Clock
@@ -46,7 +46,7 @@ async def no_removal(broker_id: int) -> int:
 
 
 class TransactionPartitions(Protocol):
-    """The coordinators of transactions, asked by what is about to append a transaction's first batch to a partition."""
+    """Asks the coordinators of transactional ids about the partitions of their transactions."""
 
     async def admit(
         self,
@@ -58,15 +58,17 @@ class TransactionPartitions(Protocol):
         add: bool,
         timeout_s: float,
     ) -> dict[tuple[str, int], int]:
-        """Ask whether the partitions are in the producer's open transaction, or `add` them.
+        """Return a Kafka error code (0: it is in the transaction) for each topic and partition; never raises
+        `TidelogError`.
 
-        Returns the coordinator's Kafka error code for each `(topic, partition)`.
+        `add`: add those that are missing to the transaction; else they are only looked up. After `timeout_s` seconds
+        the answer is a retriable code.
         """
         ...
 
 
-class NoTransactions:
-    """The transactions of a broker that knows no coordinators: every question is answered with 15."""
+class NoCoordinators:
+    """A broker that reaches no coordinator of transactions, with the methods of `TransactionPartitions`."""
 
     async def admit(
         self,
@@ -78,8 +80,8 @@ class NoTransactions:
         add: bool,
         timeout_s: float,
     ) -> dict[tuple[str, int], int]:
-        """Answer COORDINATOR_NOT_AVAILABLE."""
-        return dict.fromkeys(partitions, CoordinatorNotAvailable.kafka_code)
+        """Return COORDINATOR_NOT_AVAILABLE for each."""
+        return dict.fromkeys(partitions, COORDINATOR_NOT_AVAILABLE)
 
 
 @dataclass(slots=True)
@@ -105,11 +107,12 @@ class Services:
     elections: ElectionWaits
     read_replicas: ReadReplicas | LeaderOnly = field(default_factory=LeaderOnly)
     """The partitions that this broker follows, for consumers near it (KIP-392)."""
+    transactions: TransactionPartitions = field(default_factory=NoCoordinators)
+    """Asks coordinators about the first batch of a transaction in a partition."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Time-outs of requests."""
     cold_throttle: ColdThrottle | None = None
     """Receives from connections the measured cost of sending large responses."""
-    transactions: TransactionPartitions = field(default_factory=NoTransactions)
     quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
     """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
     remove_broker: Callable[[int], Awaitable[object]] = no_removal

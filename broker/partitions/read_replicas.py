@@ -14,7 +14,8 @@ Invariants:
 - What is not certain here is refused as NOT_LEADER_OR_FOLLOWER, never as an offset out of range past the end: the
   client asks the leader then, and its position stays.
 - Nothing is read while the replica is without its master: it may be a deposed one's.
-- A read_committed reader gets no batch of a transaction here: the index of aborted ones is the leader's.
+- A read_committed reader gets no batch of a transaction here: the index of aborted ones is the leader's. It gets what
+  is before the first one, and is sent to the leader at that; the leader does not send it back while one comes next.
 
 Entry: `ReadReplicas`, `FollowedReplicas`.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -200,8 +201,11 @@ class FollowedLog:
 
     def _result(self, found: Sequence[StreamEntry], *, committed: bool) -> FetchResult:
         records = [entry.payload for entry in found if entry.payload]
-        if committed and any(map(_is_of_transaction, records)):
-            raise self._ask_the_leader("transactions are read there with read_committed")
+        if committed:
+            plain = list(takewhile(lambda payload: not is_of_transaction(payload), records))
+            if records and not plain:
+                raise self._ask_the_leader("transactions are read there with read_committed")
+            records = plain
         return FetchResult(records, [], sum(map(len, records)))
 
     def _ask_the_leader(self, why: str) -> NotLeader:
@@ -242,7 +246,8 @@ class FollowedLog:
             callback()
 
 
-def _is_of_transaction(payload: bytes | memoryview) -> bool:
+def is_of_transaction(payload: bytes | memoryview) -> bool:
+    """Return whether a batch is in a transaction, or a marker."""
     (attributes,) = _ATTRIBUTES.unpack_from(payload, _ATTRIBUTES_AT)
     return bool(attributes & _OF_TRANSACTIONS)
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.kafka_world import DataController
+from tests.support.kafka_world import DataController, batch
+from tidelog.batch.batch import ControlType, build_control_batch
 from tidelog.broker.partitions.read_replicas import DATA_STREAM, FollowedLog, FollowedReplicas, ReadReplicas
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model import commands as c
@@ -55,14 +56,15 @@ class Follower:
         log.add_watermark_listener(lambda: self.told.append(log.high_watermark))
         return log
 
-    def receive(self, log: FollowedLog, base_offset: int) -> None:
-        """A record of the master arrives."""
+    def receive(self, log: FollowedLog, base_offset: int, payload: bytes = bytes(36)) -> None:
+        """A record of the master arrives, of one offset."""
         start, self._wal_end = self._wal_end, self._wal_end + RECORD_BYTES
         stream = self.controller.image.streams[log.first_stream + DATA_STREAM]
-        payload = memoryview(bytes(36))
         epoch = stream.owner_since_epoch
         self.records.add(
-            WalRecord(start, self._wal_end, WalRecordType.DATA, 1, stream.id, epoch, base_offset, 1, payload)
+            WalRecord(
+                start, self._wal_end, WalRecordType.DATA, 1, stream.id, epoch, base_offset, 1, memoryview(payload)
+            )
         )
 
     def confirm(self) -> None:
@@ -135,3 +137,29 @@ async def test_those_who_wait_are_told_of_another_leader_epoch() -> None:
     assert log.closed and len(here.told) == 1
     with pytest.raises(NotLeader):
         log.read_hot(0, 1, committed=False)
+
+
+async def test_a_read_committed_reader_gets_what_is_before_the_first_batch_of_a_transaction() -> None:
+    here = Follower()
+    log = await here.log()
+    in_transaction = batch(b"t", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    marker = build_control_batch(ControlType.ABORT, producer_id=7, producer_epoch=0, coordinator_epoch=0, timestamp=1)
+    stored = [batch(b"a"), batch(b"b"), in_transaction, batch(b"c"), marker, batch(b"d")]
+    for offset, payload in enumerate(stored):
+        here.receive(log, offset, payload)
+    here.confirm()
+
+    def given(offset: int, *, committed: bool) -> list[bytes]:
+        found = log.read_hot(offset, 1 << 20, committed=committed)
+        assert found is not None and found.size_bytes == sum(map(len, found.records))
+        return [bytes(payload) for payload in found.records]
+
+    assert given(0, committed=False) == stored
+    assert given(0, committed=True) == stored[:2]
+    assert given(1, committed=True) == stored[1:2]
+    assert given(5, committed=True) == stored[5:]
+    for offset in (2, 4):
+        with pytest.raises(NotLeader, match="transactions"):
+            log.read_hot(offset, 1 << 20, committed=True)
+        with pytest.raises(NotLeader, match="transactions"):
+            await log.read(offset, 1 << 20, committed=True)

@@ -203,7 +203,6 @@ async def test_errors_are_per_partition_and_carry_a_message() -> None:
         await world.topic("t", 2)
         damaged = bytearray(batch(b"abc"))
         damaged[-1] ^= 1
-        transactional = batch(b"a", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
         response = await produce(
             client,
             9,
@@ -217,8 +216,6 @@ async def test_errors_are_per_partition_and_carry_a_message() -> None:
         assert "missing" in outcome(response, 1).error_message
         for records in (None, b"", batch(b"a") + batch(b"b")):
             assert outcome(await produce(client, 9, {"t": {0: records}})).error_code in (87, 2), records
-        assert outcome(await produce(client, 9, {"t": {0: transactional}})).error_code == 48
-        assert outcome(await produce(client, 9, {"t": {0: batch(b"a")}}, transactional_id="tx")).error_code == 48
         assert world.log("t", 0).log_end_offset == 0
 
 

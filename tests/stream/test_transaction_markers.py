@@ -1,4 +1,4 @@
-"""Transactions as one partition log sees them: guards, markers, and the last stable offset through all that happens."""
+"""Transactions as one partition log sees them: guards, markers, the last stable offset over all that happens to it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ CONFIG = LogConfig(segment_bytes=500, checkpoint_bytes=300, retention_ms=-1)
 
 def batch(sequence: int = -1, *, pid: int = -1, epoch: int = 0, txn: bool = True, count: int = 1) -> memoryview:
     records = [Record(0, NOW, b"k", b"v")] * count
-    fields = {"producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence} if pid >= 0 else {}
-    return memoryview(bytearray(build_batch(records, transactional=txn and pid >= 0, **fields)))
+    if pid < 0:
+        return memoryview(bytearray(build_batch(records)))
+    built = build_batch(records, producer_id=pid, producer_epoch=epoch, base_sequence=sequence, transactional=txn)
+    return memoryview(bytearray(built))
 
 
 def end(log: PartitionLog, pid: int = 7, epoch: int = 0, *, commit: bool = True, version: int = 1) -> AppendResult:

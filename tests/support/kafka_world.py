@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 
 from tests.support.admin_world import WorldController, judged
 from tests.support.kafka_client import KafkaClient
+from tests.support.scripted_transactions import ScriptedTransactions
 from tidelog.batch.batch import Record, build_batch
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.kafka.election_waits import ElectionWaits
@@ -206,6 +207,7 @@ class KafkaWorld:
         self.server: KafkaServer
 
     async def __aenter__(self) -> Self:
+        self.transactions = ScriptedTransactions()
         self.wal = MemoryWal(WalSettings())
         self.store = MemoryObjectStore()
         self.storage = Storage(
@@ -244,6 +246,7 @@ class KafkaWorld:
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
             elections=ElectionWaits(lambda: controller.image, self._clock, tuple),
+            transactions=self.transactions,
         )
         self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)
         await self.server.start()

@@ -12,7 +12,9 @@
 - A response that is sent earlier leaves such partitions out in an incremental session; elsewhere it has to name each
   partition, and these with an error, because their high watermark is not known.
 - A consumer that names its rack is told of a follower there, by a response without records (KIP-392); a partition that
-  is followed here is read as `tidelog.broker.partitions.read_replicas` says.
+  is followed here is read as `tidelog.broker.partitions.read_replicas` says. With read_committed it is told so only
+  where a batch comes next that is in no transaction: the others are read here.
+- With read_committed nothing counts that is beyond the last stable offset, not for `min_bytes` either.
 - Leader epochs are checked (KIP-320). Consumers get a diverging epoch from v12, an unknown topic id from v13, and the
   new leader from v16 (KIP-951).
 - In a fetch session (KIP-227, `tidelog.broker.kafka.fetch_sessions`) only the partitions that are due are read,
@@ -49,6 +51,7 @@ from tidelog.broker.kafka.wire.fetch import (
     PartitionData,
 )
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
+from tidelog.broker.partitions.read_replicas import is_of_transaction
 from tidelog.runtime.errors import InvalidInput, NotLeader, TidelogError
 from tidelog.stream.errors import OffsetOutOfRange
 
@@ -337,7 +340,7 @@ class _Fetch:
             return False
         followers = self._services.read_replicas
         chosen = followers.nearest(log.topic_id, log.partition, self._request.rack_id)
-        if chosen < 0:
+        if chosen < 0 or (self._committed and not _begins_plain(log, slot.spec.fetch_offset)):
             return False
         self._fill(slot, log)
         slot.data.preferred_read_replica = chosen
@@ -484,6 +487,15 @@ class _Fetch:
         for member in served:
             session.due_again(member)
         return answered
+
+
+def _begins_plain(log: PartitionLog | FollowedLog, offset: int) -> bool:
+    """Return whether a batch is in memory at `offset` that is in no transaction, and decided by what is before it.
+
+    A follower gives no others to read_committed consumers: they would be sent to and fro.
+    """
+    found = log.read_hot(offset, 1, committed=True)
+    return found is not None and bool(found.records) and not is_of_transaction(found.records[0])
 
 
 def _count_records(data: PartitionData) -> int:

@@ -16,6 +16,10 @@ producers retry. Where confirmation fails because the master's term has ended, t
 once; where it does not come in time, REQUEST_TIMED_OUT. Either way the batch may be in the log all the same, as in
 Kafka. Only the partitions that it has not come for are told so.
 
+A transactional batch in a request without a transactional id ends the request: what was not appended before it gets
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as in Kafka. Batches of two producers in one transactional request are refused
+with INVALID_PRODUCER_ID_MAPPING.
+
 Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSION. v13 identifies topics by id.
 """
 
@@ -27,18 +31,29 @@ from functools import partial
 
 from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
 from tidelog.broker.kafka.errors import (
+    INVALID_PRODUCER_ID_MAPPING,
     INVALID_REQUIRED_ACKS,
     INVALID_TOPIC_EXCEPTION,
     INVALID_TXN_STATE,
     KAFKA_STORAGE_ERROR,
+    NOT_ENOUGH_REPLICAS,
     NOT_LEADER_OR_FOLLOWER,
     REQUEST_TIMED_OUT,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     UNSUPPORTED_COMPRESSION_TYPE,
     UNSUPPORTED_VERSION,
     CloseConnection,
     produce_code,
 )
 from tidelog.broker.kafka.handlers.leaders import current_leader, endpoints
+from tidelog.broker.kafka.handlers.produce_transactions import (
+    ATTRIBUTES_LOW,
+    TRANSACTIONAL,
+    MustAsk,
+    NotAdmitted,
+    TransactionalBatches,
+    producers_of,
+)
 from tidelog.broker.kafka.services import Answer, RequestContext, serve
 from tidelog.broker.kafka.wire.produce import (
     MAX_VERSION,
@@ -52,6 +67,7 @@ from tidelog.broker.kafka.wire.produce import (
 )
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS
+from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import Overloaded, TidelogError
 from tidelog.stream.partition_log import AppendResult, PartitionLog
 
@@ -59,15 +75,21 @@ FIRST_SERVED = 3
 _FIRST_WITH_ZSTD = 7
 _FIRST_WITH_LEADERS = 10
 _FIRST_WITH_TOPIC_ID = 13
-_ATTRIBUTES_LOW = 22
-"""Index of the attributes' low byte in a batch."""
 _CODEC_MASK = 0x07
-_TRANSACTIONAL = 0x10
+_NO_TRANSACTIONS_YET = "transactions are served once all brokers are upgraded: run `tidelog upgrade`"
 _RETRY_PAUSE_S = 0.005
 """Delay between attempts when the storage reports that it is writable but has no room for this batch."""
 
 
 _Step = tuple[TopicProduceData, PartitionProduceData, PartitionProduceResponse]
+
+
+class _RequestRefused(Exception):
+    """A batch ends its whole request. `code`: for the client."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class _Produce:
@@ -83,6 +105,7 @@ class _Produce:
         "_deadline",
         "_deferred",
         "_failed",
+        "_is_asking",
         "_log",
         "_next",
         "_opening",
@@ -90,6 +113,7 @@ class _Produce:
         "_refused",
         "_slot",
         "_steps",
+        "_transaction",
         "_wal_end",
         "context",
         "request",
@@ -102,9 +126,11 @@ class _Produce:
         self.topics: list[TopicProduceResponse] = []
         self._steps: list[_Step] = []
         self._deferred: list[_Step] = []
-        """Those whose partition is opening."""
+        """Those whose partition is opening, or that wait for their coordinator."""
         self._opening: Opening | None = None
         """One of these openings."""
+        self._transaction: TransactionalBatches | None = None
+        """Set if the request has a transactional id and may write to its transaction."""
         self._next = 0
         self._log: PartitionLog | None = None
         """The log of the first batch."""
@@ -114,7 +140,7 @@ class _Produce:
         """The same for each other WAL: a log, and the end of the last batch."""
         self._refused: PartitionLog
         """The log that had no room."""
-        self._failed = False
+        self._failed = self._is_asking = False
         self._deadline = -1.0
         self._answer: Answer[ProduceResponse | None] = Answer()
         self._appended: list[tuple[PartitionLog, AppendResult, int, PartitionProduceResponse]] = []
@@ -141,7 +167,8 @@ class _Produce:
     def append(self) -> bool:
         """Append the pending batches, in order. False if some must wait: call again after `_may_go_on`.
 
-        The storage is at its bound, or (the others are appended then) partitions are opening.
+        The storage is at its bound, or (the others are appended then) partitions are opening, or a coordinator must be
+        asked.
         """
         steps = self._steps
         while self._next < len(steps):
@@ -158,6 +185,13 @@ class _Produce:
                     self._opening = error.opening
             except TidelogError as error:
                 self._note_error(topic, outcome, error)
+            except NotAdmitted as error:
+                self._refuse(outcome, error.code, str(error))
+            except MustAsk:
+                self._deferred.append(steps[self._next])
+            except _RequestRefused as error:
+                self.fail_rest(error.code, str(error))
+                return True
             self._next += 1
         if not self._deferred:
             return True
@@ -179,17 +213,14 @@ class _Produce:
         records = data.records
         if records is None or len(records) < HEADER_BYTES:
             raise InvalidRecord("a Produce request must hold exactly one record batch for each partition")
-        attributes = records[_ATTRIBUTES_LOW]
-        if attributes & _TRANSACTIONAL:
-            self._refuse(outcome, INVALID_TXN_STATE, "transactions are not supported by this broker yet")
-            return
+        attributes = records[ATTRIBUTES_LOW]
         if version < _FIRST_WITH_ZSTD and attributes & _CODEC_MASK == Compression.ZSTD:
             self._refuse(outcome, UNSUPPORTED_COMPRESSION_TYPE, f"Produce v{version} cannot carry zstd")
             return
         try:
             if self.request.acks == -1:
                 log.check_writable()
-            result = log.append(records)
+            result = self._append_transactional(log, records) if attributes & TRANSACTIONAL else log.append(records)
         except Overloaded:
             self._refused = log
             raise
@@ -204,6 +235,24 @@ class _Produce:
         elif result.wal_end > self._wal_end:
             self._wal_end = result.wal_end
         self._appended.append((log, result, len(records), outcome))
+
+    def join_transaction(self, transactional_id: str) -> None:
+        """Let transactional batches in, if the cluster serves transactions and all are of one producer."""
+        if self.context.services.controller.image.level < TRANSACTIONS_LEVEL:
+            self.fail_rest(INVALID_TXN_STATE, _NO_TRANSACTIONS_YET)
+        elif len(producers_of(self.request)) > 1:
+            self.fail_rest(INVALID_PRODUCER_ID_MAPPING, "a request has transactional batches of several producers")
+        else:
+            self._transaction = TransactionalBatches(self.context.services, transactional_id, self.context.api_version)
+
+    def _append_transactional(self, log: PartitionLog, records: memoryview) -> AppendResult:
+        if self._transaction is not None:
+            return self._transaction.append(log, records)
+        if self.context.services.controller.image.level < TRANSACTIONS_LEVEL:
+            raise NotAdmitted(INVALID_TXN_STATE, _NO_TRANSACTIONS_YET)
+        raise _RequestRefused(
+            TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch came without a transactional id"
+        )
 
     def _append_elsewhere(self, log: PartitionLog, wal_end: int) -> None:
         """Record a batch in a WAL other than the first one."""
@@ -360,6 +409,8 @@ class _Produce:
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._may_go_on()
         except TimeoutError:
+            if self._is_asking:
+                self.fail_rest(NOT_ENOUGH_REPLICAS, "the transaction's coordinator has not answered: retry")
             if self._opening is not None:
                 self.fail_rest(NOT_LEADER_OR_FOLLOWER, "the partition is still opening: retry")
             self.fail_rest(KAFKA_STORAGE_ERROR, "the write-ahead log is at its bound: retry")
@@ -368,8 +419,13 @@ class _Produce:
         return await self.answer()
 
     async def _may_go_on(self) -> None:
-        """Wait for what made `append` stop: an opening, or room."""
-        if self._opening is None:
+        """Wait for what made `append` stop: a coordinator, an opening, or room."""
+        transaction = self._transaction
+        if transaction is not None and transaction.must_ask:
+            self._is_asking = True
+            await transaction.ask(self._remaining_s())
+            self._is_asking = False
+        elif self._opening is None:
             await self._refused.writable()
         else:
             await self._opening.wait(self._remaining_s())
@@ -384,7 +440,7 @@ def handle(context: RequestContext, request: ProduceRequest) -> Awaitable[Produc
     elif request.acks not in (-1, 0, 1):
         produce.fail_rest(INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
     elif request.transactional_id is not None:
-        produce.fail_rest(INVALID_TXN_STATE, "transactions are not supported by this broker yet")
+        produce.join_transaction(request.transactional_id)
     if not produce.append():
         return produce.wait_and_append()
     return produce.answer()
