@@ -330,7 +330,7 @@ async def test_a_range_that_is_trimmed_between_two_pages_begins_anew(monkeypatch
 
 
 async def test_one_manifest_is_written_at_a_time_and_a_slow_one_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_writer, "WRITE_S", 0.2)
+    monkeypatch.setattr(manifest_writer, "WRITE_S", 2.0)
     monkeypatch.setattr(manifest_writer, "TURN_S", 0.05)
     async with serving() as (world, session):
         await world.fill()
