@@ -11,7 +11,9 @@ the end is read again, and all state is written again. Producers without a batch
 and the time index restarts: lookups in older segments read from their start.
 
 Records that an earlier master appended and that are not confirmed yet count like others, except that the high watermark
-and the log start that consumers see are those without them.
+and the log start that consumers see are those without them, and that their markers decide nothing yet. A checkpoint may
+cover such a marker, and the table of producers has forgotten its transaction then: the producers of the checkpoint that
+is confirmed are replayed beside it up to there.
 
 Invariant: the result is the state of an uninterrupted process, except that the wall-clock times of appends since the
 checkpoint become the time of recovery.
@@ -24,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,6 +39,7 @@ from tidelog.storage.records import StreamEntry
 from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
 from tidelog.stream.log_config import LogConfig
+from tidelog.stream.meta_stream import MetaStream
 from tidelog.stream.opened import OpenedStream
 from tidelog.stream.partition_state import (
     ACTIVE,
@@ -55,7 +58,7 @@ from tidelog.stream.partition_state import (
     Start,
     piece_key,
 )
-from tidelog.stream.producer_state import ProducerStates
+from tidelog.stream.producer_state import CompletedTxn, ProducerStates
 from tidelog.stream.segments import Segment
 from tidelog.stream.txn_index import AbortedTxn
 
@@ -65,6 +68,16 @@ _SCAN_BYTES = 1 << 20
 _NEWEST_OBJECTS = 6
 """About as many uploads as there are between two checkpoints of a partition."""
 _T = TypeVar("_T")
+
+
+class _Producers(NamedTuple):
+    """A complete snapshot of producers."""
+
+    producers: ProducerStates
+    offset: int
+    """The data offset that it covers."""
+    pieces: tuple[int, int]
+    """As `PartitionState.pieces`."""
 
 
 async def nothing_first() -> None:
@@ -81,18 +94,20 @@ async def recover(
 
     `before_scan` is awaited if the partition was not closed, and has batches to scan.
     """
-    meta, confirmed_start = state.meta.stream, list[bytes | None]()
+    meta, confirmed = state.meta.stream, dict[str, bytes]()
     tail = meta.unconfirmed()
     await state.meta.load(
-        tail[0].base_offset if tail else meta.next_offset, lambda: confirmed_start.append(state.meta.get(START))
+        tail[0].base_offset if tail else meta.next_offset, lambda: confirmed.update(_values_of(state.meta))
     )
     state.rows_per_piece = config.producers_per_piece
     try:
-        state.confirmed_log_start = _log_start(state, confirmed_start[0])
+        state.confirmed_log_start = _log_start(state, confirmed.get(START))
         _load(state, now_ms)
         await _load_producers(state)
         if _needs_fitting(state):
             return await _fit(state, config, now_ms)
+        if confirmed_end(state) < state.producers_offset:
+            await _hold_unconfirmed_markers(state, confirmed, now_ms)
         clean = _is_clean(state)
     except (*DECODE_ERRORS, ValueError) as error:
         raise CorruptData(f"stream {state.meta.stream.stream_id}: a meta value does not parse: {error}") from error
@@ -196,31 +211,80 @@ def _load(state: PartitionState, now_ms: int) -> None:
 
 
 async def _load_producers(state: PartitionState) -> None:
-    """Load the last complete snapshot of producers; the loop is free between its pieces. Raises `CorruptData`."""
-    checkpoint = _value(state, CHECKPOINT, Checkpoint)
+    """Load the last complete snapshot of producers. Raises `CorruptData`."""
     state.generation = max((int(key.split("/")[1]) for key in state.meta.keys(PIECE_PREFIX)), default=0)
-    if checkpoint is not None and checkpoint.version != VERSION:
-        if checkpoint.version != PIECES_VERSION or not 0 <= checkpoint.producers_offset <= checkpoint.data_offset:
-            raise CorruptData(f"stream {state.meta.stream.stream_id}: its checkpoint cannot be read: {checkpoint}")
-        state.producers_offset = checkpoint.producers_offset
-        state.pieces = (checkpoint.generation, checkpoint.pieces)
-    generation, pieces = state.pieces
+    found = await _read_producers(_values_of(state.meta), state.meta.stream.stream_id)
+    state.producers, state.producers_offset, state.pieces = found
+
+
+def _values_of(meta: MetaStream) -> dict[str, bytes]:
+    """Return the values that tell the log start and the producers, as they are now."""
+    values = ((key, meta.get(key)) for key in (START, CHECKPOINT, *meta.keys(PRODUCERS)))
+    return {key: value for key, value in values if value is not None}
+
+
+async def _read_producers(values: dict[str, bytes], stream_id: int) -> _Producers:
+    """Decode the snapshot that the checkpoint names; the loop is free between its pieces. Raises `CorruptData`."""
+    value = values.get(CHECKPOINT)
+    checkpoint = None if value is None else msgspec.msgpack.decode(value, type=Checkpoint)
+    offset, generation, pieces = 0, 0, 0
+    if checkpoint is not None:
+        offset = checkpoint.data_offset
+        if checkpoint.version != VERSION:
+            if checkpoint.version != PIECES_VERSION or not 0 <= checkpoint.producers_offset <= offset:
+                raise CorruptData(f"stream {stream_id}: its checkpoint cannot be read: {checkpoint}")
+            offset, generation, pieces = checkpoint.producers_offset, checkpoint.generation, checkpoint.pieces
     if not pieces:
-        whole = state.meta.get(PRODUCERS)
-        state.producers = ProducerStates() if whole is None else ProducerStates.decode(whole)
-        return
+        whole = values.get(PRODUCERS)
+        producers = ProducerStates() if whole is None else ProducerStates.decode(whole)
+        return _Producers(producers, offset, (generation, pieces))
     producers = ProducerStates()
     for number in range(pieces):
-        piece = state.meta.get(piece_key(generation, number))
+        piece = values.get(piece_key(generation, number))
         if piece is None:
             raise CorruptData(
-                f"stream {state.meta.stream.stream_id}: piece {number} of {pieces} of the producers, "
-                f"generation {generation}, is missing"
+                f"stream {stream_id}: piece {number} of {pieces} of the producers, generation {generation}, is missing"
             )
         producers.add_piece(piece)
         await asyncio.sleep(0)
     producers.complete()
-    state.producers = producers
+    return _Producers(producers, offset, (generation, pieces))
+
+
+async def _hold_unconfirmed_markers(state: PartitionState, confirmed: dict[str, bytes], now_ms: int) -> None:
+    """Let the markers that the table of producers has, and that are not confirmed yet, decide nothing until they are.
+
+    `confirmed`: the values of the meta stream without what is not confirmed. Raises `CorruptData`, `Unavailable`.
+    """
+    end, covered = confirmed_end(state), state.producers_offset
+    if not await _has_marker(state, end, covered):
+        return
+    before, at, _ = await _read_producers(confirmed, state.meta.stream.stream_id)
+    held: list[CompletedTxn] = []
+    at = max(at, state.data.start_offset)
+    while at < covered:
+        for record in await state.data.read(at, covered, _SCAN_BYTES):
+            at = record.base_offset + record.count
+            if record.is_hole:
+                continue
+            header = parse_header(record.payload)
+            if header.is_control:
+                completed = _replay_marker(before, header, record.payload, record.base_offset, now_ms)[1]
+                if completed is not None and record.base_offset >= end:
+                    held.append(completed)
+            elif header.producer_id >= 0:
+                before.append(header, record.base_offset, header.max_timestamp, now_ms)
+    state.producers.hold(held)
+
+
+async def _has_marker(state: PartitionState, start: int, end: int) -> bool:
+    at = max(start, state.data.start_offset)
+    while at < end:
+        for record in await state.data.read(at, end, _SCAN_BYTES):
+            at = record.base_offset + record.count
+            if not record.is_hole and parse_header(record.payload).is_control:
+                return True
+    return False
 
 
 def _needs_fitting(state: PartitionState) -> bool:
@@ -326,12 +390,19 @@ def apply_marker(
     state: PartitionState, header: BatchHeader, batch: bytes | memoryview, offset: int, now_ms: int
 ) -> AbortedTxn | None:
     """End the transaction of the marker at `offset`. Returns the index entry if it was aborted."""
-    record = next(iter_records(batch, header=header))
-    kind = control_type(record)
-    if kind not in (ControlType.ABORT, ControlType.COMMIT):
-        return None  # an unknown kind of control record does not concern transactions
-    completed = state.producers.append_marker(header, offset, control_epoch(record), now_ms)
+    kind, completed = _replay_marker(state.producers, header, batch, offset, now_ms)
     if completed is None or kind == ControlType.COMMIT:
         return None
     ongoing = state.producers.first_ongoing()
     return AbortedTxn(*completed, offset + 1 if ongoing is None else ongoing)
+
+
+def _replay_marker(
+    producers: ProducerStates, header: BatchHeader, batch: bytes | memoryview, offset: int, now_ms: int
+) -> tuple[int, CompletedTxn | None]:
+    """Return the kind of the control record, and the transaction that it has ended."""
+    record = next(iter_records(batch, header=header))
+    kind = control_type(record)
+    if kind not in (ControlType.ABORT, ControlType.COMMIT):
+        return kind, None  # an unknown kind of control record does not concern transactions
+    return kind, producers.append_marker(header, offset, control_epoch(record), now_ms)

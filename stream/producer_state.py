@@ -389,6 +389,11 @@ class ProducerStates:
         self._unconfirmed.append(completed)
         return completed
 
+    def hold(self, completed: list[CompletedTxn]) -> None:
+        """Add transactions whose markers the table has already, and which are not confirmed, in their order."""
+        if completed:
+            self._unconfirmed = deque([*completed, *(self._unconfirmed or ())])
+
     def confirmed(self, high_watermark: int) -> None:
         """Make markers below the high watermark effective."""
         pending = self._unconfirmed

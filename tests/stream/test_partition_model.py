@@ -24,9 +24,10 @@ from tidelog.batch.batch import (
     iter_records,
     parse_header,
 )
-from tidelog.stream.errors import EarlierBatchMissing, OffsetOutOfRange, OutOfOrderSequence
+from tidelog.stream.errors import EarlierBatchMissing, OffsetOutOfRange, OutOfOrderSequence, TransactionNotVerified
 from tidelog.stream.log_config import LogConfig
-from tidelog.stream.partition_log import FetchResult
+from tidelog.stream.partition_log import FetchResult, PartitionLog
+from tidelog.stream.producer_state import VerificationGuard
 
 NOW = 1_700_000_000_000
 CONFIG = LogConfig(
@@ -73,6 +74,8 @@ class PartitionMachine(RuleBasedStateMachine):
         self.batches: list[Batch] = []
         self.start = 0
         self.serial = 0
+        self.asked: dict[int, tuple[VerificationGuard, PartitionLog, int]] = {}
+        """By producer: the guard of a question, its log, and how many batches and markers the producer had."""
         self.start_process()
 
     def teardown(self) -> None:
@@ -137,6 +140,28 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(pid=PRODUCERS, count=st.integers(1, 3), step=st.integers(-50, 50), txn=st.booleans())
     def append_idempotent(self, pid: int, count: int, step: int, txn: bool) -> None:
         self.add(count, step, pid, txn or self.open_txn(pid) is not None)
+
+    def events(self, pid: int) -> int:
+        return sum(one.pid == pid for one in self.batches)
+
+    @rule(pid=PRODUCERS)
+    def ask_about_a_transaction(self, pid: int) -> None:
+        self.asked[pid] = self.log.begin_verification(pid, 0), self.log, self.events(pid)
+
+    @rule(pid=PRODUCERS)
+    def hear_that_it_may_begin(self, pid: int) -> None:
+        """It counts unless the producer has done something since, or a marker came, or the log was opened anew."""
+        if pid not in self.asked or self.open_txn(pid) is not None:
+            return
+        guard, log, events = self.asked[pid]
+        self.clock.now_ms += 10
+        one = Batch(self.end, 1, self.clock.now_ms, b"late", self.log.leader_epoch, pid, self.sequence(pid), True)
+        if log is self.log and events == self.events(pid):
+            assert self.log.append(self.send(one), guard=guard).base_offset == one.base
+            self.batches.append(one)
+        else:
+            with pytest.raises(TransactionNotVerified):
+                self.log.append(self.send(one), guard=guard)
 
     @rule(pid=PRODUCERS, back=st.integers(1, 7))
     def send_again(self, pid: int, back: int) -> None:
