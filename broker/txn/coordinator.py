@@ -79,12 +79,15 @@ class TxnCoordinator:
         self,
         partitions: PartitionManager,
         controller: ControllerClient,
+        sender: MarkerSender,
         clock: Clock,
         settings: GroupSettings,
         rng: random.Random,
     ) -> None:
+        """`sender` is closed with this coordinator."""
         self._settings = settings
         self._clock = clock
+        self._sender = sender
         self._limits = TxnLimits(
             settings.transaction_max_timeout_ms,
             settings.transactional_id_expiration_ms,
@@ -99,17 +102,15 @@ class TxnCoordinator:
         )
         self._epoch_ms = clock.time_ms() - int(clock.monotonic() * 1000)
         self._new_id: Callable[[], Awaitable[int]]
-        self._sender: MarkerSender
 
     # --- life cycle ----------------------------------------------------------------------------------------------
 
-    def start(self, new_id: Callable[[], Awaitable[int]], sender: MarkerSender) -> None:
+    def start(self, new_id: Callable[[], Awaitable[int]]) -> None:
         """Load the open state partitions, and those that open.
 
         `new_id` allocates a producer id that was never given before, and raises `Unavailable` or `Fenced`.
         """
         self._new_id = new_id
-        self._sender = sender
         self._table.start()
         self._check_later()
 

@@ -59,8 +59,7 @@ class TxnParts:
     ) -> None:
         self._groups = groups
         self.writer = MarkerWriter(partitions, self._write_offsets)
-        self.coordinator = TxnCoordinator(partitions, controller, clock, settings, rng)
-        self.sender = MarkerSender(
+        sender = MarkerSender(
             node_id=node_id,
             image=lambda: controller.image,
             calls=calls,
@@ -68,6 +67,7 @@ class TxnParts:
             clock=clock,
             rng=rng,
         )
+        self.coordinator = TxnCoordinator(partitions, controller, sender, clock, settings, rng)
         self.admission = TxnAdmission(node_id, self.coordinator, calls)
 
     def serve(self, listener: PeerListener) -> None:
@@ -77,7 +77,7 @@ class TxnParts:
 
     def start(self, new_id: Callable[[], Awaitable[int]]) -> None:
         """Load the open state partitions. `new_id`: as for `TxnCoordinator.start`."""
-        self.coordinator.start(new_id, self.sender)
+        self.coordinator.start(new_id)
 
     async def close(self) -> None:
         """Stop; waiting requests fail with NOT_COORDINATOR."""

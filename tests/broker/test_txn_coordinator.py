@@ -55,8 +55,7 @@ class TxnWorld:
         clock, rng = LoopClock(), random.Random(self.seed)
         controller: Any = self.controller
         partitions: Any = self.partitions
-        coordinator = TxnCoordinator(partitions, controller, clock, self.settings, rng)
-        self.sender = MarkerSender(
+        sender = MarkerSender(
             node_id=NODE,
             image=lambda: controller.image,
             calls=NoPeers(),
@@ -64,7 +63,7 @@ class TxnWorld:
             clock=clock,
             rng=rng,
         )
-        return coordinator
+        return TxnCoordinator(partitions, controller, sender, clock, self.settings, rng)
 
     async def _write_markers(self, markers: list[MarkerParams]) -> list[list[int]]:
         await asyncio.sleep(0.001)
@@ -79,7 +78,7 @@ class TxnWorld:
         return next(self.ids)
 
     async def __aenter__(self) -> TxnWorld:
-        self.coordinator.start(self._new_id, self.sender)
+        self.coordinator.start(self._new_id)
         await self._loaded()
         return self
 
@@ -99,7 +98,7 @@ class TxnWorld:
         self.partitions = FakePartitions(self.storage)
         self.partitions.logs = {0: log.reopened(self.storage, confirmed_only=confirmed_only)}
         self.coordinator = self._begin()
-        self.coordinator.start(self._new_id, self.sender)
+        self.coordinator.start(self._new_id)
         await self._loaded()
         await old.close()  # only so that no task of it is left behind
 
@@ -121,6 +120,13 @@ class TxnWorld:
         async with asyncio.timeout(60):
             while await self.state() != state:  # noqa: ASYNC110  # virtual time
                 await asyncio.sleep(0.01)
+
+
+async def test_a_coordinator_that_was_never_started_tells_its_counts_and_closes() -> None:
+    world = TxnWorld()
+    assert world.coordinator.stats()["markers_waiting"] == 0
+    await world.coordinator.close()
+
 
 
 async def test_a_decision_is_answered_at_once_and_its_markers_follow() -> None:
@@ -202,7 +208,7 @@ async def test_a_lost_partition_answers_not_coordinator_and_sends_nothing_more()
         world.partitions.close(0)
         world.refusing = 0
         await asyncio.sleep(5)
-        assert world.markers == [] and world.sender.waiting() == 0
+        assert world.markers == [] and world.coordinator.stats()["markers_waiting"] == 0
         with pytest.raises(NotCoordinator):
             await world.coordinator.end("tx", producer, commit=True, version=0)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import TransactionalIdAuthorizationFailed
-from confluent_kafka import KafkaException, Producer
 
 from tests.e2e.scenario import round_trip
 from tests.support.clients import KITS
@@ -36,20 +32,3 @@ def test_a_real_client_gets_back_every_byte_without_a_wal_on_disk(wal: str, tmp_
         round_trip(KITS["confluent-kafka"](), process.bootstrap, "trip")
         assert process.stop() == 0, process.tail()
         assert not (tmp_path / "data" / "wal").exists()
-
-
-def test_a_transactional_producer_of_librdkafka_fails_at_once_with_the_reason(tidelog: TidelogProcess) -> None:
-    producer = Producer({"bootstrap.servers": tidelog.bootstrap, "transactional.id": "t", "log_level": 0})
-    with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(60)
-    error = refused.value.args[0]
-    assert error.fatal() and error.code() == 53 and "transactions are not served yet" in error.str()
-
-
-async def test_a_transactional_producer_of_aiokafka_fails_at_once(tidelog: TidelogProcess) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=tidelog.bootstrap, transactional_id="t")
-    try:
-        with pytest.raises(TransactionalIdAuthorizationFailed):
-            await asyncio.wait_for(producer.start(), 60)
-    finally:
-        await producer.stop()

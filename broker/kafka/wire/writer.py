@@ -27,11 +27,24 @@ from tidelog.broker.kafka.wire.messages.base import KafkaResponse, Message, fiel
 Convert = Callable[[Any], Any]
 
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
 def _duration(value: int) -> datetime.timedelta:
     return datetime.timedelta(milliseconds=value)
 
 
-_CONVERTERS: dict[str, Convert] = {"timedelta_i32": _duration, "timedelta_i64": _duration, "error_code": ErrorCode}
+def _instant(value: int) -> datetime.datetime:
+    """-1, Kafka's "none", is a millisecond before the Unix epoch, which kio writes as -1."""
+    return _EPOCH + _duration(value)
+
+
+_CONVERTERS: dict[str, Convert] = {
+    "timedelta_i32": _duration,
+    "timedelta_i64": _duration,
+    "datetime_i64": _instant,
+    "error_code": ErrorCode,
+}
 
 
 def _as_it_is(value: Any) -> Any:
