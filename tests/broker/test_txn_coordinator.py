@@ -128,7 +128,6 @@ async def test_a_coordinator_that_was_never_started_tells_its_counts_and_closes(
     await world.coordinator.close()
 
 
-
 async def test_a_decision_is_answered_at_once_and_its_markers_follow() -> None:
     async with TxnWorld() as world:
         producer = await world.begin()

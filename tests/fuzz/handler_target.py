@@ -135,7 +135,7 @@ class Handlers:
             kafka=kafka, apis=list(self._apis.values()), clock=LoopClock(), network=self._network, groups=True
         )
         await world.__aenter__()
-        for name, partitions in (("t", 2), ("u", 1), ("__consumer_offsets", 2)):
+        for name, partitions in (("t", 2), ("u", 1), ("__consumer_offsets", 2), ("__transaction_state", 2)):
             await world.topic(name, partitions)
         for number in range(5):
             world.log("t").append(memoryview(bytearray(batch(b"value", timestamp=1_700_000_000_000 + number))))

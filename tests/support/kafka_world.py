@@ -14,7 +14,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace, TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from tests.support.admin_world import WorldController, judged
 from tests.support.kafka_client import KafkaClient
@@ -28,9 +28,11 @@ from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import ApiHandler, Services
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
+from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.broker.txn.parts import TxnParts
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import UnknownTopicId
 from tidelog.controller.model.levels import NEWEST
@@ -173,7 +175,11 @@ class DataPartitions:
 
 
 class KafkaWorld:
-    """A broker with id 1; with `brokers=(1, 2)` a second one exists in the metadata."""
+    """A broker with id 1; with `brokers=(1, 2)` a second one exists in the metadata.
+
+    `groups`: it coordinates groups and transactions. Their topics are to be created (`__consumer_offsets` and
+    `__transaction_state`, 2 partitions each). Without them, `transactions` answers for the coordinators.
+    """
 
     def __init__(
         self,
@@ -199,6 +205,7 @@ class KafkaWorld:
         self._network = network or TcpNetwork()
         self._with_groups = groups
         self._groups: GroupCoordinator | None = None
+        self._txn: TxnParts | None = None
         self._held: int | None = None
         self._holding = False
         self.storage: Storage
@@ -222,15 +229,25 @@ class KafkaWorld:
         await self.storage.start(self._master_epoch)
         self.partitions = DataPartitions(self.controller, self.storage, self._clock)
         parts: Any = SimpleNamespace()
-        group = GroupSettings(offsets_topic_partitions=2)
-        if self._with_groups:
-            parts = self._groups = GroupCoordinator(
-                cast(Any, self.partitions), cast(Any, self.controller), self._clock, group, random.Random(2)
-            )
-            await self._groups.start()
-        epoch = self.controller.image.brokers[NODE_ID].registration_epoch
         controller: Any = self.controller
         partitions: Any = self.partitions
+        group = GroupSettings(offsets_topic_partitions=2, transaction_topic_partitions=2)
+        epoch = self.controller.image.brokers[NODE_ID].registration_epoch
+        producer_ids = ProducerIds(controller, NODE_ID, lambda: epoch)
+        if self._with_groups:
+            self._groups = GroupCoordinator(partitions, controller, self._clock, group, random.Random(2))
+            self._txn = TxnParts(
+                NODE_ID,
+                partitions=partitions,
+                groups=self._groups,
+                controller=controller,
+                calls=PeerCalls(controller, self._network, None),
+                clock=self._clock,
+                settings=group,
+                rng=random.Random(4),
+            )
+            await self._groups.start()
+            self._txn.start(producer_ids.next_id)
         self.services = Services(
             node_id=NODE_ID,
             clock=self._clock,
@@ -239,14 +256,14 @@ class KafkaWorld:
             group=group,
             controller=controller,
             partitions=partitions,
-            groups=parts,
-            txn=parts,
-            marker_writer=parts,
-            producer_ids=ProducerIds(controller, NODE_ID, lambda: epoch),
+            groups=self._groups or parts,
+            txn=self._txn.coordinator if self._txn is not None else parts,
+            marker_writer=self._txn.writer if self._txn is not None else parts,
+            producer_ids=producer_ids,
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
             elections=ElectionWaits(lambda: controller.image, self._clock, tuple),
-            transactions=self.transactions,
+            transactions=self._txn.admission if self._txn is not None else self.transactions,
         )
         self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)
         await self.server.start()
@@ -258,6 +275,8 @@ class KafkaWorld:
         self.release()
         if self._groups is not None:
             await self._groups.close()
+        if self._txn is not None:
+            await self._txn.close()
         await self.server.close(grace_s=1.0)
         await self.services.producer_ids.close()
         for log in self.partitions.all():
