@@ -62,6 +62,8 @@ RETRY_MS = 500
 """When what could not be written is tried again."""
 ADD_VERSION = 2
 """The transaction version of whoever lets brokers add partitions (Produce v12, KIP-890)."""
+CONCURRENT_WAIT_S = 0.1
+"""How long partitions wait for the end of the transaction before; after that the client backs off."""
 _CHECK = "check"
 """The table's deadline for the next search for transactions over their time-out."""
 
@@ -102,6 +104,8 @@ class TxnCoordinator:
         )
         self._epoch_ms = clock.time_ms() - int(clock.monotonic() * 1000)
         self._new_id: Callable[[], Awaitable[int]]
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        """Requests that wait for the next change of an id."""
 
     # --- life cycle ----------------------------------------------------------------------------------------------
 
@@ -226,11 +230,35 @@ class TxnCoordinator:
     async def add_partitions(
         self, transactional_id: str, producer: ProducerPair, partitions: Collection[TopicPartition], version: int
     ) -> TxnError:
-        """Add partitions, all of which exist in this broker's metadata, to the transaction."""
-        reply = await self._call(
-            transactional_id, lambda one, _: one.add_partitions(producer, partitions, self._now_ms(), version)
-        )
-        return reply.error
+        """Add partitions, all of which exist in this broker's metadata, to the transaction.
+
+        While the end of the transaction before is written, this waits for up to `CONCURRENT_WAIT_S`.
+        """
+        deadline = self._clock.monotonic() + CONCURRENT_WAIT_S
+        while True:
+            reply = await self._call(
+                transactional_id, lambda one, _: one.add_partitions(producer, partitions, self._now_ms(), version)
+            )
+            if reply.error is not TxnError.CONCURRENT_TRANSACTIONS:
+                return reply.error
+            if not await self._change_of(transactional_id, deadline - self._clock.monotonic()):
+                return reply.error
+
+    async def _change_of(self, transactional_id: str, timeout_s: float) -> bool:
+        """Wait until a record of an id has been written or refused; False if that takes longer than `timeout_s`."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(transactional_id, set())
+        waiting.add(change)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await change
+        except TimeoutError:
+            return False
+        finally:
+            waiting.discard(change)
+            if not waiting and self._waiting.get(transactional_id) is waiting:
+                del self._waiting[transactional_id]
+        return True
 
     async def end(self, transactional_id: str, producer: ProducerPair, *, commit: bool, version: int) -> TxnReply:
         """EndTxn: decide the transaction. `version`: 2 answers with the pair of the next one (KIP-890)."""
@@ -354,6 +382,9 @@ class TxnCoordinator:
         if error is not WriteError.NONE:
             self._table.set_timer(one.transactional_id, self._table.now().mono_ms + RETRY_MS, shard)
         self._follow(shard, one, after)
+        for change in self._waiting.pop(one.transactional_id, ()):
+            if not change.done():
+                change.set_result(None)
 
     def _send(self, shard: TxnShard, one: TransactionalId, markers: Markers | None) -> None:
         if markers is not None and self._table.is_current(shard):

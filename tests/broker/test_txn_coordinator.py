@@ -144,6 +144,20 @@ async def test_a_decision_is_answered_at_once_and_its_markers_follow() -> None:
         }
 
 
+async def test_partitions_wait_a_little_for_the_end_of_the_transaction_before() -> None:
+    async with TxnWorld() as world:
+        producer = await world.begin()
+        assert (await world.coordinator.end("tx", producer, commit=True, version=0)).error is TxnError.NONE
+        assert await world.state() == "PrepareCommit"
+        assert await world.coordinator.add_partitions("tx", producer, DATA, 0) is TxnError.NONE
+        assert await world.state() == "Ongoing"
+        world.refusing = 6
+        assert (await world.coordinator.end("tx", producer, commit=True, version=0)).error is TxnError.NONE
+        since = asyncio.get_running_loop().time()
+        assert await world.coordinator.add_partitions("tx", producer, DATA, 0) is TxnError.CONCURRENT_TRANSACTIONS
+        assert 0.09 < asyncio.get_running_loop().time() - since < 0.2
+
+
 @pytest.mark.parametrize("commit", [True, False])
 async def test_a_new_leader_sends_the_markers_of_what_was_decided(commit: bool) -> None:
     async with TxnWorld() as world:
