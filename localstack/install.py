@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|all}
+    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|kafka_apps|all}
 
 prints one line `<kind> <path of the executable>` each. `all` is what the tests need: each of them. Existing
 installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
@@ -16,6 +16,8 @@ installations are kept; several callers may run at once (one lock file per kind)
   (`python`). 490 MB, about a minute.
 - kafka: the folder of Apache Kafka's jars, by Maven: tools and clients for tests, the server for
   `python -m bench.peers`. 54 MB, a few seconds.
+- kafka_apps: the folder of the jars of Kafka Streams, Kafka Connect with its file connectors, and MirrorMaker 2, by
+  Maven. 103 MB, a few seconds.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -59,6 +61,14 @@ KCAT_PACKAGES = ("kcat", "librdkafka1", "libyajl2", "libsasl2-2", "liblz4-1", "l
 
 KAFKA_VERSION = "4.1.0"
 KAFKA_ARTIFACTS = tuple(f"org.apache.kafka:{name}:{KAFKA_VERSION}" for name in ("kafka_2.13", "kafka-tools"))
+KAFKA_APPS_ARTIFACTS = (
+    *(
+        f"org.apache.kafka:{name}:{KAFKA_VERSION}"
+        for name in ("kafka-streams", "connect-runtime", "connect-file", "connect-mirror")
+    ),
+    "org.slf4j:slf4j-simple:1.7.36",
+)
+"""With a logger to standard error: what such a process says before it ends is what tells why."""
 
 SPARK_KAFKA_VERSION = "4.2.0"
 """The newest whose connector is in Maven Central: there is none for the PySpark 4.3.0 of constraints.txt."""
@@ -263,6 +273,17 @@ def install_kafka(work: Path) -> None:
     (work / "jars").replace(kafka_path())
 
 
+def kafka_apps_path() -> Path:
+    """Return the path of the folder of the jars of Kafka's applications."""
+    return cache_dir() / f"kafka-apps-{KAFKA_VERSION}"
+
+
+def install_kafka_apps(work: Path) -> None:
+    """Install Streams, Connect, MirrorMaker 2 and what they need."""
+    copy_jars(KAFKA_APPS_ARTIFACTS, work / "jars", work, "-DincludeScope=runtime")
+    (work / "jars").replace(kafka_apps_path())
+
+
 def spark_kafka_path() -> Path:
     """Return the path of the folder of Spark's Kafka connector and its PySpark."""
     return cache_dir() / f"spark-kafka-{SPARK_KAFKA_VERSION}"
@@ -284,6 +305,7 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "previous_release": (previous_release_path, install_previous_release),
     "spark_kafka": (spark_kafka_path, install_spark_kafka),
     "kafka": (kafka_path, install_kafka),
+    "kafka_apps": (kafka_apps_path, install_kafka_apps),
 }
 FOR_TESTS = tuple(KINDS)
 """What `all` stands for."""

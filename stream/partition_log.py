@@ -456,7 +456,10 @@ class PartitionLog:
         if header.is_control:
             record = next(iter_records(view, header=header))
             self._state.producers.check_marker(header, control_epoch(record), transaction_version)
-        elif header.is_transactional:
+            result = self._append(view, header, now_ms)
+            self._state.producers.end_verification(header.producer_id, transaction_version)
+            return result
+        if header.is_transactional:
             self._state.producers.require_verified(header, guard)
         return self._append(view, header, now_ms)
 
@@ -493,8 +496,8 @@ class PartitionLog:
         """Return a guard for `append`. Call it before the coordinator is asked whether the transaction has this
         partition.
 
-        Any append or marker of the producer makes it invalid; it is valid for this log only. Raises
-        `InvalidProducerEpoch`, `Closed`.
+        Any append of the producer makes it invalid, and any marker but those of transaction version 2; it is valid for
+        this log only. Raises `InvalidProducerEpoch`, `Closed`.
         """
         self._require_open()
         return self._state.producers.begin_verification(producer_id, producer_epoch, self._clock.time_ms())

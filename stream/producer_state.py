@@ -8,10 +8,13 @@ Sans-I/O: `check` before an append, `append` after it, `replay` in recovery. Rul
 - A transactional batch is undecided until a marker of its producer. The first undecided offset bounds the last stable
   offset; a marker takes effect only when it is confirmed.
 - The first batch of a transaction needs the coordinator's word, which may come late. A guard is made before the
-  question (`begin_verification`) and compared at the append (`require_verified`); any append or marker of the producer
-  removes it, so that a late "yes" lets no batch in behind the marker that has ended the transaction. A guard tells
-  nothing of who asked or with which epoch, so one serves all questions about a producer.
+  question (`begin_verification`) and compared at the append (`require_verified`). Any append of the producer removes
+  it, and so does a marker of transaction version 0 or 1, so that a late "yes" lets no batch in behind the marker that
+  has ended the transaction. A guard tells nothing of who asked or with which epoch, so one serves all questions about
+  a producer.
 - Markers of transaction version 2 carry an epoch larger than the batches' (KIP-890): what was sent before is fenced.
+  So they leave guards alone: a question with the marker's epoch is about the producer's next transaction, which begins
+  while the markers of the one before are under way.
 
 A table of `MAX_PRODUCERS` encodes to over 10 MiB, which would hold the event loop for a tenth of a second. A large
 table is therefore encoded in pieces (`ProducerSnapshot`) of at most `MAX_ROW_BYTES` a row, between which it may change.
@@ -285,6 +288,11 @@ class ProducerStates:
             guard = guards[producer_id] = VerificationGuard(now_ms)
         return guard
 
+    def end_verification(self, producer_id: int, transaction_version: int) -> None:
+        """Remove the producer's guard if the marker that was appended has no epoch to fence late batches with."""
+        if transaction_version < EPOCH_BUMP_VERSION:
+            self._guards.pop(producer_id, None)
+
     def require_verified(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
         """Check that a transactional batch continues an open transaction, or has the guard of a verified question.
 
@@ -364,7 +372,10 @@ class ProducerStates:
     def append_marker(
         self, header: BatchHeader, offset: int, coordinator_epoch: int, now_ms: int
     ) -> CompletedTxn | None:
-        """Record a marker appended at `offset`. Returns the transaction that it ended, if any."""
+        """Record a marker appended at `offset`. Returns the transaction that it ended, if any.
+
+        `end_verification` follows where questions may be under way.
+        """
         state = self._states.get(header.producer_id)
         if state is None:
             if len(self._states) >= MAX_PRODUCERS:
@@ -376,7 +387,6 @@ class ProducerStates:
             if state.epoch != header.producer_epoch:
                 state.epoch = header.producer_epoch
                 state.batches.clear()
-        self._guards.pop(header.producer_id, None)
         state.seen_ms = now_ms
         state.coordinator_epoch = coordinator_epoch
         if state.txn_start_offset < 0:

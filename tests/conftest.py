@@ -11,6 +11,8 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 - `previous_release`: the path of a Python in whose environment the previous release is installed (`tests/releases`).
 - `spark_kafka`: the path of a folder with Spark's own Kafka connector (`jars`) and its PySpark (`python`).
 - `kafka`: the path of the folder of Apache Kafka's jars: its server, clients and tools (`support/kafka_tools.py`).
+- `kafka_apps`: the path of the folder of the jars of Kafka Streams, Connect and MirrorMaker 2.
+- `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import hypothesis
 import pytest
 
 from tests.support.examples import UNIT, WHOLE
+from tests.support.java import Java
 from tests.support.loops import ASYNCIO_LOOP, LoopFactories
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
 
@@ -62,6 +65,7 @@ PROCESS_FIXTURES = {
     "previous_release",
     "spark_kafka",
     "kafka",
+    "kafka_apps",
 }
 
 
@@ -134,6 +138,16 @@ def spark_kafka() -> Path:
 @pytest.fixture(scope="session")
 def kafka() -> Path:
     return Path(required(lambda: install("kafka")))
+
+
+@pytest.fixture(scope="session")
+def kafka_apps() -> Path:
+    return Path(required(lambda: install("kafka_apps")))
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
+    return required(lambda: Java(tmp_path_factory.mktemp("classes")))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:

@@ -280,7 +280,7 @@ class GroupCoordinator:
     ) -> tuple[int, VerificationGuard | None]:
         """Ask `admit` if necessary, and again for a while if the producer's last transaction is not over yet.
 
-        Each question has a guard of its own: the marker of that last transaction removes the one before.
+        Each question has a guard of its own: the marker of that last transaction may remove the one before.
         """
         until = self._clock.monotonic() + CONCURRENT_WAIT_S
         while self._table.is_current(shard):

@@ -139,6 +139,41 @@ async def test_behind_a_marker_of_version_2_the_old_epoch_is_fenced() -> None:
         assert len(world.transactions.questions) == 1, "whose epoch is over is not asked about"
 
 
+@pytest.mark.parametrize("told", [[0], [51, 0], [51, 51, 0]])
+async def test_the_last_marker_of_the_transaction_before_lets_the_next_one_begin(told: list[int]) -> None:
+    """It is written after the question was sent, or while that is asked again: the answer then is of the new epoch."""
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        assert codes(await produce(client, ADDS, {"t": {0: transactional()}}, transactional_id="tx")) == [0]
+        world.transactions.script = list(told)
+        world.transactions.questions.clear()
+
+        def marker_at_the_last_question() -> None:
+            if len(world.transactions.questions) == len(told):
+                world.log("t").write_marker(PID, 1, commit=True, coordinator_epoch=1, transaction_version=2)
+
+        world.transactions.on_question = marker_at_the_last_question
+        again = await produce(client, ADDS, {"t": {0: transactional(epoch=1)}}, transactional_id="tx")
+        assert codes(again) == [0]
+        assert world.log("t").log_end_offset == 3
+
+
+async def test_each_question_is_guarded_against_markers_of_older_versions() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        assert codes(await produce(client, ADDS, {"t": {0: transactional()}}, transactional_id="tx")) == [0]
+        world.transactions.script = [51, 0]
+
+        def marker_at_the_first_question() -> None:
+            if len(world.transactions.questions) == 2:
+                world.log("t").write_marker(PID, 1, commit=True, coordinator_epoch=1, transaction_version=1)
+
+        world.transactions.on_question = marker_at_the_first_question
+        again = await produce(client, ADDS, {"t": {0: transactional(epoch=1)}}, transactional_id="tx")
+        assert codes(again) == [0]
+        assert world.log("t").log_end_offset == 3
+
+
 async def test_nothing_behind_a_question_on_its_connection_starts() -> None:
     async with KafkaWorld() as world, world.client() as client, world.client() as other:
         await world.topic("t", 2)

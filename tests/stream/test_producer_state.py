@@ -251,6 +251,7 @@ def test_a_transaction_begins_only_with_a_guard_and_goes_on_without_one() -> Non
     with pytest.raises(TransactionNotVerified):
         states.require_verified(batch(0, epoch=1, txn=True), None)
     states.append_marker(marker(), 1, 1, 0)
+    states.end_verification(7, 1)
     for stale in (None, guard):
         with pytest.raises(TransactionNotVerified):
             states.require_verified(batch(1, txn=True), stale)
@@ -264,6 +265,7 @@ def test_a_late_answer_lets_nothing_in_behind_an_append_or_a_marker(event: str) 
         put(states, batch(0), 0)
     else:
         states.append_marker(marker(), 0, 1, 0)
+        states.end_verification(7, 1)
     with pytest.raises(TransactionNotVerified):
         states.require_verified(batch(1, txn=True), late)
     again = states.begin_verification(7, 0, 0)
@@ -271,6 +273,18 @@ def test_a_late_answer_lets_nothing_in_behind_an_append_or_a_marker(event: str) 
     states.require_verified(batch(1, txn=True), again)
     with pytest.raises(TransactionNotVerified):
         states.require_verified(batch(1, txn=True), late)
+
+
+def test_a_marker_of_version_2_fences_its_transaction_and_lets_in_the_next_one() -> None:
+    states = ProducerStates()
+    put(states, batch(0, txn=True), 0)
+    fenced = batch(1, epoch=0, txn=True)
+    guard = states.begin_verification(7, 1, 0)
+    states.append_marker(marker(epoch=1), 1, 1, 0)
+    states.end_verification(7, 2)
+    states.require_verified(batch(0, epoch=1, txn=True), guard)
+    with pytest.raises(InvalidProducerEpoch):
+        states.require_verified(fenced, guard)
 
 
 def test_guards_of_other_producers_stay() -> None:
@@ -408,7 +422,9 @@ def test_no_batch_gets_in_behind_a_marker_and_no_marker_behind_a_newer_epoch(
                 continue
             states.check_marker(marker(pid=pid, epoch=epoch), 1, version)
             completed = states.append_marker(marker(pid=pid, epoch=epoch), offset, 1, 0)
+            states.end_verification(pid, version)
             assert completed == ((pid, open_since.pop(pid), offset) if is_open else None)
+            events[pid] += version < 2  # one of version 2 fences by its epoch
         else:
             known = states.get(pid)
             sequence = known.last_sequence + 1 if known is not None and epoch == current else 0
@@ -431,7 +447,7 @@ def test_no_batch_gets_in_behind_a_marker_and_no_marker_behind_a_newer_epoch(
                 states.require_verified(header, guard)
                 open_since.setdefault(pid, offset)
             put(states, header, offset)
-        events[pid] += 1
+            events[pid] += 1
         epochs[pid] = epoch
         offset += 1
         assert {one.producer_id: one.first_offset for one in states.open_transactions()} == open_since

@@ -9,13 +9,15 @@ A batch is checked whole before the question, so that one that would be refused 
 
 The coordinator's errors become what producers expect in a Produce response (`produce_error`). CONCURRENT_TRANSACTIONS
 comes while the markers of the transaction before are under way, mostly for a moment: from v12 on it is asked again for
-`CONCURRENT_S`, before clients are told.
+`CONCURRENT_S`, before clients are told. Each question has a guard of its own, as such a marker may remove the one
+before.
 
 Entry: `TransactionalBatches`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from struct import Struct
 from typing import NamedTuple
 
@@ -34,7 +36,8 @@ from tidelog.broker.kafka.errors import (
 )
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.kafka.wire.produce import ProduceRequest
-from tidelog.stream.errors import TransactionNotVerified
+from tidelog.runtime.errors import Closed
+from tidelog.stream.errors import InvalidProducerEpoch, TransactionNotVerified
 from tidelog.stream.partition_log import AppendResult, PartitionLog
 from tidelog.stream.producer_state import VerificationGuard
 
@@ -151,11 +154,15 @@ class TransactionalBatches:
                 self._transactional_id, producer_id, producer_epoch, wanted, add=self._adds, timeout_s=remaining_s
             )
             for key in wanted:
-                log, guard, *_ = to_ask[key]
-                self._answers[key] = _CoordinatorAnswer(log, guard, codes[key])
+                self._answers[key] = _CoordinatorAnswer(*to_ask[key][:2], codes[key])
             wanted = [key for key in wanted if codes[key] == CONCURRENT_TRANSACTIONS]
             if again_until < 0:
                 again_until = clock.monotonic() + CONCURRENT_S
             if not wanted or not self._adds or clock.monotonic() >= again_until:
                 return
             await clock.sleep(CONCURRENT_PAUSE_S)
+            for key in wanted:
+                log = to_ask[key][0]
+                with contextlib.suppress(InvalidProducerEpoch, Closed):  # the append says so
+                    guard = log.begin_verification(producer_id, producer_epoch)
+                    to_ask[key] = log, guard, producer_id, producer_epoch

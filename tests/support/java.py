@@ -1,0 +1,49 @@
+"""The Java programs of `tests/clients/java`, compiled by the JDK's javac with the jars that a fixture provides."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from tests.support.external import External, external, finished
+from tests.support.s3_servers import Missing
+
+SOURCES = Path(__file__).parents[1] / "clients" / "java"
+
+
+class Java:
+    """The JDK; what it compiles is in `classes`."""
+
+    def __init__(self, classes: Path) -> None:
+        found = [shutil.which(name) for name in ("java", "javac")]
+        if None in found:
+            raise Missing("java: no `java` and `javac` on PATH: the programs of tests/clients/java need a JDK")
+        self._java, self._javac = map(str, found)
+        self._classes = classes
+
+    def program(self, name: str, jars: Path) -> JavaProgram:
+        """Compile one of the sources."""
+        source = str(SOURCES / f"{name}.java")
+        finished([self._javac, "-Xlint:all", "-Werror", "-d", str(self._classes), "-cp", f"{jars}/*", source])
+        return self.main(name, jars)
+
+    def main(self, name: str, jars: Path, *options: str) -> JavaProgram:
+        """A main class of the jars, with options of the Java machine."""
+        paths = f"{self._classes}:{jars}/*"
+        return JavaProgram([self._java, "-Xmx256m", "-XX:TieredStopAtLevel=1", *options, "-cp", paths, name])
+
+
+class JavaProgram:
+    """A program that is ready to run."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+
+    def run(self, *arguments: object) -> list[str]:
+        """Run it to its end; return the lines that it printed."""
+        return finished([*self._command, *map(str, arguments)]).splitlines()
+
+    def running(self, output: Path, *arguments: object) -> contextlib.AbstractContextManager[External]:
+        """Run it beside the test."""
+        return external([*self._command, *map(str, arguments)], output)
