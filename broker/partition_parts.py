@@ -22,6 +22,7 @@ from tidelog.broker.partitions.peers import HintSender, PeerListener
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.partitions.takeover import TakeoverRunner
 from tidelog.broker.telemetry import figures
+from tidelog.broker.txn.hanging import HangingTransactions
 from tidelog.broker.txn.parts import TxnParts
 
 
@@ -78,7 +79,14 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         rng=world.rng,
     )
     txn.serve(peers)
-    base.registry.add_figures("transactions", txn.coordinator.stats, figures.transaction_families)
+    hanging = HangingTransactions(manager.all, base.settings.group.transaction_max_timeout_ms, world.clock)
+    base.registry.add_figures(
+        "transactions",
+        lambda: {**txn.coordinator.stats(), "hanging": hanging.count()},
+        figures.transaction_families,
+    )
+    base.registry.add_section("transactions", hanging.report)
+    base.registry.add_problems("transactions", hanging.problems)
     return PartitionParts(
         membership=membership,
         hints=hints,

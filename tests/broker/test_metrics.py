@@ -247,7 +247,14 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.fetch_session_families((1, 2, 3)),
         *figures.group_families({"groups": 1}),
         *figures.transaction_families(
-            {"transactional_ids": 1, "open": 1, "markers_waiting": 0, "markers_written": 1, "markers_retried": 0}
+            {
+                "transactional_ids": 1,
+                "open": 1,
+                "hanging": 0,
+                "markers_waiting": 0,
+                "markers_written": 1,
+                "markers_retried": 0,
+            }
         ),
         *figures.replica_set_families({}),
         *health_families({}),
