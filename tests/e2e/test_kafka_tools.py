@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from tests.support.clients import wait_until
+from tests.e2e.backends import QUIET, create_topic
+from tests.support.clients import DEADLINE_S, wait_until
 from tests.support.cluster import Cluster
 from tests.support.kafka_tools import KafkaTools
 from tidelog.controller.model.features import METADATA_LEVELS, finalized
@@ -37,6 +38,12 @@ def described(said: str) -> dict[str, list[str]]:
 
 def value(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]
+
+
+def table(said: str) -> list[dict[str, str]]:
+    """The rows of a table with a header line; columns are apart by tabs."""
+    header, *rows = [[cell.strip() for cell in line.split("\t")] for line in said.splitlines() if "\t" in line]
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_kafka_features_shows_and_changes_features(tools: KafkaTools) -> None:
@@ -163,3 +170,45 @@ def test_kafka_client_metrics_keeps_subscriptions(tools: KafkaTools) -> None:
     assert "interval.ms=60000" in said and "client_id=app-.*" in said
     tools.ask("kafka-client-metrics", "--delete", "--name", "s")
     assert tools.ask("kafka-client-metrics", "--list") == "\n"
+
+
+def test_kafka_transactions_shows_transactions_and_ends_one(cluster: Cluster, tools: KafkaTools) -> None:
+    create_topic(cluster.bootstrap, "paid", 1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "pay-7", **QUIET})
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    producer.produce("paid", b"held")
+    producer.flush(DEADLINE_S)
+
+    def ongoing() -> list[dict[str, str]]:
+        return [row for row in table(tools.ask("kafka-transactions", "list")) if row["TransactionState"] == "Ongoing"]
+
+    (row,) = ongoing()
+    assert row["TransactionalId"] == "pay-7"
+    assert table(tools.ask("kafka-transactions", "list", "--transactional-id-pattern", "ship-.*")) == []
+    (shown,) = table(tools.ask("kafka-transactions", "describe", "--transactional-id", "pay-7"))
+    assert (shown["TransactionState"], shown["TopicPartitions"]) == ("Ongoing", "paid-0")
+    assert (shown["CoordinatorId"], shown["ProducerId"]) == (row["Coordinator"], row["ProducerId"])
+    place = ["--topic", "paid", "--partition", "0"]
+    (writer,) = table(tools.ask("kafka-transactions", "describe-producers", *place))
+    assert (writer["ProducerId"], writer["CurrentTransactionStartOffset"]) == (row["ProducerId"], "0")
+    assert tools.ask("kafka-get-offsets", "--topic", "paid", "--time", "latest").strip() == "paid:0:1"
+    tools.ask("kafka-transactions", "abort", *place, "--start-offset", "0")
+    (writer,) = table(tools.ask("kafka-transactions", "describe-producers", *place))
+    assert writer["CurrentTransactionStartOffset"] == "None"
+    producer.abort_transaction(DEADLINE_S)
+    wait_until(lambda: not ongoing(), "the end of the transaction")
+    (shown,) = table(tools.ask("kafka-transactions", "describe", "--transactional-id", "pay-7"))
+    assert (shown["TransactionState"], shown["CurrentTransactionStartTimeMs"]) == ("CompleteAbort", "None")
+
+
+def test_kafka_producer_perf_test_commits_transactions(cluster: Cluster, tools: KafkaTools) -> None:
+    create_topic(cluster.bootstrap, "perf", 3)
+    load = ["--topic", "perf", "--num-records", "3000", "--record-size", "100", "--throughput", "-1"]
+    ending = ["--transactional-id", "perf", "--transaction-duration-ms", "20"]
+    properties = f"bootstrap.servers={cluster.bootstrap}"
+    said = tools.run("kafka-producer-perf-test", *load, *ending, "--producer-props", properties)
+    assert "3000 records sent" in said
+    arguments = ["--topic", "perf", "--from-beginning", "--max-messages", "3000", "--timeout-ms", "60000"]
+    read = tools.ask("kafka-console-consumer", *arguments, "--consumer-property", "isolation.level=read_committed")
+    assert "Processed a total of 3000 messages" in read
