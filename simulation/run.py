@@ -88,6 +88,7 @@ class _SimulationRun:
         shape.draw_feed(random.Random(f"feed {seed}"))
         shape.draw_state(random.Random(f"state {seed}"))
         shape.draw_level(random.Random(f"level {seed}"))
+        shape.draw_transactions(random.Random(f"transactions {seed}"))
         shape.draw_replication(random.Random(f"replicas {seed}"))
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.cluster.raft_watch = raft_watch
@@ -132,7 +133,7 @@ class _SimulationRun:
             self.outcome.findings.append(Finding(rule="defect", message=message))
 
     async def _phases(self) -> None:
-        start(self.workload)
+        bank = start(self.workload)
         loads = random.Random(f"loader {self.outcome.seed}")
         if loads.random() < LOADERS:
             self.workload.spawn(Loader(self.workload, loads).run(), "loader")
@@ -153,6 +154,8 @@ class _SimulationRun:
                 self.note("world", "at rest")
                 what = "the last readers"
                 await read_all(self.workload)
+                if bank is not None:
+                    await bank.audit()
                 self.outcome.findings += look_inside(self.cluster) + await compare_replicas(self.cluster)
             if self.outcome.seed % CLEANS_EVERY == 0:
                 await self._let_clean()

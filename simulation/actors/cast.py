@@ -5,6 +5,7 @@ Entry: `start`.
 
 from __future__ import annotations
 
+from tidelog.simulation.actors.bank import Bank
 from tidelog.simulation.actors.consumers import Consumer
 from tidelog.simulation.actors.groups import MemberActor
 from tidelog.simulation.actors.operator import Operator
@@ -31,8 +32,8 @@ def _retention(workload: Workload) -> dict[str, str]:
     return {"retention.bytes": str(workload.rng.choice((10_000, 40_000)))}
 
 
-def start(workload: Workload) -> None:
-    """Draw the actors and start them."""
+def start(workload: Workload) -> Bank | None:
+    """Draw the actors and start them; return the bank, if there is one."""
     rng, partitions = workload.rng, workload.cluster.shape.partitions
     keeps_topics = rng.random() < 0.5
     workload.by_id = keeps_topics and rng.random() < BY_ID
@@ -60,3 +61,4 @@ def start(workload: Workload) -> None:
         workload.spawn(Zombie(workload).run(), "zombie")
     if rng.random() < 0.5:
         workload.spawn(OutsideReader(workload, "outside-reader").run(), "outside-reader")
+    return Bank.open(workload, workload.random()) if workload.cluster.shape.bank else None

@@ -6,8 +6,10 @@ Entry: `Consumer.run`, `Fetcher.fetch`; `read_all` at the end.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from tidelog.batch.batch import CorruptRecord, check_crc, iter_batches, iter_records
+from tidelog.batch.batch import ControlType, CorruptRecord, check_crc, control_type, iter_batches, iter_records
 from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import NO_BROKER, PartitionRecord
 from tidelog.simulation.actors import kafka, kafka_ids
@@ -25,25 +27,49 @@ OFFSET_OUT_OF_RANGE = 1
 CORRUPT_MESSAGE = 2
 
 
-def decode(fetched: Fetched, offset: int) -> tuple[list[int], list[int], list[int], int]:
-    """Return values, offsets and leader epochs of the records from `offset` on, and the offset of the next fetch.
+class Decoded(NamedTuple):
+    """The records of a response."""
+
+    values: list[int]
+    offsets: list[int]
+    epochs: list[int]
+    """Leader epochs of the records."""
+    following: int
+    """The offset of the next fetch."""
+    markers: list[tuple[int, int, bool]]
+    """Offset, producer id, and whether it commits: of each marker of a transaction."""
+
+
+def decode(fetched: Fetched, offset: int) -> Decoded:
+    """Decode the records from `offset` on, without those of aborted transactions that the response names.
 
     Raises `CorruptRecord`.
     """
-    values: list[int] = []
-    offsets: list[int] = []
-    epochs: list[int] = []
+    found = Decoded([], [], [], offset, [])
     following = offset
+    aborts = sorted((first, producer) for producer, first in fetched.aborted)
+    aborting: set[int] = set()
     for header, batch in iter_batches(fetched.records):
         if not check_crc(batch):
             raise CorruptRecord(f"batch {header.base_offset} fails its CRC32C")
+        following = max(following, header.next_offset)
+        while aborts and aborts[0][0] <= header.last_offset:
+            aborting.add(aborts.pop(0)[1])
+        if header.is_control:
+            commits = control_type(next(iter_records(batch, header=header))) == ControlType.COMMIT
+            if not commits:
+                aborting.discard(header.producer_id)
+            if header.base_offset >= offset:
+                found.markers.append((header.base_offset, header.producer_id, commits))
+            continue
+        if header.is_transactional and header.producer_id in aborting:
+            continue
         for record in iter_records(batch, header=header):
             if record.offset >= offset:
-                values.append(int(bytes(record.value or b"").split(b"|")[0]))
-                offsets.append(record.offset)
-                epochs.append(header.partition_leader_epoch)
-        following = max(following, header.base_offset + header.last_offset_delta + 1)
-    return values, offsets, epochs, following
+                found.values.append(int(bytes(record.value or b"").split(b"|")[0]))
+                found.offsets.append(record.offset)
+                found.epochs.append(header.partition_leader_epoch)
+    return found._replace(following=following)
 
 
 class Position:
@@ -63,10 +89,14 @@ class Position:
 class Fetcher:
     """Fetches partitions and records the results."""
 
-    def __init__(self, workload: Workload, client: Client, process: int, rack: str = "") -> None:
+    def __init__(
+        self, workload: Workload, client: Client, process: int, rack: str = "", *, committed: bool = False
+    ) -> None:
+        """`committed`: with `isolation.level=read_committed`."""
         self._w = workload
         self._client = client
         self._rack = rack
+        self._committed = committed
         self.process = process
 
     async def assign(self, position: Position, timestamp: int = EARLIEST) -> bool:
@@ -128,9 +158,9 @@ class Fetcher:
         began_us = w.now_us()
         wanted = {(one.topic.name, one.partition): one.offset for one in positions}
         if w.by_id:
-            request = kafka_ids.fetch(wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES, self._rack)
+            request = kafka_ids.fetch(wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES, self._rack, committed=self._committed)
         else:
-            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES, self._rack)
+            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES, self._rack, committed=self._committed)
         try:
             error, found = await self._client.ask(address, request, ASK_S)
         except Lost:
@@ -161,7 +191,7 @@ class Fetcher:
             position.replica, position.replica_until_us = found.preferred, w.now_us() + REPLICA_US
             return False
         try:
-            values, offsets, epochs, following = decode(found, position.offset)
+            came = decode(found, position.offset)
         except CorruptRecord as error:
             w.found("corrupt-read", f"{found.topic}-{found.partition} from offset {position.offset} on: {error}")
             return False
@@ -169,18 +199,22 @@ class Fetcher:
         told = (UNKNOWN if was_follower else found.high_watermark), found.log_start
         if self._is_deposed(position, address):
             told = UNKNOWN, UNKNOWN  # nor is what a leader tells that does not know its successor yet
-        if values:
-            self._check_confirmed(position, offsets[-1] + 1, "at a follower" if was_follower else "at its leader")
-        if values or told != position.told:
+        if came.values:
+            self._check_confirmed(position, came.offsets[-1] + 1, "at a follower" if was_follower else "at its leader")
+        if came.values or told != position.told:
             position.told = told
             op = w.history.begin(
                 "poll", self.process, began_us, topic=found.topic, partition=found.partition, offset=position.offset,
-                values=values, offsets=offsets, epochs=epochs, next_offset=following,
-                high_watermark=told[0], log_start=told[1],
+                values=came.values, offsets=came.offsets, epochs=came.epochs, next_offset=came.following,
+                high_watermark=told[0], log_start=told[1], committed_only=self._committed,
             )  # fmt: skip
             w.history.end(op, "ok", w.now_us())
-        position.offset = following
-        return bool(values)
+        self.took(position, came)
+        position.offset = came.following
+        return bool(came.values)
+
+    def took(self, position: Position, came: Decoded) -> None:
+        """Called with what was received, before the position moves past it."""
 
     def _is_deposed(self, position: Position, address: Address) -> bool:
         """Whether some controller's metadata name another leader than the broker that has answered, or none."""
@@ -213,12 +247,16 @@ def _record_of(image: Image, position: Position) -> PartitionRecord | None:
 class Consumer:
     """Reads some partitions, by assignment; restarts at random."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(
+        self, workload: Workload, places: Sequence[tuple[Topic, int]] = (), *, committed: bool = False
+    ) -> None:
+        """Of `places`, or else of all topics of the workload. `committed`: with `isolation.level=read_committed`."""
         self._w = workload
+        self._places = places
         self._rng = workload.random()
         self._client = workload.client()
         rack = workload.cluster.shape.rack_of(self._rng.randrange(12))
-        self._fetcher = Fetcher(workload, self._client, workload.process(), rack)
+        self._fetcher = Fetcher(workload, self._client, workload.process(), rack, committed=committed)
         self._positions: list[Position] = []
 
     async def run(self) -> None:
@@ -235,7 +273,9 @@ class Consumer:
 
     def _choose(self) -> None:
         w = self._w
-        places = [(topic, index) for topic in w.existing() for index in range(topic.partitions)]
+        places = [place for place in self._places if place[0].exists]
+        if not self._places:
+            places = [(topic, index) for topic in w.existing() for index in range(topic.partitions)]
         self._rng.shuffle(places)
         self._fetcher.process = w.process()
         self._positions = [Position(*place) for place in places[: self._rng.randint(1, 6)]]
@@ -244,13 +284,13 @@ class Consumer:
 class ReaderActor:
     """Reads one partition from its start to its end, after all faults have ended."""
 
-    def __init__(self, workload: Workload, client: Client, topic: Topic, partition: int) -> None:
+    def __init__(self, client: Client, fetcher: Fetcher, topic: Topic, partition: int) -> None:
         self._client = client
-        self._fetcher = Fetcher(workload, client, workload.process())
+        self._fetcher = fetcher
         self._position = Position(topic, partition)
 
-    async def run(self) -> None:
-        """Run up to the high watermark."""
+    async def run(self, end: int = UNKNOWN) -> int:
+        """Read up to the high watermark, or to a given end; return that."""
         position = self._position
         if position.topic.id:  # ListOffsets gives the end: only a broker that answered a Fetch surely has the topic
             self._fetcher.assign_at(position, 0)
@@ -258,8 +298,9 @@ class ReaderActor:
                 await self._fetcher.fetch([position])
         while position.offset < 0 and not await self._fetcher.assign(position):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        while position.offset < max(position.told[0], await self._end()):
+        while position.offset < (end if end >= 0 else max(position.told[0], await self._end())):
             await self._fetcher.fetch([position])
+        return position.offset
 
     async def _end(self) -> int:
         topic, partition = self._position.topic.name, self._position.partition
@@ -282,5 +323,6 @@ async def read_all(workload: Workload) -> None:
     client = workload.client()
     for topic in workload.existing():
         for partition in range(topic.partitions):
-            await ReaderActor(workload, client, topic, partition).run()
+            fetcher = Fetcher(workload, client, workload.process())
+            await ReaderActor(client, fetcher, topic, partition).run()
     client.close()

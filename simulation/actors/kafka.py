@@ -191,10 +191,19 @@ class Fetched(NamedTuple):
     leader: Leader | None = None
     preferred: int = -1
     """The broker to fetch from instead (KIP-392); -1: this one."""
+    stable: int = -1
+    """The last stable offset."""
+    aborted: tuple[tuple[int, int], ...] = ()
+    """Producer id and first offset of aborted transactions, for a read_committed reader."""
 
 
-def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: int, rack: str = "") -> Request:
-    """From these offsets by (topic, partition), as a consumer in that rack. Returns (error, [`Fetched`])."""
+def fetch(
+    wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: int, rack: str = "", *, committed: bool = False
+) -> Request:
+    """From these offsets by (topic, partition), as a consumer in that rack, which may want `committed` records only.
+
+    Returns (error, [`Fetched`]).
+    """
 
     def part(partition: int, offset: int) -> bytes:
         return struct.pack(">iiqqi", partition, -1, offset, -1, max_bytes)
@@ -202,7 +211,7 @@ def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: in
     topics: dict[str, list[bytes]] = {}
     for (topic, partition), offset in wanted.items():
         topics.setdefault(topic, []).append(part(partition, offset))
-    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, 0, 0, -1)
+    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, committed, 0, -1)
     body += _array(_text(topic) + _array(parts) for topic, parts in topics.items()) + _array([]) + _text(rack)
 
     def read(r: FieldReader) -> tuple[int, list[Fetched]]:
@@ -213,19 +222,20 @@ def fetch(wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: in
         for _ in range(r.i32()):
             topic = r.text()
             for _ in range(r.i32()):
-                index, code, high, _stable, start = r.i32(), r.i16(), r.i64(), r.i64(), r.i64()
-                r.array(lambda: (r.i64(), r.i64()))
+                index, code, high, stable, start = r.i32(), r.i16(), r.i64(), r.i64(), r.i64()
+                aborted = r.array(lambda: (r.i64(), r.i64()))
                 preferred = r.i32()
-                found.append(Fetched(topic, index, code, high, start, r.blob(), preferred=preferred))
+                records = r.blob()
+                found.append(Fetched(topic, index, code, high, start, records, None, preferred, stable, tuple(aborted)))
         return error, found
 
     return Request(1, 11, body, read)
 
 
-def list_offsets(topic: str, partition: int, timestamp: int) -> Request:
+def list_offsets(topic: str, partition: int, timestamp: int, *, committed: bool = False) -> Request:
     """Returns (error, offset)."""
     part = struct.pack(">iiq", partition, -1, timestamp)
-    body = struct.pack(">ib", -1, 0) + _array([_text(topic) + _array([part])])
+    body = struct.pack(">ib", -1, committed) + _array([_text(topic) + _array([part])])
 
     def read(r: FieldReader) -> tuple[int, int]:
         r.i32()
@@ -298,8 +308,8 @@ def delete_records(topic: str, partition: int, offset: int, timeout_ms: int) -> 
     return Request(21, 1, body, read)
 
 
-def find_coordinator(group: str) -> Request:
-    """Returns (error, (host, port))."""
+def find_coordinator(key: str, *, of_transactions: bool = False) -> Request:
+    """Of a group, or of a transactional id. Returns (error, (host, port))."""
 
     def read(r: FieldReader) -> tuple[int, tuple[str, int]]:
         r.i32()
@@ -308,7 +318,7 @@ def find_coordinator(group: str) -> Request:
         r.i32()
         return error, (r.text(), r.i32())
 
-    return Request(10, 2, _text(group) + b"\x00", read)
+    return Request(10, 2, _text(key) + struct.pack(">b", of_transactions), read)
 
 
 class Joined(NamedTuple):

@@ -91,6 +91,7 @@ class Workload:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _processes: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _values: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _transactions: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _hosts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def now_us(self) -> int:
@@ -100,6 +101,10 @@ class Workload:
     def process(self) -> int:
         """A new process of the history."""
         return next(self._processes)
+
+    def transaction(self) -> int:
+        """A new number of a transaction."""
+        return next(self._transactions)
 
     def values(self, count: int) -> list[int]:
         """Return unused values."""

@@ -15,10 +15,12 @@ from tidelog.simulation.checkers.finding import CheckOptions, Finding, Findings
 from tidelog.simulation.checkers.history import History
 from tidelog.simulation.checkers.index import build
 from tidelog.simulation.checkers.lag import Lag, explained, worst_lag
+from tidelog.simulation.checkers.ledger import check_ledger
 from tidelog.simulation.checkers.marks import check_marks
 from tidelog.simulation.checkers.polls import check_polls
 from tidelog.simulation.checkers.rest import check_rest
 from tidelog.simulation.checkers.sends import check_sends
+from tidelog.simulation.checkers.transactions import check_committed_gaps, check_transactions
 from tidelog.simulation.checkers.writes import check_reads, check_writes
 
 RULES = (
@@ -29,6 +31,15 @@ RULES = (
     "phantom-read",
     "G1a",
     "precommitted-read",
+    "G0",
+    "G1b",
+    "G1c",
+    "atomicity",
+    "exactly-once",
+    "balance",
+    "zombie-accepted",
+    "lso-stuck",
+    "txn-unsettled",
     "int-nonmonotonic-poll",
     "nonmonotonic-poll",
     "int-poll-skip",
@@ -56,12 +67,15 @@ def check(history: History, options: CheckOptions | None = None) -> list[Finding
     index = build(history, found)
     end_us = _end_us(history)
     for partition in index.partitions.values():
-        gaps = check_polls(partition, options, found)
+        gaps, of_committed = check_polls(partition, options, found)
         check_writes(index, partition, gaps, end_us, options, found)
         check_reads(index, partition, found)
         check_sends(partition, found)
         check_marks(partition, options, found)
         check_rest(index, partition, end_us, options, found)
+        check_committed_gaps(index, partition, of_committed, found)
+    check_transactions(index, found)
+    check_ledger(index, found)
     order = {rule: number for number, rule in enumerate(RULES)}
     return sorted(found.found, key=lambda one: (order[one.rule], one.ops[-1].index))
 

@@ -43,7 +43,12 @@ Kind = Literal[
     "delete_records",  # offset: deletes everything before it (-1: everything); result: log_start
     "create_topic",  # deletes: whether retention may delete from it
     "delete_topic",
+    "init_txn",  # name: the transactional id; result: producer. Fences the sessions before
+    "txn_commit",  # txn, group, offset: committed with the transaction
     "end_txn",  # txn, commits
+    "marker",  # producer, offset, commits: the end of a transaction, as it is in the partition
+    "audit",  # committed_only: the process has read the whole partition, up to `offset`
+    "describe_txn",  # name: the transactional id, target: its state
     "fault",  # name, target; from its start to its end
     "heal",  # no faults after its end; the system must then become idle
 ]
@@ -86,11 +91,17 @@ class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """send: as in Kafka. Only -1 (all) guarantees durability."""
     group: str = ""
     txn: int = UNKNOWN
-    """send, end_txn: the number of the transaction."""
+    """send, txn_commit, end_txn: the number of the transaction."""
     commits: bool = False
-    """end_txn: commit, not abort."""
+    """end_txn, marker: commit, not abort."""
     committed_only: bool = False
-    """poll: `isolation.level=read_committed`."""
+    """poll, list_offsets, audit: `isolation.level=read_committed`."""
+    producer: int = UNKNOWN
+    """send, init_txn, marker: the producer id."""
+    causes: list[int] = []
+    """send in a transaction: for each value the one that it was made of, which the transaction has consumed."""
+    amounts: list[int] = []
+    """send: for each value by how much it changes the balance of all accounts."""
     deletes: bool = False
     """create_topic: retention may delete from it, so the reported log start is trusted."""
     name: str = ""
@@ -122,9 +133,11 @@ class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         where = f" {self.topic}-{self.partition}" if self.partition >= 0 else f" {self.topic}" if self.topic else ""
         ends = f"{self.ended_us / 1e6:.6f}" if self.ended_us >= 0 else "…"
         parts = [f"#{self.index} p{self.process} {self.kind}{where} {self.began_us / 1e6:.6f}–{ends} s {self.outcome}"]
-        numbers = ("offset", "next_offset", "log_start", "high_watermark", "epoch", "txn")
+        numbers = ("offset", "next_offset", "log_start", "high_watermark", "epoch", "txn", "producer")
         parts += [f"{name} {got}" for name in numbers if (got := getattr(self, name)) != UNKNOWN]
         parts += [f"{name} {got}" for name in ("group", "name", "target", "error") if (got := getattr(self, name))]
+        if self.kind in ("end_txn", "marker"):
+            parts.append("commits" if self.commits else "aborts")
         if self.values:
             parts.append(f"values {_short(self.values)}")
         if self.offsets:
@@ -225,7 +238,7 @@ def _header(path: Path, line: bytes) -> Header:
 def _well_formed(path: Path, number: int, op: Op) -> None:
     if op.index != number:
         raise CorruptData(f"{path}, line {number + 2}: operation {op.index} where {number} was due")
-    for name in ("offsets", "epochs"):
+    for name in ("offsets", "epochs", "causes", "amounts"):
         if getattr(op, name) and len(getattr(op, name)) != len(op.values):
             raise CorruptData(f"{path}, line {number + 2}: {len(op.values)} values, but another number of {name}")
     if op.kind == "poll" and op.values and not op.offsets:

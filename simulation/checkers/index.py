@@ -9,8 +9,9 @@ Entry: `build`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from dataclasses import dataclass, field
+
+import msgspec
 
 from tidelog.simulation.checkers.finding import Findings
 from tidelog.simulation.checkers.history import UNKNOWN, History, Op
@@ -29,8 +30,10 @@ class Partition:
     """`poll`, `assign` and `revoke`, in the order of their start times."""
     marks: list[Op] = field(default_factory=list)
     """Operations that report a high watermark or a log start, or that delete."""
-    commits: dict[str, list[Op]] = field(default_factory=lambda: defaultdict(list))
-    """By group: `commit` and `committed`."""
+    commits: dict[str, list[Op]] = field(default_factory=dict)
+    """By group: `commit` and `committed`. A `txn_commit` is here as the commit that the end of its transaction was."""
+    markers: list[Op] = field(default_factory=list)
+    audits: list[Op] = field(default_factory=list)
     value_at: dict[int, int] = field(default_factory=dict)
     """offset → value."""
     told_by: dict[int, Op] = field(default_factory=dict)
@@ -110,6 +113,17 @@ class HistoryIndex:
     """Transaction → its `end_txn`."""
     healed: Op | None
     """The last `heal`."""
+    sessions: list[Op] = field(default_factory=list)
+    """Every `init_txn`."""
+    in_transactions: list[Op] = field(default_factory=list)
+    """Every `send`, `txn_commit` and `end_txn` of a transaction."""
+    described: list[Op] = field(default_factory=list)
+    """Every `describe_txn`."""
+
+    def may_be_committed(self, txn: int) -> bool:
+        """Whether the commit of a transaction was asked for, and not surely refused."""
+        end = self.ends.get(txn)
+        return end is not None and end.commits and end.outcome != "fail"
 
 
 def build(history: History, found: Findings) -> HistoryIndex:
@@ -120,8 +134,14 @@ def build(history: History, found: Findings) -> HistoryIndex:
     gone: dict[str, int] = {}
     for op in history.ops:
         kind = op.kind
+        if op.txn != UNKNOWN:
+            index.in_transactions.append(op)
         if kind == "end_txn":
             index.ends[op.txn] = op
+        elif kind == "init_txn":
+            index.sessions.append(op)
+        elif kind == "describe_txn":
+            index.described.append(op)
         elif kind == "heal":
             index.healed = op
         elif kind == "create_topic" and op.deletes:
@@ -146,16 +166,35 @@ def build(history: History, found: Findings) -> HistoryIndex:
                 partition.marks.append(op)
         elif kind in ("assign", "revoke"):
             partition.polls.append(op)
-        elif kind in ("commit", "committed"):
-            partition.commits[op.group].append(op)
+        elif kind in ("commit", "committed", "txn_commit"):
+            partition.commits.setdefault(op.group, []).append(op)
+        elif kind == "marker":
+            partition.markers.append(op)
+        elif kind == "audit":
+            partition.audits.append(op)
         else:
             partition.marks.append(op)
     for partition in partitions.values():
         partition.believes_log_start = partition.topic in deleting
+        partition.commits = {group: _decided(index, ops) for group, ops in partition.commits.items()}
         partition.gone_from_us = gone.get(partition.topic, FOREVER)
         partition.sends.sort(key=lambda op: op.began_us)  # threads may have recorded operations out of order
         _read(partition, index, found)
     return index
+
+
+def _decided(index: HistoryIndex, ops: list[Op]) -> list[Op]:
+    """Replace the commits in transactions by those that their ends were, or may have been."""
+    found: list[Op] = []
+    for op in ops:
+        if op.kind != "txn_commit":
+            found.append(op)
+        elif op.outcome != "fail" and index.may_be_committed(op.txn):
+            end = index.ends[op.txn]
+            outcome = end.outcome if op.ok else "info"
+            times = {"began_us": end.began_us, "ended_us": end.ended_us}
+            found.append(msgspec.structs.replace(op, kind="commit", outcome=outcome, **times))
+    return found
 
 
 def _acknowledge(partition: Partition, op: Op, found: Findings) -> None:

@@ -2,8 +2,9 @@
 
 An empty poll should have returned the records at or after its offset that had been acknowledged before it began. The
 consumer has waited for them since the acknowledgement of the oldest; or since its process started reading there, or
-received records from there, if that was later: a consumer that works through old records is not lagging. For a group,
-the wait continues while a revoked partition is assigned to no member.
+received records from there, if that was later: a consumer that works through old records is not lagging, nor is one
+that may read only what is committed. For a group, the wait continues while a revoked partition is assigned to no
+member.
 
 Entry: `worst_lag` for a partition, `explained` for its circumstances.
 """
@@ -95,7 +96,7 @@ def worst_lag(partition: Partition, end_us: int) -> Lag | None:
                 waits.note(op, op.offsets[0], since_us, op.began_us)
                 waiting.remove(op.process)
             progress[op.process] = op.ended_us
-        elif op.ok and op.position >= 0:
+        elif op.ok and op.position >= 0 and not op.committed_only:
             waits.note(op, op.position, since_us, op.began_us)
     for revoke in given_up.values():
         waits.note(revoke, revoke.offset, progress.get(revoke.process, 0), end_us)

@@ -2,7 +2,8 @@
 
 `int-` applies inside one poll, the others between two consecutive polls of one process; `assign` restarts. Only a poll
 past a record that is *known* to exist, and may not have been deleted, is a skip: control records, aborted transactions
-and compacted records leave legitimate holes. If no process read it, it is a lost write (`writes`), not a skip.
+and compacted records leave legitimate holes. If no process read it, it is a lost write (`writes`), not a skip. What a
+read_committed reader passes over is judged by the outcomes of transactions (`transactions`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class Gap(NamedTuple):
     ops: tuple[Op, ...]
 
 
-def check_polls(partition: Partition, options: CheckOptions, found: Findings) -> list[Gap]:
-    """Check each process's polls; return the gaps, for the check of lost writes."""
+def check_polls(partition: Partition, options: CheckOptions, found: Findings) -> tuple[list[Gap], list[Gap]]:
+    """Check each process's polls; return the gaps, for lost writes, and those of read_committed readers."""
     gaps: list[Gap] = []
+    of_committed: list[Gap] = []
     last: dict[int, tuple[int, Op | None]] = {}  # process → the last offset that it is past, and by which poll
     for op in partition.polls:
         if op.kind == "assign":
@@ -34,21 +36,22 @@ def check_polls(partition: Partition, options: CheckOptions, found: Findings) ->
         if op.outcome != "ok" or op.kind != "poll":
             continue
         before, previous = last.get(op.process, (UNKNOWN - 1, None))
-        _inside(partition, op, gaps, found)
+        those = of_committed if op.committed_only else gaps
+        _inside(partition, op, those, found)
         began = before if before >= UNKNOWN else op.offset - 1 if op.offset >= 0 else None
         if op.offsets:
             if began is not None:
-                _between(partition, began, previous, op, gaps, found)
+                _between(partition, began, previous, op, those, found)
             if op.next_offset > op.offsets[-1] + 1:
-                gaps.append(Gap(op.offsets[-1], op.next_offset, (op,)))
+                those.append(Gap(op.offsets[-1], op.next_offset, (op,)))
         elif began is not None and op.next_offset > began + 1:
-            gaps.append(Gap(began, op.next_offset, (op,)))
+            those.append(Gap(began, op.next_offset, (op,)))
         if op.offsets or op.position - 1 > before:
             last[op.process] = (op.position - 1, op)
     if partition.topic not in options.gaps_allowed:
         for gap in gaps:
             _skipped(partition, gap, found)
-    return gaps
+    return gaps, of_committed
 
 
 def _inside(partition: Partition, op: Op, gaps: list[Gap], found: Findings) -> None:

@@ -35,6 +35,8 @@ REPLICATED = 1 / 3
 """The share of clusters whose WALs have several replicas."""
 RAISED_LATER = 1 / 4
 """The share of those in which replication may have to wait for the feature level."""
+BANKS = 2 / 5
+"""The share of clusters with transactional clients."""
 AT_LEVEL_0 = 1 / 4
 """The share of clusters that were founded by a version before feature levels."""
 
@@ -83,6 +85,8 @@ class Shape:
     level: int = NEWEST
     """The feature level that it begins at (docs/design/0013-feature-levels.md)."""
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    bank: bool = False
+    """Whether transactional clients take part."""
     racks: int = 0
     """Over how many racks brokers are spread; 0: they name none."""
 
@@ -198,6 +202,15 @@ class Shape:
         self.wal_settings = msgspec.structs.replace(self.wal_settings, kind="disk")
         members = [f"{node_id}@{address}" for node_id, address in self.members.items()]
         self.controller = msgspec.structs.replace(self.controller, members=members)
+
+    def draw_transactions(self, rng: random.Random) -> None:
+        """Draw whether there are transactional clients, and what their coordinators are like."""
+        self.bank = rng.random() < BANKS
+        self.group = msgspec.structs.replace(
+            self.group,
+            transaction_topic_partitions=rng.randint(1, 3),
+            transaction_check_interval_ms=rng.choice((500, 2_000)),
+        )
 
     def draw_level(self, rng: random.Random) -> None:
         """Draw the feature level that the cluster begins at."""

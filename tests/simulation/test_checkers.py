@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.histories import STEP_US, Story, T
+from tests.simulation.planted_transactions import TRANSACTIONS
 from tidelog.simulation.checkers import RULES, CheckOptions, check, lag_of
 
 Plant = Callable[[Story, bool], None]
@@ -261,6 +262,9 @@ def a_send_that_fails_long_after_the_healing(story: Story, broken: bool) -> None
     for _ in range(2 if broken else 1):
         story.op("committed", 5, group="g", offset=-1)
     story.send(1, 11, outcome="info")
+
+
+PLANTS.update(TRANSACTIONS)
 
 
 @pytest.mark.parametrize("name", PLANTS)
