@@ -28,6 +28,7 @@ LIMITS_S = {
     "peers": 900.0,
     "kafka_cluster": 900.0,
     "replicated_produce": 600.0,
+    "transactions": 600.0,
     "spark_scan": 900.0,
 }
 """Time limits of longer programs: two buckets are filled with 5 GB and read six times; many servers start."""
