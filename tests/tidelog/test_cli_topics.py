@@ -41,6 +41,17 @@ def test_a_topic_is_created_listed_and_described(cli: Cli) -> None:
     assert "max.message.bytes" in cli("topic", "describe", "born", "--configs").text
 
 
+def test_the_log_compaction_of_compacted_topics_is_described(cli: Cli) -> None:
+    cli("topic", "create", "latest", "--partitions", 2, "-c", "cleanup.policy=compact,delete")
+    [topic] = cli("topic", "describe", "latest", "--format", "json").json()
+    assert [(one["dirty_ratio"], one["last_cleaned_ms"], one["problem"]) for one in topic["partitions"]] == [
+        (0.0, None, None)
+    ] * 2
+    shown = cli("topic", "describe", "latest")
+    assert "DIRTY  COMPACTED" in shown.text
+    assert ["0", "1", "1", "0", "0", "1", "1", "0%", "never"] in shown.rows()
+
+
 def test_a_replication_factor_that_no_replica_set_gives_is_refused_with_the_largest(cli: Cli) -> None:
     refused = cli("topic", "create", "wide", "--replication-factor", 3, code=2).err
     assert "the largest replica set that takes partitions has 1" in refused

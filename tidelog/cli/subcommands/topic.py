@@ -5,20 +5,33 @@ With several names, all are processed: failures are reported, and the exit code 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Collection
 from typing import Any
 
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, ClusterConnection, kafka_admin, refusals, unknown
+from tidelog.cli.client import (
+    ANSWER_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    ClusterConnection,
+    http_json,
+    kafka_admin,
+    refusals,
+    unknown,
+)
 from tidelog.cli.completion import topic_names
 from tidelog.cli.options import bootstrap_option, format_option, parse_pairs, watch_option
 from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 
 OWN_CONFIG = "dynamic-topic-config"
 """The source of a config that is set for the topic."""
+CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
+CLEANING = ("dirty_ratio", "dirty_bytes", "first_dirty_offset", "last_cleaned_ms", "problem")
+"""What a leader tells of the log compaction of a partition."""
 
 
 @click.group()
@@ -170,7 +183,10 @@ def _descriptions(cluster: ClusterConnection, names: list[str]) -> list[Any]:
 @watch_option
 @bootstrap_option
 def describe(names: tuple[str, ...], all_configs: bool, style: str, watch_s: float | None, bootstrap: str) -> None:
-    """Show topics' partitions, offsets, and the configs that are not defaults."""
+    """Show topics' partitions, offsets, and the configs that are not defaults.
+
+    Of compacted topics: the share of bytes that may be superseded, and the time of the last compaction.
+    """
     cluster = ClusterConnection(bootstrap)
 
     def load() -> list[dict[str, Any]]:
@@ -199,6 +215,11 @@ def _describe(cluster: ClusterConnection, described: Any, all_configs: bool) -> 
             }
         )
     configs = _configs(cluster, name)
+    if any(one["name"] == CLEANUP_POLICY and COMPACT in one["value"].split(",") for one in configs):
+        told = _cleanings(cluster, name, {one["leader"] for one in partitions})
+        for row in partitions:
+            cleaning = told.get(row["partition"], {})
+            row.update({key: cleaning.get(key) for key in CLEANING})
     document = {
         "name": name,
         "id": str(described.topic_id),
@@ -207,6 +228,21 @@ def _describe(cluster: ClusterConnection, described: Any, all_configs: bool) -> 
         "partitions": partitions,
     }
     return {**document, "all_configs": configs} if all_configs else document
+
+
+def _cleanings(cluster: ClusterConnection, name: str, brokers: Collection[int | None]) -> dict[int, dict[str, Any]]:
+    """Return what the leaders tell of their log compaction, by partition. Who cannot be asked tells nothing."""
+    found: dict[int, dict[str, Any]] = {}
+    nodes: list[dict[str, Any]] = []
+    with contextlib.suppress(TidelogError):  # the rest of the answer does not depend on the admin listeners
+        nodes = cluster.get("/status")["nodes"]
+    for node in nodes:
+        if node["id"] not in brokers or not node["admin_url"]:
+            continue
+        with contextlib.suppress(TidelogError):
+            rows = http_json(node["admin_url"], "/status").get("log_compaction", {}).get("partitions", ())
+            found.update({row["partition"]: row for row in rows if row["topic"] == name})
+    return found
 
 
 def _configs(cluster: ClusterConnection, name: str) -> list[dict[str, Any]]:
@@ -230,11 +266,25 @@ def _render_topic(document: dict[str, Any]) -> str:
         [*(one[key] for key in keys), *(",".join(map(str, one[key])) for key in ("replicas", "in_sync"))]
         for one in document["partitions"]
     ]
-    text = f"{about}\n\n{output.table([*numbers, 'REPLICAS', 'IN-SYNC'], rows, right=numbers)}"
+    cleaned = [] if not any("dirty_ratio" in one for one in document["partitions"]) else ["DIRTY", "COMPACTED"]
+    if cleaned:
+        now_ms = time.time() * 1000
+        for row, one in zip(rows, document["partitions"], strict=True):
+            row += _cleaning_cells(one, now_ms)
+    header = [*numbers, "REPLICAS", "IN-SYNC", *cleaned]
+    text = f"{about}\n\n{output.table(header, rows, right=[*numbers, *cleaned])}"
     if "all_configs" in document:
         configs = [[one["name"], one["value"], one["source"]] for one in document["all_configs"]]
         text += f"\n\n{output.table(['CONFIG', 'VALUE', 'SOURCE'], configs)}"
     return text
+
+
+def _cleaning_cells(partition: dict[str, Any], now_ms: float) -> list[str | None]:
+    ratio, at_ms = partition["dirty_ratio"], partition["last_cleaned_ms"]
+    if ratio is None:
+        return [None, None]
+    dirty = "problem" if partition["problem"] else f"{ratio:.0%}"
+    return [dirty, "never" if at_ms is None else f"{max(0, now_ms - at_ms) / 60_000:.0f} min ago"]
 
 
 # --- alter and delete --------------------------------------------------------------------------------------------
