@@ -26,7 +26,7 @@ Sans-I/O: `now` is monotonic seconds. Entry: `FetchSessions.begin`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.kafka.errors import (
@@ -137,6 +137,11 @@ class FetchSession:
                     gone.forgotten = True
                     gone.stop_listening()
                     self._due.pop(gone, None)
+
+    @property
+    def due(self) -> KeysView[SessionPartition]:
+        """The due partitions in order; a view that changes with them."""
+        return self._due.keys()
 
     def take(self) -> list[SessionPartition]:
         """Return all due partitions in order. Each must be returned by `due_again` or `rest`."""

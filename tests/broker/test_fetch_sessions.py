@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import uuid
 from typing import Any
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from tests.broker.test_handlers_fetch import append, appended, fetch, fetch_request, part, values
 from tests.support import schema
 from tests.support.examples import examples
+from tests.support.guarded import append_guarded
 from tests.support.kafka_client import KafkaClient
-from tests.support.kafka_world import KafkaWorld, until
+from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.broker.kafka.errors import FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
 from tidelog.broker.kafka.fetch_sessions import (
     EVICTABLE_AFTER_S,
@@ -24,8 +26,12 @@ from tidelog.broker.kafka.fetch_sessions import (
     FetchSessions,
     SessionError,
 )
-from tidelog.broker.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidelog.broker.kafka.handlers.fetch import handle, handle_without_short_ways
+from tidelog.broker.kafka.services import Answer, RequestContext
+from tidelog.broker.kafka.wire.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ForgottenTopic
 from tidelog.broker.settings import KafkaSettings
+from tidelog.controller.model.records import TopicRecord
+from tidelog.runtime.errors import NotLeader
 
 FETCH = 1
 VERSION = 12
@@ -176,6 +182,148 @@ def test_a_reader_in_a_session_knows_what_one_without_knows(steps: list[tuple[st
                 assert all(known[offset] == value for offset, value in values(whole.records))
 
     asyncio.run(work())
+
+
+class TwoWays:
+    """Two clients with a session each, of the same partitions and with the same requests; one goes no short way."""
+
+    def __init__(self, world: KafkaWorld, topic_id: bytes, racks: Any) -> None:
+        self._topic_id = topic_id
+        self.epoch = self.id = self.short = 0
+        self._ways = [
+            (
+                dataclasses.replace(
+                    world.services, fetch_sessions=FetchSessions(100, random.Random(3)), read_replicas=racks
+                ),
+                way,
+            )
+            for way in (handle, handle_without_short_ways)
+        ]
+
+    async def poll(self, listed: dict[int, tuple[int, int, int]], gone: list[int], **limits: Any) -> FetchResponse:
+        """`listed`: offset, maximum of bytes and leader epoch by partition. Return the response, equal both ways."""
+        limits = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0, "rack_id": "", **limits}
+        version = limits.pop("version")
+        specs = [FetchPartition(index, *more) for index, more in listed.items()]
+        answers = []
+        for services, way in self._ways:
+            request = FetchRequest(
+                -1,
+                session_id=self.id,
+                session_epoch=self.epoch,
+                topics=[FetchTopic("t", self._topic_id, [spec]) for spec in specs],
+                forgotten_topics=[ForgottenTopic("t", self._topic_id, gone)] if gone else [],
+                **limits,
+            )
+            answers.append(way(RequestContext(services, FETCH, version, 7, "test", "127.0.0.1"), request))
+        assert [isinstance(one, Answer) for one in answers] in ([True, True], [False, False])
+        self.short += isinstance(answers[0], Answer)
+        first, second = await asyncio.gather(*answers)
+        assert first == second
+        self.id, self.epoch = first.session_id, self.epoch + 1
+        return first
+
+
+class NearReplica:
+    """Names a follower in rack "b" for the last partition."""
+
+    def nearest(self, _topic_id: bytes, index: int, rack: str) -> int:
+        return 2 if rack == "b" and index == PARTITIONS - 1 else -1
+
+    def get(self, _topic_id: bytes, _index: int) -> None:
+        raise NotLeader("this broker follows no partition")
+
+
+PARTITION_SETS = st.lists(st.integers(0, PARTITIONS), unique=True, max_size=3)
+"""The last one does not exist."""
+POLLS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_bytes": st.sampled_from([0, 100, 250, 400]),
+        "min_bytes": st.sampled_from([0, 150, 10_000]),
+        "max_wait_ms": st.just(3),
+        "isolation_level": st.just(1),
+        "rack_id": st.sampled_from(["a", "b"]),
+    },
+)
+TWO_WAY_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, PARTITIONS - 1), st.sampled_from(["", "", "open", "abort"])),
+        st.tuples(st.just("poll"), PARTITION_SETS, PARTITION_SETS, POLLS),
+        st.tuples(st.just("poll"), PARTITION_SETS, st.just([]), POLLS),
+        st.tuples(st.just("poll"), st.just([]), st.just([]), st.just({})),
+        st.tuples(st.just("seek"), st.integers(0, PARTITIONS - 1), st.integers(-1, 4), st.sampled_from([-1, 0, 1, 2])),
+        st.tuples(st.just("delete"), st.integers(0, PARTITIONS - 1)),
+        st.tuples(st.just("chill")),
+        st.tuples(st.just("reopen"), st.integers(0, PARTITIONS - 1)),
+    ),
+    max_size=30,
+)
+
+
+async def change(world: KafkaWorld, topic: TopicRecord, undecided: dict[int, set[int]], step: tuple[Any, ...]) -> None:
+    """Do to a log what a step says, and confirm it. `undecided`: producer ids of open transactions by partition."""
+    if step[0] == "chill":
+        await world.chill()
+        return
+    log = world.log("t", step[1])
+    if step[0] == "append" and not step[2]:
+        append(world, "t", b"x" * 100, partition=step[1])
+    elif step[0] == "append" and step[2] == "open":
+        mine = 7 + log.log_end_offset
+        undecided.setdefault(step[1], set()).add(mine)
+        made = batch(b"open", transactional=True, producer_id=mine, producer_epoch=0, base_sequence=0)
+        append_guarded(log, made)
+    elif step[0] == "append":
+        for producer in sorted(undecided.pop(step[1], set())):
+            log.write_marker(producer, 0, commit=False, coordinator_epoch=0, transaction_version=1)
+    elif step[0] == "delete":
+        await log.delete_records(max(log.log_start_offset, log.high_watermark - 1))
+    elif step[0] == "reopen":
+        await log.close()
+        await world.open(topic, step[1])
+    await until(lambda: log.closed or log.high_watermark == log.log_end_offset, "confirmation")
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(steps=TWO_WAY_STEPS, by_id=st.booleans())
+def test_requests_of_a_session_are_answered_the_same_both_ways(steps: list[tuple[Any, ...]], by_id: bool) -> None:
+    async def work() -> None:
+        async with KafkaWorld() as world:
+            topic = await world.topic("t", PARTITIONS)
+            two = TwoWays(world, topic.id, NearReplica())
+            wanted = dict.fromkeys(range(PARTITIONS + 1), (0, 1 << 20, -1))
+            version, undecided = 17 if by_id else 12, dict[int, set[int]]()
+            await two.poll({index: wanted[index] for index in range(PARTITIONS)}, [], version=version)
+            assert two.id > 0
+            for step in steps:
+                if step[0] == "poll":
+                    found = await two.poll({one: wanted[one] for one in step[1]}, step[2], version=version, **step[3])
+                    for data in [data for each in found.topics for data in each.partitions if data.records]:
+                        offset, most, leader_epoch = wanted[data.partition]
+                        wanted[data.partition] = (offset + 1, most, leader_epoch)
+                elif step[0] == "seek":
+                    wanted[step[1]] = (step[2], 150 if step[3] == 2 else 1 << 20, step[3] if step[3] < 2 else -1)
+                else:
+                    await change(world, topic, undecided, step)
+
+    asyncio.run(work())
+
+
+async def test_a_session_without_news_and_one_that_reads_are_answered_at_once() -> None:
+    async with KafkaWorld() as world:
+        topic = await world.topic("t", PARTITIONS)
+        two = TwoWays(world, topic.id, NearReplica())
+        await two.poll(dict.fromkeys(range(PARTITIONS), (0, 1 << 20, -1)), [], version=17)
+        for _ in range(3):
+            assert not (await two.poll({}, [], version=17)).topics
+        await appended(world, "t", b"a", b"b", partition=1)
+        await appended(world, "t", b"c", partition=3)
+        found = await two.poll({}, [0], version=17, max_wait_ms=500)
+        assert [data.partition for each in found.topics for data in each.partitions] == [1, 3]
+        found = await two.poll({1: (2, 1 << 20, -1), 3: (0, 1 << 20, -1)}, [], version=17, max_wait_ms=500)
+        assert [data.partition for each in found.topics for data in each.partitions] == [3]
+        assert two.short == two.epoch
 
 
 async def test_idle_partitions_are_not_answered_and_wake_a_waiting_poll() -> None:

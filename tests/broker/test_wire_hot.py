@@ -239,9 +239,9 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(entity: Any) -> None:
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(st.sampled_from([12, 13, 14, 15, 17]), text, text, int32, int64, st.data())
-def test_a_fetch_of_one_partition_reads_the_same_both_ways(
-    version: int, name: str, rack: str, index: int, offset: int, data: st.DataObject
+@given(st.sampled_from([12, 13, 14, 15, 17]), text, text, int32, int64, st.booleans(), st.data())
+def test_a_fetch_of_one_partition_or_of_what_is_known_reads_the_same_both_ways(
+    version: int, name: str, rack: str, index: int, offset: int, lists: bool, data: st.DataObject
 ) -> None:
     """The short way takes what consumers repeat and leaves the rest, broken frames above all, to the long one."""
     make = schema.request(1, version).make
@@ -257,13 +257,13 @@ def test_a_fetch_of_one_partition_reads_the_same_both_ways(
         isolation_level=1,
         session_id=data.draw(int32),
         session_epoch=data.draw(int32),
-        topics=[make("FetchTopic", **topic, partitions=[partition])],
+        topics=[make("FetchTopic", **topic, partitions=[partition])] if lists else [],
         forgotten_topics_data=[],
         rack_id=rack,
     )
     body = bytearray(_encode(entity))
-    one = fetch.decode_one_partition(version, body, 0)
-    if len(rack.encode()) < 0x7F and (version >= 13 or 0 < len(name.encode()) < 0x7F):
+    one = fetch.decode_usual(version, body, 0)
+    if len(rack.encode()) < 0x7F and (not lists or version >= 13 or 0 < len(name.encode()) < 0x7F):
         assert one == fetch.decode_every(version, body, 0)
     else:
         assert one is None

@@ -58,6 +58,8 @@ _PARTITION_REQUEST = {
     12: Struct(">iiqiqi"),
 }
 _PARTITION_HEAD = Struct(">ihqq")
+_USUAL_HEAD = Struct(">ihqqqBi")
+"""In flexible versions, without aborted transactions: up to the preferred replica."""
 _PAIR = Struct(">qq")
 _ONE_START = {
     12: Struct(">4xiiibiiBB"),
@@ -157,25 +159,34 @@ class FetchResponse(msgspec.Struct, gc=False):
 def decode_request(version: int, frame: bytearray, at: int) -> FetchRequest:
     """Decode the body that starts at `at`. Raises only `MalformedRequest` for invalid input."""
     try:
-        usual = decode_one_partition(version, frame, at) if version >= FIRST_FLEXIBLE else None
+        usual = decode_usual(version, frame, at) if version >= FIRST_FLEXIBLE else None
         return usual or decode_every(version, frame, at)
     except (struct.error, *DECODE_ERRORS) as error:
         raise MalformedRequest(f"cannot decode Fetch v{version}: {error}") from error
 
 
-def decode_one_partition(version: int, frame: bytearray, at: int) -> FetchRequest | None:
-    """Fast path for the one-partition request that a consumer repeats; None for others, decoded by `decode_every`.
+def decode_usual(version: int, frame: bytearray, at: int) -> FetchRequest | None:
+    """Fast path for the requests that a consumer repeats; None for others, decoded by `decode_every`.
 
-    A response of a megabyte evicts the CPU caches, so each call costs several warm ones (as in `produce`).
+    They are for one partition, or, in a session, without changes. A response of a megabyte evicts the CPU caches, so
+    each call costs several warm ones (as in `produce`).
     """
     layout, replica_id = _ONE_START[15 if version >= 15 else 12], -1
     start = at + layout.size
-    if len(frame) < start + _ONE_PARTITION.size:
+    if len(frame) <= start:
         return None
     if version < 15:
         (replica_id,) = INT32.unpack_from(frame, at)
     max_wait_ms, min_bytes, max_bytes, isolation_level, session, epoch, topics, size = layout.unpack_from(frame, at)
-    if topics != 2:
+    if topics == 1:  # none, so what follows is the count of forgotten topics
+        rack, end = frame[start], start + frame[start]
+        if size != 1 or not 0 < rack < 0x80 or frame[end : end + 1] != b"\0":
+            return None
+        name = str(frame[start + 1 : end], "utf-8")
+        return FetchRequest(
+            replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session, epoch, [], [], name
+        )
+    if topics != 2 or len(frame) < start + _ONE_PARTITION.size:
         return None
     name, topic_id = "", b""
     if version >= FIRST_WITH_TOPIC_ID:
@@ -281,7 +292,7 @@ def _read_topics(version: int, frame: bytearray, at: int) -> tuple[list[FetchTop
             partitions.append(_partition(version, unpack(frame, at)))
             at += size
             if flexible:
-                at = skip_tags(frame, at)
+                at = skip_tags(frame, at) if frame[at] else at + 1
         if flexible:
             at = skip_tags(frame, at)
         topics.append(FetchTopic(name, topic_id, partitions))
@@ -403,6 +414,18 @@ def encode_response(version: int, response: FetchResponse, head: bytearray) -> l
 
 def _write_partition_head(version: int, p: PartitionData, out: bytearray) -> None:
     flexible = version >= FIRST_FLEXIBLE
+    if flexible and not p.aborted_transactions:
+        out += _USUAL_HEAD.pack(
+            p.partition,
+            p.error_code,
+            p.high_watermark,
+            p.last_stable_offset,
+            p.log_start_offset,
+            0 if p.aborted_transactions is None else 1,
+            p.preferred_read_replica,
+        )
+        write_uvarint(out, sum(map(len, p.records)) + 1)
+        return
     out += _PARTITION_HEAD.pack(p.partition, p.error_code, p.high_watermark, p.last_stable_offset)
     if version >= 5:
         out += p.log_start_offset.to_bytes(8, "big", signed=True)
@@ -414,9 +437,7 @@ def _write_partition_head(version: int, p: PartitionData, out: bytearray) -> Non
             out.append(0)
     if version >= 11:
         out += INT32.pack(p.preferred_read_replica)
-    size = 0
-    for buffer in p.records:
-        size += len(buffer)
+    size = sum(map(len, p.records))
     if flexible:
         write_uvarint(out, size + 1)
     else:
