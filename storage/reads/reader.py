@@ -222,7 +222,9 @@ class BlockReader:
             return None  # `read` waits for its slice
         found = self._look_up(stream_id, start_offset, end_offset, max_bytes)
         blocks = self._fetcher.cached(found.refs)
-        complete = bool(blocks) and len(blocks) == len(found.refs) and not found.unknown
+        complete = len(blocks) == len(found.refs) and not found.unknown
+        if not blocks:
+            return None
         if not complete and sum(ref.entry.length for ref in found.refs[: len(blocks)]) * 2 < max_bytes:
             return None
         if not found.is_tail and not self._throttle.try_take(max_bytes):

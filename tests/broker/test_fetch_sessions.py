@@ -254,7 +254,6 @@ TWO_WAY_STEPS = st.lists(
         st.tuples(st.just("poll"), st.just([]), st.just([]), st.just({})),
         st.tuples(st.just("seek"), st.integers(0, PARTITIONS - 1), st.integers(-1, 4), st.sampled_from([-1, 0, 1, 2])),
         st.tuples(st.just("delete"), st.integers(0, PARTITIONS - 1)),
-        st.tuples(st.just("chill")),
         st.tuples(st.just("reopen"), st.integers(0, PARTITIONS - 1)),
     ),
     max_size=30,
@@ -263,9 +262,6 @@ TWO_WAY_STEPS = st.lists(
 
 async def change(world: KafkaWorld, topic: TopicRecord, undecided: dict[int, set[int]], step: tuple[Any, ...]) -> None:
     """Do to a log what a step says, and confirm it. `undecided`: producer ids of open transactions by partition."""
-    if step[0] == "chill":
-        await world.chill()
-        return
     log = world.log("t", step[1])
     if step[0] == "append" and not step[2]:
         append(world, "t", b"x" * 100, partition=step[1])

@@ -377,6 +377,16 @@ async def test_cold_partitions_are_read_from_the_bucket_together() -> None:
         assert [len(values(part(response, 0, n).records)) for n in range(2)] == [1, 0]
 
 
+async def test_a_cold_partition_returns_a_batch_to_a_request_for_no_bytes() -> None:
+    async with KafkaWorld() as world, world.client() as client:
+        await world.topic("t")
+        await appended(world, "t", b"a", b"b")
+        await world.chill()
+        for _ in range(2):  # from the bucket, and from the cache of its blocks
+            found = part(await fetch(client, 11, {"t": {0: 0}}, max_bytes=0))
+            assert values(found.records) == [(0, b"a")]
+
+
 async def test_a_bucket_that_fails_is_a_retriable_error_of_that_partition() -> None:
     async with KafkaWorld() as world, world.client() as client:
         await world.topic("t", 2)
