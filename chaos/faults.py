@@ -28,6 +28,8 @@ from tidelog.runtime.errors import InvalidInput
 
 DISK_BYTES = 96 << 20
 """Size of a node's small disk, which also has small WAL files."""
+COORDINATOR_PARTITIONS = 4
+"""Of each of the topics of the coordinators, so that faults and moves meet those that are used."""
 SESSION_MS = 4_000
 SLOW_S = 0.1
 BUCKET_SLOW_S = 1.0
@@ -85,7 +87,12 @@ class ChaosCluster(CutCluster):
             "advertised_host": self.client_paths[node_id].host,
             "advertised_port": self.client_paths[node_id].port,
         }
-        settings["group"] = {"initial_rebalance_delay_ms": 0}
+        settings["group"] = {
+            "initial_rebalance_delay_ms": 0,
+            "offsets_topic_partitions": COORDINATOR_PARTITIONS,
+        }
+        if self._old is None:  # it knows no transactions
+            settings["group"]["transaction_topic_partitions"] = COORDINATOR_PARTITIONS
         if self._small_disks:
             settings["wal"] |= {"segment_bytes": 1 << 20}
         return settings

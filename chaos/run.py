@@ -27,8 +27,9 @@ import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tidelog.chaos.bank import BankThread
 from tidelog.chaos.clients import TOPIC, ClientJournal, Clients
-from tidelog.chaos.faults import BUCKET_FAULTS, FAULTS, USUAL, ChaosCluster, OldRelease, World
+from tidelog.chaos.faults import BUCKET_FAULTS, COORDINATOR_PARTITIONS, FAULTS, USUAL, ChaosCluster, OldRelease, World
 from tidelog.chaos.faulty_s3 import FaultyS3
 from tidelog.chaos.inside import Inside
 from tidelog.chaos.report import Row, report
@@ -46,6 +47,7 @@ SLOW_S = 10.0
 SLOW_LINES = 40
 MOVE_EVERY_S = 3.0
 NODES = 3
+INTERNAL_TOPICS = ("__transaction_state", "__consumer_offsets")
 VALUE_BYTES = 300
 FILLING_VALUE_BYTES = 6_000
 """Large enough to use up a WAL's spare files (8 MiB) within seconds."""
@@ -72,6 +74,8 @@ class ChaosOptions(msgspec.Struct, kw_only=True):
     """A running server, instead."""
     moves: bool = True
     """Whether partitions move during the run."""
+    transactions: bool = True
+    """Whether there are transactional clients. An older release serves none."""
     history: Path | None = None
     old_python: str = ""
     """An interpreter in whose environment an older release is installed, which some of the nodes run; empty: none."""
@@ -166,7 +170,7 @@ def _bucket(
 def _shown(options: ChaosOptions) -> dict[str, Any]:
     """The options for the history's header, without the address and keys of a server."""
     shown = {name: getattr(options, name) for name in ("seconds", "rounds", "seed", "partitions", "rate", "wal", "s3")}
-    return {**shown, "faults": list(options.faults), "moves": options.moves}
+    return {**shown, "faults": list(options.faults), "moves": options.moves, "transactions": options.transactions}
 
 
 class _ChaosRun:
@@ -184,15 +188,21 @@ class _ChaosRun:
         self._value_bytes = FILLING_VALUE_BYTES if "disk-full" in options.faults else VALUE_BYTES
         self._problems: list[str] = []
         self._moves = 0
+        with_bank = options.transactions and not options.old_python
+        self._bank = BankThread(self._journal, options.seed) if with_bank else None
 
     def all(self) -> ChaosReport:
         self._make_topic()
         try:
             with Clients(self._journal, rate=self._options.rate, value_bytes=self._value_bytes) as clients:
                 self._wait_acknowledged(0)
+                if self._bank is not None:
+                    self._bank.start()
                 with self._moving():
                     self._rounds(clients)
                 self._heal()
+                if self._bank is not None:
+                    self._problems += self._bank.finish()
                 self._problems += clients.finish()
             return self._judge()
         finally:
@@ -236,6 +246,8 @@ class _ChaosRun:
             except AssertionError as error:
                 self._problems.append(f"round {number + 1}: {error}")
             self._problems += [*clients.problems(), *self._world.cluster.problems]
+            if self._bank is not None:
+                self._problems += self._bank.problems()
 
     def _round(self, number: int, name: str) -> None:
         journal, cluster = self._journal, self._world.cluster
@@ -274,6 +286,14 @@ class _ChaosRun:
             self._problems.append(f"at the end: {error}")
         self._journal.history.note("heal", 0, self._journal.now_us())
 
+    def _any_partition(self, rng: random.Random) -> str:
+        """A partition to move: of the topic, or of those that transactions are in and that they are coordinated by."""
+        if self._bank is None or self._bank.bank is None or rng.random() < 0.5:
+            return f"{TOPIC}:{rng.randrange(self._options.partitions)}"
+        places = [f"{topic.name}:{index}" for topic, index in self._bank.bank.places()]
+        internal = [f"{name}:{index}" for name in INTERNAL_TOPICS for index in range(COORDINATOR_PARTITIONS)]
+        return rng.choice(rng.choice((places, internal)))
+
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """Move partitions between random nodes meanwhile; refused moves are not counted."""
@@ -281,8 +301,8 @@ class _ChaosRun:
 
         def move() -> None:
             while not stopping.wait(MOVE_EVERY_S):
-                at, to = rng.randrange(self._options.partitions), rng.choice(list(self._world.cluster.nodes))
-                command = [*TIDELOG, "partition", "move", f"{TOPIC}:{at}", "--to", str(to)]
+                to = rng.choice(list(self._world.cluster.nodes))
+                command = [*TIDELOG, "partition", "move", self._any_partition(rng), "--to", str(to)]
                 command += ["--no-wait", "--bootstrap", rng.choice(self._world.cluster.bootstrap.split(","))]
                 with contextlib.suppress(subprocess.TimeoutExpired):  # the requested node may be paused
                     done = subprocess.run(command, capture_output=True, timeout=20, check=False)
@@ -307,7 +327,7 @@ class _ChaosRun:
         self._look("at the end", self._inside.look_at_bucket)
         return ChaosReport(
             rows=report(history, findings),
-            findings=[*findings, *self._inside_findings],
+            findings=[*findings, *self._inside_findings, *(self._bank.findings if self._bank is not None else ())],
             problems=self._problems,
             acknowledged=sum(len(op.values) for op in history.ops if op.kind == "send" and op.ok),
             read=sum(len(op.values) for op in history.ops if op.kind == "poll"),

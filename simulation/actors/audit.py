@@ -39,10 +39,11 @@ class _MarkerReader(Fetcher):
 class Auditor:
     """Reads everything, as one client."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, settle_s: float) -> None:
+        """`settle_s`: within so many seconds every transaction must have ended."""
         self._w = workload
         self._client = workload.client()
-        self._until_s = workload.loop.time() + SETTLE_S
+        self._until_s = workload.loop.time() + settle_s
 
     def close(self) -> None:
         """Drop the connections."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
-from tidelog.simulation.actors.audit import Auditor
+from tidelog.simulation.actors.audit import SETTLE_S, Auditor
 from tidelog.simulation.actors.client import Client
 from tidelog.simulation.actors.consumers import Consumer, Decoded, Fetcher, Position
 from tidelog.simulation.actors.transactional import Entry, TxnSession
@@ -38,6 +38,8 @@ ZOMBIE_S = 6.0
 """The longest sleep of a zombie."""
 TIMEOUTS_MS = (1_500, 4_000, 8_000)
 """Time-outs of transactions."""
+PACE_S = (0.6, 2.0)
+"""Bounds of a worker's mean time between two transactions."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class Bank:
     workload: Workload
     orders: Topic
     entries: Topic
+    pace_s: tuple[float, float] = PACE_S
     timeouts_ms: dict[str, int] = field(default_factory=dict)
     """By transactional id."""
 
@@ -55,14 +58,19 @@ class Bank:
         """Draw the bank and start everybody."""
         orders, entries = Topic("orders", rng.randint(1, 2), False), Topic("entries", rng.randint(2, 3), False)
         bank = cls(workload, orders, entries)
-        for topic in bank.topics:
-            workload.spawn(workload.create(topic), f"create-{topic.name}")
-        workload.spawn(Clerk(bank).run(), CLERK)
-        for partition in range(orders.partitions):
-            workload.spawn(Teller(bank, partition).run(), teller_id(partition))
-        reader = Consumer(workload, bank.places(), committed=True)
-        workload.spawn(reader.run(), "committed-reader")
+        bank.start()
         return bank
+
+    def start(self) -> None:
+        """Create the topics, and start everybody."""
+        workload = self.workload
+        for topic in self.topics:
+            workload.spawn(workload.create(topic), f"create-{topic.name}")
+        workload.spawn(Clerk(self).run(), CLERK)
+        for partition in range(self.orders.partitions):
+            workload.spawn(Teller(self, partition).run(), teller_id(partition))
+        reader = Consumer(workload, self.places(), committed=True)
+        workload.spawn(reader.run(), "committed-reader")
 
     @property
     def topics(self) -> tuple[Topic, Topic]:
@@ -85,9 +93,9 @@ class Bank:
         credit = (debit + 1 + order // count % (count - 1)) % count
         return [(debit, -amount), (credit, amount)]
 
-    async def audit(self) -> None:
-        """Read everything that is there when all others have ended."""
-        auditor = Auditor(self.workload)
+    async def audit(self, settle_s: float = SETTLE_S) -> None:
+        """Read everything that is there when all others have ended, and at most `settle_s` seconds later."""
+        auditor = Auditor(self.workload, settle_s)
         if self.workload.cluster.level >= TRANSACTIONS_LEVEL:
             for transactional_id in sorted(self.timeouts_ms):
                 await auditor.describe(transactional_id)
@@ -117,7 +125,7 @@ class _TxnWorker:
         self._id = transactional_id
         self._rng = bank.workload.random()
         self._client = bank.workload.client()
-        self._interval_s = self._rng.uniform(0.6, 2.0)
+        self._interval_s = self._rng.uniform(*bank.pace_s)
         self._zombies: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:

@@ -22,7 +22,6 @@ from tidelog.simulation.actors.kafka import Request
 from tidelog.simulation.actors.kafka_txn import NO_PAIR, Pair
 from tidelog.simulation.actors.workload import ASK_S, DUPLICATE_SEQUENCE, Topic, Workload
 from tidelog.simulation.checkers.history import Op, Outcome
-from tidelog.simulation.world.clock import EPOCH_MS
 
 GIVE_UP_S = 8.0
 """How long one call is repeated."""
@@ -176,7 +175,7 @@ class TxnSession:
         w = self._w
         topic, partition = entries[0].topic, entries[0].partition
         sequence = self._sequences.get((topic.name, partition), 0)
-        now_ms = EPOCH_MS + w.now_us() // 1000
+        now_ms = w.time_ms()
         records = [Record(0, now_ms, None, b"%d|%d" % (each.value, each.amount), ()) for each in entries]
         batch = build_batch(
             records, producer_id=self._pair.producer, producer_epoch=self._pair.epoch, base_sequence=sequence,

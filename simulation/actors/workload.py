@@ -98,6 +98,10 @@ class Workload:
         """Virtual microseconds since the start."""
         return round((self.loop.time() - START_S) * 1e6)
 
+    def time_ms(self) -> int:
+        """The clients' wall clock, for timestamps of records."""
+        return EPOCH_MS + self.now_us() // 1000
+
     def process(self) -> int:
         """A new process of the history."""
         return next(self._processes)
@@ -324,7 +328,7 @@ class Producer(Actor):
         return found.error, found.offset, True
 
     def _batch(self, values: list[int], sequence: int) -> bytes:
-        now_ms = EPOCH_MS + self._w.now_us() // 1000
+        now_ms = self._w.time_ms()
         padding = b"x" * self._rng.choice((0, 10, 100, 1000))
         records = [Record(0, now_ms, None, b"%d|%b" % (value, padding), ()) for value in values]
         if self._producer is None:

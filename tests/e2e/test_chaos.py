@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.cli import Cli, environment
 from tests.support.s3_servers import S3Server
+from tidelog.chaos.bank import ENTRY_PARTITIONS, ORDER_PARTITIONS
 from tidelog.chaos.faults import USUAL
 from tidelog.chaos.run import ChaosOptions, run
 from tidelog.simulation.checkers.history import load
@@ -46,8 +47,11 @@ def test_every_promise_holds_through_kill_stop_cut_and_slow(tmp_path: Path) -> N
     done = chaos("--rounds", "4", "--seconds", "30", "--seed", "3", "--rate", "400", "--history", str(history))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
-    faults = [op.name for op in load(history).ops if op.kind == "fault"]
+    ops = load(history).ops
+    faults = [op.name for op in ops if op.kind == "fault"]
     assert 1 <= len(faults) <= 4 and set(faults) <= set(USUAL), faults
+    assert any(op.kind == "end_txn" and op.ok and op.commits for op in ops), "transactions are committed meanwhile"
+    assert sum(op.kind == "audit" and op.committed_only for op in ops) == ORDER_PARTITIONS + ENTRY_PARTITIONS
     assert "nothing is wrong" in Cli()("check", history).text
 
 

@@ -48,6 +48,7 @@ SHOWN_FINDINGS = 10
 @click.option("--access-key", default="", metavar="ID", help="For --s3-endpoint.")
 @click.option("--secret-key", default="", metavar="KEY", help="For --s3-endpoint.")
 @click.option("--no-moves", is_flag=True, help="Do not move partitions.")
+@click.option("--no-transactions", is_flag=True, help="No transactional clients; --old-python has none either.")
 @click.option("--old-python", default="", metavar="PATH", help="Some nodes run the release in this environment.")
 @click.option(
     "--history", type=click.Path(path_type=Path), metavar="FILE", help="Keep the history for `tidelog check`."
@@ -66,6 +67,7 @@ def chaos(
     access_key: str,
     secret_key: str,
     no_moves: bool,
+    no_transactions: bool,
     old_python: str,
     history: Path | None,
     style: str,
@@ -86,6 +88,7 @@ def chaos(
         s3=kind,
         endpoint=_endpoint(s3_endpoint, access_key, secret_key),
         moves=not no_moves,
+        transactions=not no_transactions,
         history=history,
         old_python=old_python,
     )
