@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from tidelog.controller.model.levels import NEWEST
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.simulation.actors.cast import start
 from tidelog.simulation.actors.consumers import read_all
@@ -75,7 +76,14 @@ class SimulationOutcome:
 
 class _SimulationRun:
     def __init__(
-        self, seed: int, steps: int, faults: Sequence[str], skip: Collection[int], raft_watch: RaftWatch
+        self,
+        seed: int,
+        steps: int,
+        faults: Sequence[str],
+        skip: Collection[int],
+        raft_watch: RaftWatch,
+        *,
+        transactions: bool,
     ) -> None:
         self.outcome = SimulationOutcome(seed)
         self.outcome.history.about = {"seed": seed, "steps": steps, "faults": list(faults), "skip": sorted(skip)}
@@ -90,6 +98,8 @@ class _SimulationRun:
         shape.draw_level(random.Random(f"level {seed}"))
         shape.draw_transactions(random.Random(f"transactions {seed}"))
         shape.draw_replication(random.Random(f"replicas {seed}"))
+        if transactions:
+            shape.bank, shape.level = True, NEWEST
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.cluster.raft_watch = raft_watch
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
@@ -253,11 +263,13 @@ def simulate(
     faults: Sequence[str] = tuple(FAULTS),
     skip: Collection[int] = (),
     raft_watch: RaftWatch | None = None,
+    transactions: bool = False,
 ) -> SimulationOutcome:
     """Run one simulation, without the faults whose numbers are in `skip`.
 
-    `raft_watch` is one to use instead of its own, for a caller who wants to see the controllers' log.
+    `transactions`: with transactional clients, whatever the seed draws. `raft_watch` is one to use instead of its own,
+    for a caller who wants to see the controllers' log.
 
     Use a new process for each: the result of a seed must not depend on earlier seeds.
     """
-    return _SimulationRun(seed, steps, faults, skip, raft_watch or RaftWatch()).run()
+    return _SimulationRun(seed, steps, faults, skip, raft_watch or RaftWatch(), transactions=transactions).run()

@@ -56,13 +56,19 @@ class Seeds:
         full: bool = False,
         mutation: Mutation | None = None,
         faults: Sequence[str] | None = None,
+        transactions: bool | None = None,
     ) -> Iterator[SimulationOutcome]:
         """Yield the outcomes in the order of `seeds`; trace and history only for failures, or if `full`.
 
-        If the caller stops iterating, few extra seeds have been run. `faults` apply to these seeds only.
+        If the caller stops iterating, few extra seeds have been run. `faults` apply to these seeds only, and so does
+        `transactions`: all of them have transactional clients. By default the mutation decides that.
         """
         chosen = self._faults if faults is None else tuple(faults)
-        run = partial(self._run, faults=chosen, skip=frozenset(skip), full=full, mutation=mutation)
+        if transactions is None:
+            transactions = mutation is not None and mutation.transactions
+        run = partial(
+            self._run, faults=chosen, skip=frozenset(skip), full=full, mutation=mutation, transactions=transactions
+        )
         waiting: deque[AsyncResult[SimulationOutcome]] = deque()
         for seed in seeds:
             waiting.append(self._pool.apply_async(run, (seed,)))
@@ -104,11 +110,18 @@ class Seeds:
 
 
 def _run(
-    seed: int, *, steps: int, faults: Sequence[str], skip: Collection[int], full: bool, mutation: Mutation | None
+    seed: int,
+    *,
+    steps: int,
+    faults: Sequence[str],
+    skip: Collection[int],
+    full: bool,
+    mutation: Mutation | None,
+    transactions: bool,
 ) -> SimulationOutcome:
     gc.disable()  # the process ends with the seed
     counter = apply(mutation) if mutation is not None else None
-    outcome = simulate(seed, steps=steps, faults=faults, skip=skip)
+    outcome = simulate(seed, steps=steps, faults=faults, skip=skip, transactions=transactions)
     if counter is not None:
         outcome.mutated = counter.count
     if outcome.ok and not full:

@@ -143,8 +143,10 @@ class _TxnWorker:
                 session = await session.restart()
             if session.over:
                 session = None
-            else:
-                await self.work(session)
+                continue
+            await self.work(session)
+            if not session.over:
+                session = None  # a zombie has it, and nobody else may have its pair
         for zombie in self._zombies:
             await zombie
         self._client.close()

@@ -20,7 +20,14 @@ from tidelog.simulation.actors import kafka, kafka_txn
 from tidelog.simulation.actors.client import Address, Client, Lost
 from tidelog.simulation.actors.kafka import Request
 from tidelog.simulation.actors.kafka_txn import NO_PAIR, Pair
-from tidelog.simulation.actors.workload import ASK_S, DUPLICATE_SEQUENCE, Topic, Workload
+from tidelog.simulation.actors.workload import (
+    ASK_S,
+    DUPLICATE_SEQUENCE,
+    MISSED_ANSWERS,
+    MISSED_FOR_S,
+    Topic,
+    Workload,
+)
 from tidelog.simulation.checkers.history import Op, Outcome
 
 GIVE_UP_S = 8.0
@@ -31,6 +38,7 @@ SURELY_REFUSED = frozenset((45, 47, 48, 49, 53, 59, 90, 120))
 OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING,
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED, UNKNOWN_PRODUCER_ID, PRODUCER_FENCED, TRANSACTION_ABORTABLE.
 """
+MISSED = "the answer was missed"
 NO_TRANSACTIONS_YET = 53
 """What FindCoordinator answers below the feature level of transactions."""
 NO_TRANSACTIONS_S = 2.0
@@ -110,7 +118,9 @@ class TxnSession:
                 code = _code_of(answer)
                 error = f"error {code}"
                 if code == 0:
-                    return _Result(ok=True, uncertain=False, answer=answer, error="")
+                    if not await self._misses():
+                        return _Result(ok=True, uncertain=False, answer=answer, error="")
+                    error = MISSED
                 if code in SURELY_REFUSED:
                     return _Result(ok=False, uncertain=uncertain, answer=answer, error=error)
                 uncertain = True
@@ -121,6 +131,13 @@ class TxnSession:
             if self._w.loop.time() >= deadline:
                 return _Result(ok=False, uncertain=uncertain, answer=answer, error=error)
             await asyncio.sleep(self._rng.uniform(0.02, 0.3))
+
+    async def _misses(self) -> bool:
+        """Whether an answer is missed; then the request is sent again after a long pause."""
+        if self._rng.random() >= MISSED_ANSWERS:
+            return False
+        await asyncio.sleep(self._rng.uniform(0, MISSED_FOR_S))
+        return True
 
     def _end(self, op: Op, result: _Result, **fields: Any) -> None:
         outcome: Outcome = "ok" if result.ok else "info" if result.uncertain else "fail"
@@ -204,7 +221,9 @@ class TxnSession:
                     found = await self._client.ask(address, request, ASK_S)
                     error = f"error {found.error}"
                     if found.error in (0, DUPLICATE_SEQUENCE):
-                        return _Result(ok=True, uncertain=False, answer=found, error="")
+                        if not await self._misses():
+                            return _Result(ok=True, uncertain=False, answer=found, error="")
+                        error = MISSED
                     if found.error in SURELY_REFUSED:
                         return _Result(ok=False, uncertain=uncertain, answer=found, error=error)
                     uncertain = True

@@ -53,6 +53,8 @@ class Mutation:
     """Any of these findings shows it."""
     faults: tuple[str, ...] = ()
     """The faults under which it is looked for; empty: all of them."""
+    transactions: bool = False
+    """It is looked for in clusters with transactional clients, at the newest feature level."""
 
 
 class Counter:

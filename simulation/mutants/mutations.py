@@ -1,7 +1,7 @@
 """The mutations: each switches off one protection of the real code, and the simulator must find it.
 
 `tidelog simulate --mutations all` looks for all of them (docs/simulation.md). Mutations are defined and applied in
-`tidelog.simulation.mutants.mutant`; the modules `in_*` have those of one package each.
+`tidelog.simulation.mutants.mutant`; the modules `in_*` have those of one package each, or of transactions.
 
 Entry: `MUTATIONS`.
 """
@@ -13,6 +13,7 @@ from tidelog.simulation.mutants.in_controller import MUTATIONS_IN_CONTROLLER
 from tidelog.simulation.mutants.in_replication import MUTATIONS_IN_REPLICATION
 from tidelog.simulation.mutants.in_storage import MUTATIONS_IN_STORAGE
 from tidelog.simulation.mutants.in_stream import MUTATIONS_IN_STREAM
+from tidelog.simulation.mutants.in_transactions import MUTATIONS_IN_TRANSACTIONS
 
 MUTATIONS = {
     mutation.name: mutation
@@ -22,5 +23,6 @@ MUTATIONS = {
         *MUTATIONS_IN_REPLICATION,
         *MUTATIONS_IN_CONTROLLER,
         *MUTATIONS_IN_BROKER,
+        *MUTATIONS_IN_TRANSACTIONS,
     )
 }

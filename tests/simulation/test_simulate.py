@@ -19,7 +19,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
 
 
-@pytest.mark.parametrize("seed", ["11", "18"])
+@pytest.mark.parametrize("seed", ["11", "17", "18"])
 def test_one_seed_gives_one_trace(tmp_path: Path, seed: str) -> None:
     traces = []
     for hash_seed in ("0", "4711"):
