@@ -22,11 +22,11 @@ class Java:
         self._java, self._javac = map(str, found)
         self._classes = classes
 
-    def program(self, name: str, jars: Path) -> JavaProgram:
-        """Compile one of the sources."""
+    def program(self, name: str, jars: Path, *options: str) -> JavaProgram:
+        """Compile one of the sources; `options` are the Java machine's."""
         source = str(SOURCES / f"{name}.java")
         finished([self._javac, "-Xlint:all", "-Werror", "-d", str(self._classes), "-cp", f"{jars}/*", source])
-        return self.main(name, jars)
+        return self.main(name, jars, *options)
 
     def main(self, name: str, jars: Path, *options: str) -> JavaProgram:
         """A main class of the jars, with options of the Java machine."""
