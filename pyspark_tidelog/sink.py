@@ -7,18 +7,20 @@ Columns by name: `value` (needed), `key` (both string or binary), `headers` arra
 When a task ends without an error each of its rows is acknowledged. Writes are at least once: Spark runs a failed task
 or micro-batch again, and what it had written stays in the topics. Commit and abort change nothing, so every order of
 their calls is right. A task's producer does not outlive it: what a failed task still has in its queue is dropped
-before the error is raised, or it would come into the topic beside the rows of the next attempt.
+before the error is raised, or it would come into the topic beside the rows of the next attempt. Writes that are exactly
+once (`pyspark_tidelog.exactly_once`) have the same tasks.
 
 Memory: a task holds one Arrow batch of Spark's, the rows of one piece of it as Python objects (`PIECE_BYTES`), and
 librdkafka's queue, which is bounded (`pyspark_tidelog.sink_options`); where it is full the task waits.
 
-Docs: docs/spark.md. Entry: `batch_writer`, `stream_writer`, `write_rows`.
+Docs: docs/spark.md. Entry: `batch_writer`, `write_rows`, `TaskProducer`.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -42,6 +44,8 @@ PIECE_ROWS = 1_000
 """About so many bytes, and at most so many rows, are Python objects at a time."""
 SHOWN = 5
 """So many failed rows are told; the others are counted."""
+BEGIN_S = 120.0
+"""How long a transaction waits for brokers that are away before it begins, as in a failover (rule 11)."""
 DRAIN_S = 5.0
 """After a failure: the time for what is in the queue to be written or to fail as well, and to be told."""
 _UNSET = -1
@@ -52,15 +56,13 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     """Return the writer of `df.write`. Raises `ConfigError`."""
     if overwrite:
         raise ConfigError("a topic cannot be overwritten", hint='.mode("append"), or delete and create the topic first')
-    return TidelogBatchWriter(_checked(given, schema))
-
-
-def stream_writer(given: Mapping[str, str], schema: StructType) -> TidelogStreamWriter:
-    """Return the writer of `df.writeStream`. Raises `ConfigError`.
-
-    Output mode complete appends all rows of the result with each micro-batch, as with Spark's Kafka sink.
-    """
-    return TidelogStreamWriter(_checked(given, schema))
+    options = checked(given, schema)
+    if options.transactional_id_prefix:
+        raise ConfigError(
+            "option exactlyOnce is one of streaming queries: nothing tells that a batch write runs again",
+            hint="leave it out",
+        )
+    return TidelogBatchWriter(options)
 
 
 @dataclass(frozen=True)
@@ -139,11 +141,13 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> Writ
 class TaskProducer:
     """The producer of one task. Errors of rows are collected, and raised by the next call."""
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, transactional_id: str = "") -> None:
+        """With `transactional_id` all is in one transaction, which `finish` leaves open. Raises `Unavailable`."""
         _set_imports_aside()
         self._topic = options.topic
         self._keeps_timestamps = options.keeps_timestamps
-        self._producer = _producer({**options.kafka, "error_cb": self._hear})
+        more = {"transactional.id": transactional_id} if transactional_id else {}
+        self._producer = _producer({**options.kafka, **more, "error_cb": self._hear})
         self._row = 0
         """The number of the next row."""
         self._failures: list[str] = []
@@ -151,15 +155,62 @@ class TaskProducer:
         self._may_help_later = True
         self._hint: str | None = None
         self._heard = ""
+        self._fatal = ""
+        """What has ended the producer for good."""
+        if transactional_id:
+            self._begin(transactional_id)
+
+    def _begin(self, transactional_id: str) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            self._producer.init_transactions(BEGIN_S)
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            told = f"; last heard: {self._heard}" if self._heard else ""
+            self.close()
+            raise Unavailable(
+                f"the transaction {transactional_id} cannot begin: {error.args[0].str()}{told}",
+                hint="see group.transaction_max_timeout_ms of the brokers and kafka.transaction.timeout.ms",
+            ) from error
+
+    def abort(self) -> None:
+        """Abort the transaction, as far as that is possible in a moment; otherwise its time-out does it."""
+        from confluent_kafka import KafkaException
+
+        self._drop()
+        try:
+            self._producer.abort_transaction(DRAIN_S)
+        except KafkaException as error:
+            logger.warning("the transaction of a task that has failed is left to its time-out: %s", error)
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Put rows into the queue; wait while it is full. Raises as `write_rows`."""
         step = max(1, min(PIECE_ROWS, PIECE_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for first in range(0, batch.num_rows, step):
             self._send_piece(batch.slice(first, step))
-            self._producer.poll(0)
-            if self._failed:
+            self._poll(0.0)
+            if self._is_over:
                 self._fail()
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self._failed or self._fatal)
+
+    def _poll(self, timeout_s: float) -> None:
+        """Serve callbacks. Not by `flush`: where an error is fatal that one fails with what is no exception."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._producer.poll(timeout_s)
+        except KafkaException as error:
+            self._fatal = self._fatal or error.args[0].str()
+
+    def _drain(self, timeout_s: float) -> None:
+        """Wait until nothing is in the queue."""
+        deadline = time.monotonic() + timeout_s
+        while len(self._producer) and (left_s := deadline - time.monotonic()) > 0:
+            self._poll(left_s)
 
     def _send_piece(self, piece: pa.RecordBatch) -> None:
         from confluent_kafka import KafkaException
@@ -178,7 +229,7 @@ class TaskProducer:
                 self._produce_when_there_is_room(topic, value, key, partition, more)
             except KafkaException as error:
                 self._add_error(self._row, _place(topic, partition), error.args[0])
-            if self._failed:
+            if self._is_over:
                 return
             self._row += 1
 
@@ -188,7 +239,7 @@ class TaskProducer:
         """Wait for room in the queue. Every record in it leaves it: acknowledged, or timed out."""
         from confluent_kafka import KafkaException
 
-        while not self._failed:
+        while not self._is_over:
             is_empty = not len(self._producer)
             try:
                 self._producer.produce(topic, value, key, partition, **more)
@@ -197,15 +248,15 @@ class TaskProducer:
                 if is_empty:
                     hint = "raise kafka.queue.buffering.max.kbytes"
                     self._add(self._row, _place(topic, partition), "it does not fit into the queue", hint)
-                self._producer.poll(1.0)
+                self._poll(1.0)
             except KafkaException as error:
                 self._add_error(self._row, _place(topic, partition), error.args[0])
 
     def finish(self) -> int:
         """Return the number of rows when all are acknowledged. Raises as `write_rows`."""
-        while len(self._producer) and not self._failed:
-            self._producer.flush(1.0)
-        if self._failed:
+        while len(self._producer) and not self._is_over:
+            self._poll(1.0)
+        if self._is_over:
             self._fail()
         return self._row
 
@@ -217,7 +268,7 @@ class TaskProducer:
     def _drop(self) -> None:
         if len(self._producer):
             self._producer.purge(in_queue=True, in_flight=True)
-            self._producer.flush(DRAIN_S)
+            self._drain(DRAIN_S)
 
     def _hear(self, error: KafkaError) -> None:
         """Keep what the client says of its connections: it is the reason why rows time out."""
@@ -247,8 +298,10 @@ class TaskProducer:
             self._failures.append(f"row {row}{f' ({place})' if place else ''}: {what}")
 
     def _fail(self) -> NoReturn:
-        self._producer.flush(DRAIN_S)
+        self._drain(DRAIN_S)
         self._drop()
+        if not self._failed:
+            raise Unavailable(f"the producer of this task has failed: {self._fatal}")
         more = self._failed - len(self._failures)
         message = f"{self._failed} row{'s' if self._failed > 1 else ''} of this task cannot be written: "
         message += "; ".join(self._failures)
@@ -416,7 +469,7 @@ def explained(error: KafkaError) -> tuple[str, str | None, bool]:
     return text, None, False
 
 
-def _checked(given: Mapping[str, str], schema: StructType) -> WriteOptions:
+def checked(given: Mapping[str, str], schema: StructType) -> WriteOptions:
     """Check options and columns, on the driver, before the first task. Raises `ConfigError`."""
     options = write_options(given)
     _check_columns(schema, needs_topic=not options.topic)

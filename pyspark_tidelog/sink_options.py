@@ -8,6 +8,7 @@ Entry: `write_options`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,7 +20,22 @@ MAX_RECORD_BYTES = 1 << 20
 QUEUE_KIB = 64 << 10
 """The default of `kafka.queue.buffering.max.kbytes`: what one task holds that is not acknowledged yet."""
 
-_KNOWN = {name.lower(): name for name in ("kafka.bootstrap.servers", "topic", "includeHeaders", "keepTimestamps")}
+PREFIX = "tidelog-spark"
+"""The default of `transactionalIdPrefix`."""
+TRANSACTION_TIMEOUT_MS = 900_000
+"""The default of `kafka.transaction.timeout.ms`: the largest that a broker allows by default."""
+
+_NAMES = (
+    "kafka.bootstrap.servers",
+    "topic",
+    "includeHeaders",
+    "keepTimestamps",
+    "exactlyOnce",
+    "transactionalIdPrefix",
+)
+_KNOWN = {name.lower(): name for name in _NAMES}
+_PREFIXES = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""It becomes a part of the name of a topic."""
 _SPARKS_OWN = frozenset({"checkpointlocation"})
 _DEFAULTS = {
     "log_level": "0",  # what is wrong is in the task's error
@@ -39,7 +55,7 @@ _ONLY: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 _RETRIES = ("retries", "message.send.max.retries")
 _REFUSED = {
-    "transactional.id": "writes are at least once; tasks with one transactional id would fence each other",
+    "transactional.id": "tasks with one transactional id would fence each other; see exactlyOnce",
     "key.serializer": "keys are written as they are: cast them in the frame",
     "value.serializer": "values are written as they are: cast them in the frame",
     "metadata.broker.list": "kafka.bootstrap.servers names the brokers",
@@ -56,6 +72,7 @@ _JAVA = {
     "partitioner.class": "partitioner",
 }
 """Settings of Java's client that librdkafka has under another name."""
+_CONNECTION = ("bootstrap.servers", "broker.address.", "client.dns.", "socket.")
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,13 @@ class WriteOptions:
     """All settings of the producer."""
     keeps_timestamps: bool = False
     """The column `timestamp` has the records' timestamps; else they get the time at which they are written."""
+    transactional_id_prefix: str = ""
+    """Of an exactly-once write; empty: it is at least once."""
+
+    @property
+    def connection(self) -> dict[str, str]:
+        """Those settings that other clients of the same brokers need, too."""
+        return {name: value for name, value in self.kafka.items() if name.startswith(_CONNECTION)}
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -90,7 +114,27 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     kafka = {**_DEFAULTS, **settings, "bootstrap.servers": bootstrap, "enable.idempotence": "true", "acks": "all"}
     kafka.pop("request.required.acks", None)  # a synonym
     _check_sizes(kafka)
-    return WriteOptions(topic, kafka, flag(options, "keepTimestamps", default=False))
+    prefix = _prefix(options, settings)
+    if prefix:
+        kafka.setdefault("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
+    return WriteOptions(topic, kafka, flag(options, "keepTimestamps", default=False), prefix)
+
+
+def _prefix(options: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    """Return the prefix of transactional ids; empty without `exactlyOnce`."""
+    given = options.get("transactionalidprefix", PREFIX).strip()
+    if not flag(options, "exactlyOnce", default=False):
+        if "transactionalidprefix" in options:
+            raise ConfigError("option transactionalIdPrefix has no use without exactlyOnce", hint="exactlyOnce = true")
+        return ""
+    if not _PREFIXES.fullmatch(given):
+        raise ConfigError(
+            f"option transactionalIdPrefix is {given!r}; it must be of letters, digits, - and _, up to 100"
+        )
+    protocol = settings.get("security.protocol", "plaintext")
+    if protocol.lower() != "plaintext":
+        raise ConfigError(f"option kafka.security.protocol is {protocol!r}; with exactlyOnce it must be plaintext")
+    return given
 
 
 def _check(settings: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidelog.cluster import Cluster, retried
 from pyspark_tidelog.columns import spark_schema
+from pyspark_tidelog.exactly_once import ExactlyOnceWriter, stream_writer
 from pyspark_tidelog.filters import Pruning, prune
 from pyspark_tidelog.options import (
     EARLIEST,
@@ -33,7 +34,7 @@ from pyspark_tidelog.options import (
 )
 from pyspark_tidelog.planning import TaskPartition, bounds, find_ranges, places, tasks_of
 from pyspark_tidelog.reading import read_task
-from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer, stream_writer
+from pyspark_tidelog.sink import TidelogBatchWriter, TidelogStreamWriter, batch_writer
 from pyspark_tidelog.stream import TidelogStreamReader
 from tidelog.runtime.errors import ConfigError
 
@@ -74,7 +75,9 @@ class TidelogSource(DataSource):
         """See `DataSource.writer`."""
         return batch_writer(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TidelogStreamWriter:  # noqa: N802  # Spark's name
+    def streamWriter(  # noqa: N802  # Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> TidelogStreamWriter | ExactlyOnceWriter:
         """See `DataSource.streamWriter`. Spark asks for `overwrite` in output mode complete."""
         return stream_writer(self.options, schema)
 

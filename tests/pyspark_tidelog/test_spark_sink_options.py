@@ -18,7 +18,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_tidelog.sink import batch_writer, stream_writer
+from pyspark_tidelog.exactly_once import stream_writer
+from pyspark_tidelog.sink import batch_writer
 from pyspark_tidelog.sink_options import write_options
 from tidelog.runtime.errors import ConfigError
 
@@ -93,7 +94,10 @@ def test_names_are_those_of_sparks_kafka_sink_in_any_case() -> None:
         ({**TOPIC, "kafka.enable.idempotence": "false"}, "a retry could write a record twice"),
         ({**TOPIC, "kafka.max.in.flight.requests.per.connection": "6"}, "in another order"),
         ({**TOPIC, "kafka.retries": "0"}, "would fail the task"),
-        ({**TOPIC, "kafka.transactional.id": "x"}, "writes are at least once"),
+        ({**TOPIC, "kafka.transactional.id": "x"}, "would fence each other; see exactlyOnce"),
+        ({**TOPIC, "transactionalIdPrefix": "x"}, "no use without exactlyOnce"),
+        ({**TOPIC, "exactlyOnce": "true", "transactionalIdPrefix": "a.b"}, "of letters, digits, - and _"),
+        ({**TOPIC, "exactlyOnce": "true", "kafka.security.protocol": "ssl"}, "with exactlyOnce it must be plaintext"),
         ({**TOPIC, "kafka.value.serializer": "x"}, "cast them in the frame"),
         ({**TOPIC, "kafka.metadata.broker.list": "b:1"}, "kafka.bootstrap.servers names the brokers"),
         ({**TOPIC, "kafka.max.request.size": "5"}, "librdkafka has kafka.message.max.bytes"),
