@@ -34,8 +34,12 @@ SLEEPS = 0.06
 """The share of transactions in which a session becomes a zombie."""
 FOLLOWS = 0.15
 """The share of orders that another one follows."""
+STAYS_AWAY = 0.25
+"""The share of sessions that are over whose next one comes late: time may end the transaction first."""
+LEFT_AT_THE_END = 0.5
+"""The share of last transactions that are left open when the clients end."""
 ZOMBIE_S = 6.0
-"""The longest sleep of a zombie."""
+"""The longest sleep of a zombie, and the longest absence of a session."""
 TIMEOUTS_MS = (1_500, 4_000, 8_000)
 """Time-outs of transactions."""
 PACE_S = (0.6, 2.0)
@@ -134,22 +138,28 @@ class _TxnWorker:
         session: TxnSession | None = None
         while not w.closing:
             await asyncio.sleep(rng.expovariate(1 / self._interval_s))
-            if not all(topic.exists for topic in self._bank.topics):
-                continue
-            if session is None or rng.random() < 0.3:
-                session = self._bank.session(self._client, self._id, rng)
-                await session.start()
-            else:
-                session = await session.restart()
-            if session.over:
-                session = None
-                continue
-            await self.work(session)
-            if not session.over:
-                session = None  # a zombie has it, and nobody else may have its pair
+            if all(topic.exists for topic in self._bank.topics):
+                session = await self._session_after(session)
         for zombie in self._zombies:
             await zombie
         self._client.close()
+
+    async def _session_after(self, before: TxnSession | None) -> TxnSession | None:
+        """Begin the next session, and let it work; return it if the one after it may follow it."""
+        rng = self._rng
+        if before is None or rng.random() < 0.3:
+            session = self._bank.session(self._client, self._id, rng)
+            await session.start()
+        else:
+            session = await before.restart()
+        if session.over:
+            return None
+        await self.work(session)
+        if session.left:
+            return None  # a zombie has it, and nobody else may have its pair
+        if rng.random() < STAYS_AWAY:
+            await asyncio.sleep(rng.uniform(0, ZOMBIE_S))
+        return session
 
     async def work(self, session: TxnSession) -> None:
         """Carry out transactions until the session is over, or left alone."""
@@ -181,7 +191,7 @@ class _TxnWorker:
                 await session.send(step)
             else:
                 await self._commit_offset(session, offset)
-        if end <= len(steps):
+        if end <= len(steps) or (self._w.closing and rng.random() < LEFT_AT_THE_END):
             session.over = True  # it is left open
             return False
         if sleeps == len(steps):
@@ -193,6 +203,8 @@ class _TxnWorker:
 
     def _leave(self, session: TxnSession, entries: Sequence[Entry], offset: int) -> None:
         """Let the session go on as a zombie, while the next one begins."""
+
+        session.left = True
 
         async def go_on() -> None:
             await self._transaction(session, entries, offset, slow=True)

@@ -87,6 +87,8 @@ class TxnSession:
         self._txn = -1
         self.process = workload.process()
         self.over = False
+        self.left = False
+        """It goes on by itself: nothing else may be done with it."""
         self.failed = False
         """Something of the open transaction did not succeed: it may only be aborted."""
 

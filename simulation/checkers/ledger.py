@@ -73,7 +73,11 @@ def _check_consumed(
 ) -> None:
     for group, ops in partition.commits.items():
         last = ops[-1]
-        if last.kind != "committed" or not last.ok or not any(op.txn != UNKNOWN for op in ops):
+        if last.kind != "committed" or not any(op.txn != UNKNOWN for op in ops):
+            continue
+        if not last.ok:
+            what = f"{partition.name}: the committed offset of group {group} cannot be read at rest: {last.error}"
+            found.add("exactly-once", what, last, at=(partition.topic, partition.number, last.index))
             continue
         for value, offset in orders.items():
             transactions = {index.sent[each].txn for each in made.get(value, ())}

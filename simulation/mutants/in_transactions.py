@@ -99,7 +99,7 @@ MUTATIONS_IN_TRANSACTIONS = [
             Edit(
                 "tidelog.stream.partition_log:PartitionLog.read_hot",
                 "return None if aborted is None else result._replace(aborted=_pairs(aborted))",
-                "mutated()\n        return None if aborted is None else result",
+                "if aborted:\n            mutated()\n        return None if aborted is None else result",
             ),
         ),
         UNDECIDED,
@@ -228,7 +228,8 @@ MUTATIONS_IN_TRANSACTIONS = [
             Edit(
                 "tidelog.broker.coordinators.writer:StateWriter._append",
                 "if wal_end >= 0:\n                await self._log",
-                "if wal_end >= 0 and mutated():\n                await self._log",
+                "if wal_end >= 0 and (self._log.topic != '__transaction_state' or mutated()):\n"
+                "                await self._log",
             ),
         ),
         (*HALF, *GONE, *OPEN, *OFFSETS, "zombie-accepted"),

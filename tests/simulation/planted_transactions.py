@@ -135,6 +135,15 @@ def an_aborted_order_is_carried_out(story: Story, broken: bool) -> None:
     story.audit_committed(6, (0, 21), partition=1)
 
 
+@plant("exactly-once")
+def nobody_can_read_the_committed_offset(story: Story, broken: bool) -> None:
+    story.txn(2, 5, 11, at=0)
+    _transfer(story, 6, 21, 0)
+    story.op("committed", 3, "info" if broken else "ok", group="g", offset=1)
+    story.audit_committed(5, (0, 11))
+    story.audit_committed(6, (0, 21), partition=1)
+
+
 @plant("balance")
 def an_entry_is_lost(story: Story, broken: bool) -> None:
     story.send(1, 21, at=0, txn=6, producer=1, amounts=[-5])

@@ -15,7 +15,14 @@ from tidelog.simulation.mutants.mutations import MUTATIONS
 
 pytestmark = pytest.mark.processes
 
-QUICK = ("ack-before-confirm", "duplicates-accepted", "coordinator-loads-nothing", "deltas-skipped")
+QUICK = (
+    "ack-before-confirm",
+    "duplicates-accepted",
+    "coordinator-loads-nothing",
+    "deltas-skipped",
+    "open-transactions-shown",
+    "markers-not-sent-again",
+)
 """Found in any of the first few seeds."""
 
 
@@ -50,6 +57,7 @@ def test_a_mutation_fits_the_code(name: str) -> None:
 
 def test_there_are_enough_of_them() -> None:
     assert len(MUTATIONS) >= 20
+    assert sum(one.transactions for one in MUTATIONS.values()) >= 10
     assert {str(rule) for rule in range(1, 11)} <= {one.rule for one in MUTATIONS.values()}
 
 
