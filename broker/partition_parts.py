@@ -82,7 +82,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     hanging = HangingTransactions(manager.all, base.settings.group.transaction_max_timeout_ms, world.clock)
     base.registry.add_figures(
         "transactions",
-        lambda: {**txn.coordinator.stats(), "hanging": hanging.count()},
+        lambda: {**txn.stats(), "hanging": hanging.count()},
         figures.transaction_families,
     )
     base.registry.add_section("transactions", hanging.report)

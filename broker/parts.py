@@ -263,6 +263,7 @@ def _services(
         partitions=partitions.manager,
         groups=partitions.groups,
         txn=partitions.txn.coordinator,
+        txn_requests=partitions.txn.requests,
         marker_writer=partitions.txn.writer,
         transactions=partitions.txn.admission,
         producer_ids=producer_ids,

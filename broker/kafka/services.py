@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidelog.broker.telemetry.metrics import Metrics
     from tidelog.broker.txn.coordinator import TxnCoordinator
     from tidelog.broker.txn.marker_writer import MarkerWriter
+    from tidelog.broker.txn.requests import TxnRequests
     from tidelog.controller.client.client import ControllerClient
     from tidelog.storage.reads.throttle import ColdThrottle
 
@@ -100,6 +101,8 @@ class Services:
     groups: GroupCoordinator
     txn: TxnCoordinator
     """The transactional ids of the state partitions that this broker leads."""
+    txn_requests: TxnRequests
+    """Asks the coordinator of a transactional id, wherever it is."""
     marker_writer: MarkerWriter
     producer_ids: ProducerIds
     metrics: Metrics

@@ -97,6 +97,8 @@ def transaction_families(stats: Mapping[str, int]) -> Iterable[Metric]:
     yield GaugeMetricFamily("tidelog_transactional_ids", text, value=stats["transactional_ids"])
     text = "Their transactions that are open or being ended"
     yield GaugeMetricFamily("tidelog_transactions_open", text, value=stats["open"])
+    text = "Requests of clients that another broker has answered as the coordinator"
+    yield CounterMetricFamily("tidelog_transaction_requests_forwarded", text, value=stats["forwarded"])
     text = "Transactions in partitions led here that nobody ends"
     yield GaugeMetricFamily("tidelog_transactions_hanging", text, value=stats["hanging"])
     text = "Partitions that wait for the marker of an ended transaction"

@@ -2,12 +2,13 @@
 
 `txn_admit` asks the coordinator of a transactional id whether partitions are in its transaction, or adds them.
 `txn_markers` asks the leaders of partitions to write the markers of ended transactions. Both answer with Kafka's error
-codes, one for each partition in the order of the question. A receiver reads what it knows of a longer array, so fields
-are only ever added at the end, with defaults.
+codes, one for each partition in the order of the question. `txn_request` passes a client's request on to the
+coordinator (`tidelog.broker.txn.requests`). A receiver reads what it knows of a longer array, so fields are only ever
+added at the end, with defaults.
 
 Invariants: a question names at most `MAX_PARTITIONS` partitions; a longer one is refused before it is acted on.
 
-Entry: `AdmitParams`, `MarkersParams`.
+Entry: `AdmitParams`, `MarkersParams`, `TxnRequest`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidelog.broker.txn.state import TxnReply
 from tidelog.runtime.errors import CorruptData, InvalidInput
 from tidelog.runtime.msgpack import DECODE_ERRORS
 
 ADMIT = "txn_admit"
 MARKERS = "txn_markers"
+REQUEST = "txn_request"
 MAX_PARTITIONS = 10_000
 """Bound of the partitions of one call."""
 
@@ -58,6 +61,44 @@ class MarkersParams(msgspec.Struct, frozen=True, array_like=True):
     markers: list[MarkerParams]
 
 
+class InitCall(msgspec.Struct, frozen=True, array_like=True, tag="init"):
+    """InitProducerId, as `InitRequest` has it."""
+
+    transactional_id: str
+    timeout_ms: int
+    producer_id: int
+    epoch: int
+    enable_2pc: bool
+    keep_prepared: bool
+
+
+class AddCall(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """AddPartitionsToTxn and AddOffsetsToTxn."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    partitions: list[TopicPartition]
+    version: int
+    """The transaction version (KIP-890)."""
+
+
+class EndCall(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """EndTxn."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    commit: bool
+    version: int
+    """The transaction version (KIP-890)."""
+
+
+TxnRequest = InitCall | AddCall | EndCall
+"""Parameters of `txn_request`; the result are the fields of a `TxnReply`."""
+
+_request: msgspec.msgpack.Decoder[TxnRequest] = msgspec.msgpack.Decoder(TxnRequest)
+_reply = msgspec.msgpack.Decoder(TxnReply)
 _admit = msgspec.msgpack.Decoder(AdmitParams)
 _markers = msgspec.msgpack.Decoder(MarkersParams)
 _codes = msgspec.msgpack.Decoder(list[int])
@@ -82,6 +123,25 @@ def read_markers(raw: msgspec.Raw) -> MarkersParams:
         raise InvalidInput(f"these are no parameters of {MARKERS}: {error}") from error
     _check_count(sum(len(marker.partitions) for marker in params.markers))
     return params
+
+
+def read_request(raw: msgspec.Raw) -> TxnRequest:
+    """Decode the parameters of `txn_request`. Raises `InvalidInput`."""
+    try:
+        params = _request.decode(raw)
+    except DECODE_ERRORS as error:
+        raise InvalidInput(f"these are no parameters of {REQUEST}: {error}") from error
+    if isinstance(params, AddCall):
+        _check_count(len(params.partitions))
+    return params
+
+
+def read_reply(raw: msgspec.Raw) -> TxnReply:
+    """Decode the result of `txn_request`. Raises `CorruptData`."""
+    try:
+        return _reply.decode(raw)
+    except DECODE_ERRORS as error:
+        raise CorruptData(f"this is no result of {REQUEST}: {error}") from error
 
 
 def _check_count(partitions: int) -> None:

@@ -15,10 +15,11 @@ from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.peers import PeerListener
 from tidelog.broker.settings import GroupSettings
 from tidelog.broker.txn.admission import TxnAdmission
-from tidelog.broker.txn.calls import ADMIT, MARKERS, MarkerParams, read_admit, read_markers
+from tidelog.broker.txn.calls import ADMIT, MARKERS, REQUEST, MarkerParams, read_admit, read_markers
 from tidelog.broker.txn.coordinator import TxnCoordinator
 from tidelog.broker.txn.marker_writer import MarkerWriter
 from tidelog.broker.txn.markers import MarkerSender
+from tidelog.broker.txn.requests import TxnRequests
 from tidelog.runtime.clock import Clock
 
 if TYPE_CHECKING:
@@ -69,15 +70,21 @@ class TxnParts:
         )
         self.coordinator = TxnCoordinator(partitions, controller, sender, clock, settings, rng)
         self.admission = TxnAdmission(node_id, self.coordinator, calls)
+        self.requests = TxnRequests(node_id, self.coordinator, calls, clock, rng)
 
     def serve(self, listener: PeerListener) -> None:
         """Answer the calls of other brokers; to be called before the listener starts."""
         listener.serve(ADMIT, self._admit)
         listener.serve(MARKERS, self._markers)
+        listener.serve(REQUEST, self.requests.answer)
 
     def start(self, new_id: Callable[[], Awaitable[int]]) -> None:
         """Load the open state partitions. `new_id`: as for `TxnCoordinator.start`."""
         self.coordinator.start(new_id)
+
+    def stats(self) -> dict[str, int]:
+        """Return counts for metrics."""
+        return {**self.coordinator.stats(), "forwarded": self.requests.forwarded}
 
     async def close(self) -> None:
         """Stop; waiting requests fail with NOT_COORDINATOR."""

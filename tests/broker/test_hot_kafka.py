@@ -61,6 +61,7 @@ def context(serving: ServingSet, broker_id: int, api_key: int, version: int) -> 
         partitions=serving.serving[broker_id].partitions,
         groups=parts,
         txn=parts,
+        txn_requests=parts,
         marker_writer=parts,
         producer_ids=parts,
         metrics=Metrics(process=False),

@@ -251,6 +251,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
                 "transactional_ids": 1,
                 "open": 1,
                 "hanging": 0,
+                "forwarded": 0,
                 "markers_waiting": 0,
                 "markers_written": 1,
                 "markers_retried": 0,

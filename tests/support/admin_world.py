@@ -294,6 +294,7 @@ class AdminWorld:
             partitions=self.partitions,  # type: ignore[arg-type]
             groups=parts,
             txn=parts,
+            txn_requests=parts,
             marker_writer=parts,
             producer_ids=parts,
             metrics=Metrics(process=False),

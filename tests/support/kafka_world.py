@@ -258,6 +258,7 @@ class KafkaWorld:
             partitions=partitions,
             groups=self._groups or parts,
             txn=self._txn.coordinator if self._txn is not None else parts,
+            txn_requests=self._txn.requests if self._txn is not None else parts,
             marker_writer=self._txn.writer if self._txn is not None else parts,
             producer_ids=producer_ids,
             metrics=Metrics(process=False),

@@ -1,7 +1,7 @@
 """InitProducerId (22): a producer id for an idempotent producer, or the producer id of a transactional id.
 
 A call without a transactional id gets a new id with epoch 0. One with a transactional id asks its coordinator
-(`tidelog.broker.txn.coordinator`): it fences the producers that had the id before (KIP-98, KIP-360, KIP-939).
+(`tidelog.broker.txn.requests`): it fences the producers that had the id before (KIP-98, KIP-360, KIP-939).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def _transactional(
         request.keep_prepared_txn,
     )
     try:
-        reply = await context.services.txn.init_producer_id(transactional_id, asked)
+        reply = await context.services.txn_requests.init_producer_id(transactional_id, asked)
     except TidelogError as failure:
         return InitProducerIdResponse(error_code=failure.kafka_code)
     return InitProducerIdResponse(

@@ -108,7 +108,7 @@ async def _outcome(
     context: RequestContext, transactional_id: str, producer: ProducerPair, partitions: Sequence[TopicPartition]
 ) -> int:
     try:
-        error = await context.services.txn.add_partitions(transactional_id, producer, partitions, 0)
+        error = await context.services.txn_requests.add_partitions(transactional_id, producer, partitions, 0)
     except TidelogError as failure:
         return failure.kafka_code
     return told_to_client(error, context.api_key, context.api_version)
@@ -186,7 +186,7 @@ async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResp
     version = _EPOCH_BUMP_VERSION if context.api_version >= _FIRST_WITH_PAIR else 0
     producer = ProducerPair(request.producer_id, request.producer_epoch)
     try:
-        reply = await context.services.txn.end(
+        reply = await context.services.txn_requests.end(
             request.transactional_id, producer, commit=request.committed, version=version
         )
     except TidelogError as failure:
