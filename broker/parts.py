@@ -33,8 +33,11 @@ from tidelog.broker.admin.storage_status import memory_section
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts, build_data_parts
 from tidelog.broker.kafka.apis import all_apis
+from tidelog.broker.kafka.client_subscriptions import ClientSubscriptions
+from tidelog.broker.kafka.client_telemetry import ClientTelemetry
 from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
+from tidelog.broker.kafka.handlers import client_telemetry
 from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
@@ -253,6 +256,13 @@ def _services(
         settings.kafka.fetch_session_partitions, random.Random(base.world.rng.getrandbits(64))
     )
     base.registry.add_figures("fetch sessions", fetch_sessions.figures, figures.fetch_session_families)
+    telemetry = ClientTelemetry(
+        settings.kafka.telemetry_max_bytes,
+        random.Random(base.world.rng.getrandbits(64)),
+        ClientSubscriptions(base.image).current,
+        settings.kafka.telemetry_series,
+    )
+    base.registry.add_figures("clients' metrics", base.world.clock.monotonic, telemetry.families)
     return Services(
         node_id=base.broker_id,
         clock=base.world.clock,
@@ -269,6 +279,7 @@ def _services(
         producer_ids=producer_ids,
         metrics=metrics,
         fetch_sessions=fetch_sessions,
+        telemetry=telemetry,
         elections=ElectionWaits(base.image, base.world.clock, data.hot_sets.suspects),
         read_replicas=data.read_replicas,
         cold_throttle=data.throttle,
@@ -283,7 +294,8 @@ def _services(
 
 def _kafka(base: BrokerBase, data: DataParts, services: Services) -> KafkaServer:
     kafka, cache = base.settings.kafka, base.settings.cache
-    server = KafkaServer(services, all_apis(), base.world.network, kafka)
+    apis = [api for api in all_apis() if api.api_key not in client_telemetry.API_KEYS or kafka.telemetry_max_bytes]
+    server = KafkaServer(services, apis, base.world.network, kafka)
     base.failure.listen(server.cut)  # it can acknowledge nothing any more; clients must find the new leader
     base.registry.add_figures("listener", lambda: server.held_bytes, figures.listener_families)
     base.registry.add_section("memory", lambda: memory_section(data.reports.stats(), cache, kafka, server.held_bytes))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tidelog.broker.kafka.handlers import (
     acls,
+    client_telemetry,
     config_resources,
     configs,
     delete_records,
@@ -35,6 +36,7 @@ from tidelog.broker.kafka.services import ApiHandler
 
 _MODULES = (
     acls,
+    client_telemetry,
     config_resources,
     configs,
     delete_records,

@@ -157,7 +157,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._last_active = self._due_since = self._clock.monotonic()
         peer = transport.get_extra_info("peername")
-        self._host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        if isinstance(peer, tuple) and peer:
+            self._host, self._facts["client_source_port"] = str(peer[0]), str(peer[1])
         bound = shared.seats.take(self._host)
         if bound is not None:
             self._metrics.connection_refused()

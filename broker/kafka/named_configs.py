@@ -9,11 +9,14 @@ Entry: `entries` for DescribeConfigs, `check` for a client's changes, `named` fo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import re2
 
 from tidelog.broker.kafka.broker_config import ConfigEntry
+from tidelog.broker.kafka.patterns import compile_pattern
 from tidelog.broker.partitions import topic_config
 from tidelog.broker.partitions.topic_config import ConfigSource, ConfigType, Synonym, TopicConfig
 from tidelog.controller.image.image import Image
@@ -136,9 +139,9 @@ def check(image: Image, resource_type: int, name: str, asked: Mapping[str, str |
     return checked
 
 
-def patterns(match: str) -> dict[str, re.Pattern[str]]:
-    """Return the patterns of a value of `match`, by key. Raises `ConfigError`."""
-    found: dict[str, re.Pattern[str]] = {}
+def patterns(match: str) -> dict[str, Any]:
+    """Return the patterns of a value of `match`, of RE2, by key. Raises `ConfigError`."""
+    found: dict[str, Any] = {}
     for element in topic_config.split_list(match):
         key, equals, pattern = (part.strip() for part in element.partition("="))
         if not equals or key not in MATCH_KEYS or len(pattern) > MAX_PATTERN_CHARS:
@@ -148,8 +151,8 @@ def patterns(match: str) -> dict[str, re.Pattern[str]]:
                 hint=f"keys are {', '.join(MATCH_KEYS)}",
             )
         try:
-            found[key] = re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
+            found[key] = compile_pattern(pattern)
+        except re2.error as error:
             raise ConfigError(f"invalid regular expression {pattern!r} for {key}: {error}") from error
     return found
 

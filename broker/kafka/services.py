@@ -22,6 +22,7 @@ from tidelog.runtime.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tidelog.broker.groups.coordinator import GroupCoordinator
+    from tidelog.broker.kafka.client_telemetry import ClientTelemetry
     from tidelog.broker.kafka.election_waits import ElectionWaits
     from tidelog.broker.kafka.fetch_sessions import FetchSessions
     from tidelog.broker.kafka.producer_ids import ProducerIds
@@ -108,6 +109,8 @@ class Services:
     metrics: Metrics
     fetch_sessions: FetchSessions
     elections: ElectionWaits
+    telemetry: ClientTelemetry
+    """What clients are to send of their metrics, and have sent (KIP-714)."""
     read_replicas: ReadReplicas | LeaderOnly = field(default_factory=LeaderOnly)
     """The partitions that this broker follows, for consumers near it (KIP-392)."""
     transactions: TransactionPartitions = field(default_factory=NoCoordinators)
@@ -148,7 +151,7 @@ class RequestContext(msgspec.Struct):
     client_id: str | None
     client_host: str
     extra: dict[str, str] = {}
-    """Per-connection facts (client software name and version)."""
+    """Per-connection facts: software name and version of the client, and its port."""
     wake: Callable[[], None] | None = None
     """Set by a long-polling Fetch: completes it immediately with the available records. May be called twice."""
 

@@ -58,7 +58,7 @@ API_NAMES: dict[int, str] = {
     42: "DeleteGroups", 43: "ElectLeaders", 44: "IncrementalAlterConfigs", 45: "AlterPartitionReassignments",
     46: "ListPartitionReassignments", 47: "OffsetDelete", 48: "DescribeClientQuotas", 60: "DescribeCluster",
     61: "DescribeProducers", 65: "DescribeTransactions", 66: "ListTransactions", 68: "ConsumerGroupHeartbeat",
-    69: "ConsumerGroupDescribe", 75: "DescribeTopicPartitions",
+    69: "ConsumerGroupDescribe", 71: "GetTelemetrySubscriptions", 72: "PushTelemetry", 75: "DescribeTopicPartitions",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tests.broker.test_hot_storage import ServingSet, contents, produce, values
 from tests.controller.controller_helpers import until
 from tests.support.kafka_world import batch
 from tests.support.kept_set import SET
+from tidelog.broker.kafka.client_telemetry import ClientTelemetry
 from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.handlers import leader_epoch
@@ -66,6 +67,7 @@ def context(serving: ServingSet, broker_id: int, api_key: int, version: int) -> 
         producer_ids=parts,
         metrics=Metrics(process=False),
         fetch_sessions=FetchSessions(0, random.Random(3)),
+        telemetry=ClientTelemetry(1 << 20, random.Random(4), tuple),
         elections=ElectionWaits(lambda: serving.processes[broker_id].client.image, SystemClock(), tuple),
     )
     return RequestContext(services, api_key, version, 7, "test", "127.0.0.1")

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.compaction_world import CompactionWorld
 from tests.support.orphan_world import cleaner
 from tidelog import __version__
+from tidelog.broker.kafka.client_telemetry import ClientTelemetry
 from tidelog.broker.partitions.log_cleaner import LogCleaner
 from tidelog.broker.settings import LogSettings
 from tidelog.broker.telemetry import figures
@@ -245,6 +246,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.takeover_families({}),
         *figures.leaderless_families({}),
         *figures.fetch_session_families((1, 2, 3)),
+        *ClientTelemetry(1, random.Random(1), tuple).families(0.0),
         *figures.group_families({"groups": 1}),
         *figures.transaction_families(
             {

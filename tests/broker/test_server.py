@@ -133,6 +133,8 @@ async def test_what_a_client_says_of_itself_goes_with_its_connection() -> None:
         client.post(produce_entity())
         await until(lambda: bool(scripted.started), "start")
         context = scripted.contexts[0]
+        port = context.extra.pop("client_source_port")
+        assert 0 < int(port) < 1 << 16
         assert context.extra == {"client_software_name": "test-lib", "client_software_version": "1.2"}
         assert (context.client_id, context.client_host) == ("test", "127.0.0.1")
         scripted.answer("p2")

@@ -18,6 +18,8 @@ import msgspec
 from kio.index import load_request_schema
 
 from tests.support import schema
+from tidelog.broker.kafka.client_subscriptions import ClientSubscriptions
+from tidelog.broker.kafka.client_telemetry import ClientTelemetry
 from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.services import ApiHandler, RequestContext, Services
@@ -284,6 +286,7 @@ class AdminWorld:
         self.partitions = WorldPartitions(self.controller, lag)
         configs = {key.replace("__", "."): value for key, value in broker_configs.items()}
         parts: Any = SimpleNamespace()
+        self.subscriptions = ClientSubscriptions(lambda: self.controller.image)
         self.services = Services(
             node_id=NODE_ID,
             clock=SystemClock(),
@@ -299,6 +302,9 @@ class AdminWorld:
             producer_ids=parts,
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(0, random.Random(3)),
+            telemetry=ClientTelemetry(
+                1 << 20, random.Random(4), ClientSubscriptions(lambda: self.controller.image).current
+            ),
             elections=ElectionWaits(lambda: self.controller.image, SystemClock(), tuple),
             broker_configs=lambda: configs,
         )

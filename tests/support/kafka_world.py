@@ -21,6 +21,8 @@ from tests.support.kafka_client import KafkaClient
 from tests.support.scripted_transactions import ScriptedTransactions
 from tidelog.batch.batch import Record, build_batch
 from tidelog.broker.groups.coordinator import GroupCoordinator
+from tidelog.broker.kafka.client_subscriptions import ClientSubscriptions
+from tidelog.broker.kafka.client_telemetry import ClientTelemetry
 from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.handlers import fetch, init_producer_id, leader_epoch, list_offsets, metadata, produce
@@ -263,6 +265,7 @@ class KafkaWorld:
             producer_ids=producer_ids,
             metrics=Metrics(process=False),
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
+            telemetry=ClientTelemetry(1 << 20, random.Random(4), ClientSubscriptions(lambda: controller.image).current),
             elections=ElectionWaits(lambda: controller.image, self._clock, tuple),
             transactions=self._txn.admission if self._txn is not None else self.transactions,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import re2
 
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
+from tidelog.broker.kafka.patterns import compile_pattern
 from tidelog.broker.kafka.services import RequestContext, Services, serve
 from tidelog.broker.kafka.wire.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -47,8 +48,6 @@ from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import TidelogError
 
 INVALID_REGULAR_EXPRESSION = 128
-MAX_PATTERN_MEMORY = 1 << 20
-"""Bound of the compiled pattern of ListTransactions, in bytes."""
 _FIRST_OF_BROKERS = 4
 """AddPartitionsToTxn v4 has many transactions in a request."""
 _FIRST_WITH_ABORTABLE = 5
@@ -268,7 +267,7 @@ async def list_transactions(context: RequestContext, request: ListTransactionsRe
     pattern = None
     if request.transactional_id_pattern:
         try:
-            pattern = re2.compile(request.transactional_id_pattern, _pattern_options())
+            pattern = compile_pattern(request.transactional_id_pattern)
         except re2.error:
             return ListTransactionsResponse(error_code=INVALID_REGULAR_EXPRESSION)
     try:
@@ -295,14 +294,6 @@ async def list_transactions(context: RequestContext, request: ListTransactionsRe
     ]
     unknown = [name for name in request.state_filters if name not in STATE_NAMES.values()]
     return ListTransactionsResponse(error_code=0, unknown_state_filters=unknown, transaction_states=listed)
-
-
-def _pattern_options() -> re2.Options:
-    """RE2 matches in time linear in the text, whatever a client's pattern is."""
-    options = re2.Options()
-    options.max_mem = MAX_PATTERN_MEMORY
-    options.log_errors = False
-    return options
 
 
 APIS = [

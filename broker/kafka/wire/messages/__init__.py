@@ -13,10 +13,10 @@ reasons: docs/design/0011-typed-requests.md.
 
 from __future__ import annotations
 
-from tidelog.broker.kafka.wire.messages import cluster, configs, groups, logs, offsets, topics, transactions
+from tidelog.broker.kafka.wire.messages import cluster, configs, groups, logs, offsets, telemetry, topics, transactions
 from tidelog.broker.kafka.wire.messages.base import KafkaRequest
 
-_MODULES = (cluster, configs, groups, logs, offsets, topics, transactions)
+_MODULES = (cluster, configs, groups, logs, offsets, telemetry, topics, transactions)
 
 REQUESTS: dict[int, type[KafkaRequest]] = {
     found.API_KEY: found
