@@ -37,7 +37,6 @@ from tidelog.broker.kafka.client_subscriptions import ClientSubscriptions
 from tidelog.broker.kafka.client_telemetry import ClientTelemetry
 from tidelog.broker.kafka.election_waits import ElectionWaits
 from tidelog.broker.kafka.fetch_sessions import FetchSessions
-from tidelog.broker.kafka.handlers import client_telemetry
 from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
@@ -294,7 +293,7 @@ def _services(
 
 def _kafka(base: BrokerBase, data: DataParts, services: Services) -> KafkaServer:
     kafka, cache = base.settings.kafka, base.settings.cache
-    apis = [api for api in all_apis() if api.api_key not in client_telemetry.API_KEYS or kafka.telemetry_max_bytes]
+    apis = all_apis(telemetry=kafka.telemetry_max_bytes > 0)
     server = KafkaServer(services, apis, base.world.network, kafka)
     base.failure.listen(server.cut)  # it can acknowledge nothing any more; clients must find the new leader
     base.registry.add_figures("listener", lambda: server.held_bytes, figures.listener_families)

@@ -63,6 +63,6 @@ _MODULES = (
 )
 
 
-def all_apis() -> list[ApiHandler]:
-    """Every handler, in no particular order; each API key once."""
-    return [api for module in _MODULES for api in module.APIS]
+def all_apis(*, telemetry: bool = True) -> list[ApiHandler]:
+    """Every handler, in no particular order; each API key once. `telemetry`: with those of client telemetry."""
+    return [api for module in _MODULES if telemetry or module is not client_telemetry for api in module.APIS]

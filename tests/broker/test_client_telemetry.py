@@ -13,6 +13,7 @@ from tests.broker.test_admin_configs import change
 from tests.broker.test_client_metrics import Payload
 from tests.support.admin_world import AdminWorld
 from tidelog.batch.compression import compress
+from tidelog.broker.kafka.apis import all_apis
 from tidelog.broker.kafka.client_telemetry import (
     DEFAULT_INTERVAL_MS,
     MAX_CLIENTS,
@@ -190,6 +191,11 @@ def test_what_is_wrong_with_a_push_is_told() -> None:
     assert {name: count for name, count in outcomes.items() if count} == {
         "taken": 1, "too_large": 1, "invalid": 1, "unsupported_compression": 1, "refused": 1,
     }  # fmt: skip
+
+
+def test_a_broker_that_takes_no_metrics_does_not_serve_the_apis() -> None:
+    served = {api.api_key for api in all_apis()}
+    assert served - {api.api_key for api in all_apis(telemetry=False)} == {GET, PUSH}
 
 
 def test_the_clients_that_are_remembered_are_bounded() -> None:

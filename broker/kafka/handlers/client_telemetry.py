@@ -45,7 +45,6 @@ async def push_telemetry(context: RequestContext, request: PushTelemetryRequest)
     return PushTelemetryResponse(error_code=code)
 
 
-API_KEYS = frozenset((GetTelemetrySubscriptionsRequest.API_KEY, PushTelemetryRequest.API_KEY))
 APIS = [
     serve(GetTelemetrySubscriptionsRequest, 0, 0, get_telemetry_subscriptions),
     serve(PushTelemetryRequest, 0, 0, push_telemetry),
