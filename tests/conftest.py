@@ -13,6 +13,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 - `kafka`: the path of the folder of Apache Kafka's jars: its server, clients and tools (`support/kafka_tools.py`).
 - `kafka_apps`: the path of the folder of the jars of Kafka Streams, Connect and MirrorMaker 2.
 - `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
+- `franz_go`: the program of `tests/clients/go`, built (`support/golang.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import hypothesis
 import pytest
 
 from tests.support.examples import UNIT, WHOLE
+from tests.support.external import Program
+from tests.support.golang import go_program
 from tests.support.java import Java
 from tests.support.loops import ASYNCIO_LOOP, LoopFactories
 from tests.support.s3_servers import INSTALLED_KINDS, KINDS, Missing, S3Server, ServerPool, install
@@ -66,6 +69,8 @@ PROCESS_FIXTURES = {
     "spark_kafka",
     "kafka",
     "kafka_apps",
+    "java",
+    "franz_go",
 }
 
 
@@ -148,6 +153,11 @@ def kafka_apps() -> Path:
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
     return required(lambda: Java(tmp_path_factory.mktemp("classes")))
+
+
+@pytest.fixture(scope="session")
+def franz_go(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    return required(lambda: go_program(tmp_path_factory.mktemp("go") / "transactions"))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:

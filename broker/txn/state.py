@@ -374,10 +374,8 @@ class TransactionalId:
         if bumps and _is_last(value, producer):
             return self._end_again(value, commit)
         error = _mismatch(value, producer)
-        if error is TxnError.NONE and bumps and value.state in _PREPARED:
-            error = TxnError.PRODUCER_FENCED
-        if error is TxnError.NONE and self._change is not None:
-            error = TxnError.CONCURRENT_TRANSACTIONS
+        if error is TxnError.NONE and (self._change is not None or (bumps and value.state in _PREPARED)):
+            error = TxnError.CONCURRENT_TRANSACTIONS  # the next transaction ends before the last one is complete
         if error is not TxnError.NONE:
             return _refuse(error)
         if value.state is not TxnState.ONGOING:

@@ -160,7 +160,7 @@ def expect_end(
         return TxnReply(E.NONE, *model.pair), None
     error = identity(model, given)
     if error is E.NONE and bumps and model.marking:
-        error = E.PRODUCER_FENCED
+        error = E.CONCURRENT_TRANSACTIONS
     if error is not E.NONE or busy:
         return refuse(error if error is not E.NONE else E.CONCURRENT_TRANSACTIONS)
     if model.open is None and not bumps:

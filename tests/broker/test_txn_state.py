@@ -297,8 +297,8 @@ TV2 = [  # state, then what abort and commit get with the epoch before (of the s
     (S.ONGOING, E.PRODUCER_FENCED, BUMP, E.PRODUCER_FENCED, BUMP),
     (S.COMPLETE_ABORT, E.NONE, BUMP, OTHER, OTHER),
     (S.COMPLETE_COMMIT, OTHER, BUMP, E.NONE, OTHER),
-    (S.PREPARE_ABORT, SAME, E.PRODUCER_FENCED, OTHER, E.PRODUCER_FENCED),
-    (S.PREPARE_COMMIT, OTHER, E.PRODUCER_FENCED, SAME, E.PRODUCER_FENCED),
+    (S.PREPARE_ABORT, SAME, E.CONCURRENT_TRANSACTIONS, OTHER, E.CONCURRENT_TRANSACTIONS),
+    (S.PREPARE_COMMIT, OTHER, E.CONCURRENT_TRANSACTIONS, SAME, E.CONCURRENT_TRANSACTIONS),
 ]
 
 
@@ -324,6 +324,15 @@ def test_end_txn_version_5(state: TxnState, commit: bool, epoch: int, expected: 
     else:
         assert reply == (TxnReply(E.NONE, 7, 5) if expected is E.NONE else TxnReply(expected))
         assert driver.value == start
+
+
+def test_an_abort_before_the_markers_of_the_transaction_before_waits_for_them() -> None:
+    driver = TxnDriver(value_in(S.ONGOING))
+    assert driver.end(pair(5), commit=True) == TxnReply(E.NONE, 7, 6)
+    assert driver.end(pair(6), commit=False) == TxnReply(E.CONCURRENT_TRANSACTIONS)
+    driver.mark()
+    assert driver.end(pair(6), commit=False) == TxnReply(E.NONE, 7, 7)
+    assert driver.state() is S.COMPLETE_ABORT
 
 
 @pytest.mark.parametrize("state", ALL_STATES)

@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 from tests.e2e.backends import QUIET, create_topic
 from tests.support.clients import DEADLINE_S
 from tests.support.cluster_process import UpCluster, up_cluster
-from tests.support.java import Java, JavaProgram
+from tests.support.external import Program
+from tests.support.java import Java
 from tests.support.kafka_tools import KafkaTools
 
 pytestmark = [pytest.mark.servers("kafka"), pytest.mark.slow]
@@ -25,11 +26,11 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpCluster]:
 
 
 @pytest.fixture(scope="module")
-def client(java: Java, kafka: Path) -> JavaProgram:
+def client(java: Java, kafka: Path) -> Program:
     return java.program("TransactionalClient", kafka)
 
 
-def read(client: JavaProgram, bootstrap: str, topic: str, isolation: str = "read_committed") -> list[list[str]]:
+def read(client: Program, bootstrap: str, topic: str, isolation: str = "read_committed") -> list[list[str]]:
     """The values of each partition, as the Java consumer reads them."""
     found: list[list[str]] = [[] for _ in range(PARTITIONS)]
     for line in client.run("read", bootstrap, topic, PARTITIONS, isolation):
@@ -45,7 +46,7 @@ def epochs(lines: list[str]) -> tuple[int, int]:
     return int(before[2]), int(after[2])
 
 
-def test_what_is_committed_is_read_and_a_fenced_producer_is_refused(up: UpCluster, client: JavaProgram) -> None:
+def test_what_is_committed_is_read_and_a_fenced_producer_is_refused(up: UpCluster, client: Program) -> None:
     create_topic(up.bootstrap, "accounts", PARTITIONS)
     before, after = epochs(client.run("write", up.bootstrap, "teller", "accounts", PARTITIONS, 9))
     assert after == before + 9, "transactions of version 2 have an epoch each (KIP-890)"
@@ -74,7 +75,7 @@ def fill(bootstrap: str, topic: str, count: int) -> list[list[str]]:
 
 @pytest.mark.long
 def test_records_are_copied_once_although_copiers_abort_and_are_killed(
-    up: UpCluster, client: JavaProgram, tmp_path: Path
+    up: UpCluster, client: Program, tmp_path: Path
 ) -> None:
     """Consume, transform, produce with sendOffsetsToTransaction; two copiers are killed in the middle."""
     wanted = fill(up.bootstrap, "orders", 600)
@@ -93,7 +94,7 @@ def test_records_are_copied_once_although_copiers_abort_and_are_killed(
 @pytest.mark.long
 @pytest.mark.parametrize("version", [1, 0])
 def test_transactions_of_older_versions_keep_their_epoch(
-    up: UpCluster, client: JavaProgram, kafka: Path, version: int
+    up: UpCluster, client: Program, kafka: Path, version: int
 ) -> None:
     tools = KafkaTools(kafka, up.bootstrap)
     topic = f"version-{version}"

@@ -91,3 +91,18 @@ def external(command: Sequence[str], output: Path, **environment: str) -> Iterat
         yield process
     finally:
         process.kill()
+
+
+class Program:
+    """A program that is ready to run."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+
+    def run(self, *arguments: object) -> list[str]:
+        """Run it to its end; return the lines that it printed."""
+        return finished([*self._command, *map(str, arguments)]).splitlines()
+
+    def running(self, output: Path, *arguments: object) -> contextlib.AbstractContextManager[External]:
+        """Run it beside the test."""
+        return external([*self._command, *map(str, arguments)], output)

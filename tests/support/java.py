@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
-from tests.support.external import External, external, finished
+from tests.support.external import Program, finished
 from tests.support.s3_servers import Missing
 
 SOURCES = Path(__file__).parents[1] / "clients" / "java"
@@ -22,28 +21,13 @@ class Java:
         self._java, self._javac = map(str, found)
         self._classes = classes
 
-    def program(self, name: str, jars: Path, *options: str) -> JavaProgram:
+    def program(self, name: str, jars: Path, *options: str) -> Program:
         """Compile one of the sources; `options` are the Java machine's."""
         source = str(SOURCES / f"{name}.java")
         finished([self._javac, "-Xlint:all", "-Werror", "-d", str(self._classes), "-cp", f"{jars}/*", source])
         return self.main(name, jars, *options)
 
-    def main(self, name: str, jars: Path, *options: str) -> JavaProgram:
+    def main(self, name: str, jars: Path, *options: str) -> Program:
         """A main class of the jars, with options of the Java machine."""
         paths = f"{self._classes}:{jars}/*"
-        return JavaProgram([self._java, "-Xmx256m", "-XX:TieredStopAtLevel=1", *options, "-cp", paths, name])
-
-
-class JavaProgram:
-    """A program that is ready to run."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._command = command
-
-    def run(self, *arguments: object) -> list[str]:
-        """Run it to its end; return the lines that it printed."""
-        return finished([*self._command, *map(str, arguments)]).splitlines()
-
-    def running(self, output: Path, *arguments: object) -> contextlib.AbstractContextManager[External]:
-        """Run it beside the test."""
-        return external([*self._command, *map(str, arguments)], output)
+        return Program([self._java, "-Xmx256m", "-XX:TieredStopAtLevel=1", *options, "-cp", paths, name])
