@@ -52,8 +52,25 @@ class Table:
                 producer.poll(0)
         assert producer.flush(60) == 0
 
+    def transact(self, producer: Producer, records: int, *, commit: bool) -> None:
+        """Write in one transaction; what is aborted never was."""
+        before = dict(self.values)
+        producer.begin_transaction()
+        for _ in range(records):
+            key = b"key-%d" % self._rng.randrange(KEYS)
+            value = b"%d:" % self.count + self._rng.randbytes(150)
+            producer.produce(TOPIC, value, key, partition=0)
+            self.values[key] = value
+            self.count += 1
+        if commit:
+            producer.commit_transaction(60)
+        else:
+            assert producer.flush(60) == 0
+            producer.abort_transaction(60)
+            self.values = before
+
     def read(self) -> list[tuple[int, bytes, bytes | None]]:
-        """All of the partition, as a consumer from offset 0 sees it."""
+        """All of the partition, as a read_committed consumer from offset 0 sees it."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self._bootstrap(),
@@ -61,6 +78,7 @@ class Table:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "check.crcs": True,
+                "isolation.level": "read_committed",
                 **QUIET,
             }
         )
@@ -163,4 +181,18 @@ def test_a_partition_that_moves_is_compacted_by_whoever_leads_it(cluster: Cluste
         table.write(600)
         cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
         table.check()
+    table.wait_cleaned(300)
+
+
+def test_what_is_aborted_supersedes_nothing_and_what_is_committed_does(cluster: Cluster) -> None:
+    table = Table(lambda: cluster.bootstrap, 6)
+    settings = {"bootstrap.servers": cluster.bootstrap, "transactional.id": "keeper", "batch.num.messages": 10}
+    producer = Producer({**settings, **QUIET})
+    producer.init_transactions(60)
+    for turn in range(12):
+        table.transact(producer, 150, commit=turn % 3 != 2)
+        if turn % 4 == 3:
+            cluster.move(TOPIC, 0, cluster.leader(TOPIC, 0) % 3 + 1)
+            table.check()
+    table.write(200)
     table.wait_cleaned(300)
