@@ -11,7 +11,7 @@ one everywhere. One whose end was never asked for may only be aborted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -37,8 +37,10 @@ class TxnSegment:
     """None: it is not decided."""
 
 
-def check_committed_gaps(index: HistoryIndex, partition: Partition, gaps: Iterable[Gap], found: Findings) -> None:
+def check_committed_gaps(index: HistoryIndex, partition: Partition, gaps: Sequence[Gap], found: Findings) -> None:
     """A read_committed reader may pass over what is aborted or not known to be committed, and nothing else."""
+    if not gaps:
+        return
     got: dict[int, set[int]] = defaultdict(set)  # process → transactions that it was given something of
     for op in partition.polls:
         if op.committed_only:

@@ -181,28 +181,18 @@ MUTATIONS_IN_TRANSACTIONS = [
         FAILOVERS,
     ),
     _of_transactions(
-        "time-outs-abort-decided",
-        "a transaction whose commit is decided is aborted when it is over its time-out",
+        "unreached-counts-as-marked",
+        "a partition that cannot be reached, or does not take its marker, counts as one that has it",
         (
             Edit(
-                "tidelog.broker.txn.state:TransactionalId.tick",
-                "if value.state in _PREPARED:\n            return self._complete(value, now_ms)",
-                "if value.state in _PREPARED and self._began_ms + value.timeout_ms < now_ms and not mutated():\n"
-                "            return self._write(_fenced(value, now_ms, NO_EPOCH), None)\n"
-                "        if value.state in _PREPARED:\n            return self._complete(value, now_ms)",
+                "tidelog.broker.txn.markers:MarkerSender._send",
+                "for entry in entries:\n                self._later(entry)",
+                "mutated()\n            self._done(entries)",
             ),
-        ),
-        HALF,
-        FAILOVERS,
-    ),
-    _of_transactions(
-        "complete-with-one-marker",
-        "a transaction is complete when one of its partitions has its marker",
-        (
             Edit(
-                "tidelog.broker.txn.state:TransactionalId._complete",
-                "if self._unmarked or self._change is not None:",
-                "if self._change is not None or (self._unmarked and mutated()):",
+                "tidelog.broker.txn.markers:MarkerSender._answered",
+                "self._later((job, partition))",
+                "mutated()\n                done.append((job, partition))",
             ),
         ),
         (*HALF, *OPEN, *OFFSETS),
@@ -234,31 +224,5 @@ MUTATIONS_IN_TRANSACTIONS = [
         ),
         (*HALF, *GONE, *OPEN, *OFFSETS, "zombie-accepted"),
         ("power", "kill-all", "bucket", "disk"),
-    ),
-    _of_transactions(
-        "stale-markers-accepted",
-        "a partition takes markers of an older coordinator, and repeats of those of ended transactions",
-        (
-            Edit(
-                "tidelog.stream.producer_state:ProducerStates.check_marker",
-                "if coordinator_epoch < state.coordinator_epoch:",
-                "if coordinator_epoch < state.coordinator_epoch and mutated():",
-            ),
-        ),
-        (*HALF, *UNDECIDED),
-        ("pause", "isolate", "uninformed", "cut"),
-    ),
-    _of_transactions(
-        "late-word-counts",
-        "the coordinator's word lets a batch in although a marker came in between",
-        (
-            Edit(
-                "tidelog.stream.producer_state:ProducerStates.require_verified",
-                "if self._guards.get(producer_id) is not guard:",
-                "if self._guards.get(producer_id) is not guard and mutated():",
-            ),
-        ),
-        (*HALF, *OPEN, "zombie-accepted"),
-        ("slow", "pause", "cut"),
     ),
 ]

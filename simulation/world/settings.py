@@ -35,7 +35,7 @@ REPLICATED = 1 / 3
 """The share of clusters whose WALs have several replicas."""
 RAISED_LATER = 1 / 4
 """The share of those in which replication may have to wait for the feature level."""
-BANKS = 2 / 5
+BANKS = 1 / 3
 """The share of clusters with transactional clients."""
 AT_LEVEL_0 = 1 / 4
 """The share of clusters that were founded by a version before feature levels."""
