@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|kafka_apps|all}
+    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|kafka_apps|flink|all}
 
 prints one line `<kind> <path of the executable>` each. `all` is what the tests need: each of them. Existing
 installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
@@ -18,6 +18,8 @@ installations are kept; several callers may run at once (one lock file per kind)
   `python -m bench.peers`. 54 MB, a few seconds.
 - kafka_apps: the folder of the jars of Kafka Streams, Kafka Connect with its file connectors, and MirrorMaker 2, by
   Maven. 103 MB, a few seconds.
+- flink: the folder of the jars of Apache Flink with its Kafka connector, by Maven. 81 MB, up to a minute. Only tests
+  that the gate leaves out need it.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -69,6 +71,17 @@ KAFKA_APPS_ARTIFACTS = (
     "org.slf4j:slf4j-simple:1.7.36",
 )
 """With a logger to standard error: what such a process says before it ends is what tells why."""
+
+FLINK_VERSION = "2.0.2"
+FLINK_KAFKA_VERSION = "4.0.1-2.0"
+FLINK_ARTIFACTS = (
+    *(
+        f"org.apache.flink:{name}:{FLINK_VERSION}"
+        for name in ("flink-clients", "flink-streaming-java", "flink-connector-base", "flink-connector-datagen")
+    ),
+    f"org.apache.flink:flink-connector-kafka:{FLINK_KAFKA_VERSION}",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
 
 SPARK_KAFKA_VERSION = "4.2.0"
 """The newest whose connector is in Maven Central: there is none for the PySpark 4.3.0 of constraints.txt."""
@@ -284,6 +297,17 @@ def install_kafka_apps(work: Path) -> None:
     (work / "jars").replace(kafka_apps_path())
 
 
+def flink_path() -> Path:
+    """Return the path of the folder of Flink's jars."""
+    return cache_dir() / f"flink-{FLINK_VERSION}"
+
+
+def install_flink(work: Path) -> None:
+    """Install Flink, its Kafka connector and what they need."""
+    copy_jars(FLINK_ARTIFACTS, work / "jars", work, "-DincludeScope=runtime")
+    (work / "jars").replace(flink_path())
+
+
 def spark_kafka_path() -> Path:
     """Return the path of the folder of Spark's Kafka connector and its PySpark."""
     return cache_dir() / f"spark-kafka-{SPARK_KAFKA_VERSION}"
@@ -306,6 +330,7 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "spark_kafka": (spark_kafka_path, install_spark_kafka),
     "kafka": (kafka_path, install_kafka),
     "kafka_apps": (kafka_apps_path, install_kafka_apps),
+    "flink": (flink_path, install_flink),
 }
 FOR_TESTS = tuple(KINDS)
 """What `all` stands for."""

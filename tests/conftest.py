@@ -12,6 +12,7 @@ fixture); what starts one without that mark fails. `make unit` runs the others.
 - `spark_kafka`: the path of a folder with Spark's own Kafka connector (`jars`) and its PySpark (`python`).
 - `kafka`: the path of the folder of Apache Kafka's jars: its server, clients and tools (`support/kafka_tools.py`).
 - `kafka_apps`: the path of the folder of the jars of Kafka Streams, Connect and MirrorMaker 2.
+- `flink`: the path of the folder of the jars of Apache Flink and its Kafka connector.
 - `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
 - `franz_go`: the program of `tests/clients/go`, built (`support/golang.py`).
 """
@@ -69,6 +70,7 @@ PROCESS_FIXTURES = {
     "spark_kafka",
     "kafka",
     "kafka_apps",
+    "flink",
     "java",
     "franz_go",
 }
@@ -148,6 +150,11 @@ def kafka() -> Path:
 @pytest.fixture(scope="session")
 def kafka_apps() -> Path:
     return Path(required(lambda: install("kafka_apps")))
+
+
+@pytest.fixture(scope="session")
+def flink() -> Path:
+    return Path(required(lambda: install("flink")))
 
 
 @pytest.fixture(scope="session")
