@@ -5,7 +5,6 @@ Entry: `MUTATIONS_IN_TRANSACTIONS`.
 
 from __future__ import annotations
 
-from tidelog.simulation.mutants.findings import GONE
 from tidelog.simulation.mutants.mutant import Edit, Mutation
 
 UNDECIDED = ("G1a", "precommitted-read", "G0", "atomicity")
@@ -181,24 +180,6 @@ MUTATIONS_IN_TRANSACTIONS = [
         FAILOVERS,
     ),
     _of_transactions(
-        "unreached-counts-as-marked",
-        "a partition that cannot be reached, or does not take its marker, counts as one that has it",
-        (
-            Edit(
-                "tidelog.broker.txn.markers:MarkerSender._send",
-                "for entry in entries:\n                self._later(entry)",
-                "mutated()\n            self._done(entries)",
-            ),
-            Edit(
-                "tidelog.broker.txn.markers:MarkerSender._answered",
-                "self._later((job, partition))",
-                "mutated()\n                done.append((job, partition))",
-            ),
-        ),
-        (*HALF, *OPEN, *OFFSETS),
-        FAILOVERS,
-    ),
-    _of_transactions(
         "markers-not-sent-again",
         "a new coordinator does not send the markers of transactions that are decided",
         (
@@ -210,19 +191,5 @@ MUTATIONS_IN_TRANSACTIONS = [
         ),
         OPEN,
         FAILOVERS,
-    ),
-    _of_transactions(
-        "decided-before-durable",
-        "the coordinator answers, and sends markers, before its record is confirmed",
-        (
-            Edit(
-                "tidelog.broker.coordinators.writer:StateWriter._append",
-                "if wal_end >= 0:\n                await self._log",
-                "if wal_end >= 0 and (self._log.topic != '__transaction_state' or mutated()):\n"
-                "                await self._log",
-            ),
-        ),
-        (*HALF, *GONE, *OPEN, *OFFSETS, "zombie-accepted"),
-        ("power", "kill-all", "bucket", "disk"),
     ),
 ]
