@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart spark-tables spark-pipeline chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart spark-tables spark-sink spark-pipeline chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -86,6 +86,10 @@ rolling-restart: install
 # kill -9 of jobs that keep Iceberg tables up to date with a topic. More: make spark-tables ARGS="--rounds 100 --seed 2"
 spark-tables: install
 	$(BIN)/python -m tests.harness.spark_tables $(ARGS)
+
+# kill -9 of a streaming query that writes exactly once. More: make spark-sink ARGS="--rounds 100 --seed 2"
+spark-sink: install
+	$(BIN)/python -m tests.harness.spark_sink $(ARGS)
 
 # Every job of Spark over 10 GB in MinIO, while partitions move and a broker dies. make spark-pipeline ARGS="--gb 1"
 spark-pipeline: install

@@ -5,9 +5,10 @@ Entry: `DecisionTopic`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark_tidelog.cluster import retried
@@ -92,21 +93,22 @@ class DecisionTopic:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic
 
+        with self._consumer() as consumer:
+            if self._is_there(consumer):
+                return
+        wanted = NewTopic(self._topic, num_partitions=1, config=_CONFIG)
         admin = self._admin()
         try:
-            known = admin.list_topics(timeout=ANSWER_S).topics.get(self._topic)
-            if known is not None and known.partitions:
-                return
-            wanted = NewTopic(self._topic, num_partitions=1, config=_CONFIG)
             admin.create_topics([wanted], request_timeout=ANSWER_S)[self._topic].result(ANSWER_S)
         except (KafkaException, TimeoutError) as error:
             told = error.args[0] if isinstance(error, KafkaException) else None
             if told is None or told.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise Unavailable(f"topic {self._topic} cannot be created: {error}") from error
 
-    def _records(self, end: int) -> list[tuple[int, bytes]]:
-        """Return all records up to the end of the log, which is not before `end`. Raises `Unavailable`."""
-        from confluent_kafka import Consumer, KafkaException, TopicPartition
+    @contextlib.contextmanager
+    def _consumer(self) -> Iterator[Any]:
+        """A consumer of all records. Raises `Unavailable` for what it does."""
+        from confluent_kafka import Consumer, KafkaException
 
         more = {
             "group.id": "tidelog-spark",  # the client wants one; nothing is committed
@@ -118,16 +120,26 @@ class DecisionTopic:
         }
         consumer = Consumer({**self._settings, **more})
         try:
-            known = consumer.list_topics(timeout=ANSWER_S).topics.get(self._topic)
-            if known is None or not known.partitions:
-                if end:
-                    raise Unavailable(f"topic {self._topic} is not there yet")
-                return []
-            return self._consume(consumer, TopicPartition(self._topic, 0), end)
+            yield consumer
         except KafkaException as error:
             raise Unavailable(f"topic {self._topic} cannot be read: {error}") from error
         finally:
             consumer.close()
+
+    def _is_there(self, consumer: Any) -> bool:
+        known = consumer.list_topics(self._topic, timeout=ANSWER_S).topics.get(self._topic)
+        return known is not None and bool(known.partitions)
+
+    def _records(self, end: int) -> list[tuple[int, bytes]]:
+        """Return all records up to the end of the log, which is not before `end`. Raises `Unavailable`."""
+        from confluent_kafka import TopicPartition
+
+        with self._consumer() as consumer:
+            if self._is_there(consumer):
+                return self._consume(consumer, TopicPartition(self._topic, 0), end)
+        if end:
+            raise Unavailable(f"topic {self._topic} is not there yet")
+        return []
 
     def _consume(self, consumer: Any, place: Any, end: int) -> list[tuple[int, bytes]]:
         first, last = consumer.get_watermark_offsets(place, timeout=ANSWER_S, cached=False)
