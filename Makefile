@@ -46,7 +46,7 @@ test: install
 # The rest of the test suite: what `make unit` leaves out, without the cases that `make long` runs. Up to three tests that
 # fail are run once more, alone, and are named if they pass then (tools/second_try.py).
 rest: install
-	$(BIN)/python localstack/install.py all
+	$(BIN)/python localstack/install.py gate
 	TIDELOG_NOTHING_MISSING=1 $(BIN)/python -m tools.second_try -n 2 --dist loadgroup -m "not ($(UNIT)) and not long" $(ARGS)
 
 # Cases for which the gate has no time. `make test` and `make nightly` run them, too.

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|kafka_apps|flink|all}
+    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|kafka_apps|flink|gate|all}
 
-prints one line `<kind> <path of the executable>` each. `all` is what the tests need: each of them. Existing
-installations are kept; several callers may run at once (one lock file per kind). The cache is `$TIDELOG_CACHE`, else
-`$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`; deleting it is safe.
+prints one line `<kind> <path of the executable>` each. `all` is what the tests need: each of them; `gate` what those
+need that `make rest` runs. Existing installations are kept; several callers may run at once (one lock file per kind).
+The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/tidelog`; deleting it is safe.
 
 - minio: built from source by the Go toolchain (MinIO publishes no binaries any more). About 3 minutes on two cores.
 - localstack: a separate environment, because its requirements conflict with Tidelog's. About 40 seconds.
@@ -332,8 +332,11 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "kafka_apps": (kafka_apps_path, install_kafka_apps),
     "flink": (flink_path, install_flink),
 }
-FOR_TESTS = tuple(KINDS)
-"""What `all` stands for."""
+GROUPS = {
+    "gate": tuple(kind for kind in KINDS if kind not in ("kafka_apps", "flink")),
+    "all": tuple(KINDS),
+}
+"""Names that stand for several kinds."""
 
 
 def install(kind: str) -> Path:
@@ -352,11 +355,11 @@ def install(kind: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0] not in (*KINDS, "all"):
-        print(f"usage: python localstack/install.py {{{'|'.join([*KINDS, 'all'])}}}", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0] not in (*KINDS, *GROUPS):
+        print(f"usage: python localstack/install.py {{{'|'.join([*KINDS, *GROUPS])}}}", file=sys.stderr)
         return 2
     failed = False
-    for kind in FOR_TESTS if arguments[0] == "all" else arguments:
+    for kind in GROUPS.get(arguments[0], arguments):
         try:
             print(f"{kind} {install(kind)}", flush=True)
         except Missing as error:
