@@ -233,7 +233,7 @@ class KafkaWorld:
         parts: Any = SimpleNamespace()
         controller: Any = self.controller
         partitions: Any = self.partitions
-        group = GroupSettings(offsets_topic_partitions=2, transaction_topic_partitions=2)
+        group = GroupSettings(offsets_topic_partitions=2)
         epoch = self.controller.image.brokers[NODE_ID].registration_epoch
         producer_ids = ProducerIds(controller, NODE_ID, lambda: epoch)
         if self._with_groups:
