@@ -5,8 +5,8 @@ Three brokers with replicated WALs, a producer, and a query from one topic to an
 to be started, waits for a micro-batch and kills (`kill -9`):
 
 - `all`: all its processes; `driver`, `jvm`: these only, the rest a little later (a Python worker may write on);
-  `workers`, `executors`: these only, and the query goes on, if Spark tries their tasks again. Executors are JVMs of
-  their own, with `local-cluster[2,1,1024]`;
+  `workers`, `executors`: these only, and the query goes on where Spark tries their tasks again, or is started again in
+  the next round. Executors are JVMs of their own, with `local-cluster[2,1,1024]`;
 - `prepared`: all, when a task has prepared its transaction; `decided`: all, when a decision is in the log;
 - `again`: all, and the last commit is taken out of Spark's own log: the micro-batch runs again though it is committed;
 - `zombie`: all its processes are stopped, another driver goes on with the same checkpoint, and the first one wakes up.
@@ -100,6 +100,8 @@ class Rounds:
         self.job: JobProcess | None = None
         self.tasks = 0
         self._is_cluster = False
+        self._is_hurt = False
+        """Whether the query has lost processes, so that it may end by itself."""
         self._jobs = 0
         self._kills = self._in_turn(self.wanted.kills)
         self._meanwhile = self._in_turn(self.wanted.meanwhile)
@@ -174,6 +176,7 @@ class Rounds:
             return self.job
         self.stop()
         self._is_cluster = is_cluster
+        self._is_hurt = False
         self.job = self.begin(is_cluster=is_cluster)
         return self.job
 
@@ -191,7 +194,11 @@ class Rounds:
         moment_s = self.rng.uniform(0, self.wanted.moment_s)
         before = self.batches()
         job = self._running(kill)
-        if not self._wait(lambda: self.batches() > before, job, BEGIN_S, "a micro-batch"):
+        is_there = self._wait(lambda: self.batches() > before, job, BEGIN_S, "a micro-batch")
+        if not is_there and self._is_hurt:  # the driver's own Python worker was among those of the round before
+            job = self._running(kill)
+            is_there = self._wait(lambda: self.batches() > before, job, BEGIN_S, "a micro-batch")
+        if not is_there:
             raise AssertionError(f"the query ended by itself:\n{job.said(40)}")
         self._disturb(meanwhile)
         told = self._end(kill, job, moment_s)
@@ -217,6 +224,7 @@ class Rounds:
             self._wake(job)
         elif kill in ("workers", "executors"):
             job.signal(signal.SIGKILL, ROLES[kill])
+            self._is_hurt = True
         elif kill in ROLES:
             job.signal(signal.SIGKILL, ROLES[kill])
             time.sleep(moment_s / 2)  # as long as what is left has, likewise random
@@ -306,7 +314,7 @@ class Rounds:
 
 def read_committed(bootstrap: str, partition: int) -> tuple[list[tuple[bytes | None, bytes | None]], int, int]:
     """The committed records of a partition of the target, its last stable offset, and its end."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False}
+    settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0}
     consumer: Any = Consumer({**settings, "isolation.level": "read_committed", "enable.partition.eof": True})
     place = TopicPartition(TARGET, partition, OFFSET_BEGINNING)
     found: list[tuple[bytes | None, bytes | None]] = []
