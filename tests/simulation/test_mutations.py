@@ -17,9 +17,9 @@ pytestmark = pytest.mark.processes
 
 QUICK = (
     ("ack-before-confirm", "duplicates-accepted", "coordinator-loads-nothing", "deltas-skipped"),
-    ("open-transactions-shown", "markers-not-sent-again"),
+    ("open-transactions-shown",),
 )
-"""Found in any of the first few seeds."""
+"""Found in any of the first few seeds, with half of the usual periods of faults."""
 
 
 def guarded(stale: bool) -> str:
@@ -100,7 +100,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("names", QUICK)
 def test_quick_mutations_are_found(names: tuple[str, ...]) -> None:
-    done = run("--mutations", ",".join(names), "--within", "60")
+    done = run("--mutations", ",".join(names), "--within", "60", "--steps", "6")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(names)} mutations" in done.stdout
     assert "all were found" in done.stdout
