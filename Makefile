@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-to-run
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 UNIT := not servers and not processes and not slow
 
-.PHONY: install up unit coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart spark-tables spark-sink spark-pipeline chaos scenario simulate nightly mutations fuzz clean
+.PHONY: install up unit unit-again coverage rest long test lint bench reliability controller-kills failover hot-failover quorum-table rolling-restart spark-tables spark-sink spark-pipeline chaos scenario simulate nightly mutations fuzz clean
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ up: $(RUN_STAMP)
 # a tenth of their examples (tests/support/examples.py), and no coverage. Four workers, because many tests wait.
 unit: install
 	$(BIN)/pytest -n 4 --dist worksteal -m "$(UNIT)" --hypothesis-profile=unit --no-cov $(ARGS)
+
+# The same in the gate: up to three tests that fail are run once more, alone (tools/second_try.py).
+unit-again: install
+	$(BIN)/python -m tools.second_try -n 3 --dist worksteal -m "$(UNIT)" --hypothesis-profile=unit --no-cov $(ARGS)
 
 # The same tests with all examples, and the coverage of the product, which may not fall below its floor (pyproject.toml).
 # Up to three tests that fail are run once more, alone and without coverage (tools/second_try.py): its tracer may fail a
@@ -116,9 +120,10 @@ scenario: install
 simulate: install
 	$(BIN)/tidelog simulate --seeds 2000 --for 240s $(ARGS)
 
-# Every night the long cases, and the same with other seeds, which the date gives: a failing one can be run again by its
-# number.
+# Every night all examples of the property tests with the coverage, the long cases, and the simulated clusters with other
+# seeds, which the date gives: a failing one can be run again by its number.
 nightly: install
+	$(MAKE) coverage ARGS=
 	$(MAKE) long ARGS=
 	$(BIN)/tidelog simulate --seeds 10000 --seed $(shell date -u +%Y%m%d)00000 --shrink $(ARGS)
 

@@ -6,6 +6,9 @@ What a machine cannot provide skips its tests with a reason that begins with "mi
 A test that starts a process is marked `processes` or `servers` (all of `tests/e2e` is, and whoever uses a server
 fixture); what starts one without that mark fails. `make unit` runs the others.
 
+Where `TIDELOG_TESTS_FOR_S` is set, no test begins so many seconds after the start; the end of the run names what was
+left.
+
 - `moto_server`, `localstack_server`, `minio_server`: a running `S3Server` (`support/s3_servers.py`); `s3_server`: each.
 - `kcat`: the path of a kcat that runs.
 - `previous_release`: the path of a Python in whose environment the previous release is installed (`tests/releases`).
@@ -24,6 +27,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +60,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 T = TypeVar("T")
 PREFIX = "missing: "
+STARTED = time.monotonic()
+LATE = "the time for tests was over"
 E2E = Path(__file__).parent / "e2e"
 TEARDOWN_S = 300
 """After so long a teardown hangs; those of module and session fixtures are in it."""
@@ -201,7 +207,10 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no test after `TIDELOG_TESTS_FOR_S` seconds, and watch what starts processes."""
     global _unmarked
+    if time.monotonic() - STARTED > float(os.environ.get("TIDELOG_TESTS_FOR_S", "inf")):
+        pytest.skip(LATE)
     marked = any(item.get_closest_marker(name) for name in ("processes", "servers"))
     _unmarked = None if marked else item.nodeid
 
@@ -233,12 +242,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what was missing."""
+    """List what was missing, and what the time did not suffice for."""
     reasons: dict[str, int] = {}
+    late: dict[str, int] = {}
     for outcome in ("skipped", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
             reason = text.removeprefix("Skipped: ")
+            if reason == LATE:
+                file = report.nodeid.partition("::")[0]
+                late[file] = late.get(file, 0) + 1
             if reason.startswith(PREFIX):
                 reason = reason.removeprefix(PREFIX).strip()
                 reasons[reason] = reasons.get(reason, 0) + 1
@@ -246,3 +259,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("missing on this machine", yellow=True)
         for reason, count in sorted(reasons.items()):
             terminalreporter.line(f"{reason} ({count} test{'s' if count > 1 else ''} not run)")
+    if late:
+        terminalreporter.section(f"not run: {LATE}", yellow=True)
+        for file, count in sorted(late.items()):
+            terminalreporter.line(f"{file} ({count} test{'s' if count > 1 else ''})")
