@@ -123,6 +123,7 @@ async def test_killed_leaders_lose_and_double_no_command(tmp_path: Path) -> None
             await counting.grown(20)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_all_members_killed_at_once_remember_every_command(tmp_path: Path) -> None:
     async with cluster_with_writers(tmp_path) as (chaos, counting):

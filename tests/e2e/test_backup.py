@@ -29,6 +29,7 @@ def objects(place: Path) -> set[str]:
     return {path.name for path in place.glob("*/objects/*/*")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["embedded", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_restored_cluster_has_all_that_was_uploaded(
     where: str, tmp_path: Path, request: pytest.FixtureRequest

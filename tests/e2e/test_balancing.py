@@ -70,6 +70,7 @@ def is_all_there(load: Load, bootstrap: str) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_switched_on_it_moves_by_itself_and_fills_a_new_broker(tmp_path: Path) -> None:
     with up_cluster(tmp_path, flags=SMALL_LOAD) as up:

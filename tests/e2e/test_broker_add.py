@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.support.cli import Cli
 from tests.support.cluster_process import up_cluster
 
 
+@pytest.mark.long
 def test_a_broker_whose_port_is_taken_is_refused_with_its_own_error(tmp_path: Path) -> None:
     with up_cluster(tmp_path / "data", brokers=2) as up:
         cli = Cli(up.bootstrap)

@@ -55,6 +55,7 @@ def test_every_promise_holds_through_kill_stop_cut_and_slow(tmp_path: Path) -> N
     assert "nothing is wrong" in Cli()("check", history).text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.servers
 def test_a_bucket_that_fails_and_is_slow_loses_nothing(moto_server: S3Server) -> None:
@@ -65,6 +66,7 @@ def test_a_bucket_that_fails_and_is_slow_loses_nothing(moto_server: S3Server) ->
     assert '"clean": true' in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.servers("previous_release")
 def test_nodes_of_two_releases_keep_every_promise(previous_release: str) -> None:
@@ -85,9 +87,11 @@ def test_a_log_that_is_only_in_memory_is_found_to_lose_records() -> None:
     """
     for seed in range(3):
         lines: list[str] = []
-        options = ChaosOptions(seconds=30, rounds=1, faults=("kill",), wal="memory", moves=False, rate=400, seed=seed)
+        options = ChaosOptions(
+            seconds=30, rounds=1, faults=("kill",), wal="memory", moves=False, rate=400, seed=seed, transactions=False
+        )
         found = run(options, lines.append)
-        assert len(lines) == 1
+        assert lines[0].startswith("round 1: kill")  # a slow round shows more
         if not found.clean:
             break
     assert sum(row.lost for row in found.rows) > 0

@@ -45,6 +45,7 @@ def audit(spark: Spark, world: JobWorld, step: str = "audit", **more: str) -> di
     return dict(answer(spark, step, {"bootstrap": world.bootstrap, "token": world.token, **more}))
 
 
+@pytest.mark.long
 def test_a_cluster_under_load_and_eager_compaction_has_no_findings(spark: Spark, world: JobWorld) -> None:
     world.compact()  # what other tests have left, so that a round is short
     ids = fill(world, "loaded", 4)
@@ -116,6 +117,7 @@ def flipped(file: Path, at: int) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.long
 def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, world: JobWorld, tmp_path: Path) -> None:
     ids = fill(world, "damaged", 6)
     block, index, footer, short, missing, sound = ids

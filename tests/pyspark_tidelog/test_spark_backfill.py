@@ -40,6 +40,7 @@ def refusal(spark: Spark, old: World, world: JobWorld, topic: str, **more: Any) 
     return error(spark, "backfill", {"bootstrap": world.bootstrap, "source": old.bootstrap, "topic": topic, **more})
 
 
+@pytest.mark.long
 def test_a_topic_comes_with_its_offsets_and_goes_on_with_what_is_new(spark: Spark, old: World, world: JobWorld) -> None:
     done = backfill(spark, old, world, "h")
     assert (done["records"], done["found"], done["filled"]) == (500, 0, 0)
@@ -72,6 +73,7 @@ def test_offsets_that_retention_has_removed_are_refused_or_filled_or_given_up(
     assert rows_of(spark, world, "renumbered") == wanted
 
 
+@pytest.mark.long
 def test_a_source_that_is_not_right_is_said(spark: Spark, old: World, world: JobWorld) -> None:
     assert "there is no topic 'nothing'" in refusal(spark, old, world, "nothing")
     create_topic(world.bootstrap, "narrow", 2)

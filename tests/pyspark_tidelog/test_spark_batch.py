@@ -66,6 +66,7 @@ def test_what_is_to_be_read_can_be_said_in_every_way_of_sparks_kafka_source(spar
     assert offsets(subscribe="t", **late) == [(950, 999, 50)]
 
 
+@pytest.mark.long
 def test_filters_leave_out_tasks_where_spark_pushes_them_down(spark: Spark, world: World) -> None:
     for pushes in (False, True):
         where = "partition = 1 and offset >= 880 and offset < 903"

@@ -223,6 +223,7 @@ def test_a_dry_run_tells_what_would_be_rewritten_and_changes_nothing(world: Worl
     assert committed(world) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_small_objects_become_large_ones_under_producers_moves_and_a_killed_worker(
     world: World, static: Static, spark: Spark, jobs: list[Job], tmp_path: Path, kills: bool

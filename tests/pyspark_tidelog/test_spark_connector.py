@@ -52,6 +52,7 @@ def connector(spark_kafka: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             spark.close()
 
 
+@pytest.mark.long
 def test_a_batch_read_has_the_columns_and_rows_of_format_tidelog(connector: Connector) -> None:
     create_topic(connector.world.bootstrap, "read", 2)
     for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
@@ -65,6 +66,7 @@ def test_a_batch_read_has_the_columns_and_rows_of_format_tidelog(connector: Conn
     assert connector.ask("read", format="tidelog", options={**options, **told}) == by_kafka
 
 
+@pytest.mark.long
 def test_a_streaming_read_goes_on_at_its_checkpoint(connector: Connector, tmp_path: Path) -> None:
     create_topic(connector.world.bootstrap, "followed", 2)
     options = connector.options(subscribe="followed", startingOffsets="earliest", maxOffsetsPerTrigger="40")
@@ -75,6 +77,7 @@ def test_a_streaming_read_goes_on_at_its_checkpoint(connector: Connector, tmp_pa
         assert found == [[partition, at] for partition in range(2) for at in range(50 * (round_ + 1))]
 
 
+@pytest.mark.long
 def test_a_batch_write_puts_the_rows_where_format_tidelog_puts_them(connector: Connector) -> None:
     for topic in ("by-kafka", "by-tidelog"):
         create_topic(connector.world.bootstrap, topic, 3)
@@ -84,6 +87,7 @@ def test_a_batch_write_puts_the_rows_where_format_tidelog_puts_them(connector: C
     assert connector.placed("by-tidelog", 3) == placed
 
 
+@pytest.mark.long
 def test_a_streaming_write_goes_on_at_its_checkpoint(connector: Connector, tmp_path: Path) -> None:
     create_topic(connector.world.bootstrap, "streamed", 2)
     asked = {

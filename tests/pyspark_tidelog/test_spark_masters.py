@@ -114,6 +114,7 @@ def test_spark_finds_the_source_in_an_installed_wheel(world: World, installed: P
     assert read(world, installed, tmp_path, "local[2]") == (WHOLE, 1)
 
 
+@pytest.mark.long
 def test_executors_may_be_processes_of_their_own(world: World, installed: Path, tmp_path: Path) -> None:
     assert read(world, installed, tmp_path, "local-cluster[2,1,512]") == (WHOLE, 3)
 

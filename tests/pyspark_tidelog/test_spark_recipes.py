@@ -88,17 +88,20 @@ def test_there_are_five_recipes() -> None:
     assert re.findall(r"(?m)^### (\d)\. ", PAGE) == ["1", "2", "3", "4", "5"]
 
 
+@pytest.mark.long
 def test_sums_of_a_time_range(reader: Reader) -> None:
     said = reader.run(1)
     assert re.findall(r"\|\s*(\w+)\|\s*([\d.]+)\|", said) == [(name, str(sums()[name])) for name in sorted(sums())]
 
 
+@pytest.mark.long
 def test_a_topic_as_files_is_brought_up_to_date_once(reader: Reader) -> None:
     said = reader.run(2)
     assert sum(int(count) for count in re.findall(r"\|\s*\d+\|\s*(\d+)\|", said)) == len(ORDERS)
     assert reader.run(2) == said
 
 
+@pytest.mark.long
 def test_a_topic_is_enriched_to_another(reader: Reader) -> None:
     create_topic(reader.bootstrap, "orders-by-country", 1)
     reader.run(3)
@@ -108,11 +111,13 @@ def test_a_topic_is_enriched_to_another(reader: Reader) -> None:
     assert sorted(rows, key=lambda row: row["id"]) == wanted
 
 
+@pytest.mark.long
 def test_a_topic_as_a_table_is_asked_by_duckdb(reader: Reader) -> None:
     said = reader.run(4)
     assert re.findall(r"│ (\w{3})\s*│\s*([\d.]+) │", said) == [(name, str(sums()[name])) for name in sorted(sums())]
 
 
+@pytest.mark.long
 def test_a_file_is_loaded_into_a_topic_and_the_bucket_checked(reader: Reader) -> None:
     (reader.place / "customers.csv").write_text("name,city\nann,Umeå\nbob,Lyon\n")
     reader.run(5)

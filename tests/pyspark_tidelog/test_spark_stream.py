@@ -239,6 +239,7 @@ def test_the_lag_of_a_query_is_seen_as_a_consumer_groups(world: World, query: An
     until(lambda: "mine" in world.cli("group", "list").text)
 
 
+@pytest.mark.long
 def test_a_query_moves_here_with_the_checkpoint_of_sparks_kafka_source(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "moved-here", 2)
     world.produce("moved-here", 0, 0, 20)

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_of_the_records_of_a_load_each_is_in_a_table_or_its_quarantine() -> None:
     records = [record(partition, number) for partition in range(2) for number in range(400)]
     rows, bad = as_rows(records)
