@@ -180,12 +180,23 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> L
     return loops
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes by where it is or what it uses."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what starts processes by where it is or what it uses, and as `long` the cases that the gate does not run."""
+    cases: dict[str, set[str]] = {}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if E2E in item.path.parents or fixtures & PROCESS_FIXTURES:
             item.add_marker("processes")
+        chosen = item.get_closest_marker("gate_cases")
+        if chosen is not None and isinstance(item, pytest.Function):
+            case = item.callspec.id
+            if case not in chosen.args:
+                item.add_marker("long")
+            cases.setdefault(item.nodeid.partition("[")[0], set(chosen.args)).discard(case)
+    if not any("::" in arg for arg in config.args):
+        for test, missing in cases.items():
+            if missing:
+                raise pytest.UsageError(f"{test} has no case {sorted(missing)} (pytest.mark.gate_cases)")
 
 
 _unmarked: str | None = None

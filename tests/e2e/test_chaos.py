@@ -98,6 +98,7 @@ def test_a_log_that_is_only_in_memory_is_found_to_lose_records() -> None:
     assert {one.rule for one in found.findings} >= {"lost-write", "inconsistent-offsets"}
 
 
+@pytest.mark.long
 def test_nothing_is_left_running_when_it_is_ended_in_the_middle(tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = subprocess.Popen(
@@ -119,6 +120,7 @@ def test_nothing_is_left_running_when_it_is_ended_in_the_middle(tmp_path: Path) 
             time.sleep(0.1)
 
 
+@pytest.mark.gate_cases("flags3---s3-endpoint")
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

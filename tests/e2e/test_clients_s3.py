@@ -26,6 +26,7 @@ def tidelog_on_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory)
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.gate_cases("moto-kafka-python", "localstack-aiokafka", "minio-confluent-kafka", "minio-kcat")
 @pytest.mark.parametrize("client", sorted(KITS))
 def test_a_real_client_gets_back_every_byte_over_s3(client: str, tidelog_on_s3: TidelogProcess) -> None:
     round_trip(KITS[client](), tidelog_on_s3.bootstrap, f"trip-{client}")
@@ -43,6 +44,7 @@ def tidelog_without_a_disk(
         assert not (data_dir / "wal").exists()
 
 
+@pytest.mark.gate_cases("confluent-kafka")
 @pytest.mark.parametrize("client", sorted(KITS))
 def test_a_real_client_gets_back_every_byte_with_the_wal_in_the_bucket(
     client: str, tidelog_without_a_disk: TidelogProcess
@@ -50,6 +52,7 @@ def test_a_real_client_gets_back_every_byte_with_the_wal_in_the_bucket(
     round_trip(KITS[client](), tidelog_without_a_disk.bootstrap, f"trip-{client}")
 
 
+@pytest.mark.long
 def test_a_real_client_gets_back_every_byte_with_the_wal_in_localstack(
     tmp_path: Path, localstack_server: S3Server
 ) -> None:

@@ -115,6 +115,7 @@ def check(bootstrap: str, load: Load) -> None:
     assert found == Counter(load.delivered)
 
 
+@pytest.mark.gate_cases("disk")
 @pytest.mark.slow
 @pytest.mark.parametrize("wal", ["disk", "s3"])
 def test_three_brokers_share_the_partitions_and_the_loss_of_any_process_heals(tmp_path: Path, wal: str) -> None:
@@ -143,6 +144,7 @@ def test_three_brokers_share_the_partitions_and_the_loss_of_any_process_heals(tm
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_whole_cluster_comes_back_after_kill_9_of_everything(tmp_path: Path) -> None:
     with up_cluster(tmp_path, chooses_ports=True) as cluster:
@@ -162,6 +164,7 @@ def test_the_whole_cluster_comes_back_after_kill_9_of_everything(tmp_path: Path)
                 assert again.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_paused_and_absent_controllers_cause_no_produce_error(tmp_path: Path) -> None:
     with serve_cluster(tmp_path) as cluster:
@@ -286,6 +289,7 @@ def test_a_second_live_broker_with_the_same_id_and_a_wrong_secret_are_refused(tm
         impostor.kill()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_broker_that_died_with_all_controllers_that_knew_it_is_dead_long_before_its_session_ends(
     tmp_path: Path,
@@ -338,6 +342,7 @@ def test_a_copy_of_a_directory_is_refused_while_the_other_one_lives(
         tidelog(f"127.0.0.1:{port}", "topic", "list")
 
 
+@pytest.mark.long
 def test_a_broker_without_an_id_gets_one_that_was_never_given_out_and_keeps_it(tmp_path: Path) -> None:
     with serve_cluster(tmp_path, controllers=1, brokers=1) as cluster:
         (tmp_path / "node-101.toml").rename(tmp_path / "template.toml")

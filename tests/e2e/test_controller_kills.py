@@ -11,6 +11,7 @@ from tests.harness.controller_kills import run
 ROUNDS = 4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_active_controllers_cause_no_produce_error_and_lose_no_command(tmp_path: Path) -> None:
     report = run(ROUNDS, tmp_path, partitions=12, seed=7)

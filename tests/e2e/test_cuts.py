@@ -68,6 +68,7 @@ def alive(address: str) -> dict[int, bool]:
     return {broker: not any(f"broker {broker}" in each for each in problems) for broker in (101, 102, 103)}
 
 
+@pytest.mark.gate_cases("answers")
 @pytest.mark.parametrize("ways", [{}, {"requests": False}, {"answers": False}], ids=["both", "answers", "requests"])
 def test_brokers_cut_from_all_controllers_go_on_serving(tmp_path: Path, ways: dict[str, bool]) -> None:
     with cut_cluster(tmp_path) as cluster:
@@ -127,6 +128,7 @@ def _agree(cluster: CutCluster) -> bool:
 WAYS: dict[str, dict[str, bool]] = {"both": {}, "answers": {"requests": False}, "requests": {"answers": False}}
 
 
+@pytest.mark.gate_cases("disk-both")
 @pytest.mark.parametrize(("wal", "ways"), [("disk", "both"), ("s3", "both"), ("s3", "answers"), ("disk", "requests")])
 def test_a_broker_cut_from_the_bucket_loses_nothing(
     tmp_path: Path, minio_server: S3Server, wal: str, ways: str
@@ -148,6 +150,7 @@ def test_a_broker_cut_from_the_bucket_loses_nothing(
         under_load(cluster, scenario)
 
 
+@pytest.mark.long
 def test_partitions_move_between_brokers_that_are_cut_from_each_other(tmp_path: Path) -> None:
     with cut_cluster(tmp_path) as cluster:
 
@@ -170,6 +173,7 @@ def test_partitions_move_between_brokers_that_are_cut_from_each_other(tmp_path: 
         under_load(cluster, scenario)
 
 
+@pytest.mark.gate_cases("target")
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_move_whose_source_or_target_is_cut_from_the_controllers_ends_in_one_owner(tmp_path: Path, side: str) -> None:
     with cut_cluster(tmp_path) as cluster:

@@ -120,6 +120,7 @@ def test_a_paused_broker_is_replaced_and_acknowledges_nothing_when_it_wakes_up(t
         load.check(up.bootstrap)
 
 
+@pytest.mark.long
 def test_a_dead_broker_with_its_wal_on_disk_is_waited_for_and_the_others_go_on(tmp_path: Path) -> None:
     with up_cluster(tmp_path / "data", flags=["--set", "replication.total_replicas=1"]) as up:
         create_topic(up.bootstrap, TOPIC, PARTITIONS)
@@ -144,6 +145,7 @@ def test_a_dead_broker_with_its_wal_on_disk_is_waited_for_and_the_others_go_on(t
         load.check(up.bootstrap)
 
 
+@pytest.mark.long
 def test_a_broker_that_is_dead_for_good_is_removed_with_what_only_its_disk_had(tmp_path: Path) -> None:
     with serve_cluster(tmp_path, controllers=1, brokers=3) as nodes:
         create_topic(nodes.bootstrap, TOPIC, PARTITIONS)
@@ -181,6 +183,7 @@ def test_a_broker_that_is_dead_for_good_is_removed_with_what_only_its_disk_had(t
         assert sorted(values) == sorted([b"kept", b"after it"] * len(mine))
 
 
+@pytest.mark.long
 def test_a_cluster_that_stops_and_starts_as_a_whole_keeps_its_placement_though_one_broker_is_slow(
     tmp_path: Path,
 ) -> None:

@@ -54,6 +54,7 @@ class Writer:
         assert self._producer.flush(timeout_s) == 0, "records without an outcome"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_bucket_that_answers_503_for_a_minute_stops_nothing_and_loses_nothing(
     tmp_path: Path, moto_server: S3Server
@@ -112,6 +113,7 @@ def test_a_bucket_that_is_not_there_at_start_is_a_clear_error_and_is_retried(
         process.kill()
 
 
+@pytest.mark.long
 def test_a_broker_with_data_serves_while_its_bucket_is_away(tmp_path: Path, moto_server: S3Server) -> None:
     with faulty_proxy(moto_server) as proxy:
         flags = [*s3_flags(proxy.server), "--set", "s3.retry_budget_ms=1000"]
@@ -260,6 +262,7 @@ def test_a_data_directory_in_use_is_refused(tmp_path: Path) -> None:
             second.kill()
 
 
+@pytest.mark.long
 def test_a_killed_up_leaves_nothing_outside_of_its_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +291,7 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
             process.kill()
 
 
+@pytest.mark.gate_cases("flags0-2-did you mean 'wal.flush'", "flags7-2-no configuration file")
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
@@ -334,6 +338,7 @@ def test_a_server_that_cannot_fence_is_refused_for_the_wal_and_told_why(tmp_path
             process.kill()
 
 
+@pytest.mark.long
 def test_a_wal_in_the_bucket_rides_out_a_bucket_that_is_away(tmp_path: Path, moto_server: S3Server) -> None:
     """Producers wait, nothing fails and nothing is lost; answers that get lost are recognised."""
     with faulty_proxy(moto_server) as proxy:
@@ -359,6 +364,7 @@ def test_a_wal_in_the_bucket_rides_out_a_bucket_that_is_away(tmp_path: Path, mot
             assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.long
 def test_a_wal_on_disk_is_not_left_behind_by_a_change_of_kind(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         create_topic(process.bootstrap, "t")

@@ -46,6 +46,7 @@ def is_well(cli: Cli) -> bool:
     return cli("status", code=None).code == 0
 
 
+@pytest.mark.gate_cases("busy-disk")
 @pytest.mark.parametrize("wal", ["disk", "s3"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
 def test_a_bucket_that_denies_everything_is_seen_and_heals(
@@ -71,6 +72,7 @@ def test_a_bucket_that_denies_everything_is_seen_and_heals(
             assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
 
 
+@pytest.mark.long
 def test_a_bucket_that_refuses_deletes_only_is_seen_and_heals(tmp_path: Path, moto_server: S3Server) -> None:
     def no_deletes(seen: Seen) -> Fault | None:
         return DENIED if seen.method == "DELETE" or "delete" in seen.query else None
@@ -84,6 +86,7 @@ def test_a_bucket_that_refuses_deletes_only_is_seen_and_heals(tmp_path: Path, mo
         wait_until(lambda: is_well(cli), "all is well again", 20)
 
 
+@pytest.mark.long
 def test_a_bucket_that_does_not_answer_is_seen(tmp_path: Path, moto_server: S3Server) -> None:
     with faulty_proxy(moto_server) as proxy, running(tmp_path / "data", s3_flags(proxy.server)) as process:
         cli = Cli(process.bootstrap)

@@ -82,6 +82,7 @@ def test_a_master_and_then_its_successor_are_killed_and_the_preferred_master_lea
         assert_equal_logs(hot, BROKERS)
 
 
+@pytest.mark.long
 def test_all_members_are_killed_at_once_and_go_on_with_what_was_acknowledged(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot") as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)
@@ -225,6 +226,7 @@ def test_without_its_quorum_a_master_acknowledges_nothing_and_goes_on_by_itself_
         check(hot, load)
 
 
+@pytest.mark.long
 def test_with_automatic_degradation_the_one_that_is_left_acknowledges(tmp_path: Path) -> None:
     settings = {"replication": {"enable_auto_in_sync_replicas": True}}
     with hot_cluster(tmp_path / "hot", settings) as hot:

@@ -67,6 +67,7 @@ def test_a_member_without_its_disk_joins_anew(tmp_path: Path, what: str) -> None
         check(hot, load)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["wals", pytest.param("everything", marks=pytest.mark.long)])
 def test_a_member_without_its_disk_is_not_counted_where_it_would_decide(tmp_path: Path, what: str) -> None:
     """All are killed, one loses its disk, another one stays down: two brokers are up, one promise counts."""
@@ -175,6 +176,7 @@ def test_a_member_with_an_old_copy_of_its_directory_follows_a_living_master(tmp_
         check(hot, load)
 
 
+@pytest.mark.long
 def test_a_member_that_joined_when_everything_was_uploaded_counts_after_a_kill(tmp_path: Path) -> None:
     """It begins at the end of its masters' WALs, with nothing, and is in sync."""
     with hot_cluster(tmp_path / "hot", {"upload": {"size_bytes": 100_000, "age_ms": 1000}}) as hot:
@@ -230,6 +232,7 @@ def test_a_broker_that_is_added_replaces_one_that_is_gone_for_good(tmp_path: Pat
         assert load.verify(others) == []
 
 
+@pytest.mark.long
 def test_a_broker_that_comes_later_gets_replicas_of_the_sets_of_others(tmp_path: Path) -> None:
     """Until each of the four has three; and with what it has then it leads, and another one dies."""
     with hot_cluster(tmp_path / "hot") as hot:
@@ -268,6 +271,7 @@ def reassignment(turn: int) -> Any:
     return {"version": 1, "partitions": rows}
 
 
+@pytest.mark.long
 def test_partitions_move_between_replica_sets_under_load_and_a_broker_dies_meanwhile(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot") as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)
@@ -291,6 +295,7 @@ def test_partitions_move_between_replica_sets_under_load_and_a_broker_dies_meanw
         check(hot, load)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [pytest.param("stopped", marks=pytest.mark.long), "killed"])
 def test_a_cluster_with_one_replica_gets_three_when_it_is_started_with_them(tmp_path: Path, ends: str) -> None:
     with hot_cluster(tmp_path / "hot", {"replication": {"total_replicas": 1}}) as hot:

@@ -60,6 +60,7 @@ def hot(tmp_path: Path) -> Iterator[TlsCluster]:
         cluster.close()
 
 
+@pytest.mark.long
 def test_brokers_replicate_and_fail_over_with_tls_and_one_without_is_left_out_until_it_has_it(hot: TlsCluster) -> None:
     create_topic(hot.bootstrap, TOPIC, PARTITIONS)
     with PartitionLoad(hot.bootstrap, TOPIC, PARTITIONS) as load:

@@ -102,6 +102,7 @@ def test_a_flipped_bit_anywhere_is_found_and_its_file_named(killed: Killed, tmp_
     assert check(tmp_path / "copy").is_sound
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_the_tail_that_nothing_proves_is_no_false_alarm(killed: Killed, tmp_path: Path) -> None:
     shutil.copytree(killed.data_dir, tmp_path / "copy")
     [segment] = (tmp_path / "copy" / "wal").glob("*.wal")
@@ -110,6 +111,7 @@ def test_a_flipped_bit_in_the_tail_that_nothing_proves_is_no_false_alarm(killed:
             assert all(one.kind == "torn" for one in check(tmp_path / "copy").findings if one.kind != "leftover")
 
 
+@pytest.mark.gate_cases("journal", "segment")
 @pytest.mark.parametrize("number", range(5), ids=["identity", "epochs", "journal", "snapshot", "segment"])
 def test_a_process_refuses_damage_names_it_and_goes_on_when_it_is_mended(
     killed: Killed, tmp_path: Path, number: int
@@ -139,6 +141,7 @@ def test_a_process_refuses_damage_names_it_and_goes_on_when_it_is_mended(
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.gate_cases("journal")
 @pytest.mark.parametrize("name", ["journal", "snapshot"])
 def test_a_controller_file_that_is_gone_is_refused_and_not_begun_anew(
     killed: Killed, tmp_path: Path, name: str
@@ -193,6 +196,7 @@ def test_a_log_in_the_bucket_is_verified_while_it_runs_and_refused_when_damaged(
         assert [row[4] for row in read_topic(process.bootstrap, "t")] == writer.acknowledged
 
 
+@pytest.mark.long
 def test_a_log_on_an_s3_server_is_verified_by_the_flags_of_up(tmp_path: Path, moto_server: S3Server) -> None:
     where = [*s3_flags(moto_server), "--wal", "s3"]
     with running(tmp_path / "data", where) as process:
@@ -207,6 +211,7 @@ def test_a_log_on_an_s3_server_is_verified_by_the_flags_of_up(tmp_path: Path, mo
     assert "embedded bucket" in Cli()("wal", "verify", "--wal", "s3", *nowhere, "--cluster-id", "x", code=3).err
 
 
+@pytest.mark.gate_cases("disk")
 @pytest.mark.parametrize("kind", ["disk", "s3"])
 def test_nothing_is_reported_while_a_busy_process_writes_rolls_and_trims(tmp_path: Path, kind: str) -> None:
     data_dir = tmp_path / "data"

@@ -88,6 +88,7 @@ def metric(bootstrap: str, name: str) -> float:
     return float(value)
 
 
+@pytest.mark.gate_cases("0")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_damaged_block_is_refused_named_and_served_again_when_restored(tmp_path: Path, seed: int) -> None:
     data_dir, port = tmp_path / "data", free_port()
@@ -127,6 +128,7 @@ def test_a_damaged_block_is_refused_named_and_served_again_when_restored(tmp_pat
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.gate_cases("footer")
 @pytest.mark.parametrize("part", ["index", "footer"])
 def test_a_damaged_end_of_an_object_names_all_that_is_lost_with_it(tmp_path: Path, part: str) -> None:
     data_dir, port = tmp_path / "data", free_port()
@@ -190,6 +192,7 @@ def restore(data_dir: Path, block: dict[str, Any]) -> None:
     (data_dir / "kept").replace(data_dir / "bucket" / block["key"])
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_any_object_is_verified_away_and_nothing_else_is(tmp_path: Path) -> None:
     data_dir, port = tmp_path / "data", free_port()
     acknowledged = in_the_bucket(data_dir, port)
@@ -225,6 +228,7 @@ def verify_lines(url: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in response]
 
 
+@pytest.mark.long
 def test_compaction_leaves_a_damaged_object_alone_until_it_is_mended(tmp_path: Path) -> None:
     data_dir, port = tmp_path / "data", free_port()
     flags = ("--set", "compaction.enabled=false", "--set", "clean.enabled=false")

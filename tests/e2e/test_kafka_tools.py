@@ -46,6 +46,7 @@ def table(said: str) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
+@pytest.mark.long
 def test_kafka_features_shows_and_changes_features(tools: KafkaTools) -> None:
     found = described(tools.ask("kafka-features", "describe"))
     assert set(found) == {"metadata.version", "tidelog.level", "transaction.version"}
@@ -130,6 +131,7 @@ def test_a_kafka_consumer_commits_offsets_that_the_tools_show(cluster: Cluster, 
     assert sum(int(line.rpartition(":")[2]) for line in found) == 5
 
 
+@pytest.mark.long
 def test_kafka_log_dirs_and_kafka_cluster(cluster: Cluster, tools: KafkaTools) -> None:
     said = tools.ask("kafka-log-dirs", "--describe", "--broker-list", "1,2,3")
     found = json.loads(said.splitlines()[-1])
@@ -143,6 +145,7 @@ def test_kafka_log_dirs_and_kafka_cluster(cluster: Cluster, tools: KafkaTools) -
     assert "there is no broker 99" in refused
 
 
+@pytest.mark.long
 def test_kafka_configs_changes_groups_and_loggers(cluster: Cluster, tools: KafkaTools) -> None:
     group = ["--entity-type", "groups", "--entity-name", "g"]
     said = tools.ask("kafka-configs", *group, "--alter", "--add-config", "consumer.session.timeout.ms=50000")
@@ -162,6 +165,7 @@ def test_kafka_configs_changes_groups_and_loggers(cluster: Cluster, tools: Kafka
     assert "invalid level 'LOUD' for the logger tidelog.broker" in refused
 
 
+@pytest.mark.long
 def test_kafka_client_metrics_keeps_subscriptions(tools: KafkaTools) -> None:
     made = ["--metrics", "org.apache.kafka.producer.", "--interval", "60000", "--match", "client_id=app-.*"]
     assert "Altered client metrics config" in tools.ask("kafka-client-metrics", "--alter", "--name", "s", *made)
@@ -202,6 +206,7 @@ def test_kafka_transactions_shows_transactions_and_ends_one(cluster: Cluster, to
     assert (shown["TransactionState"], shown["CurrentTransactionStartTimeMs"]) == ("CompleteAbort", "None")
 
 
+@pytest.mark.long
 def test_kafka_producer_perf_test_commits_transactions(cluster: Cluster, tools: KafkaTools) -> None:
     create_topic(cluster.bootstrap, "perf", 3)
     load = ["--topic", "perf", "--num-records", "3000", "--record-size", "100", "--throughput", "-1"]

@@ -50,6 +50,7 @@ def test_kill_9_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
     assert report.count("send", "ok", idempotent=True) > ROUNDS * 10, report.text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_9_over_s3_loses_doubles_and_reorders_nothing(tmp_path: Path, minio_server: S3Server) -> None:
     report = run(8, seed=8, data_dir=tmp_path / "data", flags=tuple(s3_flags(minio_server)))

@@ -142,6 +142,7 @@ def test_each_keys_last_value_stays_and_the_bucket_shrinks(tmp_path: Path, minio
         table.check()
 
 
+@pytest.mark.gate_cases("0")
 @pytest.mark.parametrize("seed", range(2))
 def test_kill_9_in_the_middle_changes_nothing(tmp_path: Path, minio_server: S3Server, seed: int) -> None:
     rng = random.Random(seed)
@@ -184,6 +185,7 @@ def test_a_partition_that_moves_is_compacted_by_whoever_leads_it(cluster: Cluste
     table.wait_cleaned(300)
 
 
+@pytest.mark.long
 def test_what_is_aborted_supersedes_nothing_and_what_is_committed_does(cluster: Cluster) -> None:
     table = Table(lambda: cluster.bootstrap, 6)
     settings = {"bootstrap.servers": cluster.bootstrap, "transactional.id": "keeper", "batch.num.messages": 10}

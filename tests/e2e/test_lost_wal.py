@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
@@ -95,6 +96,7 @@ def test_an_older_copy_of_the_wal_is_refused(tmp_path: Path) -> None:
         assert values(process) == numbers(150)
 
 
+@pytest.mark.long
 def test_a_copy_that_was_taken_of_the_running_wal_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, NOT_UPLOADED) as process:
@@ -153,6 +155,7 @@ def test_a_loss_is_accepted_once_and_recorded_and_the_old_disk_is_not_taken_afte
         assert values(process) == [b"%d" % number for number in range(1000, 1070)]
 
 
+@pytest.mark.long
 def test_an_old_disk_that_returns_after_all_was_uploaded_is_kept_aside(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, NOT_UPLOADED) as process:

@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 
 import kafka
+import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -74,6 +75,7 @@ def counts(process: TidelogProcess) -> dict[str, int]:
     return {name: found[name] for name in ("led", "open", "failing")}
 
 
+@pytest.mark.long
 def test_hundreds_of_partitions_keep_what_they_were_given_through_a_stop_and_a_kill(tmp_path: Path) -> None:
     kept: dict[Place, list[bytes]] = {}
     with running(tmp_path / "data") as process:

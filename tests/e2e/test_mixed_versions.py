@@ -141,6 +141,7 @@ def test_a_rolling_upgrade_and_its_rollback_lose_nothing(tmp_path: Path, previou
         load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wal", ["disk", pytest.param("s3", marks=pytest.mark.long)])
 def test_each_version_goes_on_over_what_the_other_left_when_it_was_killed(
     tmp_path: Path, previous_release: str, wal: str
@@ -155,6 +156,7 @@ def test_each_version_goes_on_over_what_the_other_left_when_it_was_killed(
         load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_the_token_for_the_admin_http_is_found_beside_a_broker_that_does_not_know_of_it(
     tmp_path: Path, previous_release: str
 ) -> None:
@@ -164,6 +166,7 @@ def test_the_token_for_the_admin_http_is_found_beside_a_broker_that_does_not_kno
         Cli(f"127.0.0.1:{cluster.kafka_ports[3]}")("object", "clean", "--min-age", "1h", "--yes")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("active_is_old", [pytest.param(False, marks=pytest.mark.long), True])
 def test_partitions_move_between_the_versions_whichever_has_the_active_controller(
     tmp_path: Path, previous_release: str, active_is_old: bool
@@ -181,6 +184,7 @@ def test_partitions_move_between_the_versions_whichever_has_the_active_controlle
         load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_each_version_knows_the_many_producers_of_a_partition_that_the_other_had(
     tmp_path: Path, previous_release: str
 ) -> None:
@@ -214,6 +218,7 @@ async def send_first_batches(port: int) -> list[int]:
     return offsets
 
 
+@pytest.mark.long
 def test_the_level_is_raised_when_all_are_new_and_an_older_process_is_refused_by_name(
     tmp_path: Path, previous_release: str
 ) -> None:
@@ -253,6 +258,7 @@ def test_the_level_is_raised_when_all_are_new_and_an_older_process_is_refused_by
         load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_a_broker_of_the_older_release_is_refused_by_name_at_a_raised_level(
     tmp_path: Path, previous_release: str
 ) -> None:

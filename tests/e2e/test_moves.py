@@ -137,6 +137,7 @@ def test_a_consumer_group_reads_every_record_once_while_its_partitions_and_its_c
     assert [each.offset for each in committed] == [load.sent] * PARTITIONS
 
 
+@pytest.mark.gate_cases("True")
 @pytest.mark.parametrize("hinted", [True, False])
 async def test_a_partition_is_after_a_move_what_it_was_before(cluster: Cluster, hinted: bool) -> None:
     """Offsets, timestamps, leader epochs, producers' sequences, and what retention goes by; also over two moves."""
@@ -264,6 +265,7 @@ def test_a_bucket_that_fails_after_the_close_gives_the_partition_back_to_its_sou
     load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_an_upload_that_ends_while_the_source_opens_the_partition_again_loses_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +300,7 @@ def test_an_upload_that_ends_while_the_source_opens_the_partition_again_loses_no
     assert cluster.storage(source).stats()["quarantined_streams"] == 0
 
 
+@pytest.mark.gate_cases("took effect")
 @pytest.mark.parametrize("arrives", [True, False], ids=["took effect", "did not arrive"])
 def test_a_hand_over_without_an_answer_is_cleared_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
@@ -371,6 +374,7 @@ def test_partitions_that_leave_together_ask_together_and_each_arrives(
     assert len(commands) <= done // 2, commands
 
 
+@pytest.mark.gate_cases("True")
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_hand_over_of_many_without_an_answer_leaves_each_with_one_owner(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
@@ -466,6 +470,7 @@ def test_a_target_that_dies_before_the_hand_over_leaves_the_partition_served(
     load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_what_a_target_reads_does_not_grow_with_the_partition(cluster: Cluster) -> None:
     create_topic(cluster.bootstrap, "long", 1, **{"segment.bytes": "2000"})
     source = cluster.leader("long", 0)
@@ -530,6 +535,7 @@ async def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_on
             assert accepted.responses[0].partition_responses[0].error_code == 0
 
 
+@pytest.mark.gate_cases("draining", "done")
 @pytest.mark.parametrize("step", ["uploading", "draining", "handing over", "done"])
 def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str
@@ -565,6 +571,7 @@ def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
     assert not cluster.image.moving()
 
 
+@pytest.mark.long
 def test_a_bucket_that_takes_seconds_for_a_put_gives_the_partition_back_and_says_why(cluster: Cluster) -> None:
     source, target = cluster.elsewhere(TOPIC)
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
@@ -581,6 +588,7 @@ def test_a_bucket_that_takes_seconds_for_a_put_gives_the_partition_back_and_says
     load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_a_target_that_dies_between_the_opening_of_the_streams_and_its_first_append(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_broker_killed_in_the_middle_of_its_moves_loses_nothing_and_they_end(u
     load.check(up.bootstrap)
 
 
+@pytest.mark.long
 def test_an_active_controller_killed_in_the_middle_of_moves_loses_nothing_and_they_end(tmp_path: Path) -> None:
     rng = random.Random(7)
     with serve_cluster(tmp_path, controllers=3, brokers=2) as cluster:

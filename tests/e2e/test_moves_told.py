@@ -53,6 +53,7 @@ def told(outcome: Any) -> tuple[int, int]:
     return outcome.current_leader.leader_id, outcome.current_leader.leader_epoch
 
 
+@pytest.mark.gate_cases("well")
 @pytest.mark.parametrize("goes", ["well", "cancelled"])
 async def test_a_producer_is_told_the_next_leader_and_no_smaller_epoch_is_ever_led_in(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, goes: str

@@ -23,6 +23,7 @@ SESSION_S = 60
 """Until the session of a broker that has lost its power ends, it is listed as alive."""
 
 
+@pytest.mark.gate_cases("killed")
 @pytest.mark.parametrize(
     ("how", "asking"),
     [(signal.SIGKILL, ["fresh", "cached"]), (signal.SIGSTOP, ["fresh"])],

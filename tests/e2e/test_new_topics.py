@@ -150,6 +150,9 @@ def judge(bootstrap: str, topics: list[str], errors: list[str]) -> None:
     assert not wrong and not errors, f"{summary}; {wrong[:3]} {errors[:3]}"
 
 
+@pytest.mark.gate_cases(
+    "three brokers-rdkafka-acks-0", "three brokers-kafka-python-no-retries", "three brokers-aiokafka-acks-all"
+)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_new_topics_take_all_records_in_order(bootstrap: str, client: str) -> None:
     topics = [f"{client}-{number}" for number in range(TOPICS)]

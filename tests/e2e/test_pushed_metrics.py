@@ -73,6 +73,7 @@ def test_librdkafka_pushes_what_a_subscription_asks_for(tidelog: TidelogProcess)
     assert found[f"{PREFIX}connection.creation.total"] >= 1, found
 
 
+@pytest.mark.long
 @pytest.mark.servers("kafka")
 def test_kafkas_producer_pushes_what_kafka_client_metrics_asks_for(tidelog: TidelogProcess, kafka: Path) -> None:
     tools = KafkaTools(kafka, tidelog.bootstrap)

@@ -59,6 +59,7 @@ def values(bootstrap: str) -> list[bytes]:
     return [value for _, _, _, _, value in read_topic(bootstrap, "t")]
 
 
+@pytest.mark.gate_cases("data")
 @pytest.mark.parametrize("part", ["data", "meta", "time"])
 def test_a_released_partition_goes_on_where_it_is_committed(tmp_path: Path, part: str) -> None:
     data_dir = tmp_path / "data"

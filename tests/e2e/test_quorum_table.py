@@ -20,6 +20,7 @@ def describe(hot: HotCluster, broker: int) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_a_follower_that_dies_stops_acks_all_or_degrades_the_set_and_describe_tells(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot", brokers=2) as hot:
         follower = max(hot.kafka_ports)

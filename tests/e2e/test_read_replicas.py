@@ -87,6 +87,7 @@ def read(one: Consumer, first: int, count: int) -> None:
         assert (message.offset(), message.value()) == (number, b"%d" % number)
 
 
+@pytest.mark.gate_cases("read_committed")
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 def test_a_consumer_reads_from_the_follower_in_its_rack_and_goes_on_when_brokers_die(
     hot: HotCluster, isolation: str
@@ -124,6 +125,7 @@ def test_what_is_in_the_bucket_alone_is_read_from_a_follower_too(hot: HotCluster
     assert served_bytes(hot, NEAR) > 0 == served_bytes(hot, LEADER)
 
 
+@pytest.mark.long
 def test_without_a_rack_and_with_one_where_nobody_is_the_leader_is_read(hot: HotCluster) -> None:
     produce(hot, 0, 50)
     for rack in ("", "rack-9", f"rack-{LEADER}"):

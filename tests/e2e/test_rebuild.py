@@ -71,6 +71,7 @@ def delete_records(process: TidelogProcess, before: int) -> None:
     assert admin.delete_records([place])[place].result(30).low_watermark == before
 
 
+@pytest.mark.gate_cases("minio")
 @pytest.mark.parametrize(
     "where",
     [
@@ -148,6 +149,7 @@ def test_what_was_uploaded_after_the_metadata_is_found_and_what_was_not_is_named
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.gate_cases("and written to")
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [True, False], ids=["and written to", "and left"])
 def test_records_that_were_deleted_after_the_metadata_stay_deleted(more: bool, tmp_path: Path) -> None:
@@ -224,6 +226,7 @@ def test_a_wal_in_the_bucket_that_is_not_committed_is_refused(tmp_path: Path) ->
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.long
 def test_three_brokers_are_rebuilt_from_the_bucket_as_three_and_as_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     # With replicas, the last one to stop may have no quorum for what it writes when it closes its partitions.
@@ -256,6 +259,7 @@ def test_three_brokers_are_rebuilt_from_the_bucket_as_three_and_as_one(tmp_path:
             assert cluster.stop() == 0, cluster.tail()
 
 
+@pytest.mark.long
 def test_the_old_cluster_does_not_start_again(tmp_path: Path) -> None:
     data, new = tmp_path / "data", tmp_path / "new"
     with running(data, SOON) as process:

@@ -71,6 +71,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
             held.reply.set()
 
 
+@pytest.mark.gate_cases("after the next master")
 @pytest.mark.parametrize("reply", ["prompt", "after the next master"])
 def test_it_lets_the_takeover_end_and_comes_back_empty(
     held: Held, caplog: pytest.LogCaptureFixture, reply: str
@@ -91,6 +92,7 @@ def test_it_lets_the_takeover_end_and_comes_back_empty(
     load.check(held.cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_it_takes_over_when_the_takeover_does_not_end(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "RETURN_WAIT_S", 0.3)
     before = held.owned()

@@ -165,6 +165,7 @@ def test_brokers_that_die_during_a_step_are_waited_for(three: TidelogProcess) ->
         eventually(lambda: all_back(bootstrap))
 
 
+@pytest.mark.long
 def test_without_the_secret_nothing_is_restarted(three: TidelogProcess, tmp_path: Path) -> None:
     before = registrations(three.bootstrap)
     wrong = tmp_path / "wrong.secret"
@@ -223,6 +224,7 @@ def _ended(process: subprocess.Popen[str] | None) -> Callable[[], bool]:
     return lambda: process is not None and process.poll() is not None
 
 
+@pytest.mark.long
 def test_a_cluster_of_one_broker_is_refused(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         cli = Cli(process.bootstrap)

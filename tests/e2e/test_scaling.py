@@ -138,6 +138,7 @@ class Group:
         self._thread.join(60)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("wal", ["disk", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_running_cluster_gains_a_broker_and_loses_another_without_a_trace(tmp_path: Path, wal: str) -> None:

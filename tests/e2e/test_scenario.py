@@ -26,6 +26,7 @@ STEPS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",

@@ -255,6 +255,7 @@ def _with_kafka_python(bootstrap: str) -> None:
         producer.close(DEADLINE_S)
 
 
+@pytest.mark.gate_cases("aiokafka")
 @pytest.mark.parametrize("client", ["aiokafka", "kafka-python"])
 def test_other_clients_commit_and_abort(cluster: Cluster, client: str) -> None:
     if client == "aiokafka":

@@ -100,6 +100,7 @@ def check_all(
     assert len(read_topic(process.bootstrap, TOPIC, PARTITIONS)) == len(before), "a retry was written again"
 
 
+@pytest.mark.gate_cases("kill -9")
 @pytest.mark.parametrize("end", ["stop", "kill -9"])
 def test_all_is_readable_from_the_bucket_after_the_wal_is_deleted(
     end: str, tmp_path: Path, moto_server: S3Server
@@ -126,6 +127,7 @@ def test_all_is_readable_from_the_bucket_after_the_wal_is_deleted(
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.long
 def test_with_the_wal_in_the_bucket_a_killed_broker_needs_nothing_but_the_controllers_state(
     tmp_path: Path, minio_server: S3Server
 ) -> None:

@@ -45,6 +45,7 @@ def refused(data: Path, port: int) -> str:
         process.kill()
 
 
+@pytest.mark.gate_cases("killed")
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
 def test_an_empty_bucket_is_refused_and_the_right_one_is_welcome(tmp_path: Path, killed: bool) -> None:
     data, port = tmp_path / "data", 0
@@ -87,6 +88,7 @@ def test_an_older_copy_of_the_bucket_is_refused(tmp_path: Path) -> None:
         assert values(process) == list(range(400))
 
 
+@pytest.mark.long
 def test_an_operator_gives_the_objects_up(tmp_path: Path) -> None:
     data, port = tmp_path / "data", 0
     with running(data, SOON) as process:

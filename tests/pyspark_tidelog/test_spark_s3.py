@@ -33,6 +33,7 @@ def read(options: dict[str, object]) -> list[Row]:
     return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
+@pytest.mark.gate_cases("minio")
 def test_tasks_need_the_right_to_get_objects_and_no_other(s3_server: S3Server, tmp_path: Path) -> None:
     bucket = new_bucket()
 
