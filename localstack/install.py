@@ -18,8 +18,9 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
   `python -m bench.peers`. 54 MB, a few seconds.
 - kafka_apps: the folder of the jars of Kafka Streams, Kafka Connect with its file connectors, and MirrorMaker 2, by
   Maven. 103 MB, a few seconds.
-- flink: the folder of the jars of Apache Flink with its Kafka connector, by Maven. 81 MB, up to a minute. Only tests
-  that the gate leaves out need it.
+- flink: the folder of the jars of Apache Flink with its Kafka connector, by Maven. 81 MB, up to a minute.
+
+The gate leaves out the tests that need spark_kafka, kafka_apps or flink.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -333,7 +334,7 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "flink": (flink_path, install_flink),
 }
 GROUPS = {
-    "gate": tuple(kind for kind in KINDS if kind not in ("kafka_apps", "flink")),
+    "gate": tuple(kind for kind in KINDS if kind not in ("spark_kafka", "kafka_apps", "flink")),
     "all": tuple(KINDS),
 }
 """Names that stand for several kinds."""

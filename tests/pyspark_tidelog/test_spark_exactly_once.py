@@ -131,6 +131,7 @@ def test_a_task_that_fails_leaves_no_open_transaction(up: UpCluster) -> None:
     assert values(up, "failed") == [] and write.open() == []
 
 
+@pytest.mark.long
 def test_a_transaction_that_time_has_ended_fails_its_task(up: UpCluster) -> None:
     write = Write(up, "slow")
     attempt = Attempt(write.query, 0, "a", 0)
@@ -145,6 +146,7 @@ def test_a_transaction_that_time_has_ended_fails_its_task(up: UpCluster) -> None
     assert values(up, "slow") == [] and write.open() == []
 
 
+@pytest.mark.long
 def test_what_a_query_leaves_for_ever_any_producer_aborts_by_its_name(up: UpCluster) -> None:
     write = Write(up, "left")
     left = write.task(0, "a", 0, ["1"]).attempt
@@ -154,6 +156,7 @@ def test_what_a_query_leaves_for_ever_any_producer_aborts_by_its_name(up: UpClus
     assert values(up, "left") == [] and write.open() == []
 
 
+@pytest.mark.long
 def test_brokers_have_to_allow_it(tmp_path: Path) -> None:
     with up_cluster(tmp_path / "data", brokers=1, flags=FLAGS) as up:
         write = Write(up, "refused")

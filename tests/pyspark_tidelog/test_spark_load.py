@@ -62,6 +62,7 @@ def test_csv_rows_become_json_and_are_refused_a_second_time(
     assert records(spark, world, topic)[0]["value"] == "drei ü"
 
 
+@pytest.mark.long
 def test_parquet_columns_become_key_value_and_timestamp(spark: Spark, world: World, topic: str, tmp_path: Path) -> None:
     sql = (
         "select cast(id as string) as k, if(id = 5, null, encode(concat('v', id), 'UTF-8')) as v,"
@@ -98,6 +99,7 @@ def test_malformed_and_large_rows_are_told_with_file_and_row_and_nothing_is_writ
     assert load(spark, world, topic, sql=sql, value="v", key="v", appends=True)["records"] == 10
 
 
+@pytest.mark.long
 def test_a_bad_csv_row_in_a_schema_that_was_given_is_told(
     spark: Spark, world: World, topic: str, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_the_command_loads_parquet_files(spark: Spark, world: World, topic: str,
     assert [each["key"] for each in records(spark, world, topic)] == ["1", "2"]
 
 
+@pytest.mark.long
 def test_an_empty_file_is_no_rows(spark: Spark, world: World, topic: str, tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("id\n")
     assert load(spark, world, topic, tmp_path / "empty.csv", read={"header": "true"})["records"] == 0

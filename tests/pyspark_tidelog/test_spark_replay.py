@@ -67,6 +67,7 @@ def test_a_range_of_time_or_offsets_is_numbered_from_zero(spark: Spark, world: J
     assert "is no copy of t" in refusal(spark, world, "t", to_topic="few"), "it began elsewhere"
 
 
+@pytest.mark.long
 def test_keys_choose_partitions_of_a_target_with_other_partitions(spark: Spark, world: JobWorld) -> None:
     create_topic(world.bootstrap, "keyed", 2)
     done = replay(spark, world, "t", to_topic="keyed", by_key=True)
@@ -88,6 +89,7 @@ def test_keys_choose_partitions_of_a_target_with_other_partitions(spark: Spark, 
     assert "not of Parquet files" in refusal(spark, world, "t", to_parquet="p", by_key=True)
 
 
+@pytest.mark.long
 def test_a_target_that_is_not_right_is_refused(spark: Spark, world: JobWorld) -> None:
     assert "into itself" in refusal(spark, world, "t", to_topic="t")
     assert "exactly one target" in refusal(spark, world, "t")
@@ -103,6 +105,7 @@ def test_a_target_that_is_not_right_is_refused(spark: Spark, world: JobWorld) ->
     assert "full-2 has records, and nothing of t-2 is replayed" in refusal(spark, world, "t", to_topic="full")
 
 
+@pytest.mark.long
 def test_parquet_files_have_all_columns_by_day_and_are_replaced_as_a_whole(
     spark: Spark, world: JobWorld, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_what_is_read_is_written_as_it_is(sink: Sink) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_at_its_checkpoint(sink: Sink, tmp_path: Path) -> None:
     create_topic(sink.up.bootstrap, "stream", 2)
     asked = {
@@ -139,6 +140,7 @@ def test_a_micro_batch_that_failed_is_written_again_when_it_can_be(sink: Sink, t
     assert set(sink.values("exists")) == set(range(50)), "at least once"
 
 
+@pytest.mark.long
 def test_output_mode_complete_appends_the_whole_result_each_time(sink: Sink, tmp_path: Path) -> None:
     create_topic(sink.up.bootstrap, "complete", 1)
     asked = {
@@ -182,6 +184,7 @@ def test_a_row_that_cannot_be_written_is_told_by_its_number_and_place(sink: Sink
     assert told in found, found
 
 
+@pytest.mark.long
 def test_a_batch_that_is_too_large_for_its_topic_says_which_setting_bounds_batches(sink: Sink) -> None:
     create_topic(sink.up.bootstrap, "smaller", 1, **{"max.message.bytes": "10000"})
     found = sink.refusal(NUMBERS.format(5_000, 1), topic="smaller")

@@ -104,6 +104,7 @@ def test_a_query_goes_on_with_what_is_new_also_from_its_checkpoint(world: World,
     assert query(first.at, subscribe="on").batch() == rows_of("on", 0, 120, 10)
 
 
+@pytest.mark.long
 def test_a_query_begins_at_the_end_unless_it_is_told_where(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "begin", 1)
     world.produce("begin", 0, 0, 50)
@@ -134,6 +135,7 @@ def test_a_micro_batch_has_as_many_offsets_as_it_may(world: World, query: Any) -
     assert len(everything.batch(ReadAllAvailable())) == 100
 
 
+@pytest.mark.long
 def test_a_query_waits_for_enough_records_and_not_for_ever(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "enough", 1)
     patient = query(subscribe="enough", minOffsetsPerTrigger=10)
@@ -146,6 +148,7 @@ def test_a_query_waits_for_enough_records_and_not_for_ever(world: World, query: 
     assert patient.batch() == rows_of("enough", 0, 0, 10)
 
 
+@pytest.mark.long
 def test_a_query_that_is_to_end_does_not_read_what_comes_later(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "now", 1)
     world.produce("now", 0, 0, 25)
@@ -167,6 +170,7 @@ def test_new_topics_and_partitions_are_read_from_their_start(world: World, query
     assert found.batch() == rows_of("new-a", 1, 0, 10)
 
 
+@pytest.mark.long
 def test_only_the_bucket_is_read_where_the_tail_is_to_be_skipped(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "skip", 2)
     world.produce("skip", 0, 0, 10)
@@ -214,6 +218,7 @@ def test_a_lease_moves_on_with_each_micro_batch_and_ends_with_the_query(world: W
     assert {each["id"] for each in leases(world)} <= before
 
 
+@pytest.mark.long
 def test_the_lag_of_a_query_is_seen_as_a_consumer_groups(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "lag", 2)
     world.produce("lag", 0, 0, 30)
@@ -269,6 +274,7 @@ def test_a_topic_that_was_created_again_is_data_loss(world: World, query: Any) -
     assert careless.batch() == rows_of("twice", 0, 0, 30)
 
 
+@pytest.mark.long
 def test_records_that_are_deleted_before_they_are_read_are_data_loss(world: World, query: Any) -> None:
     create_topic(world.bootstrap, "lost", 1)
     for number in range(2):

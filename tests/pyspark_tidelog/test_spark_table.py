@@ -152,6 +152,7 @@ def test_a_raw_table_has_the_topic_row_by_row_however_often_the_job_runs(lake: L
     assert lake.markers() == []
 
 
+@pytest.mark.long
 def test_columns_follow_the_fields_of_json_and_what_does_not_fit_is_in_the_quarantine(lake: Lake) -> None:
     def value(at: int) -> bytes | None:
         if at % 40 == 7:
@@ -187,6 +188,7 @@ def test_columns_follow_the_fields_of_json_and_what_does_not_fit_is_in_the_quara
     assert str(lake.table().schema().find_field("more.late").field_type) == "boolean"
 
 
+@pytest.mark.long
 def test_given_columns_are_widened_and_other_fields_left_out_or_quarantined(lake: Lake) -> None:
     lake.produce([(0, None, b'{"id": 1, "f": 0.5, "other": 1}')])
     lake.ingest(schema="id int, f float, at timestamp", new_fields="quarantine")
@@ -232,6 +234,7 @@ def test_an_upsert_keeps_the_last_record_of_each_key_and_a_null_value_deletes_it
     assert (lake.strays(), lake.markers()) == ([], [])
 
 
+@pytest.mark.gate_cases("commit-append")
 @pytest.mark.parametrize(
     ("step", "upsert"),
     [
@@ -267,6 +270,7 @@ def test_after_a_kill_at_any_step_the_next_run_leaves_the_table_equal_to_the_top
     assert told["removed_files"] > 0 or committed
 
 
+@pytest.mark.gate_cases("both-live")
 @pytest.mark.parametrize("stops", [False, True], ids=["both-live", "winner-stops"])
 def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled_or_lost(lake: Lake, stops: bool) -> None:
     lake.produce([(at % 2, None, b"{" if at % 9 == 4 else b'{"v": %d}' % at) for at in range(50)])
@@ -280,6 +284,7 @@ def test_of_two_jobs_at_once_one_gives_up_and_nothing_is_doubled_or_lost(lake: L
     assert (lake.strays(), lake.markers()) == ([], [])
 
 
+@pytest.mark.long
 def test_a_topic_that_was_created_again_is_noticed(lake: Lake) -> None:
     lake.produce([(0, None, b"old")] * 3)
     lake.ingest()
@@ -298,6 +303,7 @@ def test_a_topic_that_was_created_again_is_noticed(lake: Lake) -> None:
     assert lake.ingest()["commits"] == 0
 
 
+@pytest.mark.long
 def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_accepted(lake: Lake) -> None:
     lake.produce([(0, None, b"%d" % at) for at in range(5)])
     lake.ingest()
@@ -310,6 +316,7 @@ def test_offsets_that_do_not_exist_any_more_are_an_error_unless_the_loss_is_acce
     assert (lake.strays(), lake.markers()) == ([], [])
 
 
+@pytest.mark.long
 def test_an_empty_topic_has_no_table_of_inferred_columns_yet(lake: Lake) -> None:
     told = lake.ingest(schema="json")
     assert (told["commits"], told["snapshot"]) == (0, None)
@@ -322,6 +329,7 @@ def test_an_empty_topic_has_no_table_of_inferred_columns_yet(lake: Lake) -> None
     )
 
 
+@pytest.mark.long
 def test_the_command_plans_runs_and_compacts(lake: Lake) -> None:
     for _ in range(2):
         lake.produce([(0, b"k", b'{"a": 1}'), (1, b"k", b"{")])
