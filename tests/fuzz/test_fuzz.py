@@ -79,6 +79,7 @@ def test_the_inputs_are_the_same_everywhere(target: str) -> None:
     assert len(runs[0].split()) == 1 and runs[0] == runs[1]
 
 
+@pytest.mark.gate_cases("False")
 @pytest.mark.parametrize("guided", [False, True])
 def test_a_fault_would_be_seen(guided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_atheris()

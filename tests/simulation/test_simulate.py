@@ -19,6 +19,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
 
 
+@pytest.mark.gate_cases("17")
 @pytest.mark.parametrize("seed", ["11", "17", "18"])
 def test_one_seed_gives_one_trace(tmp_path: Path, seed: str) -> None:
     traces = []
@@ -33,6 +34,7 @@ def test_one_seed_gives_one_trace(tmp_path: Path, seed: str) -> None:
     assert len(traces[0]) == len(traces[1])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_seeds_pass_under_all_faults() -> None:
     done = simulate("--seed", "1000", "--seeds", "24")
