@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from tidelog.batch.codec import Header, Record, decode_records, encode_record
+from tidelog.batch.codec import Header, Record, RecordScan, decode_records, encode_record, scan_records
 from tidelog.batch.compression import Compression, compress, decompress
 from tidelog.batch.errors import (
     CorruptRecord,
@@ -39,6 +39,7 @@ __all__ = [
     "InvalidRecord",
     "InvalidTimestamp",
     "Record",
+    "RecordScan",
     "RecordTooLarge",
     "UnsupportedCompression",
     "build_batch",
@@ -47,11 +48,13 @@ __all__ = [
     "check_crc",
     "control_epoch",
     "control_type",
+    "cut",
     "iter_batches",
     "iter_records",
     "parse_header",
     "rebuild",
     "repack",
+    "scan",
     "set_base_offset",
     "set_leader_epoch",
     "set_log_append_time",
@@ -269,8 +272,30 @@ def rebuild(header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms
     data = bytearray()
     for record in records:
         data += encode_record(record, record.offset - header.base_offset, record.timestamp - base_timestamp)
-    packed = compress(data, header.compression) if records else b""
     max_timestamp = max((record.timestamp for record in records), default=-1)
+    return _with_records(header, bytes(data), len(records), attributes, (base_timestamp, max_timestamp))
+
+
+def scan(batch: Buffer, header: BatchHeader, *, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES) -> RecordScan:
+    """Return where the records of exactly one batch are, and their keys. Raises as `iter_records` does."""
+    data = bytes(decompress(memoryview(batch)[HEADER_BYTES:], header.compression, max_bytes))
+    return scan_records(data, header.count, header.last_offset_delta)
+
+
+def cut(header: BatchHeader, records: RecordScan, positions: Sequence[int]) -> bytes:
+    """Return what `rebuild` makes of a batch and some of its records, at least one, without a delete horizon.
+
+    The records' bytes are copied.
+    """
+    max_timestamp = header.base_timestamp + records.largest_timestamp_delta(positions)
+    timestamps = header.base_timestamp, max_timestamp
+    return _with_records(header, records.cut(positions), len(positions), header.attributes, timestamps)
+
+
+def _with_records(header: BatchHeader, data: bytes, count: int, attributes: int, timestamps: tuple[int, int]) -> bytes:
+    """Return a batch with these records and that header, but for attributes, base and max timestamp."""
+    packed = compress(data, header.compression) if count else b""
+    base_timestamp, max_timestamp = timestamps
     body = _BODY.pack(
         attributes,
         header.last_offset_delta,
@@ -279,7 +304,7 @@ def rebuild(header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms
         header.producer_id,
         header.producer_epoch,
         header.base_sequence,
-        len(records),
+        count,
     )
     crc = crc32c(packed, crc32c(body))
     head = _HEADER.pack(

@@ -29,6 +29,7 @@ LIMITS_S = {
     "kafka_cluster": 900.0,
     "replicated_produce": 600.0,
     "transactions": 600.0,
+    "log_compaction": 1_800.0,
     "spark_scan": 900.0,
 }
 """Time limits of longer programs: two buckets are filled with 5 GB and read six times; many servers start."""

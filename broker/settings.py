@@ -98,8 +98,11 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cleaner_interval_ms: Positive = 15_000
     """How often to look for a partition to compact (Kafka: log.cleaner.backoff.ms)."""
     cleaner_map_bytes: Annotated[int, Meta(ge=1 << 20)] = 128 << 20
-    """Memory for the keys of one compaction, 256 bytes each (Kafka: log.cleaner.dedupe.buffer.size; ≥ 1 MiB). More
+    """Memory for the keys of one compaction, 48 bytes each (Kafka: log.cleaner.dedupe.buffer.size; ≥ 1 MiB). More
     keys take several compactions."""
+    cleaner_bytes_per_s: Annotated[int, Meta(ge=1024)] = 32 << 20
+    """Limit of bytes that a compaction reads and writes per second (Kafka: log.cleaner.io.max.bytes.per.second; ≥
+    1,024). A record counts as 512 bytes at least. It must be more than producers write to compacted topics."""
     recovery_batches: Positive = 16_384
     """Batches that the partitions of a broker may have behind their checkpoints, all together. At more, those with the
     most write a checkpoint: whoever leads them after this broker's death scans these batches first, in about 10 µs

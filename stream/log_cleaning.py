@@ -9,9 +9,10 @@ Entry: `LogCleaning`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -50,29 +51,50 @@ class Cleaned(msgspec.Struct, frozen=True, array_like=True):
 class SegmentChange:
     """What a round did to one segment."""
 
-    removed_bytes: int = 0
+    before_bytes: int = 0
     kept_bytes: int = 0
     max_timestamp: int = NO_TIMESTAMP
 
 
 @dataclass(slots=True)
 class SegmentChanges:
-    """What a round did to all segments, by base offset."""
+    """What a round did to all segments, by base offset.
+
+    Before, the bytes of the dirty part are counted where they are read for the keys, since not all of it is read again.
+    """
 
     bases: list[int]
     by_base: dict[int, SegmentChange] = field(default_factory=dict)
 
-    def note(self, before: Iterable[StreamEntry], after: Iterable[StreamEntry], start: int, end: int) -> None:
-        """Add the records in `[start, end)`; `after` is what became of those before."""
-        for old, new in zip(before, after, strict=True):
-            if not start <= old.base_offset < end:
-                continue
-            base = self.bases[max(0, bisect_right(self.bases, old.base_offset) - 1)]
-            change = self.by_base.setdefault(base, SegmentChange())
-            change.removed_bytes += len(old.payload) - len(new.payload)
-            change.kept_bytes += len(new.payload)
-            if new.payload:
-                change.max_timestamp = max(change.max_timestamp, parse_header(new.payload).max_timestamp)
+    def _at(self, offset: int) -> SegmentChange:
+        return self.by_base.setdefault(self.bases[max(0, bisect_right(self.bases, offset) - 1)], SegmentChange())
+
+    def note_before(self, records: Iterable[StreamEntry], start: int, end: int) -> None:
+        """Count records in `[start, end)` as they were before the round."""
+        for one in records:
+            if start <= one.base_offset < end:
+                self._at(one.base_offset).before_bytes += len(one.payload)
+
+    def note_after(self, records: Iterable[StreamEntry], start: int, end: int) -> None:
+        """Count records in `[start, end)` as the round leaves them."""
+        for one in records:
+            if start <= one.base_offset < end:
+                change = self._at(one.base_offset)
+                change.kept_bytes += len(one.payload)
+                if one.payload:
+                    change.max_timestamp = max(change.max_timestamp, parse_header(one.payload).max_timestamp)
+
+
+class CleaningWork(Protocol):
+    """How a round may work."""
+
+    async def pace(self, size: int, records: int) -> None:
+        """Wait until so many bytes may be used, and the CPU time that so many records take."""
+        ...
+
+    async def apart(self, work: Callable[[], Any]) -> Any:
+        """Run what takes CPU beside the event loop."""
+        ...
 
 
 class LogCleaning:
@@ -117,16 +139,19 @@ class LogCleaning:
         )
         return plan_round(facts, now_ms, config)
 
-    async def fill(self, cleaning: Cleaning, end: int, pace: Callable[[int], Awaitable[None]]) -> None:
+    async def fill(self, cleaning: Cleaning, end: int, changes: SegmentChanges, work: CleaningWork) -> None:
         """Read the dirty part up to `end` and note its keys. Raises as `Stream.read`."""
-        at = cleaning.noted
+        at = first = cleaning.noted
         while at < end:
             records = await self._state.data.read(at, end, _READ_BYTES)
-            await pace(sum(len(each.payload) for each in records))
             following = records[-1].base_offset + records[-1].count
-            if not cleaning.note(records, await self.aborted(at, following)):
+            size = sum(len(each.payload) for each in records)
+            await work.pace(size, sum(each.count for each in records if not each.is_hole))
+            goes_on = await work.apart(partial(cleaning.note, records, await self.aborted(at, following)))
+            changes.note_before(records, first, cleaning.noted)
+            if not goes_on:
                 return
-            at = following
+            at = first = following
 
     async def aborted(self, start: int, end: int) -> AbortedTxns:
         """Return what was aborted of offsets `[start, end)`. Raises `CorruptData`, `Unavailable`."""
@@ -148,7 +173,8 @@ class LogCleaning:
             change = changes.by_base.get(segment.base_offset)
             if change is None:
                 continue
-            size, newest = max(0, segment.size_bytes - change.removed_bytes), segment.max_timestamp
+            removed = change.before_bytes - change.kept_bytes
+            size, newest = max(0, segment.size_bytes - removed), segment.max_timestamp
             if log_start <= segment.base_offset and state.segment_end(index) <= end:
                 size, newest = change.kept_bytes, change.max_timestamp
             if (size, newest) != (segment.size_bytes, segment.max_timestamp):

@@ -34,6 +34,7 @@ from tidelog.storage.commits import CompactionRefused, ObjectKind, ObjectSlice
 from tidelog.storage.compaction.compactor import Compactor
 from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import CompactionTask
+from tidelog.storage.compaction.throttle import Throttle
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.cleaning.cleaner import Cleaning
 from tidelog.stream.cleaning.plan import Round
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 16
 """How often a round looks objects up again that someone else has replaced."""
+RECORD_BYTES = 512
+"""A record counts as so many bytes at least: of small ones the CPU time is what is scarce."""
 PLANS_AT_ONCE = 32
 """Partitions that are planned before the loop serves requests again."""
 
@@ -68,7 +71,7 @@ class CleanerStats:
     """Whole ones."""
     given_up: int = 0
     cleaned_bytes: int = 0
-    """Bytes of objects that rounds have read."""
+    """Bytes of objects that rounds have gone over, read or not."""
     removed_bytes: int = 0
     """By how much objects have become smaller."""
     keys: int = 0
@@ -104,6 +107,7 @@ class LogCleaner:
         self._rng = rng
         self._settings = settings
         self._offload = offload
+        self._throttle = Throttle(settings.cleaner_bytes_per_s)
         self._running: PartitionLog | None = None
         self._problems: dict[tuple[str, int], str] = {}
         self._tasks = TaskSet("partitions.cleaning")
@@ -230,6 +234,12 @@ class LogCleaner:
         """Return the wall clock."""
         return self._clock.time_ms()
 
+    async def pace(self, size: int, records: int = 0) -> None:
+        """Wait until so many bytes may be used, and the CPU time that so many records take."""
+        now = self._clock.monotonic()
+        if (delay_s := self._throttle.delay_s(now, max(size, records * RECORD_BYTES), busy=False)) > 0:
+            await self._clock.sleep(delay_s)
+
     async def apart(self, work: Callable[[], Any]) -> Any:
         """Run `work`, which takes CPU, in a worker thread."""
         return await self._offload(work)
@@ -250,6 +260,7 @@ class _CleaningRound:
         self._log_start = log.state.log_start
         self._cleaning = cleaner.cleaning(log, plan)
         self._changes: SegmentChanges = log.cleaning.changes()
+        self._at = 0
         self._pending: tuple[list[StreamEntry], list[StreamEntry]] = ([], [])
         self._refusals = 0
 
@@ -260,7 +271,7 @@ class _CleaningRound:
     async def run(self) -> int:
         """Return where the round ended."""
         log, cleaner, cleaning = self._log, self._cleaner, self._cleaning
-        await log.cleaning.fill(cleaning, self._plan.end, cleaner.compactor.pace)
+        await log.cleaning.fill(cleaning, self._plan.end, self._changes, cleaner)
         end = cleaning.seal()
         cleaner.stats.keys = cleaning.keys
         if end <= self._plan.first_dirty:
@@ -292,7 +303,7 @@ class _CleaningRound:
         slices = cleaner.objects.find_objects(self._stream_id, at, end, settings.max_objects)
         if not slices or slices[0].start_offset > at:
             raise CompactionRefused(f"no object holds offset {at} of stream {self._stream_id}: it may be trimmed")
-        window = _window(slices, settings.target_bytes)
+        window = _window(slices, settings.target_bytes, self._cleaning)
         inputs = tuple(self._facts(one) for one in window)
         if window[0].kind != ObjectKind.STREAM:
             apart = cleaner.led_streams() | {self._stream_id}
@@ -300,11 +311,14 @@ class _CleaningRound:
             return at
         following = window[-1].end_offset
         task = CompactionTask("merge", inputs, "log compaction")
-        self._pending = ([], [])
-        removed = await cleaner.compactor.rewrite(task, self._stream_id, partial(self._change, at))
+        self._at, self._pending = at, ([], [])
+        removed = await cleaner.compactor.rewrite(task, self._stream_id, self)
         cleaner.stats.cleaned_bytes += task.size
         cleaner.stats.removed_bytes += removed
-        self._changes.note(*self._pending, self._log_start, self._cleaning.noted)
+        before, after = self._pending
+        clean_end = min(self._plan.first_dirty, self._cleaning.noted)
+        self._changes.note_before(before, self._log_start, clean_end)
+        self._changes.note_after(after, self._log_start, self._cleaning.noted)
         self._pending = ([], [])
         return following
 
@@ -314,9 +328,18 @@ class _CleaningRound:
             raise CompactionRefused(f"object {one.object_id} was destroyed meanwhile")
         return facts
 
-    async def _change(self, at: int, records: list[StreamEntry]) -> list[StreamEntry]:
+    def is_gone(self, start: int, end: int) -> bool:
+        """See `tidelog.storage.compaction.compactor.Change`."""
+        return self._cleaning.is_gone(start, end)
+
+    async def pace(self, size: int) -> None:
+        """See `tidelog.storage.compaction.compactor.Change`."""
+        await self._cleaner.pace(size)
+
+    async def __call__(self, records: list[StreamEntry]) -> list[StreamEntry]:
+        """See `tidelog.storage.compaction.compactor.Change`."""
         self._require_open()
-        following = records[-1].base_offset + records[-1].count
+        at, following = self._at, records[-1].base_offset + records[-1].count
         aborted = await self._log.cleaning.aborted(min(at, records[0].base_offset), following)
         changed: list[StreamEntry] = await self._cleaner.apart(partial(self._cleaning.clean, records, aborted))
         self._require_open()
@@ -325,13 +348,15 @@ class _CleaningRound:
         return changed
 
 
-def _window(slices: Sequence[ObjectSlice], target_bytes: int) -> list[ObjectSlice]:
-    """Return the first objects of one kind that go into one task: contiguous, together at most `target_bytes`."""
-    window = [slices[0]]
-    size = slices[0].size
-    for one in slices[1:]:
-        size += one.size
-        if one.kind != window[0].kind or one.start_offset != window[-1].end_offset or size > target_bytes:
+def _window(slices: Sequence[ObjectSlice], target_bytes: int, cleaning: Cleaning) -> list[ObjectSlice]:
+    """Return the first objects of one kind that go into one task: contiguous, and at most `target_bytes` to read."""
+    window: list[ObjectSlice] = []
+    size = 0
+    for one in slices:
+        is_next = not window or (one.kind == window[0].kind and one.start_offset == window[-1].end_offset)
+        if one.kind != ObjectKind.STREAM or not cleaning.is_gone(one.start_offset, one.end_offset):
+            size += one.size
+        if window and not (is_next and size <= target_bytes):
             break
         window.append(one)
     return window

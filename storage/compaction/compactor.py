@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -41,9 +42,10 @@ from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 from tidelog.storage.commits import CompactionRefused, CompactObjects, ObjectKind
 from tidelog.storage.compaction.check import check_conserved
 from tidelog.storage.compaction.facts import ObjectFacts
+from tidelog.storage.compaction.partly_read import PartlyRead
 from tidelog.storage.compaction.plan import CompactionTask, OutputPlan, lay_out, plan
 from tidelog.storage.compaction.reader import BadInput, InputReader
-from tidelog.storage.compaction.rewriting import OutputIdentity, blamed, build_output, merge_holes, records_from
+from tidelog.storage.compaction.rewriting import OutputIdentity, blamed, build_output, merge_holes
 from tidelog.storage.compaction.throttle import BUSY_SHARE, Throttle
 from tidelog.storage.objects.key import object_key
 from tidelog.storage.objects.writer import BuiltObject, build_object
@@ -135,9 +137,29 @@ class CompactionStats:
 
 
 Event = dict[str, Any]
-Change = Callable[[list[StreamEntry]], Awaitable[list[StreamEntry]]]
-"""Returns what becomes of the contiguous records of a stream: each itself, another payload, or a hole."""
+
+
+class Change(Protocol):
+    """What becomes of the records of a stream."""
+
+    def is_gone(self, start: int, end: int) -> bool:
+        """Return whether offsets `[start, end)`, whole records, become a hole, and need not be read for that."""
+        ...
+
+    async def pace(self, size: int) -> None:
+        """Wait when `size` bytes were read, or before they are written."""
+        ...
+
+    async def __call__(self, records: list[StreamEntry]) -> list[StreamEntry]:
+        """Return what becomes of contiguous records: each itself, another payload, or a hole.
+
+        A hole stands for what is gone and was not read.
+        """
+        ...
+
+
 OnEvent = Callable[[Event], None]
+Pace = Callable[[int], Awaitable[None]]
 
 
 class Compactor:
@@ -421,10 +443,6 @@ class Compactor:
 
     # -- for log compaction
 
-    async def pace(self, size: int) -> None:
-        """Wait as a compaction does before it reads or writes `size` bytes."""
-        await self._wait_for_throttle(size)
-
     @contextmanager
     def _keeping(self, task: CompactionTask) -> Iterator[None]:
         """Plan nothing else for the inputs. Raises `CompactionRefused` if one is known to be corrupt."""
@@ -448,32 +466,26 @@ class Compactor:
     async def rewrite(self, task: CompactionTask, stream_id: int, change: Change) -> int:
         """Replace contiguous stream objects of a stream by one with what `change` makes of their records.
 
-        Nothing is written if it changes nothing. Returns by how many bytes the objects have become smaller. Raises
-        `CompactionRefused` (nothing has changed: look the objects up again), `CorruptData`, `Fenced`, `Unavailable`.
+        What `change` knows to be gone is not read. Nothing is written if nothing changes. Returns by how many bytes the
+        objects have become smaller. Raises `CompactionRefused` (nothing has changed: look the objects up again),
+        `CorruptData`, `Fenced`, `Unavailable`.
         """
         with self._keeping(task):
             return await self._rewrite(task, stream_id, change)
 
     async def _rewrite(self, task: CompactionTask, stream_id: int, change: Change) -> int:
-        reader = self._input_reader()
         start_offset = self._view.start_offset(stream_id)
         if start_offset is None:
             raise CompactionRefused(f"stream {stream_id} was deleted")
-        indexes = {one.object_id: await reader.index(one) for one in task.inputs}
-        try:
-            outputs = lay_out(task, indexes, {stream_id: start_offset}, 0, self._settings.target_bytes)
-        except CorruptData as error:
-            raise BadInput(blamed(indexes, error), error.message) from error
-        if len(outputs) != 1:
-            raise CompactionRefused(f"the objects of stream {stream_id} are trimmed, or not contiguous any more")
-        (output,) = outputs
-        blocks = await reader.blocks(output)
-        ((_, sources),) = output.parts
-        records = list(records_from((blocks[source] for source in sources), start_offset))
+        read = await self._read_for(task, stream_id, start_offset, change)
+        records = read.records()
+        if not records:
+            raise CompactionRefused(f"the objects of stream {stream_id} are trimmed")
         changed = list(merge_holes(await change(records)))
-        if len(changed) == len(records) and all(one is other for one, other in zip(changed, records, strict=True)):
+        is_same = len(changed) == len(records) and all(map(is_, changed, records))
+        if is_same and not read.is_changed:
             return 0
-        ttl_ms = self._ttl_ms(output.size)
+        ttl_ms = self._ttl_ms(sum(len(one.payload) for one in changed))
         deadline = self._clock.monotonic() + ttl_ms / 1000
         built: BuiltObject = await self._offload(
             partial(
@@ -486,26 +498,46 @@ class Compactor:
                 block_bytes=self._block_bytes,
             )
         )
-        await self._put(built, [(stream_id, built.size)])
+        await self._put(built, [(stream_id, built.size)], change.pace)
         await self._commit(task, [built], deadline)
         self.stats.inputs += len(task.inputs)
         self.stats.outputs += 1
         return task.size - built.size
 
+    async def _read_for(self, task: CompactionTask, stream_id: int, start_offset: int, change: Change) -> PartlyRead:
+        """Read the blocks of a task of which something may be left."""
+        reader = self._input_reader(change.pace)
+        read = PartlyRead(stream_id, start_offset, change.is_gone)
+        indexes = {one.object_id: await reader.index(one) for one in task.inputs if not read.takes_as_gone(one)}
+        rest = CompactionTask(task.kind, tuple(one for one in task.inputs if one.object_id in indexes), task.reason)
+        try:
+            outputs = lay_out(rest, indexes, {stream_id: start_offset}, 0, self._settings.target_bytes)
+        except CorruptData as error:
+            raise BadInput(blamed(indexes, error), error.message) from error
+        wanted = [source for output in outputs for _, sources in output.parts for source in sources]
+        wanted = [source for source in wanted if not read.takes_block_as_gone(source.entry)]
+        if wanted:
+            read.blocks = await reader.blocks(OutputPlan(ObjectKind.STREAM, ((stream_id, tuple(wanted)),)))
+        return read
+
     # -- one task
 
-    def _input_reader(self) -> InputReader:
+    def _input_reader(self, pace: Pace) -> InputReader:
+        async def on_read(size: int) -> None:
+            self.stats.read_bytes += size
+            await pace(size)
+
         return InputReader(
             store=self._store,
             cluster_id=self._cluster_id,
-            on_read=self._read,
+            on_read=on_read,
             missing=self._missing,
             offload=self._offload,
         )
 
-    async def _put(self, built: BuiltObject, used: Sequence[tuple[int, int]]) -> None:
+    async def _put(self, built: BuiltObject, used: Sequence[tuple[int, int]], pace: Pace) -> None:
         """Write an output. `used`: bytes by stream, for the accounts."""
-        await self._wait_for_throttle(built.size)
+        await pace(built.size)
         store, receipt = self._store.with_receipt()
         await store.put(object_key(self._cluster_id, built.object_id), built.body)
         receipt.settle(used)
@@ -513,7 +545,7 @@ class Compactor:
 
     async def _compact(self, task: CompactionTask) -> list[BuiltObject]:
         """Write and commit a task; return the outputs."""
-        reader = self._input_reader()
+        reader = self._input_reader(self._wait_for_throttle)
         indexes = {one.object_id: await reader.index(one) for one in task.inputs}
         starts = {
             stream_id: start for stream_id in task.streams if (start := self._view.start_offset(stream_id)) is not None
@@ -545,7 +577,7 @@ class Compactor:
         identity = OutputIdentity(object_id, self._cluster_id, self._clock.time_ms(), self._block_bytes)
         built: BuiltObject = await self._offload(partial(build_output, output, blocks, starts, identity))
         used = [(stream_id, source.entry.length) for stream_id, sources in output.parts for source in sources]
-        await self._put(built, used)
+        await self._put(built, used, self._wait_for_throttle)
         # The body is not needed any more, and there may be many outputs.
         return BuiltObject(built.object_id, built.kind, [], built.size, built.ranges)
 
@@ -591,10 +623,6 @@ class Compactor:
         if self._view.is_committed(object_id):
             return BadInput(object_id, f"the metadata names an object that is not in the bucket: {error.message}")
         return CompactionRefused(f"input object {object_id} was destroyed meanwhile")
-
-    async def _read(self, size: int) -> None:
-        self.stats.read_bytes += size
-        await self._wait_for_throttle(size)
 
 
 class _TermOver(Fenced):

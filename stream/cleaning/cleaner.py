@@ -5,6 +5,9 @@ all records of the log from its start to the round's end, in order. `clean` may 
 `mark`, after `rewind`: another one may have replaced the object that they came from. What lies before these comes back
 as it is.
 
+Of the dirty part, the offsets that stay are known when the map is sealed: a batch without any is not decoded, and
+`is_gone` tells of a whole stretch that it need not even be read.
+
 Invariants: records go in and come out with the same offsets; the batch that ends the round stays; a batch that loses
 nothing comes out as the same bytes, so a second round changes nothing. A delete horizon is set, and acted upon, only
 while everything before it was readable.
@@ -21,18 +24,23 @@ from tidelog.batch.batch import (
     BatchHeader,
     ControlType,
     CorruptRecord,
-    Record,
+    RecordScan,
     RecordTooLarge,
     control_type,
+    cut,
     iter_records,
     parse_header,
     rebuild,
+    scan,
 )
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.cleaning.aborted import AbortedTxns
 from tidelog.stream.cleaning.key_map import KeyMap
+from tidelog.stream.cleaning.offset_set import CHUNK_BYTES, CHUNK_OFFSETS, OffsetSet
 
 NOTHING_ABORTED = AbortedTxns(())
+KEYS_SHARE = 15 / 16
+"""Share of a round's memory for the keys. The rest, a bit for each offset, bounds the offsets of a round."""
 
 
 class Mark(NamedTuple):
@@ -48,9 +56,16 @@ class Cleaning:
 
     def __init__(self, first_dirty: int, end: int, *, map_bytes: int, now_ms: int, delete_retention_ms: int) -> None:
         """A round that fills its map from `[first_dirty, end)`, both of them batches' bounds."""
-        self._keys = KeyMap(map_bytes)
+        self._keys = KeyMap(int(map_bytes * KEYS_SHARE))
+        self._chunks_left = max(2, int(map_bytes * (1 - KEYS_SHARE)) // CHUNK_BYTES)
+        self._chunk = -1
+        """The newest chunk of offsets with a batch in it."""
+        self._first_dirty = first_dirty
         self._noted = first_dirty
         self._limit = end
+        self._left = OffsetSet()
+        """Of the dirty part: the offsets of its keys' last records, and of batches to look at whatever is left of them.
+        Complete when the map is sealed."""
         self._end = -1
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
@@ -88,15 +103,51 @@ class Cleaning:
                 continue
             if record.base_offset >= self._limit:
                 return False
-            if not record.is_hole and not self._keys.add(_keys_of(record, aborted)):
+            if not record.is_hole and not self._note(record, aborted):
                 return False
             self._noted = next_offset
         return self._noted < self._limit
 
+    def _note(self, record: StreamEntry, aborted: AbortedTxns) -> bool:
+        first, last = record.base_offset // CHUNK_OFFSETS, (record.base_offset + record.count - 1) // CHUNK_OFFSETS
+        chunks = last - max(self._chunk, first - 1)
+        if chunks > self._chunks_left and self._chunk >= 0:
+            return False
+        header = parse_header(record.payload)
+        if header.is_control:
+            self._left.add(header.base_offset)
+        elif not aborted.covers(header):
+            try:
+                records = scan(record.payload, header)
+            except RecordTooLarge:
+                self._left.add(header.base_offset)
+            else:
+                if not self._add(header, records):
+                    return False
+        self._chunks_left -= chunks
+        self._chunk = last
+        return True
+
+    def _add(self, header: BatchHeader, records: RecordScan) -> bool:
+        base, keys = header.base_offset, [key for key in records.keys if key is not None]
+        if len(keys) == len(records.keys):
+            return self._keys.add(keys, [base + delta for delta in records.offset_deltas])
+        pairs = zip(records.keys, records.offset_deltas, strict=True)
+        return self._keys.add(keys, [base + delta for key, delta in pairs if key is not None])
+
     def seal(self) -> int:
-        """End the filling; return where the round ends. From here on `clean` may be called."""
+        """End the filling; return where the round ends. From here on `clean` and `is_gone` may be called."""
+        for offset in self._keys.offsets():
+            self._left.add(offset)
         self._end = self._noted
         return self._end
+
+    def is_gone(self, start: int, end: int) -> bool:
+        """Return whether `clean` leaves only holes of offsets `[start, end)`, whole batches.
+
+        Callers may then pass a hole in their place, without having read them.
+        """
+        return self._first_dirty <= start and end < self._end and not self._left.any(start, end)
 
     # --- the records ---------------------------------------------------------------------------------------------
 
@@ -141,28 +192,50 @@ class Cleaning:
         return self._now_ms + self._delete_retention_ms if may else None
 
     def _batch(self, header: BatchHeader, record: StreamEntry, aborted: AbortedTxns) -> bytes | memoryview:
+        is_last = self._is_last(header)
+        if aborted.covers(header) or self._is_superseded(header):
+            if header.count == 0 and is_last:
+                return record.payload
+            return rebuild(header, []) if is_last else b""
         try:
-            records = [] if aborted.covers(header) else list(iter_records(record.payload, header=header))
+            records = scan(record.payload, header)
         except RecordTooLarge:
             self._is_readable = False
             if header.is_transactional:
                 self._open_txns.add(header.producer_id)
             return record.payload
-        is_over = self._is_over(header)
-        left = [one for one in records if self._keeps(one, is_over)]
+        left = self._positions(header, records)
         if left and header.is_transactional:
             self._open_txns.add(header.producer_id)
-        horizon = self._horizon(header) if any(one.value is None for one in left) else None
+        horizon = self._horizon(header) if not set(records.nulls).isdisjoint(left) else None
         if len(left) == header.count and horizon is None:
-            return b"" if not left and not self._is_last(header) else record.payload
-        if not left and not self._is_last(header):
-            return b""
-        return rebuild(header, left, delete_horizon_ms=horizon)
+            return b"" if not left and not is_last else record.payload
+        if not left:
+            return rebuild(header, []) if is_last else b""
+        if horizon is None:
+            return cut(header, records, left)
+        whole = list(iter_records(record.payload, header=header))
+        return rebuild(header, [whole[each] for each in left], delete_horizon_ms=horizon)
 
-    def _keeps(self, record: Record, is_over: bool) -> bool:
-        if record.key is None or self._keys.is_superseded(record.key, record.offset):
-            return False
-        return record.value is not None or not is_over
+    def _is_superseded(self, header: BatchHeader) -> bool:
+        """Return whether nothing is left of a batch of the dirty part, which was read into."""
+        return header.base_offset >= self._first_dirty and not self._left.any(header.base_offset, header.next_offset)
+
+    def _positions(self, header: BatchHeader, records: RecordScan) -> list[int]:
+        """Return which records of a batch stay, by their positions."""
+        base = header.base_offset
+        if base >= self._first_dirty:
+            flags = self._left.flags(base, header.next_offset)
+            left = [at for at, delta in enumerate(records.offset_deltas) if flags[delta] == "1"]
+        else:
+            with_key = [at for at, key in enumerate(records.keys) if key is not None]
+            lasts = self._keys.last_offsets([key for key in records.keys if key is not None])
+            deltas = records.offset_deltas
+            left = [at for at, last in zip(with_key, lasts, strict=True) if last <= base + deltas[at]]
+        if records.nulls and self._is_over(header):
+            gone = set(records.nulls)
+            return [at for at in left if at not in gone]
+        return left
 
     def _marker(self, header: BatchHeader, record: StreamEntry, aborted: AbortedTxns) -> bytes | memoryview:
         records = list(iter_records(record.payload, header=header))
@@ -177,13 +250,3 @@ class Cleaning:
             return record.payload if self._is_last(header) else b""
         horizon = self._horizon(header)
         return record.payload if horizon is None else rebuild(header, records, delete_horizon_ms=horizon)
-
-
-def _keys_of(record: StreamEntry, aborted: AbortedTxns) -> list[tuple[bytes, int]]:
-    header = parse_header(record.payload)
-    if header.is_control or aborted.covers(header):
-        return []
-    try:
-        return [(one.key, one.offset) for one in iter_records(record.payload, header=header) if one.key is not None]
-    except RecordTooLarge:
-        return []

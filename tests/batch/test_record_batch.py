@@ -24,9 +24,12 @@ from tidelog.batch.batch import (
     check_batch,
     check_crc,
     control_type,
+    cut,
     iter_batches,
     iter_records,
     parse_header,
+    rebuild,
+    scan,
     set_base_offset,
     set_leader_epoch,
     set_log_append_time,
@@ -65,6 +68,55 @@ def test_varints_round_trip_over_all_of_int64(value: int) -> None:
     put_varint(out, value)
     assert get_varint(bytes(out), 0) == (value, len(out))
     assert len(out) <= 10
+
+
+sized_records = st.lists(
+    st.builds(
+        lambda key, size, time: Record(0, time, key, bytes(size)),
+        st.binary(max_size=90),
+        st.integers(0, 20_000),
+        st.integers(0, 1 << 40),
+    ),
+    min_size=1,
+    max_size=150,
+)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.one_of(records, sized_records), st.sampled_from(CODECS), st.data())
+def test_a_scan_finds_what_decoding_finds_and_a_cut_is_as_rebuilt(
+    batch_records: list[Record], codec: Compression, data: st.DataObject
+) -> None:
+    batch = build_batch(batch_records, base_offset=77, producer_id=3, producer_epoch=0, compression=codec)
+    header, decoded = parse_header(batch), list(iter_records(batch))
+    found = scan(batch, header)
+    assert [77 + delta for delta in found.offset_deltas] == [one.offset for one in decoded]
+    assert found.keys == [one.key for one in decoded]
+    assert found.nulls == [at for at, one in enumerate(decoded) if one.value is None]
+    left = sorted(data.draw(st.sets(st.integers(0, len(decoded) - 1), min_size=1)))
+    smaller = cut(header, found, left)
+    assert smaller == rebuild(header, [decoded[at] for at in left])
+    again = scan(smaller, parse_header(smaller))
+    assert again.keys == [decoded[at].key for at in left]
+    assert cut(parse_header(smaller), again, range(len(left))) == smaller
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(records, st.data())
+def test_a_scan_refuses_what_decoding_refuses(batch_records: list[Record], data: st.DataObject) -> None:
+    batch = bytearray(build_batch(batch_records))
+    at = data.draw(st.integers(HEADER_BYTES, len(batch) - 1))
+    batch[at] = data.draw(st.integers(0, 255))
+    header = parse_header(batch)
+    try:
+        decoded = list(iter_records(bytes(batch)))
+        offsets = [one.offset for one in decoded]
+        assert sorted(set(offsets)) == offsets and 0 <= offsets[0] <= offsets[-1] <= header.last_offset_delta
+    except (CorruptRecord, AssertionError):
+        with pytest.raises(CorruptRecord):
+            scan(batch, header)
+    else:
+        assert scan(batch, header).keys == [one.key for one in decoded]
 
 
 @settings(max_examples=examples(60))

@@ -146,7 +146,7 @@ def test_each_keys_last_value_stays_and_the_bucket_shrinks(tmp_path: Path, minio
 @pytest.mark.parametrize("seed", range(2))
 def test_kill_9_in_the_middle_changes_nothing(tmp_path: Path, minio_server: S3Server, seed: int) -> None:
     rng = random.Random(seed)
-    slow = ("--set", "compaction.throttle_bytes_per_s=200000")
+    slow = ("--set", "log.cleaner_bytes_per_s=200000")
     with running(tmp_path / "data", (*FLAGS, *slow, *s3_flags(minio_server))) as process:
         create_topic(process.bootstrap, TOPIC, 1, **CONFIG)
         table = Table(lambda: process.bootstrap, seed)

@@ -25,8 +25,9 @@ from tidelog.batch.batch import (
 )
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.cleaning.aborted import AbortedTxns
-from tidelog.stream.cleaning.cleaner import Cleaning
+from tidelog.stream.cleaning.cleaner import KEYS_SHARE, Cleaning
 from tidelog.stream.cleaning.key_map import ENTRY_BYTES, KeyMap
+from tidelog.stream.cleaning.offset_set import OffsetSet
 from tidelog.stream.cleaning.plan import LogFacts, RecoverableOffset, plan_round
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.segments import Segment, retention_start, should_roll
@@ -115,7 +116,8 @@ class Log:
         self, first_dirty: int, end: int, *, now_ms: int = NOW, keys: int = 1_000, cuts: random.Random | None = None
     ) -> int:
         """A round, in pieces if `cuts` says where; returns its end."""
-        cleaning = Cleaning(first_dirty, end, map_bytes=keys * ENTRY_BYTES, now_ms=now_ms, delete_retention_ms=KEPT_MS)
+        map_bytes = int(keys * ENTRY_BYTES / KEYS_SHARE) + 1
+        cleaning = Cleaning(first_dirty, end, map_bytes=map_bytes, now_ms=now_ms, delete_retention_ms=KEPT_MS)
         index = AbortedTxns(self.index)
         cleaning.note(self.records, index)
         ended = cleaning.seal()
@@ -124,15 +126,22 @@ class Log:
         while at < len(self.records):
             step = cuts.randrange(1, 5) if cuts is not None else len(self.records)
             mark = cleaning.mark()
-            piece = cleaning.clean(self.records[at : at + step], index)
+            given = [hole_if_gone(cleaning, one) for one in self.records[at : at + step]]
+            piece = cleaning.clean(given, index)
             if cuts is not None and cuts.random() < 0.3:  # refused: once more
                 cleaning.rewind(mark)
-                assert cleaning.clean(self.records[at : at + step], index) == piece
+                assert cleaning.clean(self.records[at : at + step], index) == piece, "whether gone ones are read or not"
             done += piece
             at += step
         assert [(one.base_offset, one.count) for one in done] == [(one.base_offset, one.count) for one in self.records]
         self.records = done
         return ended
+
+
+def hole_if_gone(cleaning: Cleaning, record: StreamEntry) -> StreamEntry:
+    """What is read of a batch in a round."""
+    gone = cleaning.is_gone(record.base_offset, record.base_offset + record.count)
+    return StreamEntry(record.base_offset, record.count, b"") if gone else record
 
 
 def last_values(reading: Reading) -> dict[bytes, bytes | None]:
@@ -286,13 +295,59 @@ def test_log_append_time_survives() -> None:
 
 def test_a_full_map_takes_a_batch_whole_or_not_at_all() -> None:
     keys = KeyMap(3 * ENTRY_BYTES)
-    assert keys.add([(b"a", 1), (b"b", 2)])
-    assert not keys.add([(b"c", 3), (b"d", 4)])
+    assert keys.add([b"a", b"b"], [1, 2])
+    assert not keys.add([b"c", b"d"], [3, 4])
     assert (len(keys), keys.capacity) == (2, 3)
-    assert keys.add([(b"a", 5), (b"c", 6), (b"c", 7)])
-    assert keys.is_superseded(b"a", 1)
-    assert not keys.is_superseded(b"a", 5)
-    assert not keys.is_superseded(b"d", 0)
+    assert keys.add([b"a", b"c", b"c"], [5, 6, 7])
+    assert keys.last_offsets([b"a", b"b", b"c", b"d"]) == [5, 2, 7, -1]
+    assert sorted(keys.offsets()) == [2, 5, 7]
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=40), max_size=30))
+@settings(max_examples=examples(60), deadline=None)
+def test_the_map_is_a_dict_that_is_bounded(batches: list[list[int]]) -> None:
+    keys, wanted, offset = KeyMap(200 * ENTRY_BYTES), dict[bytes, int](), 0
+    for batch in batches:
+        noted = {b"%d" % key: offset + n for n, key in enumerate(batch)}
+        fits = len(wanted.keys() | noted.keys()) <= keys.capacity
+        assert keys.add([b"%d" % key for key in batch], range(offset, offset + len(batch))) == fits
+        if fits:
+            wanted |= noted
+        offset += len(batch)
+    assert keys.last_offsets([b"%d" % key for key in range(301)]) == [wanted.get(b"%d" % n, -1) for n in range(301)]
+    assert (len(keys), sorted(keys.offsets())) == (len(wanted), sorted(wanted.values()))
+
+
+def test_a_key_takes_the_memory_that_it_is_counted_with() -> None:
+    keys = KeyMap(100_000 * ENTRY_BYTES)
+    for first in range(0, 100_000, 500):
+        assert keys.add([b"%d" % key for key in range(first, first + 500)], range(first, first + 500))
+        assert keys.size_bytes <= len(keys) * ENTRY_BYTES + 30_000
+    assert not keys.add([b"one more"], [0])
+
+
+@given(st.sets(st.integers(0, 400_000), max_size=60), st.integers(0, 400_000), st.integers(1, 200_000))
+@settings(max_examples=examples(60), deadline=None)
+def test_a_set_of_offsets_knows_which_it_has(offsets: set[int], start: int, count: int) -> None:
+    found = OffsetSet()
+    for offset in offsets:
+        found.add(offset)
+    flags = found.flags(start, start + count)
+    assert {start + at for at, flag in enumerate(flags) if flag == "1"} == {
+        each for each in offsets if start <= each < start + count
+    }
+    assert len(flags) == count
+    assert found.any(start, start + count) == ("1" in flags)
+
+
+def test_a_round_ends_where_its_offsets_do_not_fit() -> None:
+    log = Log()
+    batch = bytearray(build_batch([Record(0, NOW, b"k", b"v")] * 40_000))
+    for _ in range(16):
+        log.add(bytes(batch))
+    cleaning = Cleaning(0, log.end, map_bytes=1 << 20, now_ms=NOW, delete_retention_ms=KEPT_MS)
+    assert not cleaning.note(log.records, AbortedTxns(()))
+    assert cleaning.seal() == 13 * 40_000, "eight chunks of 65,536 offsets"
 
 
 # --- when, and how far -----------------------------------------------------------------------------------------------
