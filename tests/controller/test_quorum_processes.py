@@ -133,6 +133,7 @@ async def test_all_members_killed_at_once_remember_every_command(tmp_path: Path)
             await counting.grown(100)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_paused_leader_steps_down_and_what_it_says_later_is_refused(tmp_path: Path) -> None:
     async with cluster_with_writers(tmp_path) as (chaos, counting):

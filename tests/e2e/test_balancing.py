@@ -39,6 +39,7 @@ def advice(bootstrap: str) -> dict[str, Any] | None:
     return status if status["planned"] and loaded else None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_advising_tells_and_a_run_by_hand_moves(tmp_path: Path) -> None:
     with up_cluster(tmp_path, flags=SMALL_LOAD) as up:

@@ -24,7 +24,7 @@ def test_a_real_client_gets_back_every_byte(client: str, tidelog: TidelogProcess
     round_trip(KITS[client](), tidelog.bootstrap, f"trip-{client}")
 
 
-@pytest.mark.gate_cases("memory")
+@pytest.mark.long
 @pytest.mark.parametrize("wal", ["s3", "memory"])
 def test_a_real_client_gets_back_every_byte_without_a_wal_on_disk(wal: str, tmp_path: Path) -> None:
     with running(tmp_path / "data", ["--wal", wal]) as process:

@@ -219,6 +219,7 @@ def _described(cluster: ServeCluster) -> tuple[int, list[int]]:
     return found["leader_id"], sorted(with_it)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_controllers_are_handed_over_added_and_removed_by_command(tmp_path: Path) -> None:
     with serve_cluster(tmp_path, controllers=3, brokers=1) as cluster:

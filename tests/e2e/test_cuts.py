@@ -84,6 +84,7 @@ def test_brokers_cut_from_all_controllers_go_on_serving(tmp_path: Path, ways: di
         under_load(cluster, scenario)
 
 
+@pytest.mark.long
 def test_an_active_controller_cut_from_the_others_is_replaced_and_steps_down(tmp_path: Path) -> None:
     with cut_cluster(tmp_path) as cluster:
 
@@ -173,7 +174,7 @@ def test_partitions_move_between_brokers_that_are_cut_from_each_other(tmp_path: 
         under_load(cluster, scenario)
 
 
-@pytest.mark.gate_cases("target")
+@pytest.mark.long
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_move_whose_source_or_target_is_cut_from_the_controllers_ends_in_one_owner(tmp_path: Path, side: str) -> None:
     with cut_cluster(tmp_path) as cluster:

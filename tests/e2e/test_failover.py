@@ -75,6 +75,7 @@ def taken_over(answer: Any, broker: int) -> bool:
     return bool(done) and done[-1]["partitions_placed"] > 0
 
 
+@pytest.mark.long
 def test_a_killed_broker_with_its_wal_in_the_bucket_is_taken_over_by_the_others(
     tmp_path: Path, minio_server: S3Server
 ) -> None:

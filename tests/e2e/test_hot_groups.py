@@ -133,6 +133,7 @@ def wait_progress(found: dict[str, CommittingMember]) -> None:
     eventually(all_grew, 120)
 
 
+@pytest.mark.long
 def test_no_commit_is_lost_when_the_broker_of_a_coordinator_is_killed(tmp_path: Path) -> None:
     with hot_cluster(tmp_path / "hot") as hot:
         create_topic(hot.bootstrap, TOPIC, PARTITIONS)

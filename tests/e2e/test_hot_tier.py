@@ -196,6 +196,7 @@ def outcome(hot: HotCluster, partition: int, acks: str, timeout_ms: int = 3000) 
     return found[0]
 
 
+@pytest.mark.long
 def test_without_its_quorum_a_master_acknowledges_nothing_and_goes_on_by_itself_when_the_others_are_back(
     tmp_path: Path,
 ) -> None:

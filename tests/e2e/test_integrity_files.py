@@ -111,7 +111,7 @@ def test_a_flipped_bit_in_the_tail_that_nothing_proves_is_no_false_alarm(killed:
             assert all(one.kind == "torn" for one in check(tmp_path / "copy").findings if one.kind != "leftover")
 
 
-@pytest.mark.gate_cases("journal", "segment")
+@pytest.mark.gate_cases("journal")
 @pytest.mark.parametrize("number", range(5), ids=["identity", "epochs", "journal", "snapshot", "segment"])
 def test_a_process_refuses_damage_names_it_and_goes_on_when_it_is_mended(
     killed: Killed, tmp_path: Path, number: int
@@ -141,7 +141,7 @@ def test_a_process_refuses_damage_names_it_and_goes_on_when_it_is_mended(
         assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.gate_cases("journal")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["journal", "snapshot"])
 def test_a_controller_file_that_is_gone_is_refused_and_not_begun_anew(
     killed: Killed, tmp_path: Path, name: str
@@ -161,6 +161,7 @@ def test_a_controller_file_that_is_gone_is_refused_and_not_begun_anew(
     assert "missing" in Cli()("wal", "verify", "--data-dir", data_dir, code=7).text
 
 
+@pytest.mark.long
 def test_a_log_in_the_bucket_is_verified_while_it_runs_and_refused_when_damaged(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     where = ("--wal", "s3", "--data-dir", data_dir)

@@ -128,7 +128,7 @@ def test_a_damaged_block_is_refused_named_and_served_again_when_restored(tmp_pat
         assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.gate_cases("footer")
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["index", "footer"])
 def test_a_damaged_end_of_an_object_names_all_that_is_lost_with_it(tmp_path: Path, part: str) -> None:
     data_dir, port = tmp_path / "data", free_port()
@@ -159,6 +159,7 @@ def test_a_damaged_end_of_an_object_names_all_that_is_lost_with_it(tmp_path: Pat
         assert [row[4] for row in rows] == acknowledged[0] + acknowledged[1]
 
 
+@pytest.mark.long
 def test_a_partition_whose_metadata_is_damaged_says_so_and_the_others_open(tmp_path: Path) -> None:
     data_dir, port = tmp_path / "data", free_port()
     acknowledged = in_the_bucket(data_dir, port)

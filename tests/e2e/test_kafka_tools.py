@@ -116,6 +116,7 @@ def write(cluster: Cluster, topic: str, records: int) -> None:
     assert producer.flush(60) == 0
 
 
+@pytest.mark.long
 def test_a_kafka_consumer_commits_offsets_that_the_tools_show(cluster: Cluster, tools: KafkaTools) -> None:
     tools.ask("kafka-topics", "--create", "--topic", "read", "--partitions", "2")
     write(cluster, "read", 5)

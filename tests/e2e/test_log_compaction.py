@@ -176,6 +176,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_a_partition_that_moves_is_compacted_by_whoever_leads_it(cluster: Cluster) -> None:
     table = Table(lambda: cluster.bootstrap, 5)
     for _ in range(6):

@@ -126,6 +126,7 @@ def test_a_copy_that_was_taken_of_the_running_wal_is_refused(tmp_path: Path) -> 
     assert f"{TOPIC}:0 offsets 0 to 200" in refused(data, NOT_UPLOADED, port)
 
 
+@pytest.mark.long
 def test_a_loss_is_accepted_once_and_recorded_and_the_old_disk_is_not_taken_afterwards(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, NOT_UPLOADED) as process:

@@ -108,6 +108,7 @@ def metric(process: TidelogProcess, name: str) -> float:
     return float(value)
 
 
+@pytest.mark.long
 def test_a_client_with_fetch_sessions_reads_hundreds_of_partitions_in_one(tmp_path: Path) -> None:
     with running(tmp_path / "data") as process:
         create(process.bootstrap)

@@ -224,6 +224,7 @@ def phases(cluster: Cluster, broker: int) -> list[tuple[str, str]]:
     return [(move["phase"], move["error"] or "") for move in cluster.moves(broker)]
 
 
+@pytest.mark.long
 def test_while_the_bucket_is_away_a_partition_stays_where_it_is_and_serves(cluster: Cluster) -> None:
     source, target = cluster.elsewhere(TOPIC)
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
@@ -345,6 +346,7 @@ def arrived(cluster: Cluster, topic: str, to: dict[int, int]) -> bool:
     return all(cluster.serves(broker, topic, index) for index, broker in to.items())
 
 
+@pytest.mark.long
 def test_partitions_that_leave_together_ask_together_and_each_arrives(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +376,7 @@ def test_partitions_that_leave_together_ask_together_and_each_arrives(
     assert len(commands) <= done // 2, commands
 
 
-@pytest.mark.gate_cases("True")
+@pytest.mark.long
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_hand_over_of_many_without_an_answer_leaves_each_with_one_owner(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
@@ -424,6 +426,7 @@ def test_a_cancel_after_the_close_leaves_the_partition_with_its_source(
     assert not cluster.serves(target, TOPIC, 0)
 
 
+@pytest.mark.long
 def test_the_last_of_several_placements_wins(cluster: Cluster) -> None:
     with Load(cluster.bootstrap, TOPIC, PARTITIONS) as load:
         load.more()
@@ -440,6 +443,7 @@ def test_the_last_of_several_placements_wins(cluster: Cluster) -> None:
     load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 def test_a_target_that_dies_before_the_hand_over_leaves_the_partition_served(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,7 +539,7 @@ async def test_any_broker_takes_a_reassignment_and_all_tell_the_new_leader_at_on
             assert accepted.responses[0].partition_responses[0].error_code == 0
 
 
-@pytest.mark.gate_cases("draining", "done")
+@pytest.mark.gate_cases("draining")
 @pytest.mark.parametrize("step", ["uploading", "draining", "handing over", "done"])
 def test_a_cancel_leaves_the_partition_with_its_source_unless_it_comes_too_late(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str

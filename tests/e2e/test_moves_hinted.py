@@ -52,6 +52,7 @@ def test_a_target_that_was_hinted_reads_nothing_to_open_and_to_serve_the_tail(cl
     assert not hints(cluster, "stale")
 
 
+@pytest.mark.long
 def test_a_target_that_said_it_is_ready_has_the_partition_without_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def faults() -> dict[str, Callable[[Deliver, HintParams], Awaitable[msgspec.Raw]
     return {one.__name__: one for one in (lost, doubled, stale, of_a_fenced_epoch, corrupted)}
 
 
+@pytest.mark.long
 def test_a_hint_that_is_not_right_costs_a_read_and_nothing_else(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ async def test_a_producer_is_told_the_next_leader_and_no_smaller_epoch_is_ever_l
         assert told(refused) == (leader, epoch + 1)
 
 
+@pytest.mark.long
 def test_a_producer_that_followed_its_next_leader_in_vain_comes_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_producer_that_followed_its_next_leader_in_vain_comes_back(
     load.check(cluster.bootstrap)
 
 
+@pytest.mark.long
 async def test_a_fetch_that_waits_is_not_answered_before_it_can_be_told_the_new_leader(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

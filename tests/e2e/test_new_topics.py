@@ -150,15 +150,14 @@ def judge(bootstrap: str, topics: list[str], errors: list[str]) -> None:
     assert not wrong and not errors, f"{summary}; {wrong[:3]} {errors[:3]}"
 
 
-@pytest.mark.gate_cases(
-    "three brokers-rdkafka-acks-0", "three brokers-kafka-python-no-retries", "three brokers-aiokafka-acks-all"
-)
+@pytest.mark.gate_cases("three brokers-rdkafka-acks-0", "three brokers-kafka-python-no-retries")
 @pytest.mark.parametrize("client", CLIENTS)
 def test_new_topics_take_all_records_in_order(bootstrap: str, client: str) -> None:
     topics = [f"{client}-{number}" for number in range(TOPICS)]
     judge(bootstrap, topics, CLIENTS[client](bootstrap, topics))
 
 
+@pytest.mark.gate_cases("three brokers")
 def test_whoever_asks_second_is_told_no_sooner(bootstrap: str) -> None:
     """Other clients ask for the topics while one creates them; their first records are stored, too."""
     topics = [f"second-{number}" for number in range(TOPICS)]

@@ -112,6 +112,7 @@ def test_a_consumer_reads_from_the_follower_in_its_rack_and_goes_on_when_brokers
         near.close()
 
 
+@pytest.mark.long
 def test_what_is_in_the_bucket_alone_is_read_from_a_follower_too(hot: HotCluster) -> None:
     produce(hot, 0, 300)
     for broker in (LEADER, NEAR, THIRD):

@@ -149,7 +149,7 @@ def test_what_was_uploaded_after_the_metadata_is_found_and_what_was_not_is_named
         assert process.stop() == 0, process.tail()
 
 
-@pytest.mark.gate_cases("and written to")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [True, False], ids=["and written to", "and left"])
 def test_records_that_were_deleted_after_the_metadata_stay_deleted(more: bool, tmp_path: Path) -> None:
@@ -185,6 +185,7 @@ def test_records_that_were_deleted_after_the_metadata_stay_deleted(more: bool, t
         assert process.stop() == 0, process.tail()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wal_in_the_bucket_that_is_not_committed_is_refused(tmp_path: Path) -> None:
     """Also when the newest metadata is older than what is in the WAL, and says that all is committed."""

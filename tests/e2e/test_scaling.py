@@ -78,6 +78,7 @@ def test_a_broker_is_drained_under_load_and_takes_partitions_again(tmp_path: Pat
         assert cluster.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sigterm_moves_the_partitions_away_first_and_the_next_start_takes_new_ones(tmp_path: Path) -> None:
     with serve_cluster(tmp_path, controllers=1, brokers=3) as cluster:

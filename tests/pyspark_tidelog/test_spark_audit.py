@@ -76,6 +76,7 @@ def test_a_cluster_under_load_and_eager_compaction_has_no_findings(spark: Spark,
     assert not set(ids) & world.objects("loaded"), "compaction had something to do"
 
 
+@pytest.mark.long
 def test_objects_that_are_replaced_before_they_are_read_are_looked_up_again(
     spark: Spark, world: JobWorld, tmp_path: Path
 ) -> None:

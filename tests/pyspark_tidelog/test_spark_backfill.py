@@ -56,6 +56,7 @@ def test_a_topic_comes_with_its_offsets_and_goes_on_with_what_is_new(spark: Spar
     assert "h-2 is no copy of h" in refusal(spark, old, world, "h")
 
 
+@pytest.mark.long
 def test_offsets_that_retention_has_removed_are_refused_or_filled_or_given_up(
     spark: Spark, old: World, world: JobWorld
 ) -> None:

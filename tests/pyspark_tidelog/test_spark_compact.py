@@ -210,6 +210,7 @@ def _hex(data: bytes | str | None) -> str | None:
     return None if data is None else data.hex()
 
 
+@pytest.mark.long
 def test_a_dry_run_tells_what_would_be_rewritten_and_changes_nothing(world: World, static: Static) -> None:
     static.fill()
     before = committed(world)

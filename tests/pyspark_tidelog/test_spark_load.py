@@ -45,6 +45,7 @@ def records(spark: Spark, world: World, topic: str) -> list[Row]:
     return sorted(rows, key=lambda row: (row["key"] or "", row["value"] or ""))
 
 
+@pytest.mark.long
 def test_csv_rows_become_json_and_are_refused_a_second_time(
     spark: Spark, world: World, topic: str, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_parquet_columns_become_key_value_and_timestamp(spark: Spark, world: Wor
     assert '{"id":7}' in [each["value"] for each in records(spark, world, topic)]
 
 
+@pytest.mark.long
 def test_malformed_and_large_rows_are_told_with_file_and_row_and_nothing_is_written(
     spark: Spark, world: World, topic: str, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_what_is_not_right_is_refused_before_a_row_is_read(
     assert load(spark, world, topic, tmp_path / "x.csv", read=header)["records"] == 1
 
 
+@pytest.mark.long
 def test_the_command_loads_parquet_files(spark: Spark, world: World, topic: str, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / "x.parquet")
     told = world.cli("spark", "load", topic, tmp_path / "x.parquet", "--key", "id", "--format", "json").json()

@@ -94,6 +94,7 @@ def test_rows_are_there_once_after_brokers_and_the_driver_were_killed(tmp_path: 
         )
 
 
+@pytest.mark.long
 def test_a_query_ends_with_what_was_there_and_its_checkpoint_is_gone_on_with(tmp_path: Path) -> None:
     place = tmp_path / "query"
     with up_cluster(tmp_path / "cluster", brokers=2, flags=FLAGS) as up:

@@ -42,6 +42,7 @@ def high_watermark(world: JobWorld, topic: str) -> int:
     return world.connection.offsets([(topic, 0)])[topic, 0].high_watermark
 
 
+@pytest.mark.long
 def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(spark: Spark, world: JobWorld) -> None:
     done = replay(spark, world, "t", to_topic="copy")
     assert (done["records"], done["found"], done["target"]) == (600, 0, "copy")
@@ -53,6 +54,7 @@ def test_a_topic_is_copied_with_all_that_is_in_it_and_goes_on_with_what_is_new(s
     assert rows_of(spark, world, "copy")[450:] == expected("copy", 1, 0, 180)
 
 
+@pytest.mark.long
 def test_a_range_of_time_or_offsets_is_numbered_from_zero(spark: Spark, world: JobWorld) -> None:
     bounds = {"startingTimestamp": "1700000000100", "endingTimestamp": "1700000000130"}
     done = replay(spark, world, "t", to_topic="some", bounds=bounds)
@@ -147,6 +149,7 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(spark: Spark, world: JobW
     assert rows_of(spark, world, "killed") == [*expected("killed", 0, 0, 450), *expected("killed", 1, 0, 180)]
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_replay_with_its_code_and_the_plan_writes_nothing(world: JobWorld, tmp_path: Path) -> None:
     leases = world.cli("lease", "list").text.count("\n")
     plan = world.cli("spark", "replay", "t", "--to", "stopped", "--dry-run", "--format", "json").json()

@@ -77,6 +77,7 @@ def in_hex(text: str | None) -> str | None:
     return None if text is None else text.encode().hex()
 
 
+@pytest.mark.long
 def test_rows_are_in_the_topics_as_they_were_written(sink: Sink) -> None:
     create_topic(sink.up.bootstrap, "a", 3)
     create_topic(sink.up.bootstrap, "b", 1)
@@ -97,6 +98,7 @@ def test_rows_are_in_the_topics_as_they_were_written(sink: Sink) -> None:
     assert [row["value"] for row in sink.rows("b")] == [in_hex("v5"), in_hex("v6")]
 
 
+@pytest.mark.long
 def test_what_is_read_is_written_as_it_is(sink: Sink) -> None:
     create_topic(sink.up.bootstrap, "from", 2)
     create_topic(sink.up.bootstrap, "to", 2)
@@ -125,6 +127,7 @@ def test_a_stream_goes_on_at_its_checkpoint(sink: Sink, tmp_path: Path) -> None:
         assert sink.values("stream", 2) == list(range(500 * (batch + 1)))
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_failed_is_written_again_when_it_can_be(sink: Sink, tmp_path: Path) -> None:
     create_topic(sink.up.bootstrap, "exists", 1)
     asked = {

@@ -121,6 +121,7 @@ def as_raw(topic: str, partition: int, first: int, count: int) -> list[Row]:
     return found
 
 
+@pytest.mark.long
 def test_a_raw_table_has_the_topic_row_by_row_however_often_the_job_runs(lake: Lake) -> None:
     world, topic = lake.world, lake.topic
     for partition in range(2):
