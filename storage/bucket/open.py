@@ -7,6 +7,7 @@ Entry: `open_store`; `open_backend` for the backend alone. The S3 client is impo
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,26 @@ EMBEDDED_BUCKET: Final = "bucket"
 """The directory of the embedded store under the data directory."""
 
 
+def open_backend(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> Backend:
+    """As `open_store`, without the decorator: the number of concurrent requests is not bounded by purpose."""
+    if s3.is_embedded:
+        return LocalObjectStore(data_dir / EMBEDDED_BUCKET, clock)
+    from tidelog.storage.bucket.s3 import S3ObjectStore
+
+    return S3ObjectStore(with_secret_files(s3), clock, rng)
+
+
+OpenBackend = Callable[[S3Settings, Path, Clock, random.Random], Backend]
+"""Opens a backend, as `open_backend` does."""
+
+
 def open_store(
-    s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random, proof: BucketProof | None = None
+    s3: S3Settings,
+    data_dir: Path,
+    clock: Clock,
+    rng: random.Random,
+    proof: BucketProof | None = None,
+    backend: OpenBackend = open_backend,
 ) -> GuardedObjectStore:
     """Return the store that `s3` names; without endpoint and bucket the embedded one, `<data_dir>/bucket`.
 
@@ -33,13 +52,4 @@ def open_store(
     Sends nothing: `probe()` does, and finds or creates the bucket. Raises `ConfigError`.
     """
     slots = MAX_THREADS if s3.is_embedded else s3.max_concurrency
-    return GuardedObjectStore(open_backend(s3, data_dir, clock, rng), PriorityGate(slots), clock, proof=proof)
-
-
-def open_backend(s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> Backend:
-    """As `open_store`, without the decorator: the number of concurrent requests is not bounded by purpose."""
-    if s3.is_embedded:
-        return LocalObjectStore(data_dir / EMBEDDED_BUCKET, clock)
-    from tidelog.storage.bucket.s3 import S3ObjectStore
-
-    return S3ObjectStore(with_secret_files(s3), clock, rng)
+    return GuardedObjectStore(backend(s3, data_dir, clock, rng), PriorityGate(slots), clock, proof=proof)

@@ -28,7 +28,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import ConfigError
 from tidelog.runtime.network import Network
 from tidelog.storage.bucket.guarded import GuardedObjectStore
-from tidelog.storage.bucket.open import open_store
+from tidelog.storage.bucket.open import OpenBackend, open_backend, open_store
 from tidelog.storage.bucket.proof import BucketProof
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class Outside:
     network: Network
     clock: Clock
     rng: random.Random
+    open_backend: OpenBackend = open_backend
+    """Opens the configured bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ async def learn(config: Config, outside: Outside, closing: AsyncExitStack) -> No
     config.node.id = directory.broker_id
     clock = outside.clock
     proof = BucketProof(clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
-    store = open_store(config.s3, path, clock, outside.rng, proof)
+    store = open_store(config.s3, path, clock, outside.rng, proof, outside.open_backend)
     closing.push_async_callback(store.close)
     return NodeBase(config, outside, directory, credentials_of(config), endpoints, store)
 

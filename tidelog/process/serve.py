@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 class NodeProcess:
     """A controller, a broker or both, started and stopped together."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, outside: Outside | None = None) -> None:
+        """`outside`: instead of the machine's own network, clock, randomness and the configured bucket."""
         self._config = config
-        self._outside = Outside(TcpNetwork(), SystemClock(), random.Random(uuid.uuid4().int))
+        self._outside = outside or Outside(TcpNetwork(), SystemClock(), random.Random(uuid.uuid4().int))
         self._roles: list[NodeRole] = []
         """Those that have begun to start; the last one is what clients of this process use."""
         self._closing = AsyncExitStack()

@@ -1,0 +1,291 @@
+"""Brokers for the tests of an application: what they serve, their faults, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from confluent_kafka import Consumer, KafkaException, Message, Producer
+
+import tidelog.testing
+from tests.support.cluster_process import eventually
+from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput
+from tidelog.testing import (
+    AsyncLocalBroker,
+    BrokerEnded,
+    LocalBroker,
+    LocalBucket,
+    LocalClock,
+    LocalCluster,
+    NotPossibleHere,
+)
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 60
+
+
+def produce(bootstrap: str, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+    errors: list[object] = []
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, message: errors.append(error))
+    assert producer.flush(WAIT_S) == 0
+    assert len(errors) == len(values) and all(error is None for error in errors), errors
+
+
+def consume(bootstrap: str, topic: str, count: int) -> list[Message]:
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": f"of-{topic}", "auto.offset.reset": "earliest", "log_level": 0}
+    )
+    try:
+        consumer.subscribe([topic])
+        found: list[Message] = []
+        deadline = time.monotonic() + WAIT_S
+        while len(found) < count:
+            assert time.monotonic() < deadline, found
+            message = consumer.poll(1)
+            if message is not None:
+                assert message.error() is None, message.error()
+                found.append(message)
+        return found
+    finally:
+        consumer.close()
+
+
+def values(messages: list[Message]) -> list[bytes | None]:
+    return [message.value() for message in messages]
+
+
+def runs(pid: int) -> bool:
+    """Whether the process runs; one that has ended may wait for an init that collects it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_broker_in_this_process_serves_restarts_on_its_port_and_leaves_nothing() -> None:
+    before = set(threading.enumerate())
+    with LocalBroker() as broker:
+        broker.create_topic("orders", partitions=2)
+        with pytest.raises(AlreadyExists):
+            broker.create_topic("orders")
+        address = broker.bootstrap
+        produce(address, "orders", b"one")
+        broker.restart()
+        assert broker.bootstrap == address
+        produce(address, "orders", b"two")
+        assert sorted(map(bytes, filter(None, values(consume(address, "orders", 2))))) == [b"one", b"two"]
+        folder, port = broker.directory, int(address.rpartition(":")[2])
+        assert listens(port) and folder.exists()
+    assert not listens(port) and not folder.exists()
+    assert [one for one in threading.enumerate() if one not in before and one.name.startswith("tidelog")] == []
+
+
+def test_a_bucket_that_fails_delays_uploads_and_no_writes() -> None:
+    with LocalBroker(settings={"upload.age_ms": 50}) as broker:
+        broker.create_topic("orders")
+        objects = broker.directory / "data" / "bucket"
+
+        def uploaded() -> set[Path]:
+            return {file for file in objects.rglob("*") if file.is_file() and "/data/" in file.as_posix()}
+
+        before = uploaded()
+        broker.bucket.fail(503, operations=["put"])
+        produce(broker.bootstrap, "orders", b"kept")
+        eventually(lambda: broker.bucket.struck > 1, WAIT_S)
+        assert uploaded() == before
+        broker.bucket.heal()
+        eventually(lambda: uploaded() > before, WAIT_S)
+        assert values(consume(broker.bootstrap, "orders", 1)) == [b"kept"]
+        with pytest.raises(InvalidInput, match="418"):
+            broker.bucket.fail(418)
+        with pytest.raises(InvalidInput, match="rename"):
+            broker.bucket.slow(0.1, operations=["rename"])
+
+
+def test_a_fault_of_the_bucket_ends_by_time() -> None:
+    with LocalBroker(settings={"upload.age_ms": 50}) as broker:
+        broker.bucket.fail(503, seconds=0.3)
+        rule = broker.bucket.rule
+        assert rule.strikes("put")
+        eventually(lambda: not rule.strikes("put"), 5)
+
+
+def test_a_clock_that_is_ahead_shows_in_the_timestamps_of_a_broker() -> None:
+    with LocalBroker() as broker:
+        broker.create_topic("stamped", config={"message.timestamp.type": "LogAppendTime"})
+        broker.clock.skew(3_600)
+        produce(broker.bootstrap, "stamped", b"later")
+        broker.clock.heal()
+        produce(broker.bootstrap, "stamped", b"now")
+        later, now = (message.timestamp()[1] for message in consume(broker.bootstrap, "stamped", 2))
+        assert 3_500_000 < later - now < 3_700_000
+
+
+def test_what_only_a_process_has_is_refused_in_this_one() -> None:
+    with LocalBroker() as broker:
+        for fault in (broker.kill, broker.pause):
+            with pytest.raises(NotPossibleHere, match="child=True"):
+                fault()
+        assert broker.is_running
+
+
+def test_a_folder_of_ones_own_is_kept_and_found_again(tmp_path: Path) -> None:
+    for value in (b"first", b"second"):
+        with LocalBroker(directory=tmp_path / "mine") as broker:
+            produce(broker.bootstrap, "kept", value)
+    with LocalBroker(directory=tmp_path / "mine", settings={"kafka.num_partitions": 1}) as broker:
+        assert sorted(map(bytes, filter(None, values(consume(broker.bootstrap, "kept", 2))))) == [b"first", b"second"]
+
+
+def test_a_broker_that_cannot_start_tells_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.num_partition"):
+        LocalBroker(settings={"kafka.num_partition": 1}).__enter__()
+    occupied = tmp_path / "occupied"
+    with LocalBroker(directory=occupied), pytest.raises(BrokerEnded, match="in use"):
+        LocalBroker(directory=occupied).__enter__()
+    assert [one.name for one in threading.enumerate() if one.name.startswith("tidelog")] == []
+
+
+async def test_an_asynchronous_test_uses_its_own_event_loop() -> None:
+    async with AsyncLocalBroker() as broker:
+        await broker.create_topic("events")
+        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
+        consumer = AIOKafkaConsumer("events", bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest")
+        async with producer, consumer:
+            await producer.send_and_wait("events", b"one")
+            assert (await consumer.getone()).value == b"one"
+            await broker.restart()
+            await producer.send_and_wait("events", b"two")
+            assert (await consumer.getone()).value == b"two"
+
+
+def test_a_killed_process_keeps_what_it_acknowledged() -> None:
+    with LocalBroker(child=True) as broker:
+        broker.create_topic("orders")
+        produce(broker.bootstrap, "orders", b"acknowledged")
+        broker.kill()
+        assert not broker.is_running
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0, "message.timeout.ms": 500})
+        refused: list[object] = []
+        producer.produce("orders", b"refused", on_delivery=lambda error, message: refused.append(error))
+        assert producer.flush(WAIT_S) == 0
+        assert len(refused) == 1 and refused[0] is not None
+        broker.restart()
+        assert values(consume(broker.bootstrap, "orders", 1)) == [b"acknowledged"]
+        assert any("ready bootstrap" in line for line in broker.log)
+        with pytest.raises(NotPossibleHere, match="child=False"):
+            broker.bucket.fail()
+        with pytest.raises(NotPossibleHere, match="child=False"):
+            broker.clock.skew(1)
+        folder = broker.directory
+    assert not folder.exists()
+
+
+@pytest.mark.long
+def test_a_process_that_ends_by_itself_is_told_at_the_end() -> None:
+    with pytest.raises(BrokerEnded, match="ended with"), LocalBroker(child=True) as broker:
+        pid = next(int(line.rpartition(" ")[2]) for line in pids(broker.directory))
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not broker.is_running)
+
+
+def pids(directory: Path) -> list[str]:
+    return [f"pid {file.read_text().strip()}" for file in directory.rglob("lock")]
+
+
+OWNER = """
+import sys, time
+from tidelog.testing import LocalBroker
+
+with LocalBroker() as here, LocalBroker(child=True) as there:
+    print(here.directory, there.directory, here.bootstrap, there.bootstrap, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_is_left_when_the_process_of_the_tests_is_killed() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
+        *folders, here, there = owner.stdout.readline().split()
+        children = [int(line.removeprefix("pid ")) for line in pids(Path(folders[1]))]
+        assert len(children) == 1 and all(Path(folder).exists() for folder in folders)
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    eventually(lambda: not any(Path(folder).exists() for folder in folders), WAIT_S)
+    eventually(lambda: not any(map(runs, children)), WAIT_S)
+    assert not any(listens(int(address.rpartition(":")[2])) for address in (here, there))
+
+
+def test_a_partition_moves_between_brokers_in_this_process() -> None:
+    with LocalCluster(2, child=False) as cluster:
+        cluster.create_topic("orders")
+        produce(cluster.bootstrap, "orders", b"before")
+        source = cluster.leader("orders")
+        target = cluster.move("orders")
+        assert (target, cluster.leader("orders")) == (3 - source, 3 - source)
+        produce(cluster.bootstrap, "orders", b"after")
+        assert values(consume(cluster.bootstrap, "orders", 2)) == [b"before", b"after"]
+
+
+@pytest.mark.long
+def test_another_broker_takes_over_from_a_killed_one() -> None:
+    with LocalCluster(3) as cluster:
+        cluster.create_topic("orders")
+        produce(cluster.bootstrap, "orders", b"before")
+        first = cluster.leader("orders")
+        cluster.kill(first)
+        assert first not in cluster.running
+        produce(cluster.bootstrap, "orders", b"during")
+        cluster.restart(first)
+        cluster.move("orders", to=first)
+        produce(cluster.bootstrap, "orders", b"after")
+        assert values(consume(cluster.bootstrap, "orders", 3)) == [b"before", b"during", b"after"]
+        cluster.pause(first)
+        with pytest.raises(KafkaException):
+            Consumer({"bootstrap.servers": cluster.address(first), "group.id": "g"}).list_topics(timeout=1)
+        cluster.heal()
+        produce(cluster.bootstrap, "orders", b"healed")
+
+
+def test_all_that_is_public_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    assert [name for name in tidelog.testing.__all__ if f"`{name}" not in page] == []
+    for kind in (LocalBroker, LocalCluster, LocalBucket, LocalClock):
+        names = [name for name, member in vars(kind).items() if callable(member) and not name.startswith("_")]
+        assert [name for name in names if f"{name}(" not in page] == []
+
+
+def test_the_package_imports_nothing_heavy() -> None:
+    program = "import sys; a = set(sys.modules); import tidelog.testing; print(*(set(sys.modules) - a), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"asyncio", "msgspec", "aiohttp", "kio", "confluent_kafka", "uvloop", "pytest"}
+    assert len([name for name in loaded if name.startswith("tidelog")]) < 20
+
+
+def test_importing_tidelog_imports_its_version_alone() -> None:
+    """What an import costs is what it imports: this holds on any machine."""
+    program = "import sys; a = set(sys.modules); import tidelog; print(*(set(sys.modules) - a), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ours = {name for name in done.stdout.split() if name.startswith("tidelog")}
+    assert ours == {"tidelog", "tidelog.runtime", "tidelog.runtime.version"}
+    assert not set(done.stdout.split()) & {"asyncio", "msgspec", "aiohttp", "kio", "confluent_kafka", "click"}

@@ -1,0 +1,179 @@
+"""`ChildNode`: a broker, with or without a controller, as a `tidelog serve` process.
+
+It is what dies by `kill -9` and hangs by SIGSTOP. Its output, which is its log, is kept. It notices this process's
+death by a pipe (`tidelog.runtime.children`) and stops; then its folder goes (`tidelog.testing.folder`).
+
+Entry: `ChildNode`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from tidelog.config import Config, to_toml
+from tidelog.process.supervisor import FAILED_PREFIX, STOPPED_LINE
+from tidelog.runtime.children import TIDELOG, ParentPipe
+from tidelog.testing.options import BrokerEnded
+
+START_S = 120.0
+STOP_S = 60.0
+TAIL_LINES = 30
+"""Lines of its output that an error tells."""
+
+
+class ChildNode:
+    """See the module. It may be started again after its end."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        parent: ParentPipe,
+        on_line: Callable[[str], None],
+        inherited: tuple[int, ...] = (),
+    ) -> None:
+        """`folder`: where its configuration is written. `on_line` is called with each line of its output, by a thread.
+        `inherited`: descriptors that it keeps open.
+        """
+        self._node_id = config.node.id
+        self._file = folder / f"node-{self._node_id}.toml"
+        self._file.touch(mode=0o600)
+        self._file.write_text(to_toml(config), encoding="utf-8")
+        self._parent = parent
+        self._inherited = inherited
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._told = threading.Event()
+        self._halted = threading.Event()
+        self._is_ready = False
+        self._failure = ""
+        self._paused = False
+        self._asked = True
+        self._on_line = on_line
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended; a paused one has not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The pid of its last process."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def begin(self) -> None:
+        """Begin to start; `wait_ready` waits for it."""
+        assert not self.is_running
+        self._told.clear()
+        self._halted.clear()
+        self._is_ready, self._failure, self._paused, self._asked = False, "", False, False
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
+        self._process = subprocess.Popen(
+            [*TIDELOG, "serve", "--config", str(self._file), "--parent-pipe", str(self._parent.read_end)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            pass_fds=(self._parent.read_end, *self._inherited),
+            start_new_session=True,  # Ctrl-C reaches only the tests, which then stop it
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True, name="tidelog-output")
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._take(line.rstrip())
+        process.wait()
+        self._told.set()
+        self._halted.set()
+
+    def _take(self, line: str) -> None:
+        self._tail.append(line)
+        self._on_line(line)
+        if line.startswith("ready "):
+            self._is_ready = True
+            self._told.set()
+        elif line.startswith(FAILED_PREFIX):
+            self._failure = str(json.loads(line.removeprefix(FAILED_PREFIX))["error"])
+        elif line == STOPPED_LINE:
+            self._halted.set()
+
+    def wait_ready(self) -> None:
+        """Wait until clients can connect. Raises `BrokerEnded` with what it told."""
+        if not self._told.wait(START_S):
+            raise BrokerEnded(f"broker {self._node_id} was not ready within {START_S:g} s:\n{self._last()}")
+        if not self._is_ready:
+            self._join()
+            raise BrokerEnded(f"broker {self._node_id} did not start: {self._failure or self._last()}")
+
+    def halt(self) -> None:
+        """Stop the broker in it, and not its controller; no effect if it is not running. `stop` comes after it."""
+        if self.is_running and not self._asked:
+            self.resume()
+            os.kill(self.pid, signal.SIGUSR1)
+            self._halted.wait(STOP_S)
+
+    def discard(self) -> None:
+        """End it at once, because its files go, too. Raises `BrokerEnded` if it had ended by itself."""
+        if self.is_running:
+            self.kill()
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop it with SIGTERM; no effect if it is stopped or killed. Raises `BrokerEnded` if it ended by itself."""
+        if self._process is None or self._asked:
+            return
+        self._asked = True
+        if self.is_running:
+            self.resume()
+            self._process.terminate()
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerEnded(f"broker {self._node_id} has not stopped within {STOP_S:g} s") from None
+        self._join()
+        if code != 0:
+            raise BrokerEnded(f"broker {self._node_id} ended with {code}:\n{self._last()}")
+
+    def kill(self) -> None:
+        """End it with `kill -9`; no effect if it has ended."""
+        self._asked = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+            self._join()
+
+    def pause(self) -> None:
+        """Stop its process (SIGSTOP): it keeps its connections and answers nothing until `resume`."""
+        if not self.is_running:
+            raise BrokerEnded(f"broker {self._node_id} is not running")
+        os.kill(self.pid, signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let a paused process go on; no effect on others."""
+        if self._paused and self.is_running:
+            os.kill(self.pid, signal.SIGCONT)
+        self._paused = False
+
+    def _join(self) -> None:
+        if self._reader is not None:
+            self._reader.join(STOP_S)
+
+    def _last(self) -> str:
+        return "\n".join(self._tail) or "it has written nothing"
