@@ -294,6 +294,7 @@ class PlainProducer:
             self._producer.poll(0.01)
 
 
+@pytest.mark.long
 def test_a_master_that_is_told_to_end_hands_over_and_no_error_reaches_a_client_with_default_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_killed_directory_is_sound(killed: Killed) -> None:
     assert report.info.end_offset > killed.proven > 10_000
 
 
+@pytest.mark.long
 def test_a_flipped_bit_anywhere_is_found_and_its_file_named(killed: Killed, tmp_path: Path) -> None:
     shutil.copytree(killed.data_dir, tmp_path / "copy")
     for file, end in checked_files(killed):

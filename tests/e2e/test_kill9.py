@@ -57,6 +57,7 @@ def test_kill_9_over_s3_loses_doubles_and_reorders_nothing(tmp_path: Path, minio
     assert report.clean, report.text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_9_with_the_wal_in_the_bucket_loses_doubles_and_reorders_nothing(
     tmp_path: Path, minio_server: S3Server

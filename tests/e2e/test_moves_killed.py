@@ -54,6 +54,7 @@ def pid_of(cluster: ClusterConnection, broker: int) -> int:
     return int(next(node["pid"] for node in host.get("/status")["nodes"] if node["id"] == broker))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["source", pytest.param("target", marks=pytest.mark.long)])
 def test_a_broker_killed_in_the_middle_of_its_moves_loses_nothing_and_they_end(up: UpCluster, victim: str) -> None:
     rng = random.Random(victim)
