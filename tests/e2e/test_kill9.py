@@ -12,7 +12,7 @@ from tests.support.s3_servers import S3Server
 from tidelog.chaos.clients import FINAL_PROCESS, TOPIC
 from tidelog.simulation.checkers.history import History
 
-ROUNDS = 20
+ROUNDS = 8
 
 
 def history_of(*polls: tuple[int, int, list[int]], deleted: int | None = None) -> History:
