@@ -55,6 +55,7 @@ def test_topics_partitions_and_groups_are_completed_from_the_cluster(cli: Cli) -
     assert completed(cli.bootstrap, "group", "reset-offsets", "readers", "--topic", "oth") == ["other"]
 
 
+@pytest.mark.long
 def test_an_internal_topic_is_offered_once_it_is_being_typed(cli: Cli) -> None:
     assert completed(cli.bootstrap, "topic", "describe", "") == ["orders", "other"]
     assert completed(cli.bootstrap, "topic", "describe", "__") == ["__consumer_offsets"]

@@ -58,6 +58,7 @@ def test_what_was_asked_of_the_bucket_is_counted_and_priced(tmp_path: Path) -> N
         counts(process)
 
 
+@pytest.mark.long
 @pytest.mark.servers("minio")
 def test_it_is_counted_on_minio_too(tmp_path: Path, minio_server: S3Server) -> None:
     with running(tmp_path / "data", [*BY_HAND, *s3_flags(minio_server)]) as process:
@@ -78,6 +79,7 @@ def test_a_wal_in_the_bucket_is_paid_for_by_no_topic(tmp_path: Path, minio_serve
         assert document["stored"]["wal_bytes"] > 0
 
 
+@pytest.mark.long
 def test_reads_of_history_are_the_topic_s_that_is_read_and_a_deleted_topic_s_series_go(tmp_path: Path) -> None:
     port = None
     with running(tmp_path / "data", BY_HAND) as process:

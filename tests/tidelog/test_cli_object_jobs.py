@@ -71,12 +71,14 @@ def test_a_compaction_does_what_its_plan_said_and_keeps_every_record(tmp_path: P
         conserves(process)
 
 
+@pytest.mark.long
 @pytest.mark.servers("minio")
 def test_a_compaction_keeps_every_record_on_minio(tmp_path: Path, minio_server: S3Server) -> None:
     with running(tmp_path / "data", [*BY_HAND, *s3_flags(minio_server)]) as process:
         conserves(process)
 
 
+@pytest.mark.long
 def test_it_compacts_by_itself_when_enabled(tmp_path: Path) -> None:
     with running(tmp_path / "data", ("--set", "compaction.interval_ms=200")) as process:
         cli = Cli(process.bootstrap)
@@ -89,6 +91,7 @@ def test_it_compacts_by_itself_when_enabled(tmp_path: Path) -> None:
 # --- one at a time, and how it ends ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_second_one_is_refused_and_ctrl_c_ends_the_first_and_now_ignores_the_throttle(tmp_path: Path) -> None:
     with running(tmp_path / "data", SLOW) as process:
         cli = Cli(process.bootstrap)
@@ -123,6 +126,7 @@ def test_a_topic_that_does_not_exist_is_not_found_and_nothing_is_done(tmp_path: 
         assert "--eager" in cli("object", "compact").text
 
 
+@pytest.mark.long
 def test_only_objects_with_the_topic_are_compacted(tmp_path: Path) -> None:
     flags = (*BY_HAND, "--set", "upload.split_bytes=1024", "--set", "compaction.min_objects=3")
     with running(tmp_path / "data", flags) as process:
@@ -139,6 +143,7 @@ def test_only_objects_with_the_topic_are_compacted(tmp_path: Path) -> None:
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_bucket_that_goes_away_in_the_middle_ends_it_with_an_error_and_without_a_change(tmp_path: Path) -> None:
     with running(tmp_path / "data", BY_HAND) as process:
         cli = Cli(process.bootstrap)
@@ -258,6 +263,7 @@ async def test_an_interrupted_multipart_upload_is_listed_and_aborted(tmp_path: P
         assert left["unfinished"] == []
 
 
+@pytest.mark.long
 def test_it_yields_to_producers_and_says_so(tmp_path: Path) -> None:
     flags = (*BY_HAND, "--set", "compaction.busy_bytes_per_s=1")
     with running(tmp_path / "data", flags) as process:
