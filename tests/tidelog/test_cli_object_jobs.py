@@ -179,6 +179,7 @@ def test_what_the_controller_refuses_is_told_and_nothing_is_changed(tmp_path: Pa
         assert cli("consume", "stays", "--exit").out == stays
 
 
+@pytest.mark.long
 @pytest.mark.slow  # a prepared id outlasts the slowest throttle
 def test_what_a_killed_compaction_left_is_found_and_orphans_are_deleted(tmp_path: Path) -> None:
     flags = (
