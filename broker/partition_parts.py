@@ -114,6 +114,7 @@ def _log_cleaner(base: BrokerBase, data: DataParts, manager: PartitionManager) -
         clock=base.world.clock,
         rng=base.world.rng,
         settings=base.settings.log,
+        processes=True,
     )
     base.registry.add_figures("log compaction", cleaner.figures, figures.log_compaction_families)
     base.registry.add_problems("log compaction", cleaner.problems)

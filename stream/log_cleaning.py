@@ -9,10 +9,9 @@ Entry: `LogCleaning`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,7 +19,6 @@ from tidelog.batch.batch import parse_header
 from tidelog.runtime.errors import CorruptData
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.cleaning.aborted import AbortedTxns
-from tidelog.stream.cleaning.cleaner import Cleaning
 from tidelog.stream.cleaning.plan import LogFacts, RecoverableOffset, Round, plan_round
 from tidelog.stream.errors import require_version
 from tidelog.stream.log_config import LogConfig
@@ -85,16 +83,21 @@ class SegmentChanges:
                     change.max_timestamp = max(change.max_timestamp, parse_header(one.payload).max_timestamp)
 
 
-class CleaningWork(Protocol):
-    """How a round may work."""
+class KeyFilling(Protocol):
+    """The first part of a round; see `tidelog.stream.cleaning.cleaner.Cleaning`."""
 
-    async def pace(self, size: int, records: int) -> None:
-        """Wait until so many bytes may be used, and the CPU time that so many records take."""
+    @property
+    def noted(self) -> int:
+        """Return the offset up to which the map is filled."""
         ...
 
-    async def apart(self, work: Callable[[], Any]) -> Any:
-        """Run what takes CPU beside the event loop."""
+    async def note(self, records: Sequence[StreamEntry], aborted: AbortedTxns) -> bool:
+        """Take the keys of the next records; return whether to go on."""
         ...
+
+
+Pace = Callable[[int, int], Awaitable[None]]
+"""Waits until so many bytes may be used, and the CPU time that so many records take."""
 
 
 class LogCleaning:
@@ -139,15 +142,15 @@ class LogCleaning:
         )
         return plan_round(facts, now_ms, config)
 
-    async def fill(self, cleaning: Cleaning, end: int, changes: SegmentChanges, work: CleaningWork) -> None:
-        """Read the dirty part up to `end` and note its keys. Raises as `Stream.read`."""
+    async def fill(self, cleaning: KeyFilling, end: int, changes: SegmentChanges, pace: Pace) -> None:
+        """Read the dirty part up to `end` and note its keys. Raises as `Stream.read`, and as `cleaning`."""
         at = first = cleaning.noted
         while at < end:
             records = await self._state.data.read(at, end, _READ_BYTES)
             following = records[-1].base_offset + records[-1].count
             size = sum(len(each.payload) for each in records)
-            await work.pace(size, sum(each.count for each in records if not each.is_hole))
-            goes_on = await work.apart(partial(cleaning.note, records, await self.aborted(at, following)))
+            await pace(size, sum(each.count for each in records if not each.is_hole))
+            goes_on = await cleaning.note(records, await self.aborted(at, following))
             changes.note_before(records, first, cleaning.noted)
             if not goes_on:
                 return

@@ -1,15 +1,16 @@
 """Compacts the logs of the topics with `cleanup.policy=compact` that this broker leads (docs/design/0025).
 
 One round runs at a time: that of the partition with the largest share of dirty bytes among those that are due. It reads
-the dirty part for its keys, then rewrites the log's objects, the oldest first, at the object compactor's pace.
-The decisions are those of `tidelog.stream.cleaning`.
+the dirty part for its keys, then rewrites the log's objects, the oldest first, at `log.cleaner_bytes_per_s`.
+The decisions are those of `tidelog.stream.cleaning`, made where `tidelog.broker.partitions.round_cleaning` says.
 
 Failures and their handling:
 - a crash, a close or a move of the partition: the round ends. What is committed stays, and the next one does the rest;
 - an object was replaced meanwhile: it is looked up again, a bounded number of times in a round;
 - an object is damaged or a batch does not decode: the round ends there, nothing behind it is compacted, and the
   partition is shown as a problem until a round succeeds;
-- bucket or controllers do not answer: the round ends, and is repeated.
+- bucket or controllers do not answer, or the process that decides for a large log is lost: the round ends, and is
+  repeated.
 
 Entry: `LogCleaner`.
 """
@@ -21,9 +22,15 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from tidelog.broker.partitions.round_cleaning import (
+    WORTH_A_PROCESS_BYTES,
+    LocalCleaning,
+    RoundCleaning,
+    WorkerCleaning,
+    WorkerLost,
+)
 from tidelog.broker.settings import LogSettings
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import Closed, InvalidInput, Unavailable
@@ -36,7 +43,7 @@ from tidelog.storage.compaction.facts import ObjectFacts
 from tidelog.storage.compaction.plan import CompactionTask
 from tidelog.storage.compaction.throttle import Throttle
 from tidelog.storage.records import StreamEntry
-from tidelog.stream.cleaning.cleaner import Cleaning
+from tidelog.stream.cleaning.messages import Begin
 from tidelog.stream.cleaning.plan import Round
 from tidelog.stream.log_cleaning import SegmentChanges
 from tidelog.stream.partition_log import PartitionLog
@@ -70,6 +77,8 @@ class CleanerStats:
     rounds: int = 0
     """Whole ones."""
     given_up: int = 0
+    workers_lost: int = 0
+    """Rounds given up as their process has ended or hung."""
     cleaned_bytes: int = 0
     """Bytes of objects that rounds have gone over, read or not."""
     removed_bytes: int = 0
@@ -97,8 +106,10 @@ class LogCleaner:
         rng: random.Random,
         settings: LogSettings,
         offload: Offload = asyncio.to_thread,
+        processes: bool = False,
     ) -> None:
-        """`logs`: those that this broker leads; `is_internal`: whether a topic bounds itself."""
+        """`logs`: those that this broker leads; `is_internal`: whether a topic bounds itself; `processes`: whether a
+        round of a large log may have a process."""
         self._logs = logs
         self._is_internal = is_internal
         self._objects = objects
@@ -107,6 +118,7 @@ class LogCleaner:
         self._rng = rng
         self._settings = settings
         self._offload = offload
+        self._processes = processes
         self._throttle = Throttle(settings.cleaner_bytes_per_s)
         self._running: PartitionLog | None = None
         self._problems: dict[tuple[str, int], str] = {}
@@ -133,6 +145,7 @@ class LogCleaner:
         return {
             "rounds": stats.rounds,
             "given_up": stats.given_up,
+            "workers_lost": stats.workers_lost,
             "cleaned_bytes": stats.cleaned_bytes,
             "removed_bytes": stats.removed_bytes,
             "keys": stats.keys,
@@ -190,11 +203,14 @@ class LogCleaner:
         name = (log.topic, log.partition)
         fields = {"topic": log.topic, "partition": log.partition}
         self._running = log
+        cleaning: RoundCleaning | None = None
         try:
-            end = await _CleaningRound(log, plan, self).run()
+            cleaning = await self.begin(log, plan)
+            end = await _CleaningRound(log, plan, self, cleaning).run()
         except Exception as failure:  # noqa: BLE001  # whatever it is: an assertion is raised again
             error = expected("partitions.cleaning", failure)
             self.stats.given_up += 1
+            self.stats.workers_lost += isinstance(error, WorkerLost)
             if log.closed or isinstance(error, (Closed, Unavailable)):
                 logger.info("log compaction interrupted", extra={**fields, "error": str(error)})
             else:
@@ -203,6 +219,8 @@ class LogCleaner:
             return False
         finally:
             self._running = None
+            if cleaning is not None:
+                await cleaning.close()
         self._problems.pop(name, None)
         self.stats.rounds += 1
         logger.info("log compacted", extra={**fields, "first_dirty": plan.first_dirty, "end": end})
@@ -220,15 +238,20 @@ class LogCleaner:
         """Return the metadata."""
         return self._objects
 
-    def cleaning(self, log: PartitionLog, plan: Round) -> Cleaning:
-        """Return the decisions of a round that begins now."""
-        return Cleaning(
+    async def begin(self, log: PartitionLog, plan: Round) -> RoundCleaning:
+        """Return the decisions of a round that begins now. Raises `WorkerLost`."""
+        begin = Begin(
             plan.first_dirty,
             plan.end,
-            map_bytes=self._settings.cleaner_map_bytes,
-            now_ms=self._clock.time_ms(),
-            delete_retention_ms=log.config.delete_retention_ms,
+            self._settings.cleaner_map_bytes,
+            self._clock.time_ms(),
+            log.config.delete_retention_ms,
         )
+        if not self._processes or plan.total_bytes < WORTH_A_PROCESS_BYTES:
+            return LocalCleaning(begin, self._offload)
+        worker = WorkerCleaning()
+        await worker.begin(begin)
+        return worker
 
     def now_ms(self) -> int:
         """Return the wall clock."""
@@ -240,10 +263,6 @@ class LogCleaner:
         if (delay_s := self._throttle.delay_s(now, max(size, records * RECORD_BYTES), busy=False)) > 0:
             await self._clock.sleep(delay_s)
 
-    async def apart(self, work: Callable[[], Any]) -> Any:
-        """Run `work`, which takes CPU, in a worker thread."""
-        return await self._offload(work)
-
     def led_streams(self) -> frozenset[int]:
         """Return the data streams of all compacted logs: what is gathered for one serves the others."""
         return frozenset(each.log.cleaning.stream_id for each in self._plans())
@@ -252,13 +271,13 @@ class LogCleaner:
 class _CleaningRound:
     """One round over one log."""
 
-    def __init__(self, log: PartitionLog, plan: Round, cleaner: LogCleaner) -> None:
+    def __init__(self, log: PartitionLog, plan: Round, cleaner: LogCleaner, cleaning: RoundCleaning) -> None:
         self._log = log
         self._plan = plan
         self._cleaner = cleaner
         self._stream_id = log.cleaning.stream_id
         self._log_start = log.state.log_start
-        self._cleaning = cleaner.cleaning(log, plan)
+        self._cleaning = cleaning
         self._changes: SegmentChanges = log.cleaning.changes()
         self._at = 0
         self._pending: tuple[list[StreamEntry], list[StreamEntry]] = ([], [])
@@ -271,8 +290,8 @@ class _CleaningRound:
     async def run(self) -> int:
         """Return where the round ended."""
         log, cleaner, cleaning = self._log, self._cleaner, self._cleaning
-        await log.cleaning.fill(cleaning, self._plan.end, self._changes, cleaner)
-        end = cleaning.seal()
+        await log.cleaning.fill(cleaning, self._plan.end, self._changes, cleaner.pace)
+        end = await cleaning.seal()
         cleaner.stats.keys = cleaning.keys
         if end <= self._plan.first_dirty:
             raise InvalidInput(
@@ -329,26 +348,26 @@ class _CleaningRound:
         return facts
 
     def is_gone(self, start: int, end: int) -> bool:
-        """See `tidelog.storage.compaction.compactor.Change`."""
+        """See `tidelog.storage.compaction.compactor.RecordChange`."""
         return self._cleaning.is_gone(start, end)
 
     async def pace(self, size: int) -> None:
-        """See `tidelog.storage.compaction.compactor.Change`."""
+        """See `tidelog.storage.compaction.compactor.RecordChange`."""
         await self._cleaner.pace(size)
 
     async def __call__(self, records: list[StreamEntry]) -> list[StreamEntry]:
-        """See `tidelog.storage.compaction.compactor.Change`."""
+        """See `tidelog.storage.compaction.compactor.RecordChange`."""
         self._require_open()
         at, following = self._at, records[-1].base_offset + records[-1].count
         aborted = await self._log.cleaning.aborted(min(at, records[0].base_offset), following)
-        changed: list[StreamEntry] = await self._cleaner.apart(partial(self._cleaning.clean, records, aborted))
+        changed = await self._cleaning.clean(records, aborted)
         self._require_open()
         begun = next((n for n, one in enumerate(records) if one.base_offset >= at), len(records))
         self._pending = (records[begun:], changed[begun:])
         return changed
 
 
-def _window(slices: Sequence[ObjectSlice], target_bytes: int, cleaning: Cleaning) -> list[ObjectSlice]:
+def _window(slices: Sequence[ObjectSlice], target_bytes: int, cleaning: RoundCleaning) -> list[ObjectSlice]:
     """Return the first objects of one kind that go into one task: contiguous, and at most `target_bytes` to read."""
     window: list[ObjectSlice] = []
     size = 0

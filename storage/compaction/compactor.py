@@ -139,7 +139,7 @@ class CompactionStats:
 Event = dict[str, Any]
 
 
-class Change(Protocol):
+class RecordChange(Protocol):
     """What becomes of the records of a stream."""
 
     def is_gone(self, start: int, end: int) -> bool:
@@ -463,7 +463,7 @@ class Compactor:
         with self._keeping(task):
             await self._compact(task)
 
-    async def rewrite(self, task: CompactionTask, stream_id: int, change: Change) -> int:
+    async def rewrite(self, task: CompactionTask, stream_id: int, change: RecordChange) -> int:
         """Replace contiguous stream objects of a stream by one with what `change` makes of their records.
 
         What `change` knows to be gone is not read. Nothing is written if nothing changes. Returns by how many bytes the
@@ -473,7 +473,7 @@ class Compactor:
         with self._keeping(task):
             return await self._rewrite(task, stream_id, change)
 
-    async def _rewrite(self, task: CompactionTask, stream_id: int, change: Change) -> int:
+    async def _rewrite(self, task: CompactionTask, stream_id: int, change: RecordChange) -> int:
         start_offset = self._view.start_offset(stream_id)
         if start_offset is None:
             raise CompactionRefused(f"stream {stream_id} was deleted")
@@ -504,7 +504,9 @@ class Compactor:
         self.stats.outputs += 1
         return task.size - built.size
 
-    async def _read_for(self, task: CompactionTask, stream_id: int, start_offset: int, change: Change) -> PartlyRead:
+    async def _read_for(
+        self, task: CompactionTask, stream_id: int, start_offset: int, change: RecordChange
+    ) -> PartlyRead:
         """Read the blocks of a task of which something may be left."""
         reader = self._input_reader(change.pace)
         read = PartlyRead(stream_id, start_offset, change.is_gone)

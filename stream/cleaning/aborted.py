@@ -14,12 +14,13 @@ from tidelog.stream.txn_index import AbortedTxn
 class AbortedTxns:
     """The entries of the txn index that overlap a stretch of offsets."""
 
-    __slots__ = ("_by_producer", "_markers")
+    __slots__ = ("_by_producer", "_markers", "entries")
 
     def __init__(self, entries: Iterable[AbortedTxn]) -> None:
+        self.entries = tuple(entries)
         self._by_producer: dict[int, list[AbortedTxn]] = {}
         self._markers: set[int] = set()
-        for entry in entries:
+        for entry in self.entries:
             self._by_producer.setdefault(entry.producer_id, []).append(entry)
             self._markers.add(entry.last_offset)
 

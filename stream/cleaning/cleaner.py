@@ -6,7 +6,7 @@ all records of the log from its start to the round's end, in order. `clean` may 
 as it is.
 
 Of the dirty part, the offsets that stay are known when the map is sealed: a batch without any is not decoded, and
-`is_gone` tells of a whole stretch that it need not even be read.
+`remains` tells of a whole stretch that it need not even be read.
 
 Invariants: records go in and come out with the same offsets; the batch that ends the round stays; a batch that loses
 nothing comes out as the same bytes, so a second round changes nothing. A delete horizon is set, and acted upon, only
@@ -36,7 +36,7 @@ from tidelog.batch.batch import (
 from tidelog.storage.records import StreamEntry
 from tidelog.stream.cleaning.aborted import AbortedTxns
 from tidelog.stream.cleaning.key_map import KeyMap
-from tidelog.stream.cleaning.offset_set import CHUNK_BYTES, CHUNK_OFFSETS, OffsetSet
+from tidelog.stream.cleaning.offset_set import CHUNK_BYTES, CHUNK_OFFSETS, OffsetSet, Remains
 
 NOTHING_ABORTED = AbortedTxns(())
 KEYS_SHARE = 15 / 16
@@ -64,8 +64,7 @@ class Cleaning:
         self._noted = first_dirty
         self._limit = end
         self._left = OffsetSet()
-        """Of the dirty part: the offsets of its keys' last records, and of batches to look at whatever is left of them.
-        Complete when the map is sealed."""
+        """See `Remains`. Complete when the map is sealed."""
         self._end = -1
         self._now_ms = now_ms
         self._delete_retention_ms = delete_retention_ms
@@ -136,18 +135,15 @@ class Cleaning:
         return self._keys.add(keys, [base + delta for key, delta in pairs if key is not None])
 
     def seal(self) -> int:
-        """End the filling; return where the round ends. From here on `clean` and `is_gone` may be called."""
+        """End the filling; return where the round ends. From here on `clean` and `remains` may be called."""
         for offset in self._keys.offsets():
             self._left.add(offset)
         self._end = self._noted
         return self._end
 
-    def is_gone(self, start: int, end: int) -> bool:
-        """Return whether `clean` leaves only holes of offsets `[start, end)`, whole batches.
-
-        Callers may then pass a hole in their place, without having read them.
-        """
-        return self._first_dirty <= start and end < self._end and not self._left.any(start, end)
+    def remains(self) -> Remains:
+        """Return what is known now of the dirty part. The map is sealed."""
+        return Remains(self._first_dirty, self._end, self._left)
 
     # --- the records ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,12 @@
 """A set of offsets of a log, as bits: in chunks, so that stretches without any take no memory.
 
-Entry: `OffsetSet`.
+Entry: `OffsetSet`; `Remains` for what it says of a round.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 CHUNK_OFFSETS = 1 << 16
 CHUNK_BYTES = CHUNK_OFFSETS // 8
@@ -15,8 +18,13 @@ class OffsetSet:
 
     __slots__ = ("_chunks",)
 
-    def __init__(self) -> None:
-        self._chunks: dict[int, bytearray] = {}
+    def __init__(self, chunks: Mapping[int, bytes] | None = None) -> None:
+        """Empty, or what another one's `chunks` are."""
+        self._chunks = {number: bytearray(bits) for number, bits in (chunks or {}).items()}
+
+    def chunks(self) -> Mapping[int, bytearray]:
+        """Return its parts that are not empty, by their numbers."""
+        return self._chunks
 
     def add(self, offset: int) -> None:
         """Put an offset in."""
@@ -48,3 +56,19 @@ class OffsetSet:
         high = min(CHUNK_OFFSETS, end - (number << _SHIFT))
         bits = int.from_bytes(chunk[low >> 3 : (high + 7) >> 3], "little") >> (low & 7)
         return bits & (1 << (high - low)) - 1
+
+
+class Remains(NamedTuple):
+    """What a round leaves of the dirty part, as far as it is known when the map is sealed."""
+
+    first_dirty: int
+    end: int
+    left: OffsetSet
+    """The offsets of its keys' last records, and of batches to look at whatever is left of them."""
+
+    def is_gone(self, start: int, end: int) -> bool:
+        """Return whether a round leaves only holes of offsets `[start, end)`, whole batches.
+
+        Callers may then pass a hole in their place to `Cleaning.clean`, without having read them.
+        """
+        return self.first_dirty <= start and end < self.end and not self.left.any(start, end)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tests.e2e.backends import QUIET, create_topic, s3_flags
 from tests.support.clients import wait_until
@@ -38,13 +42,12 @@ class Table:
         self.values: dict[bytes, bytes | None] = {}
         self.count = 0
 
-    def write(self, records: int) -> None:
-        producer = Producer(
-            {"bootstrap.servers": self._bootstrap(), "enable.idempotence": True, "batch.num.messages": 10, **QUIET}
-        )
+    def write(self, records: int, value_bytes: int = 150, batch: int = 10) -> None:
+        settings = {"bootstrap.servers": self._bootstrap(), "enable.idempotence": True, "batch.num.messages": batch}
+        producer = Producer({**settings, **QUIET})
         for _ in range(records):
             key = b"key-%d" % self._rng.randrange(KEYS)
-            value = None if self._rng.random() < 0.05 else b"%d:" % self.count + self._rng.randbytes(150)
+            value = None if self._rng.random() < 0.05 else b"%d:" % self.count + self._rng.randbytes(value_bytes)
             producer.produce(TOPIC, value, key, partition=0)
             self.values[key] = value
             self.count += 1
@@ -167,6 +170,47 @@ def _let_it_work(process: TidelogProcess, seconds: float) -> None:
         wait_until(lambda: any("compacted" in each for each in process.output[lines:]), "a step", seconds)
     except AssertionError:
         return  # it is in the middle of something
+
+
+def workers(broker_pid: int) -> set[int]:
+    """The processes in which a broker decides its rounds."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = (place / "stat").read_text().rpartition(")")[2].split()
+            if (
+                status[0] != "Z"
+                and int(status[1]) == broker_pid
+                and b"cleaning_worker" in (place / "cmdline").read_bytes()
+            ):
+                found.add(int(place.name))
+    return found
+
+
+def test_a_round_whose_process_is_killed_or_whose_broker_stops_is_done_again(
+    tmp_path: Path, minio_server: S3Server
+) -> None:
+    config = {**CONFIG, "segment.bytes": "1000000", "min.cleanable.dirty.ratio": "1.0"}
+    flags = (*FLAGS, "--set", "log.cleaner_bytes_per_s=2000000", *s3_flags(minio_server))
+    with running(tmp_path / "data", flags) as process:
+        create_topic(process.bootstrap, TOPIC, 1, **config)
+        table = Table(lambda: process.bootstrap, 7)
+        table.write(6_000, value_bytes=1_100, batch=100)
+        admin = AdminClient({"bootstrap.servers": process.bootstrap, **QUIET})
+        entry = ConfigEntry("min.cleanable.dirty.ratio", "0.1", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(30)
+        broker_pid = process.broker_pid()
+        wait_until(lambda: bool(workers(broker_pid)), "a round of a large log has a process", 60)
+        killed = workers(broker_pid)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: bool(workers(broker_pid) - killed), "the round is done again", 60)
+        assert process.stop() == 0
+        assert not workers(broker_pid)
+        assert any("the process of log compaction is lost" in line for line in process.output)
+    with running(tmp_path / "data", flags, process.port):
+        table.wait_cleaned(2_000)
 
 
 @pytest.fixture

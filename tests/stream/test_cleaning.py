@@ -140,7 +140,7 @@ class Log:
 
 def hole_if_gone(cleaning: Cleaning, record: StreamEntry) -> StreamEntry:
     """What is read of a batch in a round."""
-    gone = cleaning.is_gone(record.base_offset, record.base_offset + record.count)
+    gone = cleaning.remains().is_gone(record.base_offset, record.base_offset + record.count)
     return StreamEntry(record.base_offset, record.count, b"") if gone else record
 
 
