@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 # What Tidelog needs to run, with pip's progress.
 $(RUN_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --editable '.[console]'
 	touch $(RUN_STAMP)
 
 # Starts a one-broker Tidelog on the embedded store under ./tidelog-data and prints how to connect.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.pytest_project import outcome, run_pytest
+
 pytestmark = pytest.mark.processes
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 300
 
 TEN_LINES = """
 from confluent_kafka import Consumer, Producer
@@ -26,21 +22,6 @@ def test_orders_arrive(tidelog, tidelog_topic):
     assert consumer.poll(30).value() == b"one"
     consumer.close()
 """
-
-
-def run_pytest(project: Path, *arguments: str, ini: str = "") -> subprocess.CompletedProcess[str]:
-    """Run pytest on the files of a project, with the plugin whether or not this environment has its entry point."""
-    (project / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:tidelog", "-p", "tidelog.testing.plugin", "-q", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-
-
-def outcome(done: subprocess.CompletedProcess[str]) -> str:
-    """`2 passed, 1 failed`, from the last line."""
-    return re.sub(r" in .*", "", done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else done.stderr
 
 
 def test_ten_lines_suffice_on_two_workers_at_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ Entry: `show`, `table`, `Progress`.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -194,11 +195,12 @@ def moment(time_ms: int | None) -> str | None:
 
 
 class Progress:
-    """A progress bar on standard error for long operations; silent if that is not a terminal."""
+    """A progress bar on standard error for long operations; silent if that is not a terminal, or without `rich`, which
+    the extra `console` brings."""
 
     def __init__(self, label: str, total: int) -> None:
         self._bar: Any = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
