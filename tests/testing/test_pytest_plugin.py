@@ -24,6 +24,7 @@ def test_orders_arrive(tidelog, tidelog_topic):
 """
 
 
+@pytest.mark.long
 def test_ten_lines_suffice_on_two_workers_at_once(tmp_path: Path) -> None:
     for name in ("test_one.py", "test_two.py"):
         (tmp_path / name).write_text(TEN_LINES)
