@@ -121,6 +121,7 @@ class LocalBrokers:
         for node in self._nodes.values():
             node.resume()
             if not node.is_running:
+                self._cluster = None
                 node.stop()
                 node.begin()
         for node in self._nodes.values():
@@ -134,6 +135,7 @@ class LocalBrokers:
         return self._cluster
 
     def _restart(self, node: _Node) -> None:
+        self._cluster = None  # its client would wait longer and longer before it connects again
         node.stop()
         node.begin()
         node.wait_ready()
