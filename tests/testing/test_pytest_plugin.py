@@ -50,7 +50,7 @@ def partitions(broker, topic):
 def test_the_marker(tidelog, tidelog_topic):
     seen.append((tidelog, tidelog_topic))
     assert partitions(tidelog, tidelog_topic) == 3
-    tidelog.bucket.fail(503, operations=["list"])
+    tidelog.bucket.fail(503, operations=["get"])
     tidelog.clock.skew(60)
     tidelog.stop()
 
@@ -59,7 +59,7 @@ def test_names_and_scope(tidelog, tidelog_topic, case):
     assert [broker for broker, _ in seen] == [tidelog] * len(seen)
     assert tidelog_topic not in [topic for _, topic in seen]
     assert tidelog.is_running and tidelog.clock.offset_ms == 0
-    assert not tidelog.bucket.rule.strikes("list")
+    assert not tidelog.bucket.rule.strikes("get")
     assert partitions(tidelog, "made-by-itself") == 7
 """
 
