@@ -56,7 +56,8 @@ def _expected(mutation: Mutation, outcome: SimulationOutcome) -> list[str]:
 def _confirmed(
     running: Seeds, found: Found, outcome: SimulationOutcome, expected: list[str], faults: tuple[str, ...]
 ) -> Found:
-    clean = next(running.run([outcome.seed], faults=faults, transactions=found.mutation.transactions))
+    needs = found.mutation
+    clean = next(running.run([outcome.seed], faults=faults, transactions=needs.transactions, table=needs.table))
     if not clean.ok:
         rules = ", ".join(sorted({finding.rule for finding in clean.findings}))
         found.problem = f"seed {outcome.seed} fails without it, too ({rules}): a bug, or a blind mutation"

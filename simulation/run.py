@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from tidelog.controller.model.levels import NEWEST
 from tidelog.runtime.task_errors import ERRORS
 from tidelog.simulation.actors.cast import start
+from tidelog.simulation.actors.compacted import TABLE, CompactedTopic
 from tidelog.simulation.actors.consumers import read_all
 from tidelog.simulation.actors.faults import FAULTS, Faults
 from tidelog.simulation.actors.loader import Loader
@@ -33,6 +34,7 @@ from tidelog.simulation.replicas import compare_replicas, unsettled_replicas
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.consensus import RaftWatch
 from tidelog.simulation.world.loop import START_S, Deadlock, VirtualLoop, current_life
+from tidelog.simulation.world.rounds import CleaningRounds, cleaned_up_to, rounds_missing
 from tidelog.simulation.world.settings import Shape
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class SimulationOutcome:
     """Numbers of the faults carried out."""
     acknowledged: int = 0
     """Number of acknowledged records."""
+    rounds: CleaningRounds | None = None
+    """Of log compaction; None: there was no compacted topic."""
     mutated: int = 0
     """How often a switched-off protection would have taken effect (`tidelog.simulation.mutants.mutant`)."""
 
@@ -84,6 +88,7 @@ class _SimulationRun:
         raft_watch: RaftWatch,
         *,
         transactions: bool,
+        table: bool,
     ) -> None:
         self.outcome = SimulationOutcome(seed)
         self.outcome.history.about = {"seed": seed, "steps": steps, "faults": list(faults), "skip": sorted(skip)}
@@ -98,10 +103,16 @@ class _SimulationRun:
         shape.draw_level(random.Random(f"level {seed}"))
         shape.draw_transactions(random.Random(f"transactions {seed}"))
         shape.draw_replication(random.Random(f"replicas {seed}"))
-        if transactions:
-            shape.bank, shape.level = True, NEWEST
+        shape.draw_table(random.Random(f"table {seed}"), surely=table, keeper=table and transactions)
+        if transactions and not table:
+            shape.bank = True
+        if transactions or table:
+            shape.level = NEWEST
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.cluster.raft_watch = raft_watch
+        self.table: CompactedTopic | None = None
+        self._cleaned: dict[tuple[str, int], int] = {}
+        """How far partitions were compacted when the cluster had come to rest."""
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
         generator = random.Random(rng.getrandbits(64))
         self.faults = Faults(self.loop, self.cluster, generator, tuple(faults), self.note, frozenset(skip))
@@ -143,7 +154,7 @@ class _SimulationRun:
             self.outcome.findings.append(Finding(rule="defect", message=message))
 
     async def _phases(self) -> None:
-        bank = start(self.workload)
+        bank, self.table = start(self.workload)
         loads = random.Random(f"loader {self.outcome.seed}")
         if loads.random() < LOADERS:
             self.workload.spawn(Loader(self.workload, loads).run(), "loader")
@@ -162,17 +173,25 @@ class _SimulationRun:
                 what = "the cluster"
                 await self._at_rest()
                 self.note("world", "at rest")
+                if self.table is not None:
+                    what = "log compaction"
+                    await self._compacted(self.table)
                 what = "the last readers"
                 await read_all(self.workload)
                 if bank is not None:
                     await bank.audit()
+                if self.table is not None:
+                    await self.table.audit()
                 self.outcome.findings += look_inside(self.cluster) + await compare_replicas(self.cluster)
             if self.outcome.seed % CLEANS_EVERY == 0:
                 await self._let_clean()
         except TimeoutError:
             self.note("world", f"{what} did not come to rest")
             going_on = [f"{task.get_name()} goes on" for task in self.workload.tasks if not task.done()]
-            problems = "; ".join([*self._unrest(), *going_on]) or "nothing is missing in the metadata"
+            problems = (
+                "; ".join([*self._unrest(), *rounds_missing(self.cluster, self._cleaned), *going_on])
+                or "nothing is missing in the metadata"
+            )
             message = f"{what} did not come to rest within {REST_S:.0f} s after all was healed: {problems}"
             self.outcome.findings.append(Finding(rule="liveness", message=message))
             if what != "the last readers":
@@ -184,6 +203,8 @@ class _SimulationRun:
         try:
             async with asyncio.timeout(REST_S):
                 await read_all(self.workload)
+                if self.table is not None:
+                    await self.table.audit(0.0)
         except TimeoutError:
             self.note("world", "not all could be read")
 
@@ -196,6 +217,14 @@ class _SimulationRun:
     async def _ready(self) -> None:
         while not all(node.ready == node.belongs for node in self.cluster.nodes.values()):  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(0.2)
+
+    async def _compacted(self, table: CompactedTopic) -> None:
+        """Wait until each partition that is due has had a round, and record how far they have come."""
+        self._cleaned = cleaned_up_to(self.cluster)
+        while rounds_missing(self.cluster, self._cleaned):  # noqa: ASYNC110  # no event tells it
+            await asyncio.sleep(0.2)
+        cleaned = {number: offset for (name, number), offset in cleaned_up_to(self.cluster).items() if name == TABLE}
+        table.note_cleaned(cleaned)
 
     async def _at_rest(self) -> None:
         while self._unrest():  # noqa: ASYNC110  # no event tells all of it
@@ -245,6 +274,7 @@ class _SimulationRun:
         outcome.simulated_s = self.loop.time() - START_S
         outcome.turns = self.loop.turns
         outcome.acknowledged = sum(len(op.values) for op in outcome.history.ops if op.kind == "send" and op.ok)
+        self._end_table()
         outcome.findings += self.cluster.watch.findings + self.cluster.raft_watch.findings + self.workload.findings
         outcome.findings += check(outcome.history, CheckOptions(tail_waits=self.cluster.shape.replicas > 1))
         outcome.faults_done = tuple(self.faults.done)
@@ -255,6 +285,18 @@ class _SimulationRun:
         outcome.cpu_s = time.process_time() - began
         return outcome
 
+    def _end_table(self) -> None:
+        if self.table is None:
+            return
+        rounds = self.outcome.rounds = self.cluster.rounds
+        nodes = self.cluster.brokers
+        for node in nodes:
+            if node.log_cleaner is not None:
+                rounds.add(node.log_cleaner)
+        self.note("world", str(rounds))
+        if any(node.clock.has_jumped for node in nodes):
+            self.table.forget_times()
+
 
 def simulate(
     seed: int,
@@ -264,12 +306,15 @@ def simulate(
     skip: Collection[int] = (),
     raft_watch: RaftWatch | None = None,
     transactions: bool = False,
+    table: bool = False,
 ) -> SimulationOutcome:
     """Run one simulation, without the faults whose numbers are in `skip`.
 
-    `transactions`: with transactional clients, whatever the seed draws. `raft_watch` is one to use instead of its own,
-    for a caller who wants to see the controllers' log.
+    `transactions`: with transactional clients, whatever the seed draws; `table`: with a compacted topic; both: with one
+    that is written to in transactions. `raft_watch` is one to use instead of its own, for a caller who wants to see the
+    controllers' log.
 
     Use a new process for each: the result of a seed must not depend on earlier seeds.
     """
-    return _SimulationRun(seed, steps, faults, skip, raft_watch or RaftWatch(), transactions=transactions).run()
+    watch = raft_watch or RaftWatch()
+    return _SimulationRun(seed, steps, faults, skip, watch, transactions=transactions, table=table).run()

@@ -57,17 +57,27 @@ class Seeds:
         mutation: Mutation | None = None,
         faults: Sequence[str] | None = None,
         transactions: bool | None = None,
+        table: bool | None = None,
     ) -> Iterator[SimulationOutcome]:
         """Yield the outcomes in the order of `seeds`; trace and history only for failures, or if `full`.
 
-        If the caller stops iterating, few extra seeds have been run. `faults` apply to these seeds only, and so does
-        `transactions`: all of them have transactional clients. By default the mutation decides that.
+        If the caller stops iterating, few extra seeds have been run. `faults` apply to these seeds only, and so
+        do `transactions` (all of them have transactional clients) and `table` (a compacted topic), which by default the
+        mutation decides.
         """
         chosen = self._faults if faults is None else tuple(faults)
         if transactions is None:
             transactions = mutation is not None and mutation.transactions
+        if table is None:
+            table = mutation is not None and mutation.table
         run = partial(
-            self._run, faults=chosen, skip=frozenset(skip), full=full, mutation=mutation, transactions=transactions
+            self._run,
+            faults=chosen,
+            skip=frozenset(skip),
+            full=full,
+            mutation=mutation,
+            transactions=transactions,
+            table=table,
         )
         waiting: deque[AsyncResult[SimulationOutcome]] = deque()
         for seed in seeds:
@@ -118,10 +128,11 @@ def _run(
     full: bool,
     mutation: Mutation | None,
     transactions: bool,
+    table: bool,
 ) -> SimulationOutcome:
     gc.disable()  # the process ends with the seed
     counter = apply(mutation) if mutation is not None else None
-    outcome = simulate(seed, steps=steps, faults=faults, skip=skip, transactions=transactions)
+    outcome = simulate(seed, steps=steps, faults=faults, skip=skip, transactions=transactions, table=table)
     if counter is not None:
         outcome.mutated = counter.count
     if outcome.ok and not full:

@@ -134,6 +134,11 @@ class LogCleaner:
         """Stop at once. The round that runs is repeated by the next leader."""
         await self._tasks.close()
 
+    @property
+    def running(self) -> PartitionLog | None:
+        """Return the log that a round goes over now."""
+        return self._running
+
     def problems(self) -> list[str]:
         """Return the partitions that cannot be compacted, one sentence each."""
         return [f"{topic}-{number} is not compacted: {why}" for (topic, number), why in sorted(self._problems.items())]

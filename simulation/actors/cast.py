@@ -6,6 +6,7 @@ Entry: `start`.
 from __future__ import annotations
 
 from tidelog.simulation.actors.bank import Bank
+from tidelog.simulation.actors.compacted import CompactedTopic
 from tidelog.simulation.actors.consumers import Consumer
 from tidelog.simulation.actors.groups import MemberActor
 from tidelog.simulation.actors.operator import Operator
@@ -32,8 +33,8 @@ def _retention(workload: Workload) -> dict[str, str]:
     return {"retention.bytes": str(workload.rng.choice((10_000, 40_000)))}
 
 
-def start(workload: Workload) -> Bank | None:
-    """Draw the actors and start them; return the bank, if there is one."""
+def start(workload: Workload) -> tuple[Bank | None, CompactedTopic | None]:
+    """Draw the actors and start them; return the bank and the compacted topic, where there are any."""
     rng, partitions = workload.rng, workload.cluster.shape.partitions
     keeps_topics = rng.random() < 0.5
     workload.by_id = keeps_topics and rng.random() < BY_ID
@@ -61,4 +62,6 @@ def start(workload: Workload) -> Bank | None:
         workload.spawn(Zombie(workload).run(), "zombie")
     if rng.random() < 0.5:
         workload.spawn(OutsideReader(workload, "outside-reader").run(), "outside-reader")
-    return Bank.open(workload, workload.random()) if workload.cluster.shape.bank else None
+    shape = workload.cluster.shape
+    bank = Bank.open(workload, workload.random()) if shape.bank else None
+    return bank, CompactedTopic.open(workload, workload.random()) if shape.table else None

@@ -15,6 +15,7 @@ from tidelog.controller.model.records import NO_BROKER, PartitionRecord
 from tidelog.simulation.actors import kafka, kafka_ids
 from tidelog.simulation.actors.client import Address, Client, Lost
 from tidelog.simulation.actors.kafka import EARLIEST, LATEST, Fetched
+from tidelog.simulation.actors.keyed import key_of, number_of
 from tidelog.simulation.actors.workload import ASK_S, Topic, Workload
 from tidelog.simulation.checkers.history import UNKNOWN
 from tidelog.simulation.world.settings import host_of
@@ -38,6 +39,10 @@ class Decoded(NamedTuple):
     """The offset of the next fetch."""
     markers: list[tuple[int, int, bool]]
     """Offset, producer id, and whether it commits: of each marker of a transaction."""
+    keys: list[int]
+    """As long as `values`, if any record has a key; else empty."""
+    tombstones: list[int]
+    """Those of `values` whose records have no value."""
 
 
 def decode(fetched: Fetched, offset: int) -> Decoded:
@@ -45,7 +50,7 @@ def decode(fetched: Fetched, offset: int) -> Decoded:
 
     Raises `CorruptRecord`.
     """
-    found = Decoded([], [], [], offset, [])
+    found = Decoded([], [], [], offset, [], [], [])
     following = offset
     aborts = sorted((first, producer) for producer, first in fetched.aborted)
     aborting: set[int] = set()
@@ -66,9 +71,14 @@ def decode(fetched: Fetched, offset: int) -> Decoded:
             continue
         for record in iter_records(batch, header=header):
             if record.offset >= offset:
-                found.values.append(int(bytes(record.value or b"").split(b"|")[0]))
+                found.values.append(number_of(record))
+                found.keys.append(key_of(record))
+                if record.value is None:
+                    found.tombstones.append(found.values[-1])
                 found.offsets.append(record.offset)
                 found.epochs.append(header.partition_leader_epoch)
+    if not any(key != UNKNOWN for key in found.keys):
+        found.keys.clear()
     return found._replace(following=following)
 
 
@@ -206,7 +216,8 @@ class Fetcher:
             op = w.history.begin(
                 "poll", self.process, began_us, topic=found.topic, partition=found.partition, offset=position.offset,
                 values=came.values, offsets=came.offsets, epochs=came.epochs, next_offset=came.following,
-                high_watermark=told[0], log_start=told[1], committed_only=self._committed,
+                high_watermark=told[0], log_start=told[1], committed_only=self._committed, keys=came.keys,
+                tombstones=came.tombstones,
             )  # fmt: skip
             w.history.end(op, "ok", w.now_us())
         self.took(position, came)

@@ -97,7 +97,9 @@ class Faults:
     async def _end_period(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for failure in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(failure, Exception):
+                raise failure  # a fault that the world cannot carry out
         self._tasks.clear()
         for undo in list(self._undo):
             self._take_back(undo)

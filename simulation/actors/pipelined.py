@@ -112,7 +112,9 @@ class PipelinedProducer(Producer):
             op = w.history.begin(
                 "send", self._process, w.now_us(), topic=topic.name, partition=partition, values=values, idempotent=True
             )
-            lane.batches.append(_Batch(op, self._batch(values, lane.next_sequence), w.loop.time() + DELIVERY_S))
+            lane.batches.append(
+                _Batch(op, self._batch(self.records(values)[0], lane.next_sequence), w.loop.time() + DELIVERY_S)
+            )
             lane.next_sequence += len(values)
         if not lane.running:
             lane.running = True

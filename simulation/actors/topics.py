@@ -6,11 +6,12 @@ Entry: `Deleter.run`, `TopicKeeper.run`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from tidelog.simulation.actors import kafka, kafka_ids
 from tidelog.simulation.actors.client import Lost
 from tidelog.simulation.actors.kafka import LATEST
-from tidelog.simulation.actors.workload import ASK_S, Actor, Topic
+from tidelog.simulation.actors.workload import ASK_S, Actor, Topic, Workload
 from tidelog.simulation.checkers.history import Op
 
 MAX_EXTRA_TOPICS = 3
@@ -21,12 +22,17 @@ AGAIN = 0.8
 class Deleter(Actor):
     """Calls DeleteRecords on the topics that allow it."""
 
+    def __init__(self, workload: Workload, topics: Sequence[Topic] = ()) -> None:
+        """On `topics`, or else on those of the workload."""
+        super().__init__(workload)
+        self._topics = topics
+
     async def run(self) -> None:
         """Run until the end."""
         w, rng = self._w, self._rng
         while not w.closing:
             await asyncio.sleep(rng.uniform(1.0, 6.0))
-            topics = [topic for topic in w.existing() if topic.deletes]
+            topics = [topic for topic in self._topics or w.existing() if topic.deletes and topic.exists]
             if topics:
                 topic = rng.choice(topics)
                 await self._delete(topic.name, rng.randrange(topic.partitions))

@@ -15,11 +15,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tidelog.batch.batch import Record, build_batch
+from tidelog.batch.batch import build_batch
 from tidelog.simulation.actors import kafka, kafka_txn
 from tidelog.simulation.actors.client import Address, Client, Lost
 from tidelog.simulation.actors.kafka import Request
 from tidelog.simulation.actors.kafka_txn import NO_PAIR, Pair
+from tidelog.simulation.actors.keyed import keyed_record
 from tidelog.simulation.actors.workload import (
     ASK_S,
     DUPLICATE_SEQUENCE,
@@ -28,7 +29,7 @@ from tidelog.simulation.actors.workload import (
     Topic,
     Workload,
 )
-from tidelog.simulation.checkers.history import Op, Outcome
+from tidelog.simulation.checkers.history import UNKNOWN, Op, Outcome
 
 GIVE_UP_S = 8.0
 """How long one call is repeated."""
@@ -52,6 +53,8 @@ class Entry(NamedTuple):
     value: int
     cause: int
     amount: int
+    key: int = UNKNOWN
+    tombstone: bool = False
 
 
 class _Result(NamedTuple):
@@ -195,7 +198,15 @@ class TxnSession:
         topic, partition = entries[0].topic, entries[0].partition
         sequence = self._sequences.get((topic.name, partition), 0)
         now_ms = w.time_ms()
-        records = [Record(0, now_ms, None, b"%d|%d" % (each.value, each.amount), ()) for each in entries]
+        records = [
+            keyed_record(now_ms, each.key, each.value, tombstone=each.tombstone, padding=b"%d" % each.amount)
+            for each in entries
+        ]
+        keys = [each.key for each in entries]
+        if any(key != UNKNOWN for key in keys):
+            told = {"keys": keys, "tombstones": [each.value for each in entries if each.tombstone]}
+        else:
+            told = {}
         batch = build_batch(
             records, producer_id=self._pair.producer, producer_epoch=self._pair.epoch, base_sequence=sequence,
             transactional=True,
@@ -204,6 +215,7 @@ class TxnSession:
             "send", self.process, w.now_us(), topic=topic.name, partition=partition, txn=self._txn,
             values=[each.value for each in entries], causes=[each.cause for each in entries],
             amounts=[each.amount for each in entries], producer=self._pair.producer, idempotent=True,
+            **told,
         )  # fmt: skip
         result = await self._deliver(topic, partition, batch)
         offset = result.answer.offset if result.ok else -1

@@ -55,6 +55,8 @@ class Topic:
     deletes: bool
     """Records may be deleted from it by DeleteRecords."""
     configs: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    """What else of it is in the history."""
     temporary: bool = False
     """The topic may be deleted."""
     exists: bool = False
@@ -185,7 +187,8 @@ class Workload:
     async def create(self, topic: Topic) -> None:
         """Create a topic; retry until it exists."""
         rng, client = self.random(), self.client()
-        op = self.history.begin("create_topic", self.process(), self.now_us(), topic=topic.name, deletes=topic.deletes)
+        about = {"topic": topic.name, "deletes": topic.deletes, **topic.about}
+        op = self.history.begin("create_topic", self.process(), self.now_us(), **about)
         while True:
             try:
                 error, _ = await client.ask_any(
@@ -246,7 +249,7 @@ class Producer(Actor):
         w, rng = self._w, self._rng
         while not w.closing:
             await asyncio.sleep(rng.expovariate(1 / self._interval_s))
-            topics = w.existing()
+            topics = self.topics()
             if not topics:
                 continue
             topic = rng.choice(topics)
@@ -254,6 +257,10 @@ class Producer(Actor):
                 continue
             await self._send(topic, rng.randrange(topic.partitions))
         self._client.close()
+
+    def topics(self) -> list[Topic]:
+        """The topics to send to."""
+        return self._w.existing()
 
     async def _begin_session(self) -> bool:
         try:
@@ -270,10 +277,11 @@ class Producer(Actor):
         w, rng = self._w, self._rng
         values = w.values(rng.randint(1, 5))
         acks = -1 if self._idempotent or rng.random() < 0.7 else 1
-        batch = self._batch(values, self._sequences.get((topic.name, partition), 0))
+        records, told = self.records(values)
+        batch = self._batch(records, self._sequences.get((topic.name, partition), 0))
         op = w.history.begin(
             "send", self._process, w.now_us(), topic=topic.name, partition=partition, values=values,
-            idempotent=self._idempotent, acks=acks,
+            idempotent=self._idempotent, acks=acks, **told,
         )  # fmt: skip
         deadline = w.loop.time() + DELIVERY_S
         sent = False
@@ -327,10 +335,13 @@ class Producer(Actor):
             raise Lost("the answer was missed")
         return found.error, found.offset, True
 
-    def _batch(self, values: list[int], sequence: int) -> bytes:
+    def records(self, values: list[int]) -> tuple[list[Record], dict[str, Any]]:
+        """Return the records of a batch, and what else of them goes into the history."""
         now_ms = self._w.time_ms()
         padding = b"x" * self._rng.choice((0, 10, 100, 1000))
-        records = [Record(0, now_ms, None, b"%d|%b" % (value, padding), ()) for value in values]
+        return [Record(0, now_ms, None, b"%d|%b" % (value, padding), ()) for value in values], {}
+
+    def _batch(self, records: list[Record], sequence: int) -> bytes:
         if self._producer is None:
             return build_batch(records)
         producer_id, epoch = self._producer

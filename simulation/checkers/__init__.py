@@ -11,6 +11,7 @@ May import: `tidelog.broker` and the packages below. Entry: `check` for a histor
 
 from __future__ import annotations
 
+from tidelog.simulation.checkers.compaction import check_compaction
 from tidelog.simulation.checkers.finding import CheckOptions, Finding, Findings
 from tidelog.simulation.checkers.history import History
 from tidelog.simulation.checkers.index import build
@@ -40,6 +41,7 @@ RULES = (
     "zombie-accepted",
     "lso-stuck",
     "txn-unsettled",
+    "compaction",
     "int-nonmonotonic-poll",
     "nonmonotonic-poll",
     "int-poll-skip",
@@ -74,6 +76,8 @@ def check(history: History, options: CheckOptions | None = None) -> list[Finding
         check_marks(partition, options, found)
         check_rest(index, partition, end_us, options, found)
         check_committed_gaps(index, partition, of_committed, found)
+        if partition.compacted is not None:
+            check_compaction(index, partition, [*gaps, *of_committed], found)
     check_transactions(index, found)
     check_ledger(index, found)
     order = {rule: number for number, rule in enumerate(RULES)}

@@ -41,7 +41,7 @@ Kind = Literal[
     "committed",  # reads a group's committed offset: offset (-1: none)
     "list_offsets",  # result: log_start, high_watermark
     "delete_records",  # offset: deletes everything before it (-1: everything); result: log_start
-    "create_topic",  # deletes: whether retention may delete from it
+    "create_topic",  # deletes: whether retention may delete from it; compacts, lag_us, tombstones_us
     "delete_topic",
     "init_txn",  # name: the transactional id; result: producer. Fences the sessions before
     "txn_commit",  # txn, group, offset: committed with the transaction
@@ -49,6 +49,7 @@ Kind = Literal[
     "marker",  # producer, offset, commits: the end of a transaction, as it is in the partition
     "audit",  # committed_only: the process has read the whole partition, up to `offset`
     "describe_txn",  # name: the transactional id, target: its state
+    "cleaned",  # offset: log compaction has been over everything before it when this ended
     "fault",  # name, target; from its start to its end
     "heal",  # no faults after its end; the system must then become idle
 ]
@@ -102,8 +103,18 @@ class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """send in a transaction: for each value the one that it was made of, which the transaction has consumed."""
     amounts: list[int] = []
     """send: for each value by how much it changes the balance of all accounts."""
+    keys: list[int] = []
+    """send, poll of a compacted topic: for each value the key of its record, `UNKNOWN` for none."""
+    tombstones: list[int] = []
+    """send, poll of a compacted topic: those of `values` whose records have no value."""
     deletes: bool = False
     """create_topic: retention may delete from it, so the reported log start is trusted."""
+    compacts: bool = False
+    """create_topic: log compaction removes records that a later one of their key has replaced."""
+    lag_us: int = 0
+    """create_topic: for so long nothing is removed for a record, from when it was sent."""
+    tombstones_us: int = 0
+    """create_topic: for so long a tombstone stays, from when it was sent."""
     name: str = ""
     """fault: its name."""
     target: str = ""
@@ -238,7 +249,7 @@ def _header(path: Path, line: bytes) -> Header:
 def _well_formed(path: Path, number: int, op: Op) -> None:
     if op.index != number:
         raise CorruptData(f"{path}, line {number + 2}: operation {op.index} where {number} was due")
-    for name in ("offsets", "epochs", "causes", "amounts"):
+    for name in ("offsets", "epochs", "causes", "amounts", "keys"):
         if getattr(op, name) and len(getattr(op, name)) != len(op.values):
             raise CorruptData(f"{path}, line {number + 2}: {len(op.values)} values, but another number of {name}")
     if op.kind == "poll" and op.values and not op.offsets:

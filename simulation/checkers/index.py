@@ -50,6 +50,10 @@ class Partition:
     """offset → value, if the first read value differs from `value_at`."""
     believes_log_start: bool = False
     """Retention may delete."""
+    compacted: Op | None = None
+    """The creation of a compacted topic."""
+    cleaned: list[Op] = field(default_factory=list)
+    """Up to where log compaction has been."""
     gone_from_us: int = FOREVER
     """Time at which its topic's deletion began."""
     _known: list[int] | None = None
@@ -120,6 +124,11 @@ class HistoryIndex:
     described: list[Op] = field(default_factory=list)
     """Every `describe_txn`."""
 
+    def is_committed(self, txn: int) -> bool:
+        """Whether a transaction is surely committed; `UNKNOWN`: what is in none always is."""
+        end = self.ends.get(txn)
+        return txn == UNKNOWN or (end is not None and end.ok and end.commits)
+
     def may_be_committed(self, txn: int) -> bool:
         """Whether the commit of a transaction was asked for, and not surely refused."""
         end = self.ends.get(txn)
@@ -130,7 +139,7 @@ def build(history: History, found: Findings) -> HistoryIndex:
     """Build the index in one pass."""
     index = HistoryIndex({}, {}, {}, None)
     partitions = index.partitions
-    deleting: set[str] = set()
+    created: dict[str, Op] = {}
     gone: dict[str, int] = {}
     for op in history.ops:
         kind = op.kind
@@ -144,8 +153,8 @@ def build(history: History, found: Findings) -> HistoryIndex:
             index.described.append(op)
         elif kind == "heal":
             index.healed = op
-        elif kind == "create_topic" and op.deletes:
-            deleting.add(op.topic)
+        elif kind == "create_topic" and (op.deletes or op.compacts):
+            created[op.topic] = op
         elif kind == "delete_topic" and op.outcome != "fail":
             gone.setdefault(op.topic, op.began_us)
         if op.partition < 0:
@@ -172,10 +181,14 @@ def build(history: History, found: Findings) -> HistoryIndex:
             partition.markers.append(op)
         elif kind == "audit":
             partition.audits.append(op)
+        elif kind == "cleaned":
+            partition.cleaned.append(op)
         else:
             partition.marks.append(op)
     for partition in partitions.values():
-        partition.believes_log_start = partition.topic in deleting
+        creation = created.get(partition.topic)
+        partition.believes_log_start = creation is not None and creation.deletes
+        partition.compacted = creation if creation is not None and creation.compacts else None
         partition.commits = {group: _decided(index, ops) for group, ops in partition.commits.items()}
         partition.gone_from_us = gone.get(partition.topic, FOREVER)
         partition.sends.sort(key=lambda op: op.began_us)  # threads may have recorded operations out of order

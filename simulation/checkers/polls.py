@@ -48,7 +48,7 @@ def check_polls(partition: Partition, options: CheckOptions, found: Findings) ->
             those.append(Gap(began, op.next_offset, (op,)))
         if op.offsets or op.position - 1 > before:
             last[op.process] = (op.position - 1, op)
-    if partition.topic not in options.gaps_allowed:
+    if partition.compacted is None and partition.topic not in options.gaps_allowed:
         for gap in gaps:
             _skipped(partition, gap, found)
     return gaps, of_committed

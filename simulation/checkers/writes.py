@@ -20,7 +20,7 @@ def check_writes(
     index: HistoryIndex, partition: Partition, gaps: list[Gap], end_us: int, options: CheckOptions, found: Findings
 ) -> None:
     """Check the sends. `gaps` are the ranges that consumers skipped; `end_us` is the end of the history."""
-    if partition.topic in options.gaps_allowed:
+    if partition.compacted is not None or partition.topic in options.gaps_allowed:
         return
     unseen = ((offset, partition.acknowledged[offset]) for offset in _never_read(partition))
     instead = (
@@ -28,7 +28,7 @@ def check_writes(
         for offset in partition.read_instead
         if offset in partition.acknowledged
     )
-    lowest, last_mark = partition.deleted_before(end_us), _last_high_watermark(partition)
+    lowest, last_mark = partition.deleted_before(end_us), last_high_watermark(partition)
     passed = _Passed(gaps)
     for offset, op in (*unseen, *instead, *partition.displaced):
         if offset < lowest:
@@ -73,7 +73,8 @@ def _read_elsewhere(partition: Partition, value: int, offset: int) -> bool:
     return at in partition.seen and partition.read_at(at) == value
 
 
-def _last_high_watermark(partition: Partition) -> Op | None:
+def last_high_watermark(partition: Partition) -> Op | None:
+    """Return the newest answer that has one."""
     return max(
         (op for op in partition.marks if op.ok and op.high_watermark >= 0),
         key=lambda op: (op.began_us, op.high_watermark),

@@ -55,6 +55,9 @@ class Mutation:
     """The faults under which it is looked for; empty: all of them."""
     transactions: bool = False
     """It is looked for in clusters with transactional clients, at the newest feature level."""
+    table: bool = False
+    """It is looked for in clusters with a compacted topic, at the newest feature level; with `transactions`, where that
+    is written to in transactions."""
 
 
 class Counter:

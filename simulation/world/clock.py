@@ -30,10 +30,12 @@ class SimClock:
         self._usual_ms = usual_ms
         self.skew_ms = usual_ms
         """Skew of the wall clock: ahead, or behind if negative."""
+        self.has_jumped = False
 
     def jump(self, by_ms: int) -> None:
         """Jump by an offset added to the usual small skew; 0: end the jump."""
         self.skew_ms = self._usual_ms + by_ms
+        self.has_jumped = self.has_jumped or by_ms != 0
 
     def time_ms(self) -> int:
         """See `Clock.time_ms`."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from tidelog.broker.inputs import BrokerIdentity, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
+from tidelog.broker.partitions.log_cleaner import LogCleaner
 from tidelog.controller.client.client import ClientTiming, ControllerClient
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.model.addresses import split_address
@@ -37,6 +38,7 @@ from tidelog.simulation.world.loop import Life, VirtualLoop
 from tidelog.simulation.world.network import SimNetwork
 from tidelog.simulation.world.raft_files import RaftPlatters
 from tidelog.simulation.world.replica_disks import NodeDisks, SimReplicaDisks
+from tidelog.simulation.world.rounds import CleaningRounds
 from tidelog.simulation.world.settings import FIRST_CONTROLLER, KAFKA_PORT, SECRET, Shape, host_of
 from tidelog.simulation.world.watch import PARTITIONS_PER_DELETION, Watch
 from tidelog.simulation.world.watched_replica import watched_replica
@@ -86,6 +88,8 @@ class SimNode:
         self.starts = 0
         self.life: Life | None = None
         self.broker: BrokerNode | None = None
+        self.log_cleaner: LogCleaner | None = None
+        """Of a broker that has started."""
         self.controller: ControllerNode | None = None
         self.consensus: SimConsensus | None = None
         self.ready = False
@@ -130,6 +134,9 @@ class SimNode:
             self.raft_platters.lose_power(self.cluster.rng)
 
     def _end(self, life: Life) -> None:
+        if self.log_cleaner is not None:
+            self.cluster.rounds.add(self.log_cleaner)
+            self.log_cleaner = None
         life.end(self.cluster.loop)
         self.life = self.broker = self.controller = self.consensus = self.stop_asked = None
         self.disks.open.clear()
@@ -381,6 +388,7 @@ class _Process:
             world=BrokerWorld(self._network, node.clock, self._rng, self._store, IdleCpu()),
         )
         await broker.start()
+        node.log_cleaner = broker.parts.partitions.log_cleaner
         partitions = broker.parts.partitions.manager
         for each in partitions.all():
             self._opened(each)
@@ -439,6 +447,8 @@ class SimCluster:
         self.clock = SimClock(loop)
         """The clock without skew, used by the bucket."""
         self.watch = Watch()
+        self.rounds = CleaningRounds()
+        """Of log compaction, of all brokers that have ended."""
         self.outside: dict[str, tuple[frozenset[int], float]] = {}
         """What readers outside the cluster may read by their leases: object ids, and until when."""
         self.raft_watch = RaftWatch()

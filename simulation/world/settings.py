@@ -17,6 +17,7 @@ from tidelog.controller.image.feed import DEFAULT_LIMITS, FeedLimits
 from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
+from tidelog.stream.cleaning.key_map import ENTRY_BYTES
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -37,6 +38,10 @@ RAISED_LATER = 1 / 4
 """The share of those in which replication may have to wait for the feature level."""
 BANKS = 1 / 3
 """The share of clusters with transactional clients."""
+TABLES = 1 / 3
+"""The share of clusters with a compacted topic."""
+KEEPERS = 1 / 2
+"""The share of those that are written to in transactions."""
 AT_LEVEL_0 = 1 / 4
 """The share of clusters that were founded by a version before feature levels."""
 
@@ -87,6 +92,10 @@ class Shape:
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     bank: bool = False
     """Whether transactional clients take part."""
+    table: bool = False
+    """Whether there is a compacted topic."""
+    keeper: bool = False
+    """Whether that is written to in transactions, too."""
     racks: int = 0
     """Over how many racks brokers are spread; 0: they name none."""
 
@@ -210,6 +219,24 @@ class Shape:
             self.group,
             transaction_topic_partitions=rng.randint(1, 3),
             transaction_check_interval_ms=rng.choice((500, 2_000)),
+        )
+
+    def draw_table(self, rng: random.Random, *, surely: bool = False, keeper: bool = False) -> None:
+        """Draw whether there is a compacted topic, and then how often, how fast and how far a round goes."""
+        self.table = rng.random() < TABLES or surely
+        self.keeper = rng.random() < KEEPERS or keeper
+        if not self.table:
+            return
+        self.log = msgspec.structs.replace(
+            self.log,
+            cleaner_interval_ms=rng.choice((200, 1_000)),
+            cleaner_map_bytes=rng.choice((20, 64, 4_096)) * ENTRY_BYTES,
+            cleaner_bytes_per_s=rng.choice((32 * MIB, 64 * KIB, 16 * KIB)),
+        )
+        self.compaction = msgspec.structs.replace(
+            self.compaction,
+            target_bytes=rng.choice((8, 64)) * KIB,
+            throttle_bytes_per_s=rng.choice((32 * MIB, 64 * KIB)),
         )
 
     def draw_level(self, rng: random.Random) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.histories import STEP_US, Story, T
+from tests.simulation.planted_compaction import COMPACTED
 from tests.simulation.planted_transactions import TRANSACTIONS
 from tidelog.simulation.checkers import RULES, CheckOptions, check, lag_of
 
@@ -265,6 +266,7 @@ def a_send_that_fails_long_after_the_healing(story: Story, broken: bool) -> None
 
 
 PLANTS.update(TRANSACTIONS)
+PLANTS.update(COMPACTED)
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -280,7 +282,7 @@ def test_finds_what_is_planted_and_nothing_else(name: str) -> None:
 
 def _follows(other: str, planted: str) -> bool:
     """A partition that ends before an acknowledged record is proof of two things, and says both."""
-    return planted == "lost-write" and other == "high-watermark-back"
+    return planted in ("lost-write", "compaction") and other == "high-watermark-back"
 
 
 @pytest.mark.parametrize("name", PLANTS)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidelog.simulation.mutants.mutant import Mutation
     from tidelog.simulation.mutation_search import Found
     from tidelog.simulation.run import SimulationOutcome
+    from tidelog.simulation.world.rounds import CleaningRounds
 
 MAX_SHOWN = 5
 """Maximum number of findings shown per seed."""
@@ -107,6 +108,7 @@ def simulate(
                 break
         ending = "TIME WAS UP"
     if totals.seeds:
+        click.echo(totals.about_rounds())
         click.echo(totals.text())
     if totals.seeds < seeds:
         click.echo(
@@ -130,6 +132,7 @@ class _Totals:
         self._simulated_s = self._cpu_s = 0.0
         self._shortest_s = float("inf")
         self._acknowledged = 0
+        self._rounds: list[CleaningRounds] = []
 
     def add(self, outcome: SimulationOutcome) -> None:
         self.seeds += 1
@@ -139,9 +142,24 @@ class _Totals:
         self._shortest_s = min(self._shortest_s, outcome.simulated_s)
         self._cpu_s += outcome.cpu_s
         self._acknowledged += outcome.acknowledged
+        if outcome.rounds is not None:
+            self._rounds.append(outcome.rounds)
 
     def wall_s(self) -> float:
         return time.monotonic() - self._began_s
+
+    def about_rounds(self) -> str:
+        """How much log compaction there was; without a round nothing is shown about it."""
+        tables = len(self._rounds)
+        if not tables:
+            return "NO LOG COMPACTION: no cluster had a compacted topic"
+        whole, given_up = sum(one.whole for one in self._rounds), sum(one.given_up for one in self._rounds)
+        cut_off, removed = sum(one.cut_off for one in self._rounds), sum(one.removed_bytes for one in self._rounds)
+        compacted = sum(one.whole > 0 for one in self._rounds)
+        return (
+            f"log compaction in {compacted} of {tables} clusters with a compacted topic: {whole} rounds, {given_up}"
+            f" given up, {cut_off} cut off by the end of their process, {removed} bytes removed"
+        )
 
     def text(self) -> str:
         """The summary line, for at least one seed."""
