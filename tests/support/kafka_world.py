@@ -43,7 +43,7 @@ from tidelog.runtime.clock import Clock, SystemClock
 from tidelog.runtime.errors import NotFound, NotLeader, TidelogError
 from tidelog.runtime.network import Network, TcpNetwork
 from tidelog.storage.bucket.memory import MemoryObjectStore
-from tidelog.storage.commits import CommitObjects, ObjectSlice
+from tidelog.storage.commits import CommitObjects, CompactObjects, ObjectSlice
 from tidelog.storage.inputs import ReplicaSetData
 from tidelog.storage.settings import CacheSettings, StorageSettings, UploadSettings, WalSettings
 from tidelog.storage.storage import Storage
@@ -90,6 +90,9 @@ class DataController(WorldController):
 
     async def commit_objects(self, commit: CommitObjects) -> None:
         self.apply(c.Commit(commit))
+
+    async def compact_objects(self, compaction: CompactObjects) -> None:
+        self.apply(c.Compact(compaction))
 
     def check_current(self) -> None:
         """The metadata is current here."""
