@@ -32,6 +32,26 @@ def test_ten_lines_suffice_on_two_workers_at_once(tmp_path: Path) -> None:
     assert outcome(done) == "2 passed", done.stdout
 
 
+OTHER = """
+import pytest
+import tidelog.testing.local
+
+@pytest.fixture
+def tidelog():
+    return "of this project"
+
+@pytest.mark.parametrize("right", [True, False])
+def test_it(tidelog, right):
+    assert right
+"""
+
+
+def test_a_fixture_of_the_same_name_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(OTHER)
+    done = run_pytest(tmp_path)
+    assert outcome(done) == "1 failed, 1 passed", done.stdout
+
+
 SHARED = """
 import pytest
 from confluent_kafka.admin import AdminClient

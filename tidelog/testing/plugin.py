@@ -28,6 +28,7 @@ Entry: pytest, by the entry point `pytest11`.
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -117,9 +118,12 @@ def tidelog_topic(request: pytest.FixtureRequest) -> str:
 
 
 def _used(item: pytest.Item) -> dict[str, LocalBrokers]:
-    """The brokers that this test has used."""
+    """The brokers that this test has used; a project may have fixtures of these names that are something else."""
+    local = sys.modules.get("tidelog.testing.local")
+    if local is None:
+        return {}
     found: dict[str, Any] = getattr(item, "funcargs", {})
-    return {name: found[name] for name in FIXTURES if name in found}
+    return {name: found[name] for name in FIXTURES if isinstance(found.get(name), local.LocalBrokers)}
 
 
 @pytest.hookimpl(wrapper=True)
