@@ -28,6 +28,7 @@ SETTINGS = (
     "upload.age_ms=3600000",
     "clean.enabled=false",
     "compaction.enabled=false",
+    "log.cleaner_interval_ms=300",
 )
 FLAGS = [part for each in SETTINGS for part in ("--set", each)]
 ANSWER_S = 300.0

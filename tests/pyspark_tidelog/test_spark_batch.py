@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import FLAGS, Spark, World, expected
+from tests.support.cli import until
 from tests.support.cluster_process import up_cluster
 
 pytestmark = [
@@ -144,3 +146,43 @@ def test_records_that_are_deleted_after_the_plan_are_data_loss(spark: Spark, wor
         assert f"{topic}-0: offsets 0 to 69 do not exist any more" in told["error"]
         return
     assert [row["offset"] for row in spark.read()] == list(range(70, 100))
+
+
+@pytest.mark.long
+def test_a_compacted_topic_has_holes_and_no_data_loss(spark: Spark, world: World) -> None:
+    """Planned and read before its compaction and after it, and planned before and read when its objects are gone."""
+    policy = {"cleanup.policy": "compact", "segment.bytes": "4000", "min.cleanable.dirty.ratio": "0.01"}
+    create_topic(world.bootstrap, "table", 1, **policy)
+    producer = Producer({"bootstrap.servers": world.bootstrap, "batch.num.messages": 7})
+    last: dict[str, int] = {}
+    for at in range(600):
+        last[f"key {at % 23}"] = at
+        producer.produce("table", f"value {at}", f"key {at % 23}", partition=0)
+    assert producer.flush(60) == 0
+    world.upload()
+    options = world.options(subscribe="table", failOnDataLoss="true", maxBytesPerTask=2_000)
+    spark.plan(options)
+    objects = world.objects("table")
+
+    def values() -> dict[str, int]:
+        rows = spark.read()
+        offsets = [row["offset"] for row in rows]
+        assert offsets == sorted(set(offsets))
+        assert all(row["value"] == (b"value %d" % row["offset"]).hex() for row in rows)
+        return {bytes.fromhex(row["key"]).decode(): row["offset"] for row in rows}
+
+    assert (len(spark.read()), values()) == (600, last)
+
+    def compacted() -> bool:
+        world.upload()  # the checkpoint that a round goes up to
+        (row,) = world.cli("topic", "describe", "table", "--format", "json").json()[0]["partitions"]
+        return bool(row["last_cleaned_ms"])
+
+    until(compacted)
+    assert (len(spark.read()), values()) == (600, last), "as long as the lease goes on"
+    world.end_leases()
+    world.wait_deleted(objects)
+    left = len(spark.read())
+    assert (left < 200, values()) == (True, last), "tasks look their objects up again"
+    spark.plan(options)
+    assert (len(spark.read()), values()) == (left, last)

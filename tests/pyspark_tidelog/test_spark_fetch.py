@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,10 @@ class Bucket:
         self.slices: list[Slice] = []
         self._store = LocalObjectStore(path, SystemClock())
 
-    async def put(self, object_id: int, first: int, batches: int) -> None:
-        """Put an object with this many batches from an offset on, and note its slice."""
+    async def put(self, object_id: int, first: int, batches: int, holes: Collection[int] = ()) -> None:
+        """Put an object with this many batches from an offset on, or holes at some, and note its slice."""
         offsets = range(first, first + batches * PER_BATCH, PER_BATCH)
-        entries = [StreamEntry(at, PER_BATCH, self._batch(at)) for at in offsets]
+        entries = [StreamEntry(at, PER_BATCH, b"" if at in holes else self._batch(at)) for at in offsets]
         built = build_object(
             object_id=object_id,
             kind=ObjectKind.STREAM_SET,
@@ -96,6 +96,20 @@ async def test_all_batches_of_a_range_come_in_order(bucket: Bucket, start: int, 
     found = offsets(bucket.fetch(start, end))
     first, last = start // PER_BATCH * PER_BATCH, -(-end // PER_BATCH) * PER_BATCH
     assert found == list(range(first, last))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "found"),
+    [(0, 80, [*range(20, 30), *range(60, 70)]), (0, 15, []), (25, 65, [*range(20, 30), *range(60, 70)]), (31, 59, [])],
+)
+async def test_what_log_compaction_has_removed_is_passed_over(
+    tmp_path: Path, start: int, end: int, found: list[int]
+) -> None:
+    bucket = Bucket(tmp_path / "bucket")
+    await bucket.put(1, 0, 4, holes={0, 10, 30})
+    await bucket.put(2, 40, 4, holes={40, 50, 70})
+    await bucket.close()
+    assert offsets(bucket.fetch(start, end)) == found
 
 
 async def test_large_ranges_are_fetched_in_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
