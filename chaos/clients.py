@@ -49,7 +49,7 @@ QUICK: dict[str, Any] = {
 
 
 class ClientJournal:
-    """A history, with the clock and the record numbers shared by all clients."""
+    """A history, with the clock and the numbers of records and transactions shared by all clients."""
 
     def __init__(self, bootstrap: str, partitions: int, about: dict[str, Any]) -> None:
         self.bootstrap = bootstrap
@@ -57,6 +57,7 @@ class ClientJournal:
         self.history = History(about=about)
         self._start_ns = time.monotonic_ns()
         self.values = itertools.count()
+        self.transactions = itertools.count(1)
         self.acknowledged_us = [-1] * partitions
         """Time of each partition's last acknowledgement."""
 

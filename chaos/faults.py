@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidelog.chaos.compacted import CLEANER
 from tidelog.chaos.cut_cluster import CutCluster
 from tidelog.chaos.faulty_s3 import Fault, FaultyS3
 from tidelog.chaos.serve_cluster import ServeNode
@@ -91,8 +92,9 @@ class ChaosCluster(CutCluster):
             "initial_rebalance_delay_ms": 0,
             "offsets_topic_partitions": COORDINATOR_PARTITIONS,
         }
-        if self._old is None:  # it knows no transactions
+        if self._old is None:  # it knows neither transactions nor log compaction
             settings["group"]["transaction_topic_partitions"] = COORDINATOR_PARTITIONS
+            settings["log"] = dict(CLEANER)
         if self._small_disks:
             settings["wal"] |= {"segment_bytes": 1 << 20}
         return settings

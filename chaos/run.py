@@ -27,8 +27,10 @@ import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tidelog.chaos.actors import ActorThread
 from tidelog.chaos.bank import BankThread
 from tidelog.chaos.clients import TOPIC, ClientJournal, Clients
+from tidelog.chaos.compacted import TableThread
 from tidelog.chaos.faults import BUCKET_FAULTS, COORDINATOR_PARTITIONS, FAULTS, USUAL, ChaosCluster, OldRelease, World
 from tidelog.chaos.faulty_s3 import FaultyS3
 from tidelog.chaos.inside import Inside
@@ -76,6 +78,8 @@ class ChaosOptions(msgspec.Struct, kw_only=True):
     """Whether partitions move during the run."""
     transactions: bool = True
     """Whether there are transactional clients. An older release serves none."""
+    compaction: bool = True
+    """Whether there is a compacted topic. An older release compacts none."""
     history: Path | None = None
     old_python: str = ""
     """An interpreter in whose environment an older release is installed, which some of the nodes run; empty: none."""
@@ -92,6 +96,8 @@ class ChaosReport(msgspec.Struct, kw_only=True):
     read: int
     operations: int
     moves: int
+    rounds_compacted: int
+    """Whole rounds of log compaction that nodes have logged."""
     worst_lag_s: float
     worst_lag: Lag | None
     replayed_bytes: list[int]
@@ -170,7 +176,8 @@ def _bucket(
 def _shown(options: ChaosOptions) -> dict[str, Any]:
     """The options for the history's header, without the address and keys of a server."""
     shown = {name: getattr(options, name) for name in ("seconds", "rounds", "seed", "partitions", "rate", "wal", "s3")}
-    return {**shown, "faults": list(options.faults), "moves": options.moves, "transactions": options.transactions}
+    flags = {name: getattr(options, name) for name in ("moves", "transactions", "compaction")}
+    return {**shown, "faults": list(options.faults), **flags}
 
 
 class _ChaosRun:
@@ -188,21 +195,26 @@ class _ChaosRun:
         self._value_bytes = FILLING_VALUE_BYTES if "disk-full" in options.faults else VALUE_BYTES
         self._problems: list[str] = []
         self._moves = 0
-        with_bank = options.transactions and not options.old_python
-        self._bank = BankThread(self._journal, options.seed) if with_bank else None
+        self._threads: list[ActorThread] = []
+        if options.transactions and not options.old_python:
+            self._threads.append(BankThread(self._journal, options.seed))
+        if options.compaction and not options.old_python:
+            self._threads.append(TableThread(self._journal, options.seed))
 
     def all(self) -> ChaosReport:
         self._make_topic()
         try:
             with Clients(self._journal, rate=self._options.rate, value_bytes=self._value_bytes) as clients:
                 self._wait_acknowledged(0)
-                if self._bank is not None:
-                    self._bank.start()
+                for thread in self._threads:
+                    thread.start()
                 with self._moving():
                     self._rounds(clients)
                 self._heal()
-                if self._bank is not None:
-                    self._problems += self._bank.finish()
+                for thread in self._threads:
+                    thread.end()
+                for thread in self._threads:
+                    self._problems += thread.finish()
                 self._problems += clients.finish()
             return self._judge()
         finally:
@@ -246,8 +258,8 @@ class _ChaosRun:
             except AssertionError as error:
                 self._problems.append(f"round {number + 1}: {error}")
             self._problems += [*clients.problems(), *self._world.cluster.problems]
-            if self._bank is not None:
-                self._problems += self._bank.problems()
+            for thread in self._threads:
+                self._problems += thread.problems()
 
     def _round(self, number: int, name: str) -> None:
         journal, cluster = self._journal, self._world.cluster
@@ -287,12 +299,12 @@ class _ChaosRun:
         self._journal.history.note("heal", 0, self._journal.now_us())
 
     def _any_partition(self, rng: random.Random) -> str:
-        """A partition to move: of the topic, or of those that transactions are in and that they are coordinated by."""
-        if self._bank is None or self._bank.bank is None or rng.random() < 0.5:
+        """A partition to move: of the topic, of the actors', or of those that transactions are coordinated by."""
+        places = [those for thread in self._threads if (those := thread.places())]
+        if not places or rng.random() < 0.5:
             return f"{TOPIC}:{rng.randrange(self._options.partitions)}"
-        places = [f"{topic.name}:{index}" for topic, index in self._bank.bank.places()]
         internal = [f"{name}:{index}" for name in INTERNAL_TOPICS for index in range(COORDINATOR_PARTITIONS)]
-        return rng.choice(rng.choice((places, internal)))
+        return rng.choice(rng.choice((*places, internal)))
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
@@ -327,12 +339,15 @@ class _ChaosRun:
         self._look("at the end", self._inside.look_at_bucket)
         return ChaosReport(
             rows=report(history, findings),
-            findings=[*findings, *self._inside_findings, *(self._bank.findings if self._bank is not None else ())],
+            findings=[*findings, *self._inside_findings, *(one for each in self._threads for one in each.findings)],
             problems=self._problems,
             acknowledged=sum(len(op.values) for op in history.ops if op.kind == "send" and op.ok),
             read=sum(len(op.values) for op in history.ops if op.kind == "poll"),
             operations=len(history),
             moves=self._moves,
+            rounds_compacted=sum(
+                "log compacted" in line for node in self._world.cluster.nodes.values() for line in node.output
+            ),
             worst_lag_s=lag.lag_us / 1e6 if lag is not None else 0.0,
             worst_lag=lag,
             replayed_bytes=self._world.replayed,

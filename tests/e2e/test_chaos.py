@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ import pytest
 from tests.support.cli import Cli, environment
 from tests.support.s3_servers import S3Server
 from tidelog.chaos.bank import ENTRY_PARTITIONS, ORDER_PARTITIONS
+from tidelog.chaos.compacted import TABLE_PARTITIONS
 from tidelog.chaos.faults import USUAL
 from tidelog.chaos.run import ChaosOptions, run
+from tidelog.simulation.actors.compacted import TABLE
 from tidelog.simulation.checkers.history import load
 
 
@@ -51,7 +54,9 @@ def test_every_promise_holds_through_kill_stop_cut_and_slow(tmp_path: Path) -> N
     faults = [op.name for op in ops if op.kind == "fault"]
     assert 1 <= len(faults) <= 4 and set(faults) <= set(USUAL), faults
     assert any(op.kind == "end_txn" and op.ok and op.commits for op in ops), "transactions are committed meanwhile"
-    assert sum(op.kind == "audit" and op.committed_only for op in ops) == ORDER_PARTITIONS + ENTRY_PARTITIONS
+    audits = Counter(op.topic == TABLE for op in ops if op.kind == "audit" and op.committed_only)
+    assert audits == {False: ORDER_PARTITIONS + ENTRY_PARTITIONS, True: TABLE_PARTITIONS}
+    assert sum(op.offset for op in ops if op.kind == "cleaned") > 0, "rounds of log compaction run meanwhile"
     assert "nothing is wrong" in Cli()("check", history).text
 
 
@@ -88,7 +93,15 @@ def test_a_log_that_is_only_in_memory_is_found_to_lose_records() -> None:
     for seed in range(3):
         lines: list[str] = []
         options = ChaosOptions(
-            seconds=30, rounds=1, faults=("kill",), wal="memory", moves=False, rate=400, seed=seed, transactions=False
+            seconds=30,
+            rounds=1,
+            faults=("kill",),
+            wal="memory",
+            moves=False,
+            rate=400,
+            seed=seed,
+            transactions=False,
+            compaction=False,
         )
         found = run(options, lines.append)
         assert lines[0].startswith("round 1: kill")  # a slow round shows more

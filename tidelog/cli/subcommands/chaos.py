@@ -49,6 +49,7 @@ SHOWN_FINDINGS = 10
 @click.option("--secret-key", default="", metavar="KEY", help="For --s3-endpoint.")
 @click.option("--no-moves", is_flag=True, help="Do not move partitions.")
 @click.option("--no-transactions", is_flag=True, help="No transactional clients; --old-python has none either.")
+@click.option("--no-compaction", is_flag=True, help="No compacted topic; --old-python has none either.")
 @click.option("--old-python", default="", metavar="PATH", help="Some nodes run the release in this environment.")
 @click.option(
     "--history", type=click.Path(path_type=Path), metavar="FILE", help="Keep the history for `tidelog check`."
@@ -68,6 +69,7 @@ def chaos(
     secret_key: str,
     no_moves: bool,
     no_transactions: bool,
+    no_compaction: bool,
     old_python: str,
     history: Path | None,
     style: str,
@@ -89,6 +91,7 @@ def chaos(
         endpoint=_endpoint(s3_endpoint, access_key, secret_key),
         moves=not no_moves,
         transactions=not no_transactions,
+        compaction=not no_compaction,
         history=history,
         old_python=old_python,
     )
@@ -167,6 +170,7 @@ def _render(found: ChaosReport) -> str:
         ("operations checked", f"{found.operations:,}"),
         ("findings", len(found.findings)),
         ("partitions moved", found.moves),
+        ("rounds of log compaction", f"{found.rounds_compacted:,}"),
         ("worst real-time lag", _lag(found)),
         ("replayed by killed nodes", _replayed(found.replayed_bytes)),
         ("orphans, deleted at the end", f"{found.orphans}, {found.orphans_left} left"),
