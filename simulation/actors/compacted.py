@@ -63,7 +63,7 @@ class CompactedTopic:
     def open(cls, workload: Workload, rng: random.Random) -> CompactedTopic:
         """Draw the topic and start everybody."""
         deletes = rng.random() < 0.35
-        lag_ms, tombstones_ms = rng.choice((0, 0, 0, 2_500)), rng.choice((0, 2_000, 6_000))
+        lag_ms, tombstones_ms = rng.choice((0, 0, 0, 2_500)), rng.choice((0, 3_000, 15_000))
         configs = {
             "cleanup.policy": "compact,delete" if deletes else "compact",
             "segment.bytes": str(rng.choice((1_500, 4_000, 10_000))),

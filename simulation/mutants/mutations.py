@@ -1,7 +1,8 @@
 """The mutations: each switches off one protection of the real code, and the simulator must find it.
 
 `tidelog simulate --mutations all` looks for all of them (docs/simulation.md). Mutations are defined and applied in
-`tidelog.simulation.mutants.mutant`; the modules `in_*` have those of one package each, or of transactions.
+`tidelog.simulation.mutants.mutant`; the modules `in_*` have those of one package each, of transactions, or
+of log compaction.
 
 Entry: `MUTATIONS`.
 """
@@ -9,6 +10,7 @@ Entry: `MUTATIONS`.
 from __future__ import annotations
 
 from tidelog.simulation.mutants.in_broker import MUTATIONS_IN_BROKER
+from tidelog.simulation.mutants.in_compaction import MUTATIONS_IN_COMPACTION
 from tidelog.simulation.mutants.in_controller import MUTATIONS_IN_CONTROLLER
 from tidelog.simulation.mutants.in_replication import MUTATIONS_IN_REPLICATION
 from tidelog.simulation.mutants.in_storage import MUTATIONS_IN_STORAGE
@@ -24,5 +26,6 @@ MUTATIONS = {
         *MUTATIONS_IN_CONTROLLER,
         *MUTATIONS_IN_BROKER,
         *MUTATIONS_IN_TRANSACTIONS,
+        *MUTATIONS_IN_COMPACTION,
     )
 }
