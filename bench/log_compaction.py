@@ -60,7 +60,13 @@ NEVER, AT_ONCE = "1.0", "0.01"
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": NEVER, "segment.bytes": str(SEGMENT_BYTES)}
 KEPT = {"retention.bytes": str(256 << 20), "segment.bytes": str(SEGMENT_BYTES)}
 """Retention of the produced records: the disk need not hold them all."""
-SETTINGS = ("log.cleaner_interval_ms=1000", "log.retention_check_interval_ms=1000", "upload.delete_delay_ms=5000")
+SETTINGS = (
+    "log.cleaner_interval_ms=1000",
+    "log.retention_check_interval_ms=1000",
+    "upload.delete_delay_ms=5000",
+    "compaction.enabled=false",
+)
+"""Without the compaction of objects, whose requests have the same purpose."""
 LIBRDKAFKA = {"linger.ms": 5, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 65_536}
 AT_A_TIME = 1_000
 WARM_S = 3.0
