@@ -69,7 +69,10 @@ SETTINGS = (
 """Without the compaction of objects, whose requests have the same purpose."""
 LIBRDKAFKA = {"linger.ms": 5, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 65_536}
 AT_A_TIME = 1_000
+PRODUCED_BYTES = 1024
 WARM_S = 3.0
+CATCH_UP_S = 0.25
+"""The producer makes up for a delay of so much at most: else it would write more after it than its rate."""
 PATIENCE_S = 3_600.0
 GOAL = 0.1
 NOISE_BYTES = 1 << 20
@@ -138,12 +141,12 @@ def _send(producer: Any, batch: list[dict[str, Any]]) -> None:
         producer.poll(0.001 if batch else 0)
 
 
-def produce_at(bootstrap: str, mb_per_s: float, record_bytes: int, parts: Any, put: Callable[[Any], None]) -> None:
+def produce_at(bootstrap: str, mb_per_s: float, parts: Any, put: Callable[[Any], None]) -> None:
     """Produce at a constant rate; put None first, and a `Produced` each time `parts` has True; end at False."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **LIBRDKAFKA})
-    value = os.urandom(record_bytes)
+    value = os.urandom(PRODUCED_BYTES)
     latencies: list[float] = []
 
     def delivered(error: Any, message: Any) -> None:
@@ -157,16 +160,17 @@ def produce_at(bootstrap: str, mb_per_s: float, record_bytes: int, parts: Any, p
     sent, goes_on = 0, True
     while goes_on:
         now = time.perf_counter()
+        started = max(started, now - CATCH_UP_S - sent / mb_per_s / 1e6)
         if sent <= (now - started) * mb_per_s * 1e6:
             with contextlib.suppress(BufferError):  # the broker does not keep up: the throughput shows it
                 producer.produce(WRITES, value, on_delivery=delivered)
-                sent += record_bytes
+                sent += PRODUCED_BYTES
                 continue
         producer.poll(0.001)
         if not parts.empty() and (goes_on := parts.get()):
             seconds = time.perf_counter() - since
             levels = tuple(percentile(latencies, part) for part in (0.5, 0.99, 0.999))
-            put(Produced(len(latencies) * record_bytes / 1e6 / seconds, levels, seconds))  # type: ignore[arg-type]
+            put(Produced(len(latencies) * PRODUCED_BYTES / 1e6 / seconds, levels, seconds))  # type: ignore[arg-type]
             latencies.clear()
             since = time.perf_counter()
     producer.flush(60)
@@ -227,7 +231,9 @@ class Watched:
         pid = self.tidelog.broker_pid()
         while not self._done.wait(0.1):
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            self.samples.append(Sample(rss_bytes(pid), sum(rss_bytes(int(each)) for each in children)))
+            self.samples.append(
+                Sample(rss_bytes(pid), sum(rss_bytes(int(each)) for each in children if is_worker(each)))
+            )
 
     def partition(self) -> dict[str, Any]:
         """What the broker says of the table's compaction."""
@@ -244,6 +250,13 @@ class Watched:
         """The largest figures since the last call."""
         taken, self.samples = self.samples, []
         return Sample(max(one.broker for one in taken), max(one.worker for one in taken))
+
+
+def is_worker(pid: str) -> bool:
+    """Whether a child of the broker decides a round. Before it runs its program, it has the broker's memory."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return b"cleaning_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def rss_bytes(pid: int) -> int:
@@ -314,7 +327,7 @@ def measure(watched: Watched, args: argparse.Namespace, load: Load) -> None:
     settle(watched.tidelog.broker_pid())
     planned = watched.partition()["dirty_bytes"]
     parts: Any = spawned.Queue()
-    with background(produce_at, bootstrap, args.produce_mb, load.record_bytes, parts) as produced:
+    with background(produce_at, bootstrap, args.produce_mb, parts) as produced:
         produced()
         time.sleep(WARM_S)
         parts.put(True)
@@ -425,7 +438,7 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=10_000 if quick() else 100_000)
     parser.add_argument("--produce-mb", type=float, default=20.0)
     parser.add_argument("--alone", type=float, default=5.0 if quick() else 30.0, help="seconds without compaction")
-    parser.add_argument("--record-bytes", type=int, default=1024)
+    parser.add_argument("--record-bytes", type=int, default=1024, help="of the compacted topic")
     parser.add_argument("--dir", help="where the data goes (default: a temporary folder)")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", help="of the broker")
     args = parser.parse_args()

@@ -102,7 +102,7 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keys take several compactions."""
     cleaner_bytes_per_s: Annotated[int, Meta(ge=1024)] = 32 << 20
     """Limit of bytes that a compaction reads and writes per second (Kafka: log.cleaner.io.max.bytes.per.second; ≥
-    1,024). A record counts as 512 bytes at least. It must be more than producers write to compacted topics."""
+    1,024). It must be more than what producers write to compacted topics."""
     recovery_batches: Positive = 16_384
     """Batches that the partitions of a broker may have behind their checkpoints, all together. At more, those with the
     most write a checkpoint: whoever leads them after this broker's death scans these batches first, in about 10 µs

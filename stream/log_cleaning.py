@@ -96,8 +96,8 @@ class KeyFilling(Protocol):
         ...
 
 
-Pace = Callable[[int, int], Awaitable[None]]
-"""Waits until so many bytes may be used, and the CPU time that so many records take."""
+Pace = Callable[[int], Awaitable[None]]
+"""Waits until so many bytes may be used."""
 
 
 class LogCleaning:
@@ -148,8 +148,7 @@ class LogCleaning:
         while at < end:
             records = await self._state.data.read(at, end, _READ_BYTES)
             following = records[-1].base_offset + records[-1].count
-            size = sum(len(each.payload) for each in records)
-            await pace(size, sum(each.count for each in records if not each.is_hole))
+            await pace(sum(len(each.payload) for each in records))
             goes_on = await cleaning.note(records, await self.aborted(at, following))
             changes.note_before(records, first, cleaning.noted)
             if not goes_on:

@@ -52,8 +52,6 @@ logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 16
 """How often a round looks objects up again that someone else has replaced."""
-RECORD_BYTES = 512
-"""A record counts as so many bytes at least: of small ones the CPU time is what is scarce."""
 PLANS_AT_ONCE = 32
 """Partitions that are planned before the loop serves requests again."""
 
@@ -262,10 +260,9 @@ class LogCleaner:
         """Return the wall clock."""
         return self._clock.time_ms()
 
-    async def pace(self, size: int, records: int = 0) -> None:
-        """Wait until so many bytes may be used, and the CPU time that so many records take."""
-        now = self._clock.monotonic()
-        if (delay_s := self._throttle.delay_s(now, max(size, records * RECORD_BYTES), busy=False)) > 0:
+    async def pace(self, size: int) -> None:
+        """Wait until so many bytes may be used."""
+        if (delay_s := self._throttle.delay_s(self._clock.monotonic(), size, busy=False)) > 0:
             await self._clock.sleep(delay_s)
 
     def led_streams(self) -> frozenset[int]:
