@@ -1,7 +1,7 @@
 """What log compaction costs: a topic of many records and few keys, compacted while a producer writes to another topic.
 
     python -m bench.log_compaction [--gb 5] [--keys 100000] [--produce-mb 20] [--alone 30] [--record-bytes 1024]
-                                   [--dir DIR] [--set section.key=value] [--profile]
+                                   [--dir DIR] [--set section.key=value]
 
 A real `tidelog up` with a MinIO on this machine. One partition is filled with records of random keys, at librdkafka's
 speed, and uploaded. Then librdkafka produces at a constant rate to another topic (short retention), for `--alone`
