@@ -26,7 +26,7 @@ PACE_S = (0.03, 0.15)
 """See `tidelog.simulation.actors.compacted.PACE_S`."""
 TOMBSTONES_MS = 10_000
 CONFIGS = {
-    "segment.bytes": "16000",
+    "segment.bytes": "4000",
     "min.cleanable.dirty.ratio": "0.1",
     "delete.retention.ms": str(TOMBSTONES_MS),
 }
