@@ -30,7 +30,7 @@ def main(options: Sequence[str]) -> int:
     first = subprocess.run([*pytest, "--cache-clear", *options], check=False).returncode
     if first != TESTS_FAILED:
         return first
-    failed = sorted(json.loads(FAILED.read_text()))
+    failed = sorted({without_group(name) for name in json.loads(FAILED.read_text())})
     if not 0 < len(failed) <= MOST:
         print(f"{len(failed)} tests failed; at most {MOST} are tried again")
         return first
@@ -40,6 +40,12 @@ def main(options: Sequence[str]) -> int:
         for name in failed:
             print(f"unsteady: {name} failed, and passed alone")
     return second
+
+
+def without_group(name: str) -> str:
+    """A test's name without the group that pytest-xdist's `--dist loadgroup` appends: `file.py::test_it[a@b]@group`."""
+    head, separator, group = name.rpartition("@")
+    return head if separator and "]" not in group and "/" not in group else name
 
 
 if __name__ == "__main__":

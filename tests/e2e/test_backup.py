@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from tests.e2e.backends import QUIET, create_topic, read_topic, s3_flags
 from tests.e2e.test_rebuild import SOON, metadata_written
 from tests.e2e.test_wipe import PARTITIONS, TOPIC, check_all, fill, send_idempotent, upload_everything
+from tests.support.bucket_files import bucket_files
 from tests.support.cli import Cli
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import running
@@ -26,7 +27,7 @@ def cluster(*arguments: str | Path, code: int = 0) -> Any:
 
 
 def objects(place: Path) -> set[str]:
-    return {path.name for path in place.glob("*/objects/*/*")}
+    return {path.name for path in bucket_files(place) if path.parts[-3] == "objects"}
 
 
 @pytest.mark.long

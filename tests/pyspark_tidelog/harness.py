@@ -15,6 +15,7 @@ from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
 
+from tests.support.bucket_files import bucket_files
 from tests.support.cli import Cli, until
 from tests.support.cluster_process import UpCluster
 from tests.support.hot_cluster import HotCluster
@@ -211,11 +212,11 @@ class World:
     def wait_deleted(self, objects: set[int]) -> None:
         """Wait until objects are not in the bucket any more, which is an embedded one."""
         assert self._bucket.is_dir()
-        until(lambda: not any(list(self._bucket.rglob(f"{each:016x}")) for each in objects))
+        until(lambda: not objects & self.bucket_ids())
 
     def bucket_ids(self) -> set[int]:
         """Ids of everything under the keys of objects."""
-        return {int(path.name, 16) for path in self._bucket.glob("*/objects/*/*") if path.is_file()}
+        return {int(path.name, 16) for path in bucket_files(self._bucket) if path.parts[-3] == "objects"}
 
     def move(self, partition: str) -> None:
         """Move a partition, TOPIC:INDEX, to another broker."""

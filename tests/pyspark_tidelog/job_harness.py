@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.pyspark_tidelog.harness import Row, Spark, World
+from tests.support.bucket_files import bucket_files
 from tests.support.cli import environment, until
 from tests.support.cluster_process import UpCluster
 
@@ -37,7 +38,7 @@ class JobWorld(World):
 
     def file(self, object_id: int) -> Path:
         """The file of an object."""
-        (found,) = self.bucket.rglob(f"{object_id:016x}")
+        (found,) = [path for path in bucket_files(self.bucket) if path.name == f"{object_id:016x}"]
         return found
 
 

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 
 import tidelog.testing
+from tests.support.bucket_files import bucket_files
 from tests.support.cluster_process import eventually
 from tidelog.runtime.errors import AlreadyExists, ConfigError, InvalidInput
 from tidelog.testing import (
@@ -102,7 +103,7 @@ def test_a_bucket_that_fails_delays_uploads_and_no_writes() -> None:
         objects = broker.directory / "data" / "bucket"
 
         def uploaded() -> set[Path]:
-            return {file for file in objects.rglob("*") if file.is_file() and "/data/" in file.as_posix()}
+            return {file for file in bucket_files(objects) if "/data/" in file.as_posix()}
 
         before = uploaded()
         broker.bucket.fail(503, operations=["put"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.backends import s3_flags
+from tests.support.bucket_files import bucket_files
 from tests.support.cli import Cli, until
 from tests.support.object_jobs import BY_HAND, fill, objects
 from tests.support.s3_servers import S3Server, new_bucket
@@ -198,7 +199,7 @@ def test_what_a_killed_compaction_left_is_found_and_orphans_are_deleted(tmp_path
 
         def left_over() -> list[Path]:
             prefix = next(iter(committed)).split("/")[0]
-            found = [path for path in (bucket / prefix / "objects").rglob("*") if path.is_file()]
+            found = bucket_files(bucket / prefix / "objects")
             return [path for path in found if str(path.relative_to(bucket)) not in committed]
 
         with compacting(cli):

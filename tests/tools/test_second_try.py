@@ -23,9 +23,9 @@ def test_only_the_first_time():
 """
 
 
-def run(place: Path, text: str) -> tuple[int, str]:
+def run(place: Path, text: str, *options: str) -> tuple[int, str]:
     (place / "test_these.py").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "tools.second_try", "test_these.py"]
+    command = [sys.executable, "-m", "tools.second_try", *options, "test_these.py"]
     done = subprocess.run(
         command,
         cwd=place,
@@ -43,6 +43,27 @@ def test_what_passes_alone_is_named_and_does_not_fail_the_run(tmp_path: Path) ->
     assert code == 0
     assert "unsteady: test_these.py::test_only_the_first_time failed, and passed alone" in output
     assert "1 failed, 1 passed" in output
+
+
+GROUPED = """
+import pytest
+from pathlib import Path
+
+@pytest.mark.xdist_group("servers")
+@pytest.mark.parametrize("case", ["plain", "with@sign"])
+def test_only_the_first_time(case):
+    mark = Path(f"mark-{case}")
+    was_there = mark.exists()
+    mark.touch()
+    assert was_there
+"""
+
+
+def test_tests_of_a_group_of_workers_are_found_again(tmp_path: Path) -> None:
+    code, output = run(tmp_path, GROUPED, "-n", "2", "--dist", "loadgroup")
+    assert code == 0, output
+    for case in ("plain", "with@sign"):
+        assert f"unsteady: test_these.py::test_only_the_first_time[{case}] failed, and passed alone" in output
 
 
 def test_what_fails_twice_fails(tmp_path: Path) -> None:
