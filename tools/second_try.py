@@ -43,7 +43,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def without_group(name: str) -> str:
-    """A test's name without the group that pytest-xdist's `--dist loadgroup` appends: `file.py::test_it[a@b]@group`."""
+    """A test's name without the group that pytest-xdist's `--dist loadgroup` appends: `…::test_it[a@b]@group`."""
     head, separator, group = name.rpartition("@")
     return head if separator and "]" not in group and "/" not in group else name
 
