@@ -21,6 +21,7 @@ def test_killed_active_controllers_cause_no_produce_error_and_lose_no_command(tm
     assert report.acknowledged > 100
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_active_controllers_that_are_brokers_too_lose_and_double_nothing(tmp_path: Path) -> None:
     report = run(2, tmp_path, is_embedded=True, partitions=12, seed=8)
