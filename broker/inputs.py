@@ -6,12 +6,13 @@ Entry: `BrokerIdentity`, `BrokerSettings`, `BrokerWorld`, `ControllerAccess`, `W
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.broker.partitions.takeover import OpenWal
 from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
+from tidelog.broker.telemetry.disk_space import DiskSpace
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.tls_network import TlsNetwork
@@ -88,6 +89,9 @@ class BrokerWorld:
     cpu: CpuMeter = field(default_factory=SystemCpu)
     tls: TlsNetwork | None = None
     """The network between brokers, if it has TLS."""
+
+    disk_space: Callable[[], Awaitable[DiskSpace]] | None = None
+    """Measures the file system of the data directory. Raises `OSError`."""
 
     @property
     def between_brokers(self) -> Network:

@@ -47,6 +47,7 @@ from tidelog.broker.partitions.manager import PartitionManager
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.telemetry import figures
 from tidelog.broker.telemetry.bucket_metrics import collect_accounts
+from tidelog.broker.telemetry.disk_space import DiskSpaceMeter
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
@@ -67,6 +68,8 @@ class ServerParts:
     producer_ids: ProducerIds
     admin: AdminHttp
     kafka: KafkaServer
+    disk_space: DiskSpaceMeter | None
+    """None: nothing measures the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,20 @@ def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> S
     producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
     services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
     services.remove_broker = brokers.remove
-    return ServerParts(metrics, producer_ids, admin, _kafka(base, data, services))
+    return ServerParts(metrics, producer_ids, admin, _kafka(base, data, services), _host_figures(base))
+
+
+def _host_figures(base: BrokerBase) -> DiskSpaceMeter | None:
+    """Register what is measured of this host: its clock, its certificate, its disk."""
+    world, registry = base.world, base.registry
+    registry.add_figures("clock", world.clock.time_ms, figures.clock_families)
+    if world.tls is not None:
+        registry.add_figures("certificate", world.tls.tls.certificate_left_s, figures.certificate_families)
+    if world.disk_space is None:
+        return None
+    meter = DiskSpaceMeter(world.clock, world.disk_space)
+    registry.add_figures("disk space", meter.latest, figures.disk_families)
+    return meter
 
 
 def _metrics(base: BrokerBase, partitions: PartitionParts) -> Metrics:
@@ -297,5 +313,6 @@ def _kafka(base: BrokerBase, data: DataParts, services: Services) -> KafkaServer
     server = KafkaServer(services, apis, base.world.network, kafka)
     base.failure.listen(server.cut)  # it can acknowledge nothing any more; clients must find the new leader
     base.registry.add_figures("listener", lambda: server.held_bytes, figures.listener_families)
+    base.registry.add_figures("connection bound", lambda: kafka.max_connections, figures.connection_bound_families)
     base.registry.add_section("memory", lambda: memory_section(data.reports.stats(), cache, kafka, server.held_bytes))
     return server

@@ -40,6 +40,8 @@ class RunningBroker:
         """Serve. Raises errors that a restart cannot fix."""
         data, led, servers = self.parts.data, self.parts.partitions, self.parts.servers
         self._base.health.start()
+        if servers.disk_space is not None:
+            servers.disk_space.start()
         await self._become_member(await servers.admin.start())
         self._base.controller.report_not_uploaded(lambda: data.storages.not_uploaded_bytes)
         await led.manager.start()
@@ -119,6 +121,8 @@ class RunningBroker:
             await data.single.close(max(1.0, deadline - loop.time()), upload=uploads)
         await data.hot_sets.close(max(1.0, deadline - loop.time()), upload=uploads)
         await data.reader.close()
+        if servers.disk_space is not None:
+            await servers.disk_space.close()
         await servers.admin.close()
         await servers.producer_ids.close()
 

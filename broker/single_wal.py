@@ -74,6 +74,7 @@ class SingleWal:
             "committed_offset": storage.committed_offset,
             "sync_state_set": [me],
             "sync_state_epoch": record.sync_state_set_epoch if record is not None else -1,
+            "total_replicas": 1,
             "quorum": 1,
             "need": 1,
             "in_sync": [me],

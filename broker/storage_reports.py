@@ -17,6 +17,8 @@ from tidelog.storage.reads.damage import DamageLog
 from tidelog.storage.reads.reader import BlockReader
 from tidelog.storage.storage import Storage
 
+_NOT_SUMMED = ("_offset", "_age_seconds")
+
 
 class StorageReports:
     """See the module. Used on the event loop's thread."""
@@ -42,11 +44,11 @@ class StorageReports:
                 self._ended[name] += value  # type: ignore[assignment]  # seconds are no integers
 
     def stats(self) -> dict[str, int | float]:
-        """Return the sums of `Storage.stats()`; offsets in a WAL are those of the furthest one."""
+        """Return the sums of `Storage.stats()`; offsets in a WAL are those of the furthest one, ages of the oldest."""
         found: dict[str, int | float] = {}
         for storage in self._storages.all():
             for name, value in storage.stats().items():
-                merged = max(found.get(name, 0), value) if name.endswith("_offset") else found.get(name, 0) + value
+                merged = max(found.get(name, 0), value) if name.endswith(_NOT_SUMMED) else found.get(name, 0) + value
                 found[name] = merged
         for name, value in self._ended.items():
             found[name] = found.get(name, 0) + value

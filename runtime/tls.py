@@ -98,12 +98,16 @@ class MutualTls:
         self._look()
         return self._contexts.client
 
+    def certificate_left_s(self) -> float:
+        """Return the time until this process's certificate expires; below 0 it has."""
+        self._look()
+        return self._contexts.expires_at_s - self._clock.time_ms() / 1000
+
     def problems(self) -> list[str]:
         """Return what an operator has to see to, one sentence each."""
-        self._look()
+        left_s = self.certificate_left_s()
         files = self.files
         found = [self._problem] if self._problem else []
-        left_s = self._contexts.expires_at_s - self._clock.time_ms() / 1000
         if left_s <= 0:
             found.append(f"the certificate {files.cert_file} has expired: no new connection is accepted with it")
         elif left_s < EXPIRY_WARNING_S:

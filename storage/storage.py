@@ -697,6 +697,7 @@ class Storage:
             "confirm_offset": self.confirm.value,
             "committed_offset": self.committed_offset,
             "uploads_in_flight": self._uploader.in_flight,
+            "upload_pending_age_seconds": self._uploader.pending_age_s,
             "upload_commits": uploads.commits,
             "upload_objects": uploads.objects,
             "upload_bytes": uploads.bytes,

@@ -179,8 +179,8 @@ class ReplicaMaster:
     def status(self) -> dict[str, Any]:
         """Return what operators see: configuration, quorum, and how far each follower is behind.
 
-        `need`: members that must be in sync for acks=all to be taken; `quorum`: those that confirm now. Ages are those
-        of this process's monotonic clock.
+        `total_replicas`: members that the policy asks for; `need`: members that must be in sync for acks=all to be
+        taken; `quorum`: those that confirm now. Ages are those of this process's monotonic clock.
         """
         core, now = self._core, self._clock.monotonic()
         end, near = self._wal.end_offset, core.in_sync(now)
@@ -193,6 +193,7 @@ class ReplicaMaster:
             "committed_offset": self._committed,
             "sync_state_set": sorted(member.broker_id for member in core.configuration.members),
             "sync_state_epoch": core.configuration.number,
+            "total_replicas": core.policy.total_replicas,
             "quorum": core.configuration.quorum,
             "need": core.needed(now),
             "in_sync": sorted(member.broker_id for member in near),

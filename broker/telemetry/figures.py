@@ -12,6 +12,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from tidelog.broker.telemetry.disk_space import DiskSpace
 from tidelog.controller.model.load import HeartbeatReply
 
 STORAGE_COUNTERS = frozenset(
@@ -45,6 +46,32 @@ def listener_families(held: tuple[int, int]) -> Iterable[Metric]:
         "tidelog_requests_in_flight_bytes", "Bytes of requests being received or handled", value=in_flight
     )
     yield GaugeMetricFamily("tidelog_responses_unread_bytes", "Bytes of responses clients do not read", value=unread)
+
+
+def connection_bound_families(bound: int) -> Iterable[Metric]:
+    """`kafka.max_connections` as it is in force: `ulimit -n` may have lowered it."""
+    yield GaugeMetricFamily("tidelog_connections_bound", "Client connections at most", value=bound)
+
+
+def clock_families(time_ms: int) -> Iterable[Metric]:
+    """The wall clock of this host."""
+    text = "Wall clock of this host, since the Unix epoch"
+    yield GaugeMetricFamily("tidelog_clock_seconds", text, value=time_ms / 1000)
+
+
+def certificate_families(left_s: float) -> Iterable[Metric]:
+    """`TlsNetwork.certificate_left_s`."""
+    text = "Time until this broker's certificate expires; below 0 it has"
+    yield GaugeMetricFamily("tidelog_certificate_left_seconds", text, value=left_s)
+
+
+def disk_families(space: DiskSpace | None) -> Iterable[Metric]:
+    """`DiskSpaceMeter.latest`: the file system of the data directory; absent if it cannot be measured."""
+    if space is None:
+        return
+    text = "Bytes free on the disk of the data directory"
+    yield GaugeMetricFamily("tidelog_disk_free_bytes", text, value=space.free_bytes)
+    yield GaugeMetricFamily("tidelog_disk_bytes", "Bytes of the same disk", value=space.total_bytes)
 
 
 def task_error_families(counts: Mapping[str, int]) -> Iterable[Metric]:
@@ -202,6 +229,7 @@ def replica_set_families(led: Mapping[int, Mapping[str, Any]]) -> Iterable[Metri
             "master_epoch": status["epoch"],
             "confirm_offset": status["confirm_offset"],
             "unconfirmed_bytes": status["end_offset"] - status["confirm_offset"],
+            "replicas": status["total_replicas"],
             "quorum": status["quorum"],
             "need": status["need"],
             "in_sync": len(status["in_sync"]),
@@ -225,6 +253,7 @@ _OF_A_SET = {
     "master_epoch": "Master epoch of a replica set that this broker leads",
     "confirm_offset": "WAL offset up to which the quorum has everything",
     "unconfirmed_bytes": "Bytes of the WAL that the quorum does not have yet",
+    "replicas": "Members that the policy asks for",
     "quorum": "Members that must have a record before it is confirmed",
     "need": "Members that must be in sync for acks=all to be taken",
     "in_sync": "Members in sync now, the master included",

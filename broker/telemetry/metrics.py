@@ -13,9 +13,12 @@ Entry: `Metrics`.
 from __future__ import annotations
 
 import bisect
+import itertools
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from kio.schema.errors import ErrorCode
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -45,6 +48,10 @@ DROP_REASONS = (
     "defect",
 )
 """Why the broker ended a connection that its client did not end."""
+TROUBLE = (-1, 2, 7, 19, 20, 56)
+"""Error codes of partitions that mean trouble: UNKNOWN_SERVER_ERROR, CORRUPT_MESSAGE, REQUEST_TIMED_OUT,
+NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, KAFKA_STORAGE_ERROR."""
+_API_KEYS_WITH_ERRORS = (0, 1)
 _KEYS = 128
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 
@@ -65,6 +72,14 @@ API_NAMES: dict[int, str] = {
 def api_name(api_key: int) -> str:
     """The name of an API, or `Api<key>`."""
     return API_NAMES.get(api_key, f"Api{api_key}")
+
+
+def error_name(code: int) -> str:
+    """Kafka's name of an error code, as NOT_LEADER_OR_FOLLOWER; `ERROR_<code>` of one that it does not know."""
+    try:
+        return str(ErrorCode(code).name).upper()
+    except ValueError:
+        return f"ERROR_{code}"
 
 
 class _ApiCounts:
@@ -113,6 +128,9 @@ class Metrics(Collector):
         self.connections_opened = 0
         self.connections_refused = 0
         self.connections_dropped: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
+        self._partition_errors = Counter(dict.fromkeys(itertools.product(_API_KEYS_WITH_ERRORS, TROUBLE), 0))
+        """By API key and error code. Those of `TROUBLE` are there from the start: one that begins with 1 is no increase
+        to Prometheus."""
         self.load = load or PartitionLoadMeter()
         """The load of each partition, for the controllers."""
         self._apis: list[_ApiCounts | None] = [None] * _KEYS
@@ -140,6 +158,10 @@ class Metrics(Collector):
     def _first(self, api_key: int) -> _ApiCounts:
         counts = self._apis[api_key & 127] = _ApiCounts()
         return counts
+
+    def partition_error(self, api_key: int, code: int) -> None:
+        """Count an error of one partition in an answered request; `code` is Kafka's, not 0."""
+        self._partition_errors[api_key, code] += 1
 
     def produced(self, topic: str, records: int, size_bytes: int) -> None:
         """Count records appended for producers, and the bytes of their batches."""
@@ -214,7 +236,12 @@ class Metrics(Collector):
             errors.add_metric(name, counts.errors)
             received.add_metric(name, counts.bytes_in)
             sent.add_metric(name, counts.bytes_out)
-        return latency, errors, received, sent
+        partitions = CounterMetricFamily(
+            "tidelog_partition_errors", "Errors of partitions in answered requests", labels=["api", "error"]
+        )
+        for (api_key, code), count in self._partition_errors.items():
+            partitions.add_metric([api_name(api_key), error_name(code)], count)
+        return latency, errors, received, sent, partitions
 
     def produced_bytes(self) -> dict[str, int]:
         """Bytes appended for producers, by existing topic, and `__other__`."""

@@ -50,7 +50,8 @@ MUTATIONS_IN_STORAGE = [
                 "await self._put_all(upload)",
                 "await self._put_all(upload)\n"
                 "            mutated()\n"
-                "            await self._on_committed(UploadTask(task.wal_start, task.wal_end, []))",
+                "            done = UploadTask(task.wal_start, task.wal_end, [], task.waiting_since)\n"
+                "            await self._on_committed(done)",
             ),
         ),
         ("trimmed-early", *GONE, *LOUD),

@@ -187,6 +187,11 @@ class UploadPipeline:
         """Return the seconds until pending data is old enough; None if another event must happen first."""
         return None if self.is_full else self._planner.wait_s(now)
 
+    def pending_age_s(self, now: float) -> float:
+        """Return for how long the oldest confirmed byte has not been in the bucket; 0 if all are."""
+        oldest = self._uploads[0].task.waiting_since if self._uploads else self._planner.waiting_since()
+        return max(0.0, now - oldest) if oldest is not None else 0.0
+
     # -- one upload
 
     def landed(self, upload: Upload, layout: ObjectLayout, objects: list[BuiltObject], stale_at: float) -> None:

@@ -39,6 +39,8 @@ class UploadTask:
     wal_start: int
     wal_end: int
     entries: list[CacheEntry]
+    waiting_since: float
+    """Since when its first byte has been confirmed, at most: monotonic seconds."""
 
 
 @dataclass(slots=True)
@@ -182,6 +184,10 @@ class UploadPlanner:
             return None
         return max(0.0, self._due_at() - now)
 
+    def waiting_since(self) -> float | None:
+        """Return since when the oldest confirmed byte that is in no task waits; None if there is none."""
+        return self._waiting_since if self.pending_bytes > 0 else None
+
     def _due_at(self) -> float:
         return self._waiting_since + self._age_s
 
@@ -195,7 +201,7 @@ class UploadPlanner:
             cut = head + (cut - head) // 2
         rest_is_unconfirmed = cut == len(entries) or entries[cut].wal_end > confirmed
         wal_end = confirmed if rest_is_unconfirmed else entries[cut - 1].wal_end
-        task = UploadTask(self.planned, wal_end, entries[head:cut])
+        task = UploadTask(self.planned, wal_end, entries[head:cut], self._waiting_since)
         assert task.wal_end > task.wal_start
         self._advance(cut, wal_end)
         return task

@@ -135,6 +135,11 @@ class Uploader:
         return self._pipeline.in_flight
 
     @property
+    def pending_age_s(self) -> float:
+        """Return for how long the oldest confirmed byte has not been in the bucket; 0 if all are."""
+        return self._pipeline.pending_age_s(self._clock.monotonic())
+
+    @property
     def rebuilt(self) -> int:
         """Return how often an upload was laid out again: expired ids, a stream gone or quarantined."""
         return self._pipeline.rebuilt

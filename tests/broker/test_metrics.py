@@ -21,6 +21,7 @@ from tidelog.broker.settings import LogSettings
 from tidelog.broker.telemetry import figures
 from tidelog.broker.telemetry import metrics as module
 from tidelog.broker.telemetry.bucket_metrics import collect_accounts
+from tidelog.broker.telemetry.disk_space import DiskSpace
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.metrics import Metrics, api_name
 from tidelog.broker.telemetry.registry import PartRegistry
@@ -186,6 +187,7 @@ def test_replica_sets_have_series_by_set_and_by_follower() -> None:
         "epoch": 4,
         "confirm_offset": 900,
         "end_offset": 1000,
+        "total_replicas": 3,
         "quorum": 1,
         "need": 2,
         "in_sync": [1, 2],
@@ -239,6 +241,10 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.log_compaction_families(_log_cleaner(CompactionWorld()).figures()),
         *figures.object_store_families({}),
         *figures.listener_families((1, 2)),
+        *figures.connection_bound_families(1),
+        *figures.clock_families(1),
+        *figures.certificate_families(1.0),
+        *figures.disk_families(DiskSpace(1, 2)),
         *figures.partition_families({}),
         *figures.task_error_families({}),
         *figures.move_families({}),

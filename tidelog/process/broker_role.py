@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from tidelog.broker.inputs import BrokerIdentity, BrokerSettings, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
+from tidelog.broker.telemetry.disk_space import DiskSpace
 from tidelog.config import Config, Loaded
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.tls_network import TlsNetwork
@@ -96,7 +99,14 @@ class BrokerRole:
             settings=_broker_settings(config),
             controllers=controllers,
             wal=_wal_access(base, self._disks),
-            world=BrokerWorld(outside.network, outside.clock, outside.rng, base.store, tls=tls),
+            world=BrokerWorld(
+                outside.network,
+                outside.clock,
+                outside.rng,
+                base.store,
+                tls=tls,
+                disk_space=lambda: _space_of(base.path),
+            ),
         )
 
     @property
@@ -141,6 +151,11 @@ class BrokerRole:
     async def close(self) -> None:
         """See `NodeRole.close`."""
         await self.stop_broker()
+
+
+async def _space_of(path: Path) -> DiskSpace:
+    found = await asyncio.to_thread(os.statvfs, path)
+    return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 def _wal_access(base: NodeBase, disks: list[FileDisk]) -> WalAccess:

@@ -449,6 +449,8 @@ class _Fetch:
                 topic = topics[name] = FetchTopicResponse(slot.topic.name, slot.topic.topic_id, [])
                 response.topics.append(topic)
             topic.partitions.append(slot.data)
+            if slot.data.error_code != 0:
+                self._services.metrics.partition_error(FetchRequest.API_KEY, slot.data.error_code)
             if slot.size and slot.log is not None:
                 self._services.metrics.fetched(slot.log.topic, _count_records(slot.data), slot.size)
                 self._services.metrics.load.fetched(slot.log.first_stream, slot.size)

@@ -76,7 +76,7 @@ _FIRST_WITH_ZSTD = 7
 _FIRST_WITH_LEADERS = 10
 _FIRST_WITH_TOPIC_ID = 13
 _CODEC_MASK = 0x07
-_NO_TRANSACTIONS_YET = "transactions are served once all brokers are upgraded: run `tidelog upgrade`"
+_NO_TRANSACTIONS_YET = "transactions are served once all brokers are upgraded: run `tidelog cluster upgrade`"
 _RETRY_PAUSE_S = 0.005
 """Delay between attempts when the storage reports that it is writable but has no room for this batch."""
 
@@ -279,6 +279,8 @@ class _Produce:
 
     def _response(self) -> ProduceResponse:
         response = ProduceResponse(self.topics)
+        if self._failed:
+            self._count_errors()
         if self._failed and self.context.api_version >= _FIRST_WITH_LEADERS:
             leaders = [
                 outcome.current_leader.leader_id
@@ -297,6 +299,7 @@ class _Produce:
         answer = self._answer
         if self.request.acks == 0:
             if self._failed:
+                self._count_errors()
                 answer.fail(CloseConnection(f"Produce with acks=0 failed: {self._first_error()}"))
             else:
                 answer.give(None)
@@ -381,8 +384,16 @@ class _Produce:
         if not self._answer.done:
             for _, outcome in self._unacked():
                 outcome.error_code = REQUEST_TIMED_OUT
+                self._failed = True
             self._answer.give(self._response())
         self._count()
+
+    def _count_errors(self) -> None:
+        metrics = self.context.services.metrics
+        for topic in self.topics:
+            for outcome in topic.partitions:
+                if outcome.error_code != 0:
+                    metrics.partition_error(ProduceRequest.API_KEY, outcome.error_code)
 
     def _first_error(self) -> str:
         for topic in self.topics:
