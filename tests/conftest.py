@@ -16,6 +16,8 @@ left.
 - `kafka`: the path of the folder of Apache Kafka's jars: its server, clients and tools (`support/kafka_tools.py`).
 - `kafka_apps`: the path of the folder of the jars of Kafka Streams, Connect and MirrorMaker 2.
 - `flink`: the path of the folder of the jars of Apache Flink and its Kafka connector.
+- `promtool`: the path of Prometheus' checker of rules.
+- `deploy_lint`: the path of the Python beside which linters of deployment files are installed.
 - `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
 - `franz_go`: the program of `tests/clients/go`, built (`support/golang.py`).
 """
@@ -77,6 +79,8 @@ PROCESS_FIXTURES = {
     "kafka",
     "kafka_apps",
     "flink",
+    "promtool",
+    "deploy_lint",
     "java",
     "franz_go",
 }
@@ -161,6 +165,16 @@ def kafka_apps() -> Path:
 @pytest.fixture(scope="session")
 def flink() -> Path:
     return Path(required(lambda: install("flink")))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return Path(required(lambda: install("promtool")))
+
+
+@pytest.fixture(scope="session")
+def deploy_lint() -> Path:
+    return Path(required(lambda: install("deploy_lint")))
 
 
 @pytest.fixture(scope="session")

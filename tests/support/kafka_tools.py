@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 TOOLS = {
@@ -50,6 +51,17 @@ class KafkaTools:
     def ask(self, tool: str, *arguments: str, code: int = 0) -> str:
         """`run` with the cluster's address."""
         return self.run(tool, "--bootstrap-server", self._bootstrap, *arguments, code=code)
+
+    @contextmanager
+    def running(self, tool: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A tool that runs until the block ends; what it says is dropped."""
+        command = [*self._java(), TOOLS[tool], "--bootstrap-server", self._bootstrap, *arguments]
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def _java(self) -> Sequence[str]:
         return [str(shutil.which("java")), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{self._jars}/*"]

@@ -26,7 +26,18 @@ from tidelog.storage.settings import S3Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("moto", "localstack", "minio")
-INSTALLED_KINDS = ("localstack", "minio", "kcat", "previous_release", "spark_kafka", "kafka", "kafka_apps", "flink")
+INSTALLED_KINDS = (
+    "localstack",
+    "minio",
+    "kcat",
+    "previous_release",
+    "spark_kafka",
+    "kafka",
+    "kafka_apps",
+    "flink",
+    "promtool",
+    "deploy_lint",
+)
 """What `localstack/install.py` provides; moto comes with the dev extra."""
 
 ACCESS_KEY_ID = "tidelog"
