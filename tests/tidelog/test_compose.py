@@ -1,66 +1,39 @@
-"""The compose files: consistent in themselves, and their nodes' command lines and environment make a cluster.
-
-There may be no Docker here. So the nodes are started as processes, exactly as written but for what a container would
-bring: host names, ports and directories.
-"""
+"""The compose files of `localstack`: consistent in themselves, and their nodes' command lines and environment make a
+cluster (`tests/support/compose.py`). Those of `deploy` are in `test_deployment.py`."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
-from tests.support.cluster_process import eventually, tidelog_json
+from tests.support.cluster_process import eventually
+from tests.support.compose import Document, bootstrap, compose, configuration, healthy, node
 from tests.support.s3_servers import ROOT, S3Server, new_bucket
-from tests.support.tidelog_process import READY_PREFIX
 from tidelog.chaos.ports import free_port
-from tidelog.cli.subcommands.serve import serve
-from tidelog.config import Config, load, parse_set
 
 pytestmark = pytest.mark.processes
 
 FOLDER = ROOT / "localstack"
 KINDS = ("minio", "localstack")
 NODES = ("tidelog-1", "tidelog-2", "tidelog-3")
-Document = dict[str, Any]
 
 each_file = pytest.mark.parametrize("kind", KINDS)
 
 
-def compose(kind: str) -> Document:
-    """The file, with the variables that are not set."""
-    text = (FOLDER / f"compose.{kind}.yml").read_text(encoding="utf-8")
-    found: Document = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
-    return found
-
-
-def flags(service: Document) -> list[str]:
-    """The `--set` values of a node, its command line parsed as the CLI does."""
-    name, *arguments = service["command"]
-    assert name == "serve"
-    context = serve.make_context("serve", arguments)
-    assert context.params["config_file"] is None
-    return list(context.params["assignments"])
-
-
-def configuration(service: Document) -> Config:
-    """What the node of this service would run with. Raises `ConfigError` for a key or value that it would refuse."""
-    return load(None, service["environment"], [parse_set(text) for text in flags(service)]).config
+def document_of(kind: str) -> Document:
+    return compose(FOLDER / f"compose.{kind}.yml")
 
 
 @each_file
 def test_every_node_has_the_same_quorum_and_a_place_of_its_own(kind: str) -> None:
-    services = compose(kind)["services"]
+    services = document_of(kind)["services"]
     configs = {name: configuration(services[name]) for name in NODES}
     members = [f"{number}@{name}:9193" for number, name in enumerate(NODES, 1)]
     for number, (name, config) in enumerate(configs.items(), 1):
@@ -74,7 +47,7 @@ def test_every_node_has_the_same_quorum_and_a_place_of_its_own(kind: str) -> Non
 
 @each_file
 def test_clients_on_the_host_reach_what_they_are_told(kind: str) -> None:
-    services = compose(kind)["services"]
+    services = document_of(kind)["services"]
     published = []
     for name in NODES:
         config, service = configuration(services[name]), services[name]
@@ -93,7 +66,7 @@ def test_clients_on_the_host_reach_what_they_are_told(kind: str) -> None:
 
 @each_file
 def test_nodes_wait_for_the_server_and_the_secret_and_have_time_to_drain(kind: str) -> None:
-    document = compose(kind)
+    document = document_of(kind)
     services = document["services"]
     server, node = services[kind], services["tidelog-1"]
     config = configuration(node)
@@ -117,7 +90,7 @@ def test_nodes_wait_for_the_server_and_the_secret_and_have_time_to_drain(kind: s
 
 @each_file
 def test_the_image_is_built_from_this_checkout(kind: str) -> None:
-    built = [service for service in compose(kind)["services"].values() if "build" in service]
+    built = [service for service in document_of(kind)["services"].values() if "build" in service]
     assert len(built) == 5
     for service in built:
         context = (FOLDER / service["build"]["context"]).resolve()
@@ -126,28 +99,9 @@ def test_the_image_is_built_from_this_checkout(kind: str) -> None:
     assert copied == ["constraints.txt"] and (ROOT / "constraints.txt").is_file()
 
 
-@contextmanager
-def node(service: Document, changes: dict[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The node as a process; `changes` are made to every text. What it prints goes to `output`."""
-
-    def changed(text: str) -> str:
-        for old, new in changes.items():
-            text = text.replace(old, new)
-        return text
-
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDELOG_", "AWS_"))}
-    environment |= {name: changed(value) for name, value in service["environment"].items()}
-    command = [sys.executable, "-m", "tidelog", *map(changed, service["command"])]
-    with output.open("wb") as file, subprocess.Popen(command, env=environment, stdout=file) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.slow
 def test_the_nodes_as_written_make_a_healthy_cluster(tmp_path: Path, minio_server: S3Server) -> None:
-    services = compose("minio")["services"]
+    services = document_of("minio")["services"]
     secret = str(tmp_path / "cluster.secret")
     entry, option = services["secret"]["entrypoint"]
     (program,) = services["secret"]["command"]
@@ -187,14 +141,3 @@ def test_the_nodes_as_written_make_a_healthy_cluster(tmp_path: Path, minio_serve
         for process in processes:
             process.terminate()
         assert [process.wait(90) for process in processes] == [0, 0, 0]
-
-
-def bootstrap(output: Path) -> str:
-    """Where the node says that it listens; empty: it does not yet."""
-    _, found, address = output.read_text().partition(READY_PREFIX)
-    return address.strip() if found else ""
-
-
-def healthy(bootstrap: str) -> Any:
-    status = tidelog_json(bootstrap, "status", ok=(0, 5, 10))
-    return status if status and len(status["nodes"]) == 3 and not status["problems"] else None
