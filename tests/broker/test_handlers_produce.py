@@ -173,6 +173,9 @@ async def test_a_request_that_is_not_confirmed_in_its_time_is_told_so() -> None:
         response = await produce(client, 9, {"t": {0: batch(b"a")}, "missing": {0: batch(b"a")}}, timeout=50)
         assert outcome(response).error_code == 7
         assert outcome(response, 1).error_code == 3
+        told, _ = world.services.metrics.render()
+        for error in ("REQUEST_TIMED_OUT", "UNKNOWN_TOPIC_OR_PARTITION"):
+            assert f'tidelog_partition_errors_total{{api="Produce",error="{error}"}} 1.0'.encode() in told
         world.release()
         assert outcome(await produce(client, 9, {"t": {0: batch(b"b")}})).base_offset == 1
 

@@ -112,6 +112,22 @@ def test_requests_are_counted_by_api_with_their_latency_bytes_and_errors() -> No
     assert found["tidelog_request_seconds_count", (("api", "Metadata"),)] == 1
 
 
+def test_errors_of_partitions_are_counted_by_name_and_those_that_mean_trouble_begin_at_0() -> None:
+    metrics = Metrics(process=False)
+    metrics.partition_error(1, 6)
+    metrics.partition_error(0, 56)
+    metrics.partition_error(0, 32_000)
+    name = "tidelog_partition_errors_total"
+    found = {labels: value for (series, labels), value in scrape(metrics).items() if series == name}
+
+    def of(api: str, error: str) -> float:
+        return found[("api", api), ("error", error)]
+
+    assert of("Fetch", "NOT_LEADER_OR_FOLLOWER") == of("Produce", "KAFKA_STORAGE_ERROR") == 1
+    assert of("Produce", "ERROR_32000") == 1
+    assert of("Fetch", "CORRUPT_MESSAGE") == of("Produce", "REQUEST_TIMED_OUT") == 0
+
+
 def test_topics_connections_and_sources_are_shown() -> None:
     found = scrape(busy_metrics())
     topic = (("topic", "t"),)

@@ -122,9 +122,10 @@ def test_a_certificate_that_ends_soon_is_a_problem(authority: Authority) -> None
     clock.now += 2 * 86_400
     (soon,) = tls.problems()
     assert "expires in 13.0 days" in soon
+    assert tls.certificate_left_s() == pytest.approx(13 * 86_400, abs=60)
     clock.now += EXPIRY_WARNING_S
     (over,) = tls.problems()
-    assert "has expired" in over
+    assert "has expired" in over and tls.certificate_left_s() < 0
 
 
 def test_files_that_change_are_used_for_later_connections(authority: Authority) -> None:

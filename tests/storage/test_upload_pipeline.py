@@ -72,6 +72,25 @@ def test_uploads_begin_while_there_is_room_and_follow_each_other_in_the_wal() ->
     assert (world.pipeline.watch_at(), world.pipeline.wait_s(0.0)) == (None, None)  # the end of one comes first
 
 
+def test_the_age_is_that_of_the_oldest_confirmed_byte_that_is_not_committed() -> None:
+    world = World()
+    assert world.pipeline.pending_age_s(5.0) == 0
+    world.append(1)
+    world.begin()
+    assert world.pipeline.pending_age_s(0.4) == pytest.approx(0.4)
+    world.now = 1.0
+    (upload,) = world.begin()
+    world.append(2)
+    world.now = 1.5
+    assert world.begin() == []
+    assert world.pipeline.pending_age_s(60.0) == pytest.approx(60.0)
+    world.land(upload)
+    assert world.pipeline.begin_commit(upload, world.now)
+    world.pipeline.committed(upload)
+    assert world.pipeline.finish(upload) is None
+    assert world.pipeline.pending_age_s(2.0) == pytest.approx(0.5)
+
+
 def test_with_room_it_says_at_which_confirm_offset_and_after_what_time_to_look_again() -> None:
     world = World()
     assert (world.pipeline.watch_at(), world.pipeline.wait_s(0.0)) == (1, None)
