@@ -3,7 +3,7 @@
 They are written in bounded steps, between which the loop is free, and wait for room in a full WAL for a while. A log
 that could not write them is opened by a scan; nothing is lost.
 
-Entry: `LastRecords`, `when_there_is_room`.
+Entry: `LastRecords`, `when_there_is_room`, `Note`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ DATA_TAIL_BYTES = 256 << 10
 """The newest batches, which consumers at the end of the log request first."""
 _CLOSE_WAIT_S = 10.0
 """How long a close waits for space in the WAL. Without a clean record the next open scans; nothing is lost."""
+
+
+Note = Callable[[], bytes]
+"""Makes what a partition's user passes on to its user at the next leader, beside the records: opaque bytes."""
+
+
+def no_note() -> bytes:
+    """Return nothing to pass on."""
+    return b""
 
 
 class ClosedLog(NamedTuple):

@@ -53,7 +53,7 @@ from tidelog.stream.log_config import LogConfig as LogConfig
 from tidelog.stream.managers import StreamManager
 from tidelog.stream.meta_stream import MetaStream
 from tidelog.stream.opened import OpenedStream
-from tidelog.stream.partition_close import ClosedLog, LastRecords, when_there_is_room
+from tidelog.stream.partition_close import ClosedLog, LastRecords, Note, no_note, when_there_is_room
 from tidelog.stream.partition_lookup import TimestampOffset, first_at_or_after, largest
 from tidelog.stream.partition_recovery import apply_marker, confirmed_end, nothing_first, recover
 from tidelog.stream.partition_state import PartitionState
@@ -163,6 +163,7 @@ class PartitionLog:
         "_watchers",
         "came_at",
         "first_stream",
+        "hint_note",
         "leader_epoch",
         "partition",
         "topic",
@@ -187,6 +188,8 @@ class PartitionLog:
         """Id of its meta stream, which identifies the partition in the metadata."""
         self.came_at = -math.inf
         """Monotonic seconds at which a live owner handed it over, if one did."""
+        self.hint_note: Note = no_note
+        """What a move passes on beside the records: from the leader before; once the log is withdrawn, to the next."""
         self.wal: object = storage.confirm
         """Identity of the underlying WAL: the `wal_end`s of logs with the same one are comparable."""
         self._state = state

@@ -6,6 +6,8 @@ unconfirmed part of the log, because only confirmed records may be visible (rule
 Records of transactions and their markers are replayed in the order of the log into a `TransactionalStore`. For a
 coordinator whose store is none they are damage.
 
+A state that the coordinator before this one has passed on stands for the records before its offset, which are not read.
+
 Entry: `load_store`.
 """
 
@@ -25,6 +27,7 @@ from tidelog.batch.batch import (
     iter_batches,
     iter_records,
 )
+from tidelog.broker.coordinators.handover import PassedState
 from tidelog.broker.coordinators.store import KeyValue, StateStore, TransactionalStore, TxnProducer
 
 if TYPE_CHECKING:
@@ -33,12 +36,18 @@ if TYPE_CHECKING:
 READ_BYTES = 4 << 20
 
 
-async def load_store(partition_log: PartitionLog, store: StateStore) -> int:
-    """Replay the log into an empty store; returns the bytes read. Raises `Unavailable`, `CorruptData`, `Closed`."""
+async def load_store(partition_log: PartitionLog, store: StateStore, passed: PassedState | None = None) -> int:
+    """Replay the log into an empty store; returns its size in bytes. Raises `Unavailable`, `CorruptData`, `Closed`.
+
+    `passed`: from the leader before this one, if the log is the one that it has closed.
+    """
     what = f"{partition_log.topic}-{partition_log.partition}"
     end_offset = partition_log.log_end_offset
     offset = partition_log.log_start_offset
     size_bytes = 0
+    if passed is not None and offset <= passed.offset <= end_offset:
+        passed.replay(store)
+        offset, size_bytes = passed.offset, passed.log_bytes
     while offset < end_offset:
         if partition_log.high_watermark <= offset:
             await _confirmed_past(partition_log, offset)

@@ -27,6 +27,7 @@ from tidelog.broker.coordinators.errors import (
     NotCoordinator,
     WriteError,
 )
+from tidelog.broker.coordinators.handover import encode_state, read_passed
 from tidelog.broker.coordinators.loader import load_store
 from tidelog.broker.coordinators.store import KeyValue, StateStore
 from tidelog.broker.coordinators.timers import Now, TimerTable
@@ -36,6 +37,7 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.task_errors import expected
 from tidelog.runtime.tasks import TaskSet
+from tidelog.stream.partition_close import no_note
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
@@ -93,6 +95,10 @@ class Shard(Generic[S]):
         """Start serving requests."""
         self._writer = writer
         self.phase = ShardPhase.ACTIVE
+
+    def pass_on(self) -> None:
+        """Leave the state to the next leader, if the partition moves to one; the shard is active, and closes now."""
+        self.log.hint_note = functools.partial(encode_state, self.store, self.writer.applied_to, self.writer.log_bytes)
 
     def close(self) -> None:
         """Cancel pending reads and writes."""
@@ -192,6 +198,8 @@ class ShardTable(Generic[S]):
         """Handle the closing of a log on this broker."""
         shard = self._shards.get(partition_log.partition)
         if partition_log.topic == self._topic and shard is not None and shard.log is partition_log:
+            if shard.phase is ShardPhase.ACTIVE:
+                shard.pass_on()
             self.unload(partition_log.partition)
 
     async def load(self, partition_log: PartitionLog) -> None:
@@ -230,9 +238,10 @@ class ShardTable(Generic[S]):
     async def _read(self, shard: Shard[S]) -> int | None:
         """Load the log; returns the bytes read, or None if the partition closed."""
         backoff = Backoff(0.1, 5.0, self._rng)
+        passed, shard.log.hint_note = read_passed(shard.log.hint_note()), no_note
         while self.is_current(shard):
             try:
-                return await load_store(shard.log, shard.store)
+                return await load_store(shard.log, shard.store, passed)
             except CorruptData as error:
                 if shard.phase is not ShardPhase.BROKEN:
                     shard.phase = ShardPhase.BROKEN
@@ -245,7 +254,7 @@ class ShardTable(Generic[S]):
                 error_text = str(expected(self._topic, failure))
                 fields = {"topic": self._topic, "partition": shard.index, "error": error_text}
                 logger.warning("a coordinator's partition cannot be read; will try again", extra=fields)
-            shard.store = self._owner.new_store()
+            shard.store, passed = self._owner.new_store(), None
             await self._clock.sleep(backoff.next_delay_s())
         return None
 

@@ -130,6 +130,8 @@ class StateWriter:
         self._current: list[Write] = []
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._applied_to = partition_log.log_end_offset
+        self._appended_to = self._applied_to
         self._log_bytes = 0
         self._live_bytes = 0
         self._trim_to: int | None = None
@@ -144,6 +146,16 @@ class StateWriter:
     def stats(self) -> dict[str, int]:
         """Bytes of the log, its live bytes at the last count, and waiting writes."""
         return {"log_bytes": self._log_bytes, "live_bytes": self._live_bytes, "queued": len(self._queue)}
+
+    @property
+    def applied_to(self) -> int:
+        """Return the offset before which all of the log is in the store, and nothing from it on."""
+        return self._applied_to
+
+    @property
+    def log_bytes(self) -> int:
+        """Return the size of the log."""
+        return self._log_bytes
 
     def loaded(self, log_bytes: int) -> None:
         """Set the size of the loaded log, and start a snapshot if it is needed."""
@@ -205,6 +217,8 @@ class StateWriter:
                 write.done(error)
         if is_lost:
             self._lose(log_goes_on=all(one.error is not WriteError.NOT_COORDINATOR for one in appended))
+        else:
+            self._applied_to = self._appended_to
 
     def _take(self) -> list[Write]:
         writes = [self._queue.popleft()]
@@ -262,6 +276,7 @@ class StateWriter:
             wal_end = max(wal_end, found[-1].wal_end)
             if found[-1].error is WriteError.NOT_COORDINATOR:
                 return [found[-1]] * len(parts)
+        self._appended_to = self._log.log_end_offset
         try:
             if wal_end >= 0:
                 await self._log.wait_acked(wal_end)
@@ -369,6 +384,7 @@ class StateWriter:
             if appended.error is WriteError.NOT_COORDINATOR:
                 self._lose()
             return False
+        self._applied_to = self._appended_to
         self._trim_to = appended.first_offset if appended.size_bytes else end_offset
         self._log_bytes = self._live_bytes = appended.size_bytes
         logger.debug(

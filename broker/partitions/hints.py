@@ -1,7 +1,8 @@
 """Hints from the source of a move to its target, so that the target opens the partition without reading the bucket.
 
 A hint contains the newest records of the partition's meta and data streams, as of the close at the source, with
-the ends of its four streams and the leader epoch that wrote them. It is a *copy of data that is committed anyway*: the
+the ends of its four streams and the leader epoch that wrote them, and for an internal topic a note: its coordinator's
+state. It is a *copy of data that is committed anyway*: the
 target still asks the controller, and only if the controller's answer names exactly these ends, under the following
 leader epoch, are the records put into memory instead of being read. A target that is ready says so in its reply, and
 the hand-over then opens the streams for it. Any other hint (late, duplicate, stale, from a fenced owner, damaged) is
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -42,6 +44,16 @@ KEEP_S = 30.0
 Tails = dict[int, list[StreamEntry]]
 
 
+class Claimed(NamedTuple):
+    """What a hint has for a partition that opens here."""
+
+    tails: Tails
+    note: bytes
+
+
+NOTHING_CLAIMED = Claimed({}, b"")
+
+
 class _Tail(msgspec.Struct, frozen=True, array_like=True):
     stream_id: int
     records: list[tuple[int, int, bytes]]
@@ -60,6 +72,8 @@ class _Hint(msgspec.Struct, frozen=True, array_like=True):
     end_offsets: tuple[int, int, int, int]
     """Of the meta, data, time and txn streams."""
     tails: list[_Tail]
+    note: bytes = b""
+    """Opaque here; brokers of older versions neither send nor read one."""
 
 
 class HintParams(msgspec.Struct, frozen=True, array_like=True):
@@ -76,8 +90,9 @@ def encode_hint(
     first_stream: int,
     end_offsets: tuple[int, int, int, int],
     tails: Mapping[int, Sequence[StreamEntry]],
+    note: bytes = b"",
 ) -> HintParams | None:
-    """Return the hint for a closed partition; None when there is nothing to send, or too much."""
+    """Return the hint for a closed partition; None when there is nothing to send, or too much even without the note."""
     parts = [
         _Tail(stream_id, [(base, count, bytes(payload)) for base, count, payload in records])
         for stream_id, records in tails.items()
@@ -85,7 +100,10 @@ def encode_hint(
     ]
     if not parts:
         return None
-    body = msgspec.msgpack.encode(_Hint(VERSION, *key, leader_epoch, first_stream, end_offsets, parts))
+    hint = _Hint(VERSION, *key, leader_epoch, first_stream, end_offsets, parts, note)
+    body = msgspec.msgpack.encode(hint)
+    if len(body) > MAX_HINT_BYTES and note:
+        body = msgspec.msgpack.encode(msgspec.structs.replace(hint, note=b""))
     return HintParams(crc32c(body), body) if len(body) <= MAX_HINT_BYTES else None
 
 
@@ -150,7 +168,7 @@ class HintBox:
             raise CorruptData(f"a hint has the unknown version {hint.version}")
         return hint
 
-    def claim(self, key: PartitionKey, leader_epoch: int, opened: Sequence[OpenedStream]) -> Tails:
+    def claim(self, key: PartitionKey, leader_epoch: int, opened: Sequence[OpenedStream]) -> Claimed:
         """Return and remove the hint for a partition that the controller has opened here; empty if it does not match.
 
         `leader_epoch` is the new one; `opened` are its four streams as the controller opened them.
@@ -158,7 +176,7 @@ class HintBox:
         self._expire()
         found = self._hints.get(key)
         if found is None:
-            return {}
+            return NOTHING_CLAIMED
         hint = found[0]
         self._remove(key)
         fits = (
@@ -169,9 +187,9 @@ class HintBox:
         tails = {tail.stream_id: _records(tail) for tail in hint.tails}
         if not fits or not all(_matches(stream, tails.pop(stream.stream_id, [])) for stream in opened) or tails:
             self.counts["stale"] += 1
-            return {}
+            return NOTHING_CLAIMED
         self.counts["used"] += 1
-        return {tail.stream_id: _records(tail) for tail in hint.tails}
+        return Claimed({tail.stream_id: _records(tail) for tail in hint.tails}, hint.note)
 
     def holds(self, key: PartitionKey, leader_epoch: int) -> bool:
         """Return whether there is an unclaimed hint from the owner before `leader_epoch`."""

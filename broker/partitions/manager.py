@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from tidelog.broker.partitions import checkpoints
+from tidelog.broker.partitions.hints import NOTHING_CLAIMED
 from tidelog.broker.partitions.move_table import Move
 from tidelog.broker.partitions.moves import NO_HINTS, HintExchange, PartitionMoves
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Openings
@@ -459,7 +460,8 @@ class PartitionManager:
     ) -> None:
         first = wanted.partition.first_stream
         streams = (opened[first], opened[first + 1], opened[first + 2], opened[first + 3])
-        tails = self._hints.claim(key, wanted.leader_epoch, streams) if self._hints is not None else {}
+        hints = self._hints
+        tails, note = NOTHING_CLAIMED if hints is None else hints.claim(key, wanted.leader_epoch, streams)
         async with self._gate:
             try:
                 one = await PartitionLog.open(
@@ -478,6 +480,7 @@ class PartitionManager:
         self._reconciler.opened(key, one.leader_epoch)
         if tails:
             one.came_at = self._clock.monotonic()
+            one.hint_note = lambda: note
         self._note_arrival(one, wanted, hinted=bool(tails))
         self._logs[key] = one
         named = self._controller.image.topic(one.topic)

@@ -183,16 +183,18 @@ class PartitionMoves:
         move.leader_epoch = one.leader_epoch
         attempt.withdraw()
         closed = await one.close_for_move()
-        attempt.told = self._hint(move.key, one.leader_epoch, closed)
+        attempt.told = self._hint(move.key, one, closed)
         attempt.ends = ClosedPartition(*move.key, one.leader_epoch, closed.end_offsets, closed.meta_start)
         self.table.closed(move, self._rest_bytes(attempt), self._clock.monotonic())
 
-    def _hint(self, key: PartitionKey, leader_epoch: int, closed: ClosedLog) -> Told:
+    def _hint(self, key: PartitionKey, one: PartitionLog, closed: ClosedLog) -> Told:
         """Send the target a hint with the data that it will need. Everything in it is confirmed."""
         record = self._controller.image.partition(*key)
         if record is None or record.target == NO_REPLICA_SET:
             return Told()
-        hint = encode_hint(key, leader_epoch, record.first_stream, closed.end_offsets, closed.tails)
+        hint = encode_hint(
+            key, one.leader_epoch, record.first_stream, closed.end_offsets, closed.tails, one.hint_note()
+        )
         return self._send_hint(record.target, hint)
 
     async def _drain(self, attempt: _Attempt) -> None:

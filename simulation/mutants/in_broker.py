@@ -93,6 +93,20 @@ MUTATIONS_IN_BROKER = [
         ("kill", "stop", "pause"),
     ),
     Mutation(
+        "passed-state-is-ignored",
+        "groups",
+        "a coordinator that gets a state with a move takes it for that of the log, and loads nothing of it",
+        (
+            Edit(
+                "tidelog.broker.coordinators.handover:PassedState.replay",
+                "for key, value in self._state.live:",
+                "for key, value in self._state.live if mutated() else []:",
+            ),
+        ),
+        ("committed-offset-back",),
+        MOVES,
+    ),
+    Mutation(
         "offsets-by-name",
         "topics",
         "a committed offset applies to any topic with the name, not only to the one it was committed for",

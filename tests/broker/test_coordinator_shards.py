@@ -12,11 +12,12 @@ import pytest
 from tests.support.group_world import FakeController, FakeLog, FakePartitions, FakeStorage
 from tests.support.loops import VIRTUAL_LOOP, LoopClock
 from tidelog.broker.coordinators.errors import CoordinatorNotAvailable, NotCoordinator, WriteError
+from tidelog.broker.coordinators.handover import MAX_STATE_BYTES
 from tidelog.broker.coordinators.shards import Shard, ShardTable
 from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC, TRANSACTION_CONFIGS, TRANSACTION_TOPIC, CoordinatorTopic
 from tidelog.broker.coordinators.writer import Write
-from tidelog.runtime.errors import NotLeader, Overloaded
+from tidelog.runtime.errors import NotLeader, Overloaded, TidelogError, Unavailable
 
 LOOPS = VIRTUAL_LOOP
 
@@ -125,6 +126,77 @@ async def test_what_was_written_is_there_when_another_table_loads_it() -> None:
         async with asyncio.timeout(10):
             await world.table.wait_until_loaded(1)
         assert world.take() == [("activated", 1, {b"k": b"2"})]
+
+
+async def moved(world: StateWorld, note: bytes, *errors: TidelogError) -> FakeLog:
+    """The partition's log at its next leader, loaded."""
+    log = world.partitions.logs.get(1) or world.log(1)
+    again = log.reopened(world.storage)
+    again.hint_note = lambda: note
+    again.read_errors += errors
+    world.partitions.open(again)
+    async with asyncio.timeout(10):
+        await world.table.wait_until_loaded(1)
+    return again
+
+
+async def test_a_state_that_was_passed_on_is_used_once_and_a_failed_load_reads_the_log() -> None:
+    async with StateWorld() as world:
+        for number in range(20):
+            await world.put(1, b"k%d" % (number % 3), b"%d" % number)
+        log = world.partitions.logs[1]
+        world.partitions.close(1)
+        note = log.hint_note()
+        assert log.log_end_offset == 20
+        world.partitions.logs[1] = log
+        again = await moved(world, note)
+        assert (again.read_from, again.hint_note()) == (-1, b"")
+        assert await world.put(1, b"k0", b"new") is WriteError.NONE
+        assert again.log_end_offset == 21
+        world.partitions.close(1)
+        world.partitions.logs[1] = again
+        late = await moved(world, note, Unavailable("away"))
+        assert late.read_from == 0, "the rest could not be read: all is"
+        assert world.table.get(1).store.values == {b"k0": b"new", b"k1": b"19", b"k2": b"17"}
+
+
+@pytest.mark.parametrize(
+    "note", [b"\x93", b"\x95\x02\x00\x00\x90\x90", b"\x95\x01\xff\x00\x90\x90", b"\x95\x01\x63\x00\x90\x90"]
+)
+async def test_a_state_that_does_not_fit_is_not_used(note: bytes) -> None:
+    """Torn; of another version; of an offset that cannot be; of more than the log has."""
+    async with StateWorld() as world:
+        await world.put(1, b"k", b"1")
+        log = world.partitions.logs[1]
+        world.partitions.close(1)
+        world.partitions.logs[1] = log
+        again = await moved(world, note)
+        assert again.read_from == 0
+        assert world.table.get(1).store.values == {b"k": b"1"}
+
+
+async def test_a_large_state_is_not_passed_on() -> None:
+    async with StateWorld() as world:
+        await world.put(1, b"k", bytes(MAX_STATE_BYTES))
+        log = world.partitions.logs[1]
+        world.partitions.close(1)
+        assert log.hint_note() == b""
+
+
+async def test_a_rewrite_of_the_log_is_in_the_state_that_is_passed_on() -> None:
+    async with StateWorld() as world:
+        for _ in range(20):
+            await world.put(1, b"k", bytes(100_000))
+        log = world.partitions.logs[1]
+        async with asyncio.timeout(10):
+            while log.log_start_offset == 0:  # noqa: ASYNC110  # virtual time: it waits for nobody
+                await asyncio.sleep(0.01)
+        world.partitions.close(1)
+        world.partitions.logs[1] = log
+        again = await moved(world, log.hint_note())
+        assert again.read_from == -1
+        assert again.log_start_offset > 0
+        assert world.table.get(1).store.values == {b"k": bytes(100_000)}
 
 
 async def test_the_owner_hears_of_the_end_before_its_waiting_writes_fail() -> None:

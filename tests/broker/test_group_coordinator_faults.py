@@ -17,6 +17,7 @@ from tidelog.broker.groups.records import OffsetKey, OffsetValue, parse_key
 from tidelog.broker.replication.inputs import NotEnoughReplicas
 from tidelog.runtime.errors import CorruptData, NotLeader, Overloaded, Unavailable
 from tidelog.storage.wal.base import WalFailed, WalFull
+from tidelog.stream.partition_close import no_note
 
 LOOPS = VIRTUAL_LOOP
 
@@ -225,6 +226,7 @@ async def test_a_corrupt_partition_is_loud_and_not_served_until_it_is_restored()
         await commit(world, "g", 1)
         log = world.log
         world.partitions.close(0)
+        log.hint_note = no_note
         log.read_errors = [CorruptData("block 3 fails its CRC32C")] * 20
         world.partitions.open(log)
         await asyncio.sleep(1)

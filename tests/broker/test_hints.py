@@ -63,9 +63,22 @@ class Box(HintBox):
 def test_a_hint_that_fits_what_the_controller_says_is_used_once() -> None:
     box = Box()
     box.take(hint())
-    assert box.claim(KEY, EPOCH + 1, opened()) == TAILS
-    assert box.claim(KEY, EPOCH + 1, opened()) == {}
+    assert box.claim(KEY, EPOCH + 1, opened()).tails == TAILS
+    assert box.claim(KEY, EPOCH + 1, opened()).tails == {}
     assert (box.counts["used"], len(box), box.bytes) == (1, 0, 0)
+
+
+def test_a_note_comes_with_its_hint_and_is_left_out_where_it_does_not_fit() -> None:
+    box = Box()
+    for note in (b"", b"state", bytes(MAX_HINT_BYTES)):
+        made = encode_hint(KEY, EPOCH, FIRST, ENDS, TAILS, note)
+        assert made is not None
+        box.take(made)
+        assert box.claim(KEY, EPOCH + 1, opened()) == (TAILS, note if len(note) < MAX_HINT_BYTES else b"")
+    stale = encode_hint(KEY, EPOCH, FIRST, ENDS, TAILS, b"state")
+    assert stale is not None
+    box.take(stale)
+    assert box.claim(KEY, EPOCH + 2, opened()) == ({}, b"")
 
 
 def test_the_same_hint_twice_is_one_hint() -> None:
@@ -73,14 +86,14 @@ def test_the_same_hint_twice_is_one_hint() -> None:
     box.take(hint())
     box.take(hint())
     assert len(box) == 1
-    assert box.claim(KEY, EPOCH + 1, opened()) == TAILS
+    assert box.claim(KEY, EPOCH + 1, opened()).tails == TAILS
 
 
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH, EPOCH + 2, EPOCH + 9])
 def test_a_hint_of_another_epoch_than_the_one_before_is_stale(epoch: int) -> None:
     box = Box()
     box.take(hint())
-    assert box.claim(KEY, epoch, opened()) == {}
+    assert box.claim(KEY, epoch, opened()).tails == {}
     assert box.counts["stale"] == 1
     assert len(box) == 0, "a later opening has no use for it either"
 
@@ -89,7 +102,7 @@ def test_a_hint_of_a_fenced_owner_that_comes_late_does_not_replace_the_newer_one
     box = Box()
     box.take(hint(EPOCH))
     box.take(hint(EPOCH - 2, tails={FIRST: [StreamEntry(3, 2, b"old!")]}))
-    assert box.claim(KEY, EPOCH + 1, opened()) == TAILS
+    assert box.claim(KEY, EPOCH + 1, opened()).tails == TAILS
 
 
 @given(
@@ -103,7 +116,7 @@ def test_it_is_used_only_at_the_controllers_ends_and_epoch(
 ) -> None:
     box = Box()
     box.take(hint())
-    found = box.claim(KEY, epoch, opened(ends, starts, first))
+    found = box.claim(KEY, epoch, opened(ends, starts, first)).tails
     right = (ends, epoch, first) == (ENDS, EPOCH + 1, FIRST)
     kept = starts[0] <= 3 and starts[1] <= 20 and starts[2] <= ends[2] and starts[3] <= ends[3]
     assert found == (TAILS if right and kept else {})
@@ -120,7 +133,7 @@ def test_records_that_do_not_lie_without_a_gap_at_the_end_of_a_stream_are_never_
 ) -> None:
     box = Box()
     box.take(hint(tails={stream: records}))
-    for stream_id, found in box.claim(KEY, EPOCH + 1, opened()).items():
+    for stream_id, found in box.claim(KEY, EPOCH + 1, opened()).tails.items():
         assert FIRST <= stream_id < FIRST + 4
         at = found[0].base_offset
         assert at >= 0
@@ -148,7 +161,7 @@ def test_any_bytes_are_refused_or_harmless(body: bytes) -> None:
     box = Box()
     with pytest.raises(CorruptData):
         box.take(HintParams(crc32c(body), body))
-    assert box.claim(KEY, EPOCH + 1, opened()) == {}
+    assert box.claim(KEY, EPOCH + 1, opened()).tails == {}
 
 
 def test_hints_are_bounded_in_number_bytes_and_time() -> None:
@@ -157,7 +170,7 @@ def test_hints_are_bounded_in_number_bytes_and_time() -> None:
         box.take(hint(key=(b"t" * 16, index)))
     assert len(box) == MAX_HINTS
     box.time += KEEP_S + 1
-    assert box.claim((b"t" * 16, MAX_HINTS), EPOCH + 1, opened()) == {}
+    assert box.claim((b"t" * 16, MAX_HINTS), EPOCH + 1, opened()).tails == {}
     assert (len(box), box.bytes) == (0, 0)
     large = {FIRST: [StreamEntry(3, 2, bytes(MAX_HINT_BYTES - 1_000))]}
     for index in range(MAX_BYTES // MAX_HINT_BYTES + 5):

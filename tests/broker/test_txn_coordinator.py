@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.group_world import NODE, FakeController, FakeLog, FakePartitions, FakeStorage
+from tests.support.group_world import NODE, FakeController, FakeLog, FakePartitions, FakeStorage, check_passed
 from tests.support.loops import VIRTUAL_LOOP, LoopClock
 from tidelog.broker.coordinators.errors import CoordinatorLoading, CoordinatorNotAvailable, NotCoordinator
 from tidelog.broker.coordinators.topic import TRANSACTION_TOPIC
@@ -18,7 +18,8 @@ from tidelog.broker.txn.calls import AdmitParams, MarkerParams
 from tidelog.broker.txn.coordinator import InvalidTransactionalId, TxnCoordinator
 from tidelog.broker.txn.errors import TxnError
 from tidelog.broker.txn.markers import MarkerSender
-from tidelog.broker.txn.state import InitRequest, ProducerPair, TxnReply
+from tidelog.broker.txn.state import InitRequest, ProducerPair, TxnLimits, TxnReply
+from tidelog.broker.txn.store import TxnStore
 from tidelog.runtime.errors import NotLeader, Overloaded, Unavailable
 
 LOOPS = VIRTUAL_LOOP
@@ -90,13 +91,24 @@ class TxnWorld:
     async def __aexit__(self, *_: object) -> None:
         await self.coordinator.close()
 
-    async def restart(self, *, confirmed_only: bool = True) -> None:
+    async def move(self) -> None:
+        """To another broker, which gets the state, too."""
+        await self.restart(confirmed_only=False, passes_on=True)
+
+    async def restart(self, *, confirmed_only: bool = True, passes_on: bool = False) -> None:
         """kill -9: nothing is closed; a new process, of the next leader epoch, reads what is durable."""
-        old = self.coordinator
+        old, before = self.coordinator, self.partitions
         log = self.partitions.logs[0]
         self.storage = FakeStorage()
         self.partitions = FakePartitions(self.storage)
-        self.partitions.logs = {0: log.reopened(self.storage, confirmed_only=confirmed_only)}
+        again = log.reopened(self.storage, confirmed_only=confirmed_only)
+        self.partitions.logs = {0: again}
+        before.close(0)
+        note = log.hint_note()
+        await check_passed(again, note, lambda: TxnStore(TxnLimits(), LoopClock().time_ms()))
+        if passes_on:
+            assert note
+            again.hint_note = lambda: note
         self.coordinator = self._begin()
         self.coordinator.start(self._new_id)
         await self._loaded()
@@ -158,13 +170,15 @@ async def test_partitions_wait_a_little_for_the_end_of_the_transaction_before() 
         assert 0.09 < asyncio.get_running_loop().time() - since < 0.2
 
 
+@pytest.mark.parametrize("moves", [True, False])
 @pytest.mark.parametrize("commit", [True, False])
-async def test_a_new_leader_sends_the_markers_of_what_was_decided(commit: bool) -> None:
+async def test_a_new_leader_sends_the_markers_of_what_was_decided(commit: bool, moves: bool) -> None:
     async with TxnWorld() as world:
         producer = await world.begin()
         world.refusing = 6
         assert (await world.coordinator.end("tx", producer, commit=commit, version=0)).error is TxnError.NONE
-        await world.restart()
+        await (world.move() if moves else world.restart())
+        assert world.partitions.logs[0].read_from == (-1 if moves else 0)
         world.refusing = 0
         await world.until("CompleteCommit" if commit else "CompleteAbort")
         assert {(marker.commit, marker.coordinator_epoch) for marker in world.markers} == {(commit, 2)}
@@ -183,6 +197,20 @@ async def test_what_is_not_confirmed_did_not_happen_for_the_next_leader() -> Non
         assert (await world.coordinator.end("tx", producer, commit=False, version=0)).error is TxnError.NONE
         await world.until("CompleteAbort")
         assert {marker.commit for marker in world.markers} == {False}
+
+
+async def test_what_is_confirmed_but_not_yet_applied_when_a_partition_moves_is_read_from_the_log() -> None:
+    async with TxnWorld() as world:
+        producer = await world.begin()
+        before = world.partitions.logs[0].log_end_offset
+        world.storage.auto_confirm = False
+        ending = asyncio.create_task(world.coordinator.end("tx", producer, commit=True, version=0))
+        await asyncio.sleep(1)
+        await world.move()
+        assert (await ending).error is TxnError.NOT_COORDINATOR
+        assert world.partitions.logs[0].read_from == before
+        await world.until("CompleteCommit")
+        assert {(marker.commit, marker.coordinator_epoch) for marker in world.markers} == {(True, 2)}
 
 
 async def test_a_client_that_waits_too_long_is_told_to_try_again_and_the_change_counts() -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.backends import QUIET, create_topic, faulty_proxy, read_topic, s3_flags
@@ -76,6 +77,7 @@ class Flood:
         assert self._producer.flush(90) == 0, "records without an outcome"
 
 
+@pytest.mark.long
 def test_a_producer_faster_than_the_bucket_waits_at_the_bound_and_loses_nothing(
     tmp_path: Path, moto_server: S3Server
 ) -> None:

@@ -128,6 +128,7 @@ def load_on(cluster: MixedCluster) -> Load:
     return Load(cluster.bootstrap, TOPIC, PARTITIONS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wal", ["disk", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_rolling_upgrade_and_its_rollback_lose_nothing(tmp_path: Path, previous_release: str, wal: str) -> None:
     with mixed(tmp_path, previous_release, wal) as cluster:

@@ -46,6 +46,7 @@ def test_the_targets_run_a_hundred_thousand_inputs_together() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate_cases("batches", "files", "requests")
 @pytest.mark.parametrize("target", sorted(RUNS))
 def test_no_input_breaks(target: str, tmp_path: Path) -> None:
     require_atheris()
@@ -60,6 +61,7 @@ def test_what_was_found_once_stays_mended(path: Path) -> None:
     replay(path.name.split("-")[0], path)
 
 
+@pytest.mark.gate_cases("batches")
 @pytest.mark.parametrize("target", sorted(RUNS))
 def test_the_inputs_are_the_same_everywhere(target: str) -> None:
     program = (

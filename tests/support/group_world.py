@@ -6,6 +6,7 @@ Nothing here sleeps: `run` drives a loop whose clock jumps to the next timer whe
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,11 +15,16 @@ from msgspec.structs import replace
 
 from tests.support.loops import LoopClock
 from tidelog.batch.batch import BatchHeader, control_epoch, iter_batches, iter_records, parse_header, set_base_offset
+from tidelog.broker.coordinators.handover import read_passed
+from tidelog.broker.coordinators.loader import load_store
+from tidelog.broker.coordinators.store import StateStore, TransactionalStore
+from tidelog.broker.coordinators.timers import Now
 from tidelog.broker.coordinators.topic import OFFSETS_TOPIC
 from tidelog.broker.groups.coordinator import GroupCoordinator
 from tidelog.broker.groups.errors import GroupError
 from tidelog.broker.groups.members import MemberIdentity
-from tidelog.broker.groups.messages import JoinRequest, JoinResult, SyncRequest, SyncResult
+from tidelog.broker.groups.messages import JoinRequest, JoinResult, Limits, SyncRequest, SyncResult
+from tidelog.broker.groups.store import GroupStore
 from tidelog.broker.settings import GroupSettings
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.tables import RowChange
@@ -33,6 +39,7 @@ from tidelog.controller.model.records import (
 from tidelog.runtime.errors import NotFound, TidelogError, Unavailable
 from tidelog.storage.confirm import ConfirmOffset
 from tidelog.stream.errors import FencedCoordinator, InvalidProducerEpoch, TransactionNotVerified
+from tidelog.stream.partition_close import Note, no_note
 
 NODE = 1
 
@@ -76,6 +83,9 @@ class FakeLog:
         self.log_end_offset = 0
         self.batches: list[tuple[int, int, bytes]] = []
         """First offset, WAL end, bytes."""
+        self.hint_note: Note = no_note
+        self.read_from = -1
+        """The first offset that was read; -1 if none was."""
         self.errors: list[TidelogError | None] = []
         """Raised by the next appends, one each; None: that append succeeds."""
         self.too_few: list[TidelogError] = []
@@ -182,6 +192,7 @@ class FakeLog:
         assert not committed
         if self.read_errors:
             raise self.read_errors.pop(0)
+        self.read_from = offset if self.read_from < 0 else self.read_from
         found: list[memoryview] = []
         for _, wal_end, data in self.batches:
             if parse_header(data).next_offset <= offset or wal_end > self._storage.confirm.value:
@@ -349,6 +360,23 @@ class Admissions:
         return dict.fromkeys(partitions, code)
 
 
+async def check_passed(log: FakeLog, note: bytes, new_store: Callable[[], StateStore]) -> None:
+    """What was passed on (if anything was), with the rest of the log, is what the whole log is."""
+    passed = read_passed(note)
+    if passed is None:
+        return
+    assert passed.offset <= log.log_end_offset
+    found = []
+    for each in (passed, None):
+        store = new_store()
+        await load_store(log, store, each)  # type: ignore[arg-type]
+        store.finish_loading(Now(0, 0))
+        pending = list(store.pending_records()) if isinstance(store, TransactionalStore) else []
+        found.append((sorted(store.live_records()), pending))
+    assert found[0] == found[1]
+    log.read_from = -1
+
+
 class World:
     """One broker that leads all partitions of the offsets topic."""
 
@@ -387,13 +415,29 @@ class World:
             for index in range(self.settings.offsets_topic_partitions):
                 await self.coordinator.wait_until_loaded(index)
 
+    def _new_store(self) -> GroupStore:
+        return GroupStore(Limits(0, self.settings.max_size), random.Random(0))
+
+    async def move(self) -> None:
+        """All partitions move to another broker, which loads what this one passes on; the log says the same."""
+        await self._restart(confirmed_only=False, passes_on=True)
+
     async def restart(self, *, confirmed_only: bool = True) -> None:
         """kill -9: nothing is closed; a new process reads what is durable."""
-        old = self.coordinator
+        await self._restart(confirmed_only=confirmed_only, passes_on=False)
+
+    async def _restart(self, *, confirmed_only: bool, passes_on: bool) -> None:
+        old, before = self.coordinator, self.partitions
         self.storage = FakeStorage()
-        logs = [log.reopened(self.storage, confirmed_only=confirmed_only) for log in self.partitions.logs.values()]
         self.partitions = FakePartitions(self.storage)
-        self.partitions.logs = {log.partition: log for log in logs}
+        for log in list(before.logs.values()):
+            again = self.partitions.logs[log.partition] = log.reopened(self.storage, confirmed_only=confirmed_only)
+            before.close(log.partition)
+            note = log.hint_note()
+            await check_passed(again, note, self._new_store)
+            if passes_on:
+                assert note
+                again.hint_note = functools.partial(bytes, note)
         self.coordinator = self._coordinator()
         await self.coordinator.start()
         await self.loaded()
