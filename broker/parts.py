@@ -29,6 +29,7 @@ from tidelog.broker.admin.quorum import QuorumView
 from tidelog.broker.admin.reading import ReadingRoutes
 from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
 from tidelog.broker.admin.restart import RestartRoutes
+from tidelog.broker.admin.snapshots import SnapshotRoutes
 from tidelog.broker.admin.storage_status import memory_section
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts, build_data_parts
@@ -182,12 +183,16 @@ def _admin(
         image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
     )
     reading = ReadingRoutes(base.controller, manifests)
+    snapshots = SnapshotRoutes(base.controller, partitions.snapshots)
+    base.registry.add_section("snapshots", snapshots.status)
+    base.registry.add_figures("snapshots", snapshots.status, figures.snapshot_families)
     base.registry.add_section("leases", reading.status)
     base.registry.add_figures("leases", reading.status, figures.lease_families)
     routes = [
         *jobs.routes(),
         *outside_routes.routes(),
         *reading.routes(),
+        *snapshots.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *ControllerConfigRoutes(base.controller, base.settings.flat).routes(),

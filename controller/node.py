@@ -46,6 +46,7 @@ from tidelog.controller.model.leases import TakeLease
 from tidelog.controller.model.levels import NEWEST, SUPPORTED
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.model.overrides import SettingsInForce, report
+from tidelog.controller.model.snapshots import CreateBranch
 from tidelog.controller.raft.consensus import Consensus, Role
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
@@ -571,7 +572,7 @@ class ControllerNode:
         if isinstance(command, TakeLease):
             hold_ms = min(command.hold_ms, self._in_force.now.lease_max_hold_ms)
             return msgspec.structs.replace(command, hold_ms=hold_ms)
-        if isinstance(command, c.CreateTopic | c.CreatePartitions):
+        if isinstance(command, c.CreateTopic | c.CreatePartitions | CreateBranch):
             loads = self._balancer.schedule.weights(self._clock.monotonic())
             return msgspec.structs.replace(command, loads=loads)
         return command

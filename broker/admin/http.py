@@ -79,7 +79,7 @@ from tidelog.broker.telemetry.registry import PartRegistry
 from tidelog.controller.active.drain_plan import is_drained
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError
+from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 from tidelog.runtime.network import AddressInUse, Listener, Network
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
 from tidelog.storage.objects.key import all_quarantined_prefix, object_key
@@ -443,6 +443,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except TidelogError as error:
         if isinstance(error, NotFound):
             status = 404
+        elif isinstance(error, AlreadyExists):
+            status = 412
         elif isinstance(error, InvalidInput):
             status = 400
         else:

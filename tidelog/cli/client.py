@@ -361,6 +361,7 @@ def _http_error(response: http.client.HTTPResponse, request: str) -> TidelogErro
         401: AdminTokenNeeded,
         404: NotFound,
         409: Unavailable,
+        412: AlreadyExists,
     }
     kind = kinds.get(response.status, Unavailable if response.status in (502, 503, 504) else TidelogError)
     return kind(message, hint=hint)

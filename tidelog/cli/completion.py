@@ -51,6 +51,24 @@ def group_names(context: click.Context, _parameter: click.Parameter, incomplete:
     return _beginning([each.group_id for each in found.valid], incomplete)
 
 
+def snapshot_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The snapshots that begin with `incomplete`."""
+    try:
+        rows = _cluster(context).get("/snapshots")["snapshots"]
+    except TidelogError:
+        return []
+    return _beginning([row["name"] for row in rows], incomplete)
+
+
+def branch_sources(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The topics of snapshots, `TOPIC@SNAPSHOT`, that begin with `incomplete`."""
+    try:
+        rows = _cluster(context).get("/snapshots")["snapshots"]
+    except TidelogError:
+        return []
+    return _beginning([f"{topic}@{row['name']}" for row in rows for topic in row["topics"]], incomplete)
+
+
 def _cluster(context: click.Context) -> ClusterConnection:
     from tidelog.cli.client import ClusterConnection
 

@@ -43,6 +43,10 @@ COMMANDS = {
         "tidelog.cli.subcommands.lease:lease",
         "Show and end leases of readers outside the cluster, such as Spark.",
     ),
+    "snapshot": (
+        "tidelog.cli.subcommands.snapshot:snapshot",
+        "Hold topics as they are now: take, list and delete snapshots.",
+    ),
     "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show and raise the feature level; rebuild from a bucket."),
     "spark": ("tidelog.cli.subcommands.spark:spark", "Audit, replay, load and move topics with Spark."),
     "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),

@@ -136,6 +136,8 @@ def render_report(report: dict[str, Any]) -> str:
     parts = [output.pairs(about)]
     if report["living_owner"]:
         parts.append(f"warning: the bucket seems to be in use: {report['living_owner']}")
+    if report["lost_snapshots"]:
+        parts.append(f"snapshots that were deleted later, and are gone: {', '.join(report['lost_snapshots'])}")
     if report["damaged"]:
         parts.append("damaged, and not used:\n" + "\n".join(f"  - {one}" for one in report["damaged"]))
     parts.append(_render_losses(report["lost"]))
