@@ -18,6 +18,7 @@ from aiohttp import web
 from tidelog.broker.admin.balance import BalanceRoutes
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
+from tidelog.broker.admin.checkup import CheckupRoutes
 from tidelog.broker.admin.controller_config import ControllerConfigRoutes
 from tidelog.broker.admin.http import AdminHttp, AdminSources
 from tidelog.broker.admin.levels import LevelRoutes
@@ -25,7 +26,7 @@ from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
 from tidelog.broker.admin.outside_compaction import OutsideCompactionRoutes
-from tidelog.broker.admin.quorum import QuorumView
+from tidelog.broker.admin.quorum import QuorumView, known_members
 from tidelog.broker.admin.reading import ReadingRoutes
 from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
 from tidelog.broker.admin.restart import RestartRoutes
@@ -52,6 +53,8 @@ from tidelog.broker.telemetry.disk_space import DiskSpaceMeter
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.checkup import Checkup, CheckupWorld
+from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.records import TopicRecord
 from tidelog.controller.rpc.secret import admin_token, read_token
 from tidelog.runtime.task_errors import ERRORS
@@ -67,6 +70,7 @@ class ServerParts:
 
     metrics: Metrics
     producer_ids: ProducerIds
+    checkup: Checkup
     admin: AdminHttp
     kafka: KafkaServer
     disk_space: DiskSpaceMeter | None
@@ -107,12 +111,13 @@ def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> S
     metrics = _metrics(base, partitions)
     quorum = QuorumView(base.controller)
     brokers = BrokerRoutes(base.controller, lambda replica_set: _removed_wal(base, replica_set))
-    admin = _admin(base, data, partitions, metrics, quorum, brokers)
+    checkup = _checkup(base)
+    admin = _admin(base, data, partitions, metrics, quorum, brokers, checkup)
     membership = partitions.membership
     producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
     services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
     services.remove_broker = brokers.remove
-    return ServerParts(metrics, producer_ids, admin, _kafka(base, data, services), _host_figures(base))
+    return ServerParts(metrics, producer_ids, checkup, admin, _kafka(base, data, services), _host_figures(base))
 
 
 def _host_figures(base: BrokerBase) -> DiskSpaceMeter | None:
@@ -156,6 +161,7 @@ def _admin(
     metrics: Metrics,
     quorum: QuorumView,
     brokers: BrokerRoutes,
+    checkup: Checkup,
 ) -> AdminHttp:
     world, settings, credentials = base.world, base.settings, base.controllers.credentials
 
@@ -200,9 +206,28 @@ def _admin(
         *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each)), data.led).routes(),
         *_placement_routes(base, partitions, quorum),
         *brokers.routes(),
+        *CheckupRoutes(checkup, base.controller, lambda: known_members(base.controller)).routes(),
         *_restart_routes(base, manager, quorum),
     ]
     return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
+
+
+def _checkup(base: BrokerBase) -> Checkup:
+    controller, world = base.controller, base.world
+    return Checkup(
+        CheckupWorld(
+            node=base.broker_id,
+            roles=list(base.settings.roles),
+            network=world.network,
+            clock=world.clock,
+            image=base.image,
+            controllers=lambda: known_members(controller),
+            ask_status=lambda address: controller.status_of(split_address(address)),
+            own=base.identity.own,
+            try_rights=world.store.for_purpose(Purpose.OTHER).try_rights,
+            between_brokers=world.between_brokers,
+        )
+    )
 
 
 def _restart_routes(base: BrokerBase, manager: PartitionManager, quorum: QuorumView) -> Sequence[web.RouteDef]:

@@ -34,6 +34,8 @@
     GET  /restart            the brokers, and what speaks against restarting each of them now
     POST /restart            ?id=ID&registration_epoch=E: this process hands over, ends, and is started again
     POST /upload             ?timeout_ms=: uploads everything confirmed so far, responds when it is committed
+    GET  /clock, /node       who this is, what time it has; what the process knows of itself
+    POST /checkup, /stacks   disks, bucket and other nodes tried; tasks and threads (`tidelog.broker.admin.checkup`)
     GET  /leases             leases of readers outside the cluster; POST takes, renews and ends them
     POST /slices             which objects hold ranges of offsets (`tidelog.broker.admin.reading`)
     POST /manifests          ?lease=ID: the same as an object in the bucket

@@ -70,6 +70,8 @@ ATTEMPT_OF_MANY_S = 3.0
 BEFORE_UPGRADES = "there is no method 'upgrade'"
 """What controllers before feature levels answer."""
 STATUS_S = 2.0
+CHECKUP_S = 60.0
+"""Time-out of a checkup, whose parts have their own."""
 SHORT_BUDGET_S = 5.0
 """Budget of requests for which a person or a script waits: longer than an election."""
 WAITING_LOG_S = 10.0
@@ -248,6 +250,18 @@ class ControllerClient:
         channel = RpcChannel([endpoint], self._network, self._credentials)
         try:
             raw = await channel.call("status", None, STATUS_S)
+            return msgspec.msgpack.decode(raw, type=dict[str, Any])
+        finally:
+            await channel.close()
+
+    async def checkup_of(self, endpoint: Endpoint, question: str) -> dict[str, Any]:
+        """Have the controller at `endpoint` answer a question of `tidelog.controller.checkup`.
+
+        Raises `InvalidInput` if it is of a version that knows none, `Unavailable`.
+        """
+        channel = RpcChannel([endpoint], self._network, self._credentials)
+        try:
+            raw = await channel.call(question, None, CHECKUP_S)
             return msgspec.msgpack.decode(raw, type=dict[str, Any])
         finally:
             await channel.close()

@@ -56,6 +56,8 @@ COMMANDS = {
         "tidelog.cli.subcommands.completion:completion",
         "Print the script for a shell's completion.",
     ),
+    "debug": ("tidelog.cli.subcommands.debug:debug", "Write what a maintainer needs, without secrets."),
+    "doctor": ("tidelog.cli.subcommands.doctor:doctor", "Say what is wrong, why it matters, and what cures it."),
     "status": ("tidelog.cli.subcommands.status:status", "Show the cluster's nodes and what is wrong, if anything."),
 }
 """Command → (module:function, one line of help)."""
@@ -71,7 +73,7 @@ EXIT_CODES = {
     7: "corrupt data found",
     8: "port in use (`up`, `serve`)",
     9: "wrong data directory or wrong bucket (`up`, `serve`)",
-    10: "`status` or `controller status` found something wrong",
+    10: "`status`, `controller status` or `doctor` found something wrong",
     11: "`serve`: a restart was asked for (`cluster restart`); start it again",
     130: "ended by Ctrl-C before it was done",
 }

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.options import PRIVATE_UMASK, config_options, load_config
-from tidelog.config import Config, exposed_secrets
+from tidelog.config import Config, Loaded, exposed_secrets
 from tidelog.runtime import log, memory
 from tidelog.runtime.children import watch_parent
 from tidelog.runtime.clock import SystemClock
@@ -65,7 +65,7 @@ def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[
     memory.tune()
     wake_promptly()  # the thread of the event loop
     try:
-        restarts = uvloop.run(_serve(loaded.config, parent_pipe, signals))
+        restarts = uvloop.run(_serve(loaded.config, parent_pipe, signals, _origins(loaded, parent_pipe)))
     except TidelogError as error:
         if parent_pipe is not None:
             told = {"kind": type(error).__name__, "error": error.message, "hint": error.hint}
@@ -75,7 +75,15 @@ def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[
         raise click.exceptions.Exit(RESTART_EXIT_CODE)
 
 
-async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) -> bool:
+def _origins(loaded: Loaded, parent_pipe: int | None) -> dict[str, str]:
+    """Return where the settings came from: as `tidelog up` knows it, whose configuration is no file of the user's."""
+    from tidelog.process.supervisor import ORIGINS_ENV
+
+    told = os.environ.get(ORIGINS_ENV)
+    return json.loads(told) if parent_pipe is not None and told else loaded.sources
+
+
+async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals, sources: dict[str, str]) -> bool:
     """Run the process. Returns whether it is to be started again."""
     from tidelog.process.serve import NodeProcess
     from tidelog.process.supervisor import STOPPED_LINE
@@ -99,7 +107,7 @@ async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) 
     limit_s = config.node.shutdown_timeout_ms / 1000 + STOP_GRACE_S
     if parent_pipe is not None:
         watch_parent(parent_pipe, parent_died, limit_s)
-    process = NodeProcess(config)
+    process = NodeProcess(config, sources=sources)
 
     async def stop_broker() -> None:
         at_once.set()

@@ -291,7 +291,8 @@ def _inspect(
     folder: str | None,
 ) -> WalInfo | BucketWalInfo:
     """Read the broker's own log, or the one in a folder of its data directory."""
-    from tidelog.process.data_check import WAL_FOLDER, has_wal_on_disk, inspect_bucket_wal, nothing_there
+    from tidelog.process.data_check import has_wal_on_disk, inspect_bucket_wal, nothing_there
+    from tidelog.process.data_dir import WAL_FOLDER
     from tidelog.runtime.disk import FileDisk
     from tidelog.storage.wal.disk import inspect as wal_tool
 
