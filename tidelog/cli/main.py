@@ -1,13 +1,13 @@
 """The `tidelog` command: lazily imported subcommands, and the conversion of errors to messages and exit codes.
 
-Entry: `main`; `EXIT_CODES`.
+Entry: `main`; `run` for a command that is not one of the command line; `EXIT_CODES`.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -114,8 +114,13 @@ def report(error: TidelogError) -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line and exit with its exit code."""
+    run(cli, args)
+
+
+def run(command: click.Command, args: list[str] | None) -> NoReturn:
+    """Run a command and exit with its exit code."""
     try:
-        code = cli.main(args=args, prog_name="tidelog", standalone_mode=False)
+        code = command.main(args=args, prog_name="tidelog", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)  # click returns the code of `click.exceptions.Exit`
     except click.exceptions.Abort:
         sys.exit(130)
