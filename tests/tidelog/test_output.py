@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tidelog.cli import output
@@ -40,16 +38,3 @@ def test_a_cell_that_is_wider_than_the_terminal_is_not_cut() -> None:
 def test_columns_that_just_fit_stay_on_their_line() -> None:
     assert output.table(["AAA", "BBB"], [], columns=8) == "AAA  BBB"
     assert output.table(["AAA", "BBB"], [], columns=7) == "AAA\n    BBB"
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_progress_needs_no_rich(
-    is_there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`rich` is in the extra `console`; without it a long operation shows no bar, and goes on."""
-    if not is_there:
-        monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with output.Progress("copying", 100) as progress:
-        progress.update(50)
-    assert ("copying" in capsys.readouterr().err) == is_there

@@ -2,17 +2,14 @@
 
 A command loads a document (plain data, as in JSON) and renders it as a table; `show` does the rest. Tables are not
 truncated. On a terminal that is too narrow for a table, a row takes several lines; in a file or pipe it is always one
-line, so that `grep` and `awk` can read it. Results are written to standard output, progress and
-warnings to standard error. If the reader closes the pipe, the command ends without an error.
+line, so that `grep` and `awk` can read it. Results are written to standard output, warnings and progress
+(`tidelog.runtime.progress_bar`) to standard error. If the reader closes the pipe, the command ends without an error.
 
-rich is imported only when a progress bar is shown.
-
-Entry: `show`, `table`, `Progress`.
+Entry: `show`, `table`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -27,6 +24,8 @@ from typing import Any, TypeVar
 import click
 
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.progress import size_text
+from tidelog.runtime.progress_bar import aside
 
 T = TypeVar("T")
 
@@ -79,7 +78,8 @@ def _emit_watched(style: str, text: str, *, failed: bool = False) -> None:
 def emit(text: str, *, newline: bool = True) -> None:
     """Print to standard output and flush. A closed pipe ends the command with success."""
     try:
-        click.echo(text, nl=newline)
+        with aside():
+            click.echo(text, nl=newline)
     except BrokenPipeError:
         leave_pipe()
 
@@ -101,7 +101,8 @@ def reader_gone() -> bool:
 
 def warn(text: str) -> None:
     """Print a line to standard error."""
-    click.echo(text, err=True)
+    with aside():
+        click.echo(text, err=True)
 
 
 def confirm(action: str) -> None:
@@ -173,14 +174,7 @@ def cell(value: Any) -> str:
 
 def size(count: int | None) -> str | None:
     """Format a number of bytes: `512 B`, `1.5 MiB`."""
-    if count is None:
-        return None
-    number = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(number) < 1024 or unit == "TiB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError("the last unit has no bound")
+    return None if count is None else size_text(count)
 
 
 def moment(time_ms: int | None) -> str | None:
@@ -192,36 +186,6 @@ def moment(time_ms: int | None) -> str | None:
     except (OverflowError, ValueError, OSError):
         return str(time_ms)  # a producer may write any int64
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-class Progress:
-    """A progress bar on standard error for long operations; silent if that is not a terminal, or without `rich`, which
-    the extra `console` brings."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._bar: Any = None
-        if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-            self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(label, total=total)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, done: int, total: int | None = None) -> None:
-        """Set the number of bytes completed."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
 
 
 class Failures:

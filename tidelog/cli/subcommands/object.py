@@ -22,6 +22,7 @@ from tidelog.cli.subcommands import object_jobs
 from tidelog.cli.subcommands.quarantine import quarantine
 from tidelog.cli.subcommands.status import GOOD_STATES
 from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 T = TypeVar("T")
 
@@ -198,7 +199,7 @@ def _follow(
 ) -> dict[str, Any]:
     """Collect the findings while the broker checks; return its last line. Raises `Unavailable` if it aborts."""
     query = urlencode([*(("id", each) for each in object_ids), *([("suspects", "true")] if suspects else [])])
-    with output.Progress("verifying", 0) as progress:
+    with ProgressBar("verifying") as progress:
         total = 0
         for line in cluster.post_lines(f"/objects/verify?{query}"):
             event = line["event"]

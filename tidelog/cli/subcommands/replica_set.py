@@ -17,6 +17,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.2
 MASTER_TIMEOUT_S = 3.0
@@ -248,17 +249,18 @@ def elect(
 
 
 def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, timeout_s: float) -> Document:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        document = _described(cluster, replica_set)
-        if document["master_epoch"] >= epoch and document["master"] is not None:
-            return document
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"replica set {replica_set} has no master after {timeout_s:g} s",
-                hint=f"`tidelog replica-set describe {replica_set}` shows whose promise is missing; it goes on",
-            )
-        time.sleep(POLL_S)
+    with ProgressBar("electing a master"):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            document = _described(cluster, replica_set)
+            if document["master_epoch"] >= epoch and document["master"] is not None:
+                return document
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"replica set {replica_set} has no master after {timeout_s:g} s",
+                    hint=f"`tidelog replica-set describe {replica_set}` shows whose promise is missing; it goes on",
+                )
+            time.sleep(POLL_S)
 
 
 @replica_set_.command("add-member")
@@ -328,18 +330,19 @@ def _tell_added(document: Document, replica_set: int, broker: int, style: str) -
 
 def _wait_in(cluster: ClusterConnection, replica_set: int, broker: int, place: str, timeout_s: float) -> Document:
     """Wait until a broker is among the `in_sync`, or the `learners`, of a replica set."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        document = _described(cluster, replica_set)
-        if broker in document[place]:
-            return document
-        if time.monotonic() > deadline:
-            what = "in sync in" if place == "in_sync" else "a learner of"
-            raise Unavailable(
-                f"broker {broker} is not {what} replica set {replica_set} after {timeout_s:g} s",
-                hint=f"`tidelog replica-set describe {replica_set}` shows whether it has joined; it goes on",
-            )
-        time.sleep(POLL_S)
+    with ProgressBar("waiting for the replica"):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            document = _described(cluster, replica_set)
+            if broker in document[place]:
+                return document
+            if time.monotonic() > deadline:
+                what = "in sync in" if place == "in_sync" else "a learner of"
+                raise Unavailable(
+                    f"broker {broker} is not {what} replica set {replica_set} after {timeout_s:g} s",
+                    hint=f"`tidelog replica-set describe {replica_set}` shows whether it has joined; it goes on",
+                )
+            time.sleep(POLL_S)
 
 
 @replica_set_.command("remove-member")
@@ -373,17 +376,18 @@ def _keeps(document: Document, broker: int) -> bool:
 
 
 def _wait_gone(cluster: ClusterConnection, replica_set: int, broker: int, timeout_s: float) -> Document:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        document = _described(cluster, replica_set)
-        if not _keeps(document, broker):
-            return document
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"broker {broker} is still a member of replica set {replica_set} after {timeout_s:g} s",
-                hint="its master lets go of it when enough others are in sync for the policy; it goes on",
-            )
-        time.sleep(POLL_S)
+    with ProgressBar("waiting for the master"):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            document = _described(cluster, replica_set)
+            if not _keeps(document, broker):
+                return document
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"broker {broker} is still a member of replica set {replica_set} after {timeout_s:g} s",
+                    hint="its master lets go of it when enough others are in sync for the policy; it goes on",
+                )
+            time.sleep(POLL_S)
 
 
 @replica_set_.command("set-policy")

@@ -22,6 +22,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.options import admin_options, bootstrap_option, config_options, format_option, load_config
 from tidelog.runtime.errors import CorruptData, NotFound, StorageFailed, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from tidelog.config import Config
@@ -88,7 +89,7 @@ def inspect(records: bool, replica_set: int | None, style: str, **where: Any) ->
     if records:
         _print_records(config, where["cluster_id"], style, folder)
         return
-    with output.Progress("reading", 0) as progress:
+    with ProgressBar("reading") as progress:
         document = _as_document(_inspect(config, where["cluster_id"], progress.update, None, folder))
         if replica_set is None:
             document["replicas"] = {
@@ -133,7 +134,7 @@ def verify(style: str, **where: Any) -> None:
     from tidelog.process.data_check import check_all
 
     config = _config(where)
-    with output.Progress("verifying", 0) as progress:
+    with ProgressBar("verifying") as progress:
         reports = _run(config, check_all(config, where["cluster_id"], progress.update))
     findings = [one for report in reports for one in report.findings]
     errors = sum(one.is_error for one in findings)
@@ -193,12 +194,23 @@ def drain(broker_id: int | None, timeout_s: float, style: str, bootstrap: str) -
     log again.
     """
     cluster = ClusterConnection(bootstrap)
+    with ProgressBar("uploading", unit="brokers") as progress:
+        rows = _upload_all(cluster, broker_id, timeout_s, progress)
+    text = f"everything in the logs of {len(rows)} broker{'' if len(rows) == 1 else 's'} is committed"
+    output.emit(json.dumps(rows, indent=2) if style == "json" else text)
+
+
+def _upload_all(
+    cluster: ClusterConnection, broker_id: int | None, timeout_s: float, progress: ProgressBar
+) -> list[dict[str, Any]]:
+    """Have all logs uploaded; return their rows when that is committed. Raises `Unavailable`."""
     deadline = time.monotonic() + timeout_s
     while True:
         rows = _drainable(cluster, broker_id)
         left = [row for row in rows if not row["committed"]]
+        progress.update(len(rows) - len(left), len(rows))
         if not left:
-            break
+            return rows
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"the logs of brokers {[row['broker'] for row in left]} were not committed within {timeout_s:g} s",
@@ -214,8 +226,6 @@ def drain(broker_id: int | None, timeout_s: float, style: str, bootstrap: str) -
             path = f"/upload?timeout_ms={wait_ms}"
             http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
         time.sleep(POLL_S)
-    text = f"everything in the logs of {len(rows)} broker{'' if len(rows) == 1 else 's'} is committed"
-    output.emit(json.dumps(rows, indent=2) if style == "json" else text)
 
 
 def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[str, Any]]:
