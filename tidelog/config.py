@@ -110,7 +110,8 @@ def _walk(config: Config) -> Iterator[tuple[str, str, Any]]:
             yield section, key, getattr(struct, key)
 
 
-def _known_keys() -> list[str]:
+def known_keys() -> list[str]:
+    """Return all settings, as SECTION.KEY."""
     return [f"{section}.{key}" for section, key, _ in _walk(Config())]
 
 
@@ -178,7 +179,7 @@ def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
 
 
 def _nearest(key: str, otherwise: str) -> str:
-    known = _known_keys()
+    known = known_keys()
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close:
         tail = key.rpartition(".")[2]

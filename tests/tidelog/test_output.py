@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.cli import output
 
 HEADERS = ["TOPIC", "PARTITION", "LEADER", "EPOCH", "MOVES-TO", "SINCE", "PHASE", "ATTEMPTS", "PROBLEM"]
@@ -38,3 +41,42 @@ def test_a_cell_that_is_wider_than_the_terminal_is_not_cut() -> None:
 def test_columns_that_just_fit_stay_on_their_line() -> None:
     assert output.table(["AAA", "BBB"], [], columns=8) == "AAA  BBB"
     assert output.table(["AAA", "BBB"], [], columns=7) == "AAA\n    BBB"
+
+
+def test_a_text_that_does_not_fit_goes_on_below_itself() -> None:
+    why = "the bucket answers with 503 to everything that this broker asks it for"
+    lines = output.table(["ID", "WHY"], [[7, why]], columns=40).splitlines()
+    assert lines == [
+        "ID",
+        "    WHY",
+        "7",
+        "    the bucket answers with 503 to",
+        "    everything that this broker asks it",
+        "    for",
+    ]
+    assert output.pairs([("state", why), ("id", 7)], columns=40).splitlines() == [
+        "state  the bucket answers with 503 to",
+        "       everything that this broker asks",
+        "       it for",
+        "id     7",
+    ]
+    assert output.pairs([("state", why)]) == f"state  {why}"
+
+
+WORDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=76)
+CELLS = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)
+TABLES = st.integers(1, 12).flatmap(
+    lambda count: st.tuples(
+        st.lists(WORDS, min_size=count, max_size=count),
+        st.lists(st.lists(CELLS, min_size=count, max_size=count), max_size=4),
+    )
+)
+
+
+@given(TABLES)
+@settings(max_examples=examples(200), deadline=None)
+def test_every_table_fits_eighty_columns_if_its_words_do(table: tuple[list[str], list[list[str]]]) -> None:
+    headers, rows = table
+    text = output.table(headers, rows, columns=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(text.split()) == " ".join([*headers, *(value for row in rows for value in row)])

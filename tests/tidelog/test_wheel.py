@@ -70,7 +70,18 @@ def wheel_of_sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def modules(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as packed:
-        return {name for name in packed.namelist() if ".dist-info/" not in name}
+        return {name for name in packed.namelist() if ".dist-info/" not in name and ".data/" not in name}
+
+
+def man_pages(wheel: Path) -> set[str]:
+    """What is installed beside the packages."""
+    with zipfile.ZipFile(wheel) as packed:
+        return {name.partition(".data/")[2] for name in packed.namelist() if ".data/" in name}
+
+
+def test_a_wheel_has_the_man_pages(wheel: Path, wheel_of_sdist: Path) -> None:
+    expected = {f"data/share/man/man1/{file.name}" for file in (ROOT / "man").glob("*.1")}
+    assert expected and man_pages(wheel) == man_pages(wheel_of_sdist) == expected
 
 
 def test_a_wheel_holds_tidelog_only(wheel: Path) -> None:

@@ -16,6 +16,7 @@ import os
 import select
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tidelog.cli.screen import block, page
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress import size_text
 from tidelog.runtime.progress_bar import aside
@@ -31,6 +33,8 @@ T = TypeVar("T")
 
 FOLD_INDENT = "    "
 """Before what follows of a row on further lines."""
+LOOK_S = 0.5
+"""How often `--watch` looks whether the reader of its pipe is there."""
 
 
 def show(
@@ -47,32 +51,51 @@ def show(
         if style == "table" and empty and not document:
             warn(empty)
         return document
+    return _watch(style, load, lambda document: render(document) if document or not empty else empty, watch_s)
+
+
+def _watch(style: str, load: Callable[[], T], render: Callable[[T], str], watch_s: float) -> T:
     last: list[T] = []
+    is_first = True
     try:
         while True:
             try:
                 last[:] = [load()]
             except Unavailable as error:
-                _emit_watched(style, f"error: {error.message}", failed=True)
+                _emit_watched(style, f"error: {error.message}", is_first=is_first, failed=True)
             else:
-                _emit_watched(style, json.dumps(last[0], ensure_ascii=False) if style == "json" else render(last[0]))
-            time.sleep(watch_s)
+                text = json.dumps(last[0], ensure_ascii=False) if style == "json" else render(last[0])
+                _emit_watched(style, text, is_first=is_first)
+            is_first = False
+            _wait(watch_s)
     except KeyboardInterrupt:  # the usual end of watching
         if not last:
             raise
         return last[0]
 
 
-def _emit_watched(style: str, text: str, *, failed: bool = False) -> None:
+def _wait(seconds: float) -> None:
+    """Wait; end the command if the reader of the pipe goes away meanwhile."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_S))
+        if reader_gone():
+            leave_pipe()
+
+
+def _emit_watched(style: str, text: str, *, is_first: bool, failed: bool = False) -> None:
     if style == "json":
         if failed:
             warn(text)
         else:
             emit(text)
         return
-    if sys.stdout.isatty():
-        emit("\x1b[H\x1b[2J", newline=False)  # move the cursor home and clear the screen
-    emit(f"{datetime.now():%H:%M:%S}  Ctrl-C ends\n\n{text}\n")
+    now = f"{datetime.now():%H:%M:%S}"
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        columns, rows = shutil.get_terminal_size()
+        emit(page(text, now, columns=columns, rows=rows, is_first=is_first), newline=False)
+    else:
+        emit(block(text, now), newline=False)
 
 
 def emit(text: str, *, newline: bool = True) -> None:
@@ -118,20 +141,32 @@ def table(
     """Aligned columns, two spaces apart; `right` names the right-aligned columns. None is shown as `-`.
 
     Each row is one line, except where it would not fit into `columns` characters (default: those of the terminal, if
-    standard output is one): then the columns that do not fit follow on indented lines.
+    standard output is one): then the columns that do not fit follow on indented lines, and a text that does not fit
+    into one is continued on the next.
     """
     lines = [list(headers), *([cell(value) for value in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     numbers = set(right)
-    folds = _folds(widths, columns or _terminal_columns())
-    aligned = []
+    columns = columns or _terminal_columns()
+    folds = _folds(widths, columns)
+    aligned: list[str] = []
     for line in lines:
         for indent, fold in zip(_indents(), folds, strict=False):
+            if columns is not None and len(fold) == 1 and len(indent) + widths[fold[0]] > columns:
+                aligned += [indent + part for part in _wrapped(line[fold[0]], columns - len(indent))]
+                continue
             parts = [
                 line[at].rjust(widths[at]) if headers[at] in numbers else line[at].ljust(widths[at]) for at in fold
             ]
             aligned.append((indent + "  ".join(parts)).rstrip())
     return "\n".join(aligned)
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Divide a text at its blanks; a word is never cut."""
+    if len(text) <= columns or columns < 1:
+        return [text]
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [text]
 
 
 def _indents() -> Iterator[str]:
@@ -156,11 +191,17 @@ def _terminal_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def pairs(rows: Iterable[tuple[str, Any]]) -> str:
-    """Aligned `name  value` lines."""
-    listed = list(rows)
+def pairs(rows: Iterable[tuple[str, Any]], *, columns: int | None = None) -> str:
+    """Aligned `name  value` lines; a value that does not fit into the terminal's columns is continued below itself."""
+    listed = [(name, cell(value)) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
-    return "\n".join(f"{name:<{width}}  {cell(value)}".rstrip() for name, value in listed)
+    columns = columns or _terminal_columns()
+    lines: list[str] = []
+    for name, value in listed:
+        parts = [value] if columns is None else _wrapped(value, columns - width - 2)
+        lines.append(f"{name:<{width}}  {parts[0]}".rstrip())
+        lines += [" " * (width + 2) + part for part in parts[1:]]
+    return "\n".join(lines)
 
 
 def cell(value: Any) -> str:

@@ -160,7 +160,9 @@ class LocalBrokers:
         parent: ParentPipe | None = None
         if options.child:
             from tidelog.runtime.children import ParentPipe
+            from tidelog.testing.forking import warm_up
 
+            warm_up()  # it imports while this process does
             parent = ParentPipe()
             resources.callback(parent.close)
         for config in self._configurations(ports):

@@ -15,6 +15,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import broker_ids
 from tidelog.cli.options import admin_options, format_option, load_config, watch_option
 from tidelog.process import up_control
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
@@ -22,7 +23,7 @@ from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.2
 Row = dict[str, Any]
-_broker_id = click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+_broker_id = click.argument("broker_id", metavar="ID", type=click.IntRange(min=0), shell_complete=broker_ids)
 
 
 @click.group()

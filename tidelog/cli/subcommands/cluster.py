@@ -11,7 +11,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
-from tidelog.cli.options import admin_options, bootstrap_option, format_option
+from tidelog.cli.options import admin_options, bootstrap_option, format_option, watch_option
 from tidelog.cli.subcommands.cluster_backup import backup, restore
 from tidelog.cli.subcommands.cluster_rebuild import rebuild
 from tidelog.cli.subcommands.cluster_restart import restart
@@ -37,11 +37,12 @@ cluster.add_command(restart)
 
 @cluster.command()
 @format_option
+@watch_option
 @bootstrap_option
-def status(style: str, bootstrap: str) -> None:
+def status(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the feature level, and the levels that every member supports."""
     connection = ClusterConnection(bootstrap)
-    output.show(style, lambda: _ask(connection), _render_status)
+    output.show(style, lambda: _ask(connection), _render_status, watch_s=watch_s)
 
 
 @cluster.command()

@@ -17,6 +17,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import broker_list
 from tidelog.cli.options import admin_options, format_option
 from tidelog.cli.rolling_restart import LATE_HINTS, Phase, PlannedStep, broker_row, home_set, plan, step_phase
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
@@ -47,7 +48,14 @@ def _ids(_context: click.Context, _parameter: click.Parameter, text: str | None)
 
 @click.command()
 @click.option("--rolling", is_flag=True, help="One broker after another, while the others serve. Required.")
-@click.option("--brokers", "chosen", metavar="ID,ID,...", callback=_ids, help="Only these. [default: all]")
+@click.option(
+    "--brokers",
+    "chosen",
+    metavar="ID,ID,...",
+    callback=_ids,
+    shell_complete=broker_list,
+    help="Only these. [default: all]",
+)
 @click.option("--dry-run", is_flag=True, help="Only show the order, and what speaks against it now.")
 @click.option(
     "--timeout",

@@ -23,7 +23,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, message_error, translate
-from tidelog.cli.completion import group_names, topic_names
+from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -75,6 +75,7 @@ class _End(NamedTuple):
     type=click.IntRange(min=0),
     multiple=True,
     help="Only this partition; may repeat.",
+    shell_complete=partition_numbers,
 )
 @click.option(
     "-g",

@@ -16,6 +16,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
+from tidelog.cli.completion import topic_names
 from tidelog.cli.options import DurationType, admin_options, format_option
 from tidelog.cli.subcommands.status import GOOD_STATES
 from tidelog.runtime.errors import Unavailable
@@ -30,7 +31,13 @@ MAX_SHOWN_IDS = 8
 
 @click.command()
 @click.option(
-    "-t", "--topic", "topics", multiple=True, metavar="NAME", help="Only objects with data of TOPIC; may repeat."
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME",
+    help="Only objects with data of TOPIC; may repeat.",
+    shell_complete=topic_names,
 )
 @click.option("--eager", is_flag=True, help="Also merge two small neighbours of any age (ignore compaction.*).")
 @click.option("--now", "unthrottled", is_flag=True, help="Ignore the throttle, even if the broker is busy.")

@@ -16,7 +16,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.completion import partition_names, topic_names
+from tidelog.cli.completion import broker_ids, partition_names, topic_names
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -121,8 +121,17 @@ def _render(rows: list[Row]) -> str:
 
 @partition.command()
 @click.argument("places", nargs=-1, metavar="[TOPIC:PARTITION]...", shell_complete=partition_names)
-@click.option("--to", "target", type=int, metavar="BROKER", help="Target. Default with --from: all other brokers.")
-@click.option("--from", "source", type=int, metavar="BROKER", help="All partitions of this broker.")
+@click.option(
+    "--to",
+    "target",
+    type=int,
+    metavar="BROKER",
+    shell_complete=broker_ids,
+    help="Target. Default with --from: all other brokers.",
+)
+@click.option(
+    "--from", "source", type=int, metavar="BROKER", shell_complete=broker_ids, help="All partitions of this broker."
+)
 @click.option(
     "--file",
     "file",

@@ -26,7 +26,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ANSWER_TIMEOUT_S, ClusterConnection, message_error, translate
-from tidelog.cli.completion import topic_names
+from tidelog.cli.completion import partition_numbers, topic_names
 from tidelog.cli.options import bootstrap_option, parse_pairs
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -69,7 +69,11 @@ class InputRecord(NamedTuple):
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; may repeat."
 )
 @click.option(
-    "-p", "--partition", type=click.IntRange(min=0), help="Send to this partition; default: by the key's hash."
+    "-p",
+    "--partition",
+    type=click.IntRange(min=0),
+    help="Send to this partition; default: by the key's hash.",
+    shell_complete=partition_numbers,
 )
 @click.option("-z", "--compression", type=click.Choice(COMPRESSIONS), default="none", show_default=True)
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)

@@ -15,6 +15,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import broker_ids, replica_set_ids
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
@@ -23,7 +24,7 @@ POLL_S = 0.2
 MASTER_TIMEOUT_S = 3.0
 """For the master's answer to what only it knows; it may hang."""
 Document = dict[str, Any]
-_set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0))
+_set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0), shell_complete=replica_set_ids)
 
 
 @click.group("replica-set")
@@ -205,7 +206,11 @@ def _render_election(election: Document) -> str:
 @replica_set_.command()
 @_set_id
 @click.option(
-    "--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it has all that may be confirmed."
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    help="Elect this one if it has all that may be confirmed.",
 )
 @click.option(
     "--accept-loss", is_flag=True, help="Elect --broker now, although it may lack confirmed records. They are lost."
@@ -265,7 +270,14 @@ def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, time
 
 @replica_set_.command("add-member")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to keep a replica.")
+@click.option(
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    required=True,
+    help="The broker to keep a replica.",
+)
 @click.option("--learner", is_flag=True, help="It receives everything, and is never counted or elected.")
 @click.option("--no-wait", is_flag=True, help="Return when the replica is assigned.")
 @click.option(
@@ -287,7 +299,14 @@ def add_member(
 
 @replica_set_.command("promote-member")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The learner to promote.")
+@click.option(
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    required=True,
+    help="The learner to promote.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when it is a member.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait."
@@ -347,7 +366,14 @@ def _wait_in(cluster: ClusterConnection, replica_set: int, broker: int, place: s
 
 @replica_set_.command("remove-member")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to remove.")
+@click.option(
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    required=True,
+    help="The broker to remove.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when the removal has begun.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait."
@@ -436,7 +462,9 @@ def set_policy(replica_set: int, style: str, bootstrap: str, **fields: Any) -> N
 
 @replica_set_.command("set-priority")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The member.")
+@click.option(
+    "--broker", type=click.IntRange(min=0), metavar="ID", shell_complete=broker_ids, required=True, help="The member."
+)
 @click.option("--priority", type=int, metavar="N", help="Of members that are equally far the larger number is elected.")
 @click.option("--unset", is_flag=True, help="What the broker is configured with counts again.")
 @format_option

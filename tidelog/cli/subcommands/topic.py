@@ -25,7 +25,7 @@ from tidelog.cli.client import (
     refusals,
     unknown,
 )
-from tidelog.cli.completion import branch_sources, topic_names
+from tidelog.cli.completion import branch_sources, topic_config_keys, topic_configs, topic_names
 from tidelog.cli.options import admin_options, bootstrap_option, format_option, parse_pairs, watch_option
 from tidelog.cli.prices import load_prices, price_option, priced
 from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
@@ -55,7 +55,15 @@ def topic() -> None:
     type=click.IntRange(min=1),
     help="Place it on replica sets with as many replicas; default: on any.",
 )
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic config; may repeat.")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=topic_configs,
+    help="A topic config; may repeat.",
+)
 @click.option("--if-not-exists", is_flag=True, help="An existing topic is not an error.")
 @format_option
 @bootstrap_option
@@ -368,8 +376,23 @@ def _cleaning_cells(partition: dict[str, Any], now_ms: float) -> list[str | None
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number of partitions; it can only grow.")
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a topic config; may repeat.")
-@click.option("--delete-config", "removed", multiple=True, metavar="KEY", help="Reset to its default; may repeat.")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=topic_configs,
+    help="Set a topic config; may repeat.",
+)
+@click.option(
+    "--delete-config",
+    "removed",
+    multiple=True,
+    metavar="KEY",
+    shell_complete=topic_config_keys,
+    help="Reset to its default; may repeat.",
+)
 @format_option
 @bootstrap_option
 def alter(

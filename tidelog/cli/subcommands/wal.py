@@ -20,7 +20,15 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.options import admin_options, bootstrap_option, config_options, format_option, load_config
+from tidelog.cli.completion import broker_ids
+from tidelog.cli.options import (
+    admin_options,
+    bootstrap_option,
+    config_options,
+    format_option,
+    load_config,
+    watch_option,
+)
 from tidelog.runtime.errors import CorruptData, NotFound, StorageFailed, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 
@@ -156,11 +164,12 @@ def verify(style: str, **where: Any) -> None:
 
 @wal.command("list")
 @format_option
+@watch_option
 @bootstrap_option
-def list_(style: str, bootstrap: str) -> None:
+def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show what the controllers know of each broker's log, and whether all of it is committed."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: cluster.get("/wals")["wals"], _render_wals)
+    output.show(style, lambda: cluster.get("/wals")["wals"], _render_wals, watch_s=watch_s)
 
 
 def _render_wals(rows: list[dict[str, Any]]) -> str:
@@ -181,7 +190,14 @@ def _render_wals(rows: list[dict[str, Any]]) -> str:
 
 
 @wal.command()
-@click.option("--broker", "broker_id", type=click.IntRange(min=0), metavar="ID", help="Only this broker's.")
+@click.option(
+    "--broker",
+    "broker_id",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    help="Only this broker's.",
+)
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait."
 )
@@ -237,11 +253,12 @@ def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[s
 
 @wal.command()
 @format_option
+@watch_option
 @bootstrap_option
-def losses(style: str, bootstrap: str) -> None:
+def losses(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show what was given up: every accepted loss of a log, with its partitions and offsets."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: cluster.get("/losses/accepted")["losses"], _render_accepted)
+    output.show(style, lambda: cluster.get("/losses/accepted")["losses"], _render_accepted, watch_s=watch_s)
 
 
 def _render_accepted(rows: list[dict[str, Any]]) -> str:
