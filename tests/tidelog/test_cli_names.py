@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from tests.support.cluster_process import eventually
 from tidelog.cli.client import ANSWER_TIMEOUT_S
 from tidelog.cli.main import cli
+from tidelog.cli.options import BOOTSTRAP_ENV
 from tidelog.testing import LocalBroker
 
 pytestmark = pytest.mark.processes
@@ -32,9 +33,10 @@ def bootstrap() -> Iterator[str]:
 def offered(bootstrap: str, *words: str) -> list[str]:
     """What is offered for the last of the words."""
     *before, incomplete = words
-    arguments = [*before[:2], "--bootstrap", bootstrap, *before[2:]]
-    shell = ShellComplete(cli, {}, "tidelog", "_TIDELOG_COMPLETE")
-    return [each.value for each in shell.get_completions(arguments, incomplete)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(BOOTSTRAP_ENV, bootstrap)
+        shell = ShellComplete(cli, {}, "tidelog", "_TIDELOG_COMPLETE")
+        return [each.value for each in shell.get_completions(before, incomplete)]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +65,8 @@ def test_names_are_those_of_the_cluster(bootstrap: str, words: tuple[str, ...], 
 def test_objects_and_settings_of_controllers(bootstrap: str) -> None:
     found = eventually(lambda: offered(bootstrap, "object", "inspect", ""), WAIT_S)
     assert all(each.isdecimal() for each in found)
-    settings = offered(bootstrap, "controller", "config", "set", "controller.")
-    assert settings and all(each.startswith("controller.") for each in settings)
+    settings = offered(bootstrap, "controller", "config", "set", "balancer.")
+    assert settings and all(each.startswith("balancer.") for each in settings)
 
 
 def test_settings_of_a_process_need_no_cluster() -> None:
