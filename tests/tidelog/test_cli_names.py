@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 from confluent_kafka import Producer
 
 from tests.support.cluster_process import eventually
-from tidelog.cli.client import ANSWER_TIMEOUT_S
+from tidelog.cli.client import ANSWER_TIMEOUT_S, ClusterConnection
 from tidelog.cli.main import cli
 from tidelog.cli.options import BOOTSTRAP_ENV
 from tidelog.testing import LocalBroker
@@ -27,6 +27,7 @@ def bootstrap() -> Iterator[str]:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce("orders", b"value")
         assert producer.flush(WAIT_S) == 0
+        ClusterConnection(broker.bootstrap).post("/snapshots?name=before&topic=orders")
         yield broker.bootstrap
 
 
@@ -54,6 +55,8 @@ def offered(bootstrap: str, *words: str) -> list[str]:
         (("cluster", "restart", "--brokers", ""), ["1"]),
         (("cluster", "restart", "--brokers", "1,"), []),
         (("lease", "end", ""), []),
+        (("snapshot", "describe", "b"), ["before"]),
+        (("topic", "branch", "ord"), ["orders@before"]),
         (("object", "quarantine", ""), ["list", "records", "release"]),
     ],
     ids=lambda each: "-".join(each) if isinstance(each, tuple) else None,

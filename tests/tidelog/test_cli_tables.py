@@ -29,6 +29,7 @@ pytestmark = pytest.mark.processes
 COLUMNS = 80
 TOPIC = "orders-of-all-customers-in-the-north-and-the-south-of-europe"
 GROUP = "readers-that-add-up-what-was-ordered-by-customers-of-the-north"
+SNAPSHOT = "before-it-moves"
 CLIENT = "reader-of-the-north"
 """An id of a member has 37 characters more, and no place where it could be divided."""
 WAIT_S = 60
@@ -39,6 +40,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "partition list": [TOPIC],
     "replica-set describe": ["1"],
     "object inspect": ["OBJECT"],
+    "snapshot describe": [SNAPSHOT],
 }
 """What a command needs, beside its name."""
 
@@ -84,6 +86,8 @@ def broker() -> Iterator[LocalBroker]:
         consumer.subscribe([TOPIC])
         assert consumer.poll(WAIT_S) is not None
         consumer.commit(asynchronous=False)
+        run(broker, "snapshot", "create", SNAPSHOT)
+        run(broker, "topic", "branch", f"{TOPIC}@{SNAPSHOT}", f"{TOPIC}-branch")
         yield broker
         consumer.close()
 

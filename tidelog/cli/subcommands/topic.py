@@ -147,8 +147,23 @@ def _count(partitions: int) -> str:
 @topic.command()
 @click.argument("source", metavar="TOPIC@SNAPSHOT", shell_complete=branch_sources)
 @click.argument("name", metavar="NEW")
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Another topic config; may repeat.")
-@click.option("--delete-config", "removed", multiple=True, metavar="KEY", help="The default instead; may repeat.")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another topic config; may repeat.",
+    shell_complete=topic_configs,
+)
+@click.option(
+    "--delete-config",
+    "removed",
+    multiple=True,
+    metavar="KEY",
+    help="The default instead; may repeat.",
+    shell_complete=topic_config_keys,
+)
 @format_option
 @admin_options
 def branch(
