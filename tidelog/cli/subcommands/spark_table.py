@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidelog.cli.completion import topic_names
 from tidelog.cli.options import parse_pairs
 from tidelog.cli.spark_run import SparkRun, spark_options
 from tidelog.runtime.errors import ConfigError
@@ -50,7 +49,7 @@ def _catalog_options(function: F) -> F:
 
 
 @click.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--table", "name", required=True, metavar="NAMESPACE.NAME", help="The table; it is created if need be.")
 @_catalog_options
 @click.option(
