@@ -7,6 +7,7 @@ docs/deployment.md says which was run and which only checked. `test_deploy_aws.p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -276,7 +276,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         elif (ROOT / name).is_file():
             shutil.copyfile(ROOT / name, source / name)
     maker = base / "maker"
-    venv.create(maker, with_pip=True)
+    subprocess.run([python_for_all(), "-m", "venv", maker], check=True)
     command = dict(stages()[0])["RUN"].replace("/opt/tidelog", str(target)).replace("/src", str(source))
     environment = {"PATH": f"{maker / 'bin'}:/usr/bin:/bin", "HOME": str(base)}
     done = subprocess.run(["sh", "-ec", command], env=environment, capture_output=True, text=True, check=False)
@@ -284,12 +284,28 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+IDENTITY: dict[str, Any] = {"user": USER_ID, "group": USER_ID, "extra_groups": []} if os.geteuid() == 0 else {}
+"""The image's user, where there is the right to become it; else this one."""
+
+
+def python_for_all() -> str:
+    """An interpreter that the image's user may run, too: one in somebody's home is not."""
+    wanted = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
+    for found in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        with contextlib.suppress(OSError):
+            if (
+                subprocess.run([found, "-c", wanted], cwd="/", capture_output=True, check=False, **IDENTITY).returncode
+                == 0
+            ):
+                return found
+    pytest.skip(f"missing: a Python of 3.11 or later with venv that user {USER_ID} may run")
+
+
 def as_user(command: Sequence[str | Path], environment: dict[str, str], output: Path, folder: Path) -> Any:
-    """Start a process as the image's user, or, without the right to do that, as this one without its own files."""
-    identity: dict[str, Any] = {"user": USER_ID, "group": USER_ID, "extra_groups": []} if os.geteuid() == 0 else {}
+    """Start a process as the image's user."""
     with output.open("wb") as file:
         return subprocess.Popen(
-            [str(each) for each in command], env=environment, stdout=file, stderr=file, cwd=folder, **identity
+            [str(each) for each in command], env=environment, stdout=file, stderr=file, cwd=folder, **IDENTITY
         )
 
 
@@ -409,7 +425,7 @@ def use(address: str) -> None:
     subprocess.run([*run, "topic", "create", "t", "--partitions", "2", *more], check=True, capture_output=True)
     lines = "".join(f"record {number}\n" for number in range(1000)).encode()
     subprocess.run([*run, "produce", "t", *more], input=lines, check=True, capture_output=True)
-    read = [*run, "consume", "t", "--from", "earliest", "--max-records", "1000", *more]
+    read = [*run, "consume", "t", "--from-beginning", "--max-records", "1000", *more]
     done = subprocess.run(read, check=True, capture_output=True)
     assert len(done.stdout.splitlines()) == 1000
     subprocess.run([*run, "status", *more], check=True, capture_output=True)
