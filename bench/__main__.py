@@ -30,6 +30,7 @@ LIMITS_S = {
     "replicated_produce": 600.0,
     "transactions": 600.0,
     "log_compaction": 1_800.0,
+    "topic_branch": 1_800.0,
     "spark_scan": 900.0,
 }
 """Time limits of longer programs: two buckets are filled with 5 GB and read six times; many servers start."""

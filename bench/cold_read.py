@@ -58,6 +58,10 @@ class History:
     async def catch_up(self) -> None:
         """See `ObjectManager.catch_up`."""
 
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        """See `ObjectManager.resolve`."""
+        return stream_id, end_offset
+
     def find_objects(self, stream_id: int, start: int, end: int, limit: int) -> list[ObjectSlice]:
         """See `ObjectManager.find_objects`."""
         found: list[ObjectSlice] = []

@@ -19,6 +19,7 @@ from tidelog.controller.rpc.tls_network import TlsNetwork
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.cpu_time import CpuMeter, SystemCpu
 from tidelog.runtime.disk import Disk
+from tidelog.runtime.facts.node import OwnFacts
 from tidelog.runtime.network import Network
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, StorageSettings, UploadSettings
@@ -53,6 +54,8 @@ class BrokerIdentity:
     """Identifies the directory and the machine: a copy has another value."""
     patience_s: float = 0.0
     """How long a start waits for the end of a process with another copy, which may be dead and still registered."""
+    own: OwnFacts = field(default_factory=OwnFacts)
+    """What it tells of its process when an operator asks."""
 
 
 @dataclass(frozen=True, slots=True)

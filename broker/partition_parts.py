@@ -19,6 +19,7 @@ from tidelog.broker.partitions.manager import PartitionManager
 from tidelog.broker.partitions.moves import HintExchange
 from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.peers import HintSender, PeerListener
+from tidelog.broker.partitions.snapshot_taker import SnapshotTaker
 from tidelog.broker.partitions.storages import MasterStorages
 from tidelog.broker.partitions.takeover import TakeoverRunner
 from tidelog.broker.telemetry import figures
@@ -40,6 +41,7 @@ class PartitionParts:
     groups: GroupCoordinator
     txn: TxnParts
     log_cleaner: LogCleaner
+    snapshots: SnapshotTaker
 
     def not_ready(self) -> list[str]:
         """Return why the broker is not ready, one sentence each; empty when it is."""
@@ -98,7 +100,17 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
         groups=groups,
         txn=txn,
         log_cleaner=_log_cleaner(base, data, manager),
+        snapshots=_snapshots(base, manager, peer_calls, peers),
     )
+
+
+def _snapshots(base: BrokerBase, manager: PartitionManager, calls: PeerCalls, peers: PeerListener) -> SnapshotTaker:
+    clock, rng = base.world.clock, base.world.rng
+    taker = SnapshotTaker(
+        base.broker_id, controller=base.controller, manager=manager, calls=calls, clock=clock, rng=rng
+    )
+    taker.serve(peers)
+    return taker
 
 
 def _log_cleaner(base: BrokerBase, data: DataParts, manager: PartitionManager) -> LogCleaner:

@@ -15,22 +15,22 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from tidelog.broker.admin.anatomy import AnatomyRoutes
 from tidelog.broker.admin.balance import BalanceRoutes
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
+from tidelog.broker.admin.checkup import CheckupRoutes
 from tidelog.broker.admin.controller_config import ControllerConfigRoutes
-from tidelog.broker.admin.history import HistoryRoutes
 from tidelog.broker.admin.http import AdminHttp, AdminSources
 from tidelog.broker.admin.levels import LevelRoutes
 from tidelog.broker.admin.losses import LossRoutes
 from tidelog.broker.admin.moves import MoveRoutes
 from tidelog.broker.admin.object_jobs import ObjectJobs
 from tidelog.broker.admin.outside_compaction import OutsideCompactionRoutes
-from tidelog.broker.admin.quorum import QuorumView
+from tidelog.broker.admin.quorum import QuorumView, known_members
 from tidelog.broker.admin.reading import ReadingRoutes
 from tidelog.broker.admin.replica_sets import ReplicaSetRoutes
 from tidelog.broker.admin.restart import RestartRoutes
+from tidelog.broker.admin.snapshots import SnapshotRoutes
 from tidelog.broker.admin.storage_status import memory_section
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts, build_data_parts
@@ -43,7 +43,6 @@ from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.objects.manifest_writer import ManifestWriter
-from tidelog.broker.observing import build_history, console_of, follow_timeline
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
 from tidelog.broker.partitions.checkpoints import write_checkpoints
 from tidelog.broker.partitions.manager import PartitionManager
@@ -54,6 +53,8 @@ from tidelog.broker.telemetry.disk_space import DiskSpaceMeter
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.controller.checkup import Checkup, CheckupWorld
+from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.records import TopicRecord
 from tidelog.controller.rpc.secret import admin_token, read_token
 from tidelog.runtime.task_errors import ERRORS
@@ -69,6 +70,7 @@ class ServerParts:
 
     metrics: Metrics
     producer_ids: ProducerIds
+    checkup: Checkup
     admin: AdminHttp
     kafka: KafkaServer
     disk_space: DiskSpaceMeter | None
@@ -109,12 +111,13 @@ def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> S
     metrics = _metrics(base, partitions)
     quorum = QuorumView(base.controller)
     brokers = BrokerRoutes(base.controller, lambda replica_set: _removed_wal(base, replica_set))
-    admin = _admin(base, data, partitions, metrics, quorum, brokers)
+    checkup = _checkup(base)
+    admin = _admin(base, data, partitions, metrics, quorum, brokers, checkup)
     membership = partitions.membership
     producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
     services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
     services.remove_broker = brokers.remove
-    return ServerParts(metrics, producer_ids, admin, _kafka(base, data, services), _host_figures(base))
+    return ServerParts(metrics, producer_ids, checkup, admin, _kafka(base, data, services), _host_figures(base))
 
 
 def _host_figures(base: BrokerBase) -> DiskSpaceMeter | None:
@@ -158,6 +161,7 @@ def _admin(
     metrics: Metrics,
     quorum: QuorumView,
     brokers: BrokerRoutes,
+    checkup: Checkup,
 ) -> AdminHttp:
     world, settings, credentials = base.world, base.settings, base.controllers.credentials
 
@@ -185,12 +189,16 @@ def _admin(
         image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
     )
     reading = ReadingRoutes(base.controller, manifests)
+    snapshots = SnapshotRoutes(base.controller, partitions.snapshots)
+    base.registry.add_section("snapshots", snapshots.status)
+    base.registry.add_figures("snapshots", snapshots.status, figures.snapshot_families)
     base.registry.add_section("leases", reading.status)
     base.registry.add_figures("leases", reading.status, figures.lease_families)
     routes = [
         *jobs.routes(),
         *outside_routes.routes(),
         *reading.routes(),
+        *snapshots.routes(),
         *_bucket_usage(base, data, metrics).routes(),
         *quorum.routes(),
         *ControllerConfigRoutes(base.controller, base.settings.flat).routes(),
@@ -198,13 +206,28 @@ def _admin(
         *ReplicaSetRoutes(base.controller, lambda each: write_checkpoints(manager.of_set(each)), data.led).routes(),
         *_placement_routes(base, partitions, quorum),
         *brokers.routes(),
+        *CheckupRoutes(checkup, base.controller, lambda: known_members(base.controller)).routes(),
         *_restart_routes(base, manager, quorum),
-        *AnatomyRoutes(base.controller, manager).routes(),
-        *HistoryRoutes(base.broker_id, build_history(base, data, partitions, metrics), follow_timeline(base)).routes(),
     ]
-    console = console_of(base, lambda: admin.url)
-    admin = AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes, console)
-    return admin
+    return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
+
+
+def _checkup(base: BrokerBase) -> Checkup:
+    controller, world = base.controller, base.world
+    return Checkup(
+        CheckupWorld(
+            node=base.broker_id,
+            roles=list(base.settings.roles),
+            network=world.network,
+            clock=world.clock,
+            image=base.image,
+            controllers=lambda: known_members(controller),
+            ask_status=lambda address: controller.status_of(split_address(address)),
+            own=base.identity.own,
+            try_rights=world.store.for_purpose(Purpose.OTHER).try_rights,
+            between_brokers=world.between_brokers,
+        )
+    )
 
 
 def _restart_routes(base: BrokerBase, manager: PartitionManager, quorum: QuorumView) -> Sequence[web.RouteDef]:

@@ -123,6 +123,7 @@ class RunningBroker:
         await data.reader.close()
         if servers.disk_space is not None:
             await servers.disk_space.close()
+        await servers.checkup.close()
         await servers.admin.close()
         await servers.producer_ids.close()
 

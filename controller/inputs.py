@@ -16,6 +16,7 @@ from tidelog.controller.model.settings import BalancerSettings, ControllerSettin
 from tidelog.controller.raft.consensus import Consensus
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.runtime.clock import Clock
+from tidelog.runtime.facts.node import OwnFacts
 from tidelog.runtime.network import Network
 from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.store import ObjectStore
@@ -32,6 +33,8 @@ class ControllerIdentity:
     credentials: Credentials | None = None
     serves_broker: bool = False
     """Whether a broker of this process will use the image through `ControllerNode.feed`."""
+    own: OwnFacts = field(default_factory=OwnFacts)
+    """What it tells of its process when an operator asks."""
 
 
 @dataclass(frozen=True, slots=True)

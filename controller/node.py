@@ -32,6 +32,7 @@ from tidelog.controller.active.readers import Readers
 from tidelog.controller.active.role import ActiveRole
 from tidelog.controller.active.sessions import BrokerSessions
 from tidelog.controller.active.state_keeper import BucketSuperseded, StateKeeper
+from tidelog.controller.checkup import CHECKUP_METHODS, Checkup, CheckupWorld
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.image.replica import Replica, StateCopy
@@ -46,6 +47,7 @@ from tidelog.controller.model.leases import TakeLease
 from tidelog.controller.model.levels import NEWEST, SUPPORTED
 from tidelog.controller.model.load import HeartbeatReply
 from tidelog.controller.model.overrides import SettingsInForce, report
+from tidelog.controller.model.snapshots import CreateBranch
 from tidelog.controller.raft.consensus import Consensus, Role
 from tidelog.controller.raft.quorum import parse_members
 from tidelog.controller.raft.thread import RaftConsensus, RaftSettings
@@ -66,6 +68,7 @@ from tidelog.controller.rpc.listener import RpcListener
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import Fenced, InvalidInput, StorageFailed, TidelogError
 from tidelog.runtime.tasks import TaskSet
+from tidelog.runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +101,8 @@ class ControllerNode:
         self._node_id = identity.node_id
         self._directory = identity.directory
         self._credentials = identity.credentials
-        self._settings = settings
+        self._settings = self._used = settings
         self._in_force = SettingsInForce("controller", settings, lambda: self.image.cluster_configs)
-        self._used = settings
         self._sections = {"controller": settings, "balancer": sections.balancer, "scale": sections.scale}
         self._delete_delay_ms = sections.delete_delay_ms
         self._clock = clock
@@ -141,6 +143,7 @@ class ControllerNode:
             role, identity.node_id, lambda: self._consensus.members, peers.ask_status, self._term_age_ms
         )
         self._quorum_changes = self._make_quorum_changes(role, peers)
+        self._checkup = self._make_checkup(identity, world, peers)
         self._balancer = Balancer(sections.balancer, sections.scale, role, clock)
         self._keeper = self._make_keeper(role, world)
         self._active_term: int | None = None
@@ -166,6 +169,23 @@ class ControllerNode:
             peers.ask_status,
             self._not_active,
             self._settings.command_timeout_ms / 1000,
+        )
+
+    def _make_checkup(self, identity: ControllerIdentity, world: ControllerWorld, peers: Peers) -> Checkup:
+        def others() -> list[tuple[int, str]]:
+            return [each for each in sorted(self._consensus.members.items()) if each[0] != identity.node_id]
+
+        return Checkup(
+            CheckupWorld(
+                node=identity.node_id,
+                roles=["controller"],
+                network=world.network,
+                clock=world.clock,
+                image=lambda: self.image,
+                controllers=others,
+                ask_status=peers.ask_status,
+                own=identity.own,
+            )
         )
 
     def _make_keeper(self, role: ActiveRole, world: ControllerWorld) -> StateKeeper | None:
@@ -314,6 +334,7 @@ class ControllerNode:
                 await self._consensus.transfer(None)  # avoids an election time-out for the other members
         self._deactivate()
         await self._rpc.close()
+        await self._checkup.close()
         await self._tasks.close()
         await self._consensus.close()
 
@@ -327,6 +348,8 @@ class ControllerNode:
             "members": {str(node_id): members[node_id] for node_id in sorted(members)},
             "node": self._node_id,
             "pid": os.getpid(),
+            "release": VERSION,
+            "time_ms": self._clock.time_ms(),
             "active": self.is_active,
             "version": self.image.version,
             "cluster_id": self.image.cluster_id,
@@ -524,6 +547,8 @@ class ControllerNode:
             return msgspec.msgpack.encode(await self.unknown_objects(asked.object_ids, asked.version))
         if method == "status":
             return msgspec.msgpack.encode(self.status())
+        if method in CHECKUP_METHODS:
+            return msgspec.msgpack.encode(await self._checkup.answer(method))
         if method == "upgrade":
             return msgspec.msgpack.encode(await self._upgrade(msgspec.msgpack.decode(params, type=UpgradeParams)))
         if method == "transfer":
@@ -571,7 +596,7 @@ class ControllerNode:
         if isinstance(command, TakeLease):
             hold_ms = min(command.hold_ms, self._in_force.now.lease_max_hold_ms)
             return msgspec.structs.replace(command, hold_ms=hold_ms)
-        if isinstance(command, c.CreateTopic | c.CreatePartitions):
+        if isinstance(command, c.CreateTopic | c.CreatePartitions | CreateBranch):
             loads = self._balancer.schedule.weights(self._clock.monotonic())
             return msgspec.structs.replace(command, loads=loads)
         return command

@@ -123,6 +123,17 @@ class Lookups:
         """Return the id of the cluster. Raises `Unavailable`."""
         return str(self._ask("/cluster", None)["cluster_id"])
 
+    def branch_starts(self) -> dict[tuple[str, int], int]:
+        """Return where the own offsets of each partition of a branch begin: slices of earlier ones are refused.
+
+        Raises `Unavailable`.
+        """
+        try:
+            told = self._ask("/branches", None)
+        except NotFound:  # a broker of a version before branches: there are none
+            return {}
+        return {(row["topic"], row["partition"]): row["start"] for row in told["starts"]}
+
     def end_lease(self, lease: Lease) -> None:
         """Give a lease back; one that has ended already is success. Raises `Unavailable`."""
         with contextlib.suppress(NotFound):

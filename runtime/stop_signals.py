@@ -5,6 +5,9 @@ hangs or a directory is gone. So the signals are blocked in every thread but one
 stop the process, and kills the process when that takes too long. Only a thread that waits in the kernel for a disk can
 outlast that, as long as the disk does.
 
+What runs in every Python of an environment (a tracer's or debugger's hook) may have started threads before, which block
+nothing: the kernel may give them a signal, too. Python calls its handler in the main thread, which passes it on.
+
 Entry: `StopSignals`, `end_within`.
 """
 
@@ -44,11 +47,22 @@ def end_within(limit_s: float, why: str) -> None:
 
 
 class StopSignals:
-    """The signals of a process. Make it before the process has other threads: they inherit what is blocked."""
+    """The signals of a process. Make it in the main thread, and before others: they inherit what is blocked."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._numbers = numbers
+        self._waiting: threading.Thread | None = None
+        self._early: list[int] = []
+        """What came to another thread before `serve`."""
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        for number in numbers:
+            signal.signal(number, self._pass_on)
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        if self._waiting is None or self._waiting.ident is None:
+            self._early.append(number)
+        else:
+            signal.pthread_kill(self._waiting.ident, number)
 
     def serve(self, loop: asyncio.AbstractEventLoop, on: Mapping[signal.Signals, OnSignal]) -> None:
         """Take the signals from now on, those included that came since the making."""
@@ -63,4 +77,7 @@ class StopSignals:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends already
                     loop.call_soon_threadsafe(call)
 
-        threading.Thread(target=wait, daemon=True, name="signals").start()
+        self._waiting = threading.Thread(target=wait, daemon=True, name="signals")
+        self._waiting.start()
+        for number in self._early:
+            self._pass_on(number, None)

@@ -1,8 +1,12 @@
-"""Bytes of records in JSON, as text where possible. Entry: `text_or_base64`."""
+"""Bytes of records in JSON, as text where possible; paths as the kernel writes them.
+
+Entry: `text_or_base64`, `decoded_mount`.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
 
 
 def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
@@ -13,3 +17,8 @@ def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def decoded_mount(name: str) -> str:
+    r"""Return a path as the kernel writes it in its lists of mounts: `\040` is a space."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)

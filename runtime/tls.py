@@ -12,7 +12,7 @@ and the ones before stay in use.
 Invariants: never a context that accepts a peer without a certificate of the authority; an error names the setting and
 the file; a key with a password is refused, and nobody is asked for it.
 
-Entry: `TlsFiles`, `MutualTls`.
+Entry: `TlsFiles`, `MutualTls`; `try_files` for tools.
 """
 
 from __future__ import annotations
@@ -159,6 +159,21 @@ def _is_open_to_others(path: Path) -> bool:
         return bool(path.stat().st_mode & 0o077)
     except OSError:
         return False
+
+
+class TlsExpiry(NamedTuple):
+    """When the certificates of usable files expire: milliseconds since the Unix epoch."""
+
+    certificate_ms: int
+    authority_ms: int
+    """The first of the authority's certificates; 0: not known."""
+
+
+def try_files(files: TlsFiles) -> TlsExpiry:
+    """Try files as `MutualTls` does, for somebody who only looks. Raises `ConfigError`."""
+    contexts = _load(files)
+    ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in contexts.client.get_ca_certs()]
+    return TlsExpiry(int(contexts.expires_at_s * 1000), min(ends, default=0) * 1000)
 
 
 # --- reading and trying the files --------------------------------------------------------------------------------

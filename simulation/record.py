@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidelog.controller.image.image import Image
+from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
+from tidelog.controller.machine.tables import RowChange
 from tidelog.controller.model.bucket_state import decode_state, parse_state_key
 from tidelog.controller.rebuild.adopt import Adoption, adopt
 from tidelog.controller.rebuild.plan import FoundObject, make_plan
 from tidelog.controller.rebuild.source import found_object, may_be_new
 from tidelog.simulation.checkers import Finding
+from tidelog.simulation.checkers.cluster_state import held_objects
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.storage.objects.format import FOOTER, Footer, ObjectIndex
 from tidelog.storage.objects.key import object_key, parse_object_key
@@ -45,6 +47,7 @@ def _problems_of(cluster: SimCluster, image: Image, key: str) -> Iterator[str]:
     """Also of the older states, which a rebuild uses if the newer ones are damaged."""
     state = ControllerState()
     state.load(decode_state(cluster.bucket.objects[key].body, key=key).state)
+    state_snapshots = set(state.tables.snapshots.rows)
     listed = {
         named[1]: held.info.size
         for each, held in cluster.bucket.objects.items()
@@ -63,6 +66,14 @@ def _problems_of(cluster: SimCluster, image: Image, key: str) -> Iterator[str]:
             yield f"{key}: stream {stream.id} would end at {stream.end_offset}; {now.end_offset} is committed"
         if stream.start_offset > max(now.start_offset, 0) and now.start_offset < now.end_offset:
             yield f"{key}: stream {stream.id} would start at {stream.start_offset}, not at {now.start_offset}"
+    rebuilt_image = Image()
+    rebuilt_image.apply(
+        Delta(1, [RowChange(t.name, row_key, row) for t in checked.tables.public() for row_key, row in t.rows.items()])
+    )
+    yield from (f"{key}: {one.message}" for one in held_objects(rebuilt_image))
+    for name in image.snapshots.keys() & state_snapshots:
+        if name not in checked.tables.snapshots:
+            yield f"{key}: snapshot {name} would be lost"
 
 
 def _read(cluster: SimCluster, cluster_id: str, object_id: int) -> FoundObject:

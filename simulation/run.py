@@ -18,8 +18,9 @@ import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from tidelog.controller.model.levels import NEWEST
+from tidelog.controller.model.levels import NEWEST, SNAPSHOTS_LEVEL
 from tidelog.runtime.task_errors import ERRORS
+from tidelog.simulation.actors.brancher import Brancher
 from tidelog.simulation.actors.cast import start
 from tidelog.simulation.actors.compacted import TABLE, CompactedTopic
 from tidelog.simulation.actors.consumers import read_all
@@ -43,6 +44,8 @@ CLEANS_EVERY = 4
 """One in this number of seeds waits until orphans must be deleted: a mostly idle minute."""
 EMBEDDED = 1 / 5
 """The share of clusters with processes of both roles."""
+BRANCHERS = 1 / 3
+"""The share of clusters with a client that takes snapshots and makes branches."""
 LOADERS = 1 / 2
 """The share of clusters with a client that loads images of the metadata again and again."""
 REST_S = 60.0
@@ -158,6 +161,9 @@ class _SimulationRun:
         loads = random.Random(f"loader {self.outcome.seed}")
         if loads.random() < LOADERS:
             self.workload.spawn(Loader(self.workload, loads).run(), "loader")
+        branches = random.Random(f"branches {self.outcome.seed}")
+        if self.cluster.shape.level >= SNAPSHOTS_LEVEL and branches.random() < BRANCHERS:
+            self.workload.spawn(Brancher(self.workload, branches).run(), "brancher")
         draw_past(self.cluster, self.workload.topics, random.Random(f"past {self.outcome.seed}"))
         self.cluster.start()
         await self.faults.run(self._steps)

@@ -33,7 +33,18 @@ class ObjectManager(Protocol):
         ...
 
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
-        """Return at most `limit` slices with offsets of `[start_offset, end_offset)`, in order, from local memory."""
+        """Return at most `limit` slices with offsets of `[start_offset, end_offset)`, in order, from local memory.
+
+        As far as they are under one stream's id: see `resolve`.
+        """
+        ...
+
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        """Return the id under which objects have the offsets of a stream from `start_offset` on, and up to where.
+
+        These are its own id and `end_offset`, but for the first offsets of a branch, which another stream has written.
+        What is resolved already comes back as it is. From local memory.
+        """
         ...
 
     def committed_wal_offset(self, replica_set_id: int) -> int:

@@ -3,6 +3,9 @@
 The state is the key `cleaning` of the meta stream: where the last whole round ended. It is written together with the
 sizes of the segments that the round has changed. A round whose record is lost is done again.
 
+A round leaves out what a snapshot or a branch holds (docs/design/0031), and behind it removes no tombstone. The key
+`cleaning/left` says so: when nobody holds anything of the log any more, all of it is dirty.
+
 Entry: `LogCleaning`.
 """
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from tidelog.storage.storage import Storage
 
 CLEANING = "cleaning"
+LEFT = "cleaning/left"
+"""Value: msgpack of the offset up to which the last round left something out."""
 VERSION = 1
 CLEANING_LEVEL = 4
 """Feature level from which on logs are compacted: versions before it know no holes."""
@@ -63,9 +68,16 @@ class SegmentChanges:
 
     bases: list[int]
     by_base: dict[int, SegmentChange] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    """Bases of the segments that have something that the round has left out."""
 
     def _at(self, offset: int) -> SegmentChange:
         return self.by_base.setdefault(self.bases[max(0, bisect_right(self.bases, offset) - 1)], SegmentChange())
+
+    def leave(self, start: int, end: int) -> None:
+        """Forget about the segments with offsets in `[start, end)`, which a round leaves out: they keep their sizes."""
+        first, last = bisect_right(self.bases, start) - 1, bisect_right(self.bases, end - 1)
+        self.left.update(self.bases[max(0, first) : last])
 
     def note_before(self, records: Iterable[StreamEntry], start: int, end: int) -> None:
         """Count records in `[start, end)` as they were before the round."""
@@ -132,14 +144,25 @@ class LogCleaning:
         require_version(cleaned.version, VERSION, "the state of log compaction")
         return cleaned
 
-    def plan(self, now_ms: int, config: LogConfig) -> Round:
-        """Return the next round, due or not. Raises `CorruptData`."""
+    @property
+    def left(self) -> int:
+        """Return up to where the last round left something out; 0: nothing. Raises `CorruptData`."""
+        value = self._state.meta.get(LEFT)
+        try:
+            return 0 if value is None else msgspec.msgpack.decode(value, type=int)
+        except msgspec.DecodeError as error:
+            raise CorruptData(f"stream {self._state.meta.stream.stream_id}: `{LEFT}` does not parse") from error
+
+    def plan(self, now_ms: int, config: LogConfig, *, is_held: bool = False) -> Round:
+        """Return the next round, due or not. Raises `CorruptData`.
+
+        `is_held`: what the last round left out has to be left out still.
+        """
         state = self._state
+        first_dirty = self.last().first_dirty if is_held or not self.left else 0
         scan_from = min(state.checkpoint_offset, state.producers_offset)
         recoverable = self._recoverable.look(scan_from, self._storage.data_end, self._storage.committed_offset)
-        facts = LogFacts(
-            state.segments, state.log_start, state.last_stable_offset, self.last().first_dirty, recoverable
-        )
+        facts = LogFacts(state.segments, state.log_start, state.last_stable_offset, first_dirty, recoverable)
         return plan_round(facts, now_ms, config)
 
     async def fill(self, cleaning: KeyFilling, end: int, changes: SegmentChanges, pace: Pace) -> None:
@@ -163,17 +186,19 @@ class LogCleaning:
         """Return a place to note what a round does to the segments as they are now."""
         return SegmentChanges([segment.base_offset for segment in self._state.segments])
 
-    def finish(self, end: int, now_ms: int, changes: SegmentChanges, log_start: int) -> None:
+    def finish(self, end: int, now_ms: int, changes: SegmentChanges, log_start: int, left: int = 0) -> None:
         """Record a round over `[log_start, end)`. Raises `WalFull`, `Overloaded`, `WalFailed`: it is then done again.
 
-        The log is open: nothing else may write its meta stream.
+        `left`: up to where it left something out; 0: nothing. The log is open: nothing else may write its meta stream.
         """
         state = self._state
         entries: dict[str, bytes | None] = {CLEANING: msgspec.msgpack.encode(Cleaned(VERSION, end, now_ms))}
+        if left or state.meta.get(LEFT) is not None:
+            entries[LEFT] = msgspec.msgpack.encode(left) if left else None
         updates: list[tuple[int, int, int]] = []
         for index, segment in enumerate(state.segments[:-1]):
             change = changes.by_base.get(segment.base_offset)
-            if change is None:
+            if change is None or segment.base_offset in changes.left:
                 continue
             removed = change.before_bytes - change.kept_bytes
             size, newest = max(0, segment.size_bytes - removed), segment.max_timestamp

@@ -138,6 +138,8 @@ class LedPartition:
     topic_id: bytes
     partition: int
     leader_epoch: int
+    is_branch: bool = False
+    """Its first offsets were written to another partition (docs/design/0031)."""
 
 
 class PartitionLog:
@@ -240,6 +242,12 @@ class PartitionLog:
                 storage.warm(stream_id, records)
             state = PartitionState(MetaStream(meta), data, TimeIndex(time), TxnIndex(txn))
             scanned = await recover(state, config, clock.time_ms(), before_scan)
+            state.epochs.assign(led.leader_epoch, data.next_offset)
+            state.epochs.truncate_start(state.log_start)
+            state.high_watermark = confirmed_end(state)
+            log = cls(led=led, state=state, storage=storage, config=config, clock=clock)
+            if led.is_branch and not state.load_branch():
+                log.begin_branch()
         except BaseException:  # in every case: the next attempt opens the streams again
             for opened in streams:
                 storage.close_stream(opened.stream_id)
@@ -249,16 +257,24 @@ class PartitionLog:
                 "partition recovered after an unclean stop",
                 extra={"topic": led.topic, "partition": led.partition, "batches_scanned": scanned},
             )
-        state.epochs.assign(led.leader_epoch, data.next_offset)
-        state.epochs.truncate_start(state.log_start)
-        state.high_watermark = confirmed_end(state)
-        return cls(
-            led=led,
-            state=state,
-            storage=storage,
-            config=config,
-            clock=clock,
-        )
+        return log
+
+    def begin_branch(self) -> None:
+        """Make what another partition has written the beginning of this one, which nobody has written to.
+
+        Transactions that are open there are aborted here, and its producers are forgotten: to them this is another
+        partition. Repeated after a crash, it goes on where it was. Raises `Overloaded`, `WalFull`, `WalFailed`.
+        """
+        for one in self.producers():
+            if one.current_txn_start_offset >= 0:
+                self.write_marker(
+                    one.producer_id,
+                    one.producer_epoch,
+                    commit=False,
+                    coordinator_epoch=max(one.coordinator_epoch, 0),
+                    transaction_version=0,
+                )
+        self._state.begin_branch()
 
     def _await_tail(self) -> None:
         """Show what an earlier master appended when it is confirmed."""
@@ -782,6 +798,23 @@ class PartitionLog:
         ):
             state.checkpoint()
             await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
+
+    async def cut(self) -> tuple[int, int, int, int]:
+        """Return the ends of its meta, data, time and txn stream, when everything before them is confirmed.
+
+        A checkpoint comes first, so that what is opened with these ends scans little. Raises `Closed`, `Overloaded`,
+        `WalFull`, `WalFailed`.
+        """
+        self._require_open()
+        state = self._state
+        if state.checkpoint_offset < state.data.next_offset:
+            state.checkpoint()
+            await self._in_steps(partial(state.write_producers_to, state.checkpoint_offset))
+            self._require_open()
+        meta, data, time, txn = (stream.next_offset for stream in self._streams())
+        await self._storage.confirm.wait(self._storage.data_end)
+        self._require_open()
+        return meta, data, time, txn
 
     @property
     def can_shorten_meta(self) -> bool:

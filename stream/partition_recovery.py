@@ -103,6 +103,7 @@ async def recover(
     try:
         state.confirmed_log_start = _log_start(state, confirmed.get(START))
         _load(state, now_ms)
+        state.load_branch()
         await _load_producers(state)
         if _needs_fitting(state):
             return await _fit(state, config, now_ms)
@@ -375,12 +376,13 @@ def _replay(state: PartitionState, record: StreamEntry, config: LogConfig, now_m
         raise CorruptData(
             f"stream {state.data.stream_id}: the batch at {record.base_offset} does not match its stream record"
         )
+    is_own = record.base_offset >= state.own_from
     if record.base_offset >= state.checkpoint_offset:
         state.epochs.assign(header.partition_leader_epoch, record.base_offset)
-        state.track(header, record.base_offset, header.max_timestamp, now_ms, config)
-    elif header.producer_id >= 0 and not header.is_control:
+        state.track(header, record.base_offset, header.max_timestamp, now_ms, config, is_own)
+    elif is_own and header.producer_id >= 0 and not header.is_control:
         state.producers.append(header, record.base_offset, header.max_timestamp, now_ms)
-    if header.is_control:
+    if is_own and header.is_control:
         aborted = apply_marker(state, header, record.payload, record.base_offset, now_ms)
         if aborted is not None and aborted.last_offset > last_aborted:
             state.txn.add(aborted)

@@ -11,6 +11,7 @@ state derived from them in memory: segments, producers, leader epochs. Keys of t
   time while the partition takes appends. The checkpoint names the generation that counts once all its pieces are there.
 - `segment/<base offset, 20 digits>`: a sealed segment, written when it rolls. `active`: the segment that grows.
 - `start`: the log start offset after DeleteRecords or retention has moved it.
+- `branch`: of a partition that began as a branch, its data stream: whose offsets it began with is not its own state.
 - `clean`: the ends of the data, time and txn streams at a clean close; removed before the next append.
 
 Invariants: all that a checkpoint covers was appended before it, to the same WAL. While `clean` exists, nothing has been
@@ -28,6 +29,7 @@ import msgspec
 
 from tidelog.batch.batch import BatchHeader
 from tidelog.runtime.errors import Overloaded
+from tidelog.stream.errors import require_version
 from tidelog.stream.leader_epochs import LeaderEpochs
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.meta_stream import MetaStream
@@ -43,10 +45,11 @@ START = "start"
 EPOCHS = "epochs"
 PRODUCERS = "producers"
 ACTIVE = "active"
+BRANCH = "branch"
 SEGMENT_PREFIX = "segment/"
 PIECE_PREFIX = "producers/"
 VERSION = 1
-"""Version in the first field of the values of `checkpoint`, `clean` and `start`."""
+"""Version in the first field of the values of `checkpoint`, `clean`, `start` and `branch`."""
 PIECES_VERSION = 2
 """Version of a `checkpoint` whose producers have an offset of their own: only where there are many."""
 PIECES_LEVEL = 1
@@ -75,6 +78,16 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
     data_end: int
     time_end: int
     txn_end: int
+
+
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """Value of `branch`."""
+
+    version: int
+    data_stream: int
+    """Id of the partition that has begun; a branch of it finds this value, and has another id."""
+    own_from: int
+    """The batches before this offset (int64) are of producers to another partition."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -119,6 +132,7 @@ class PartitionState:
         "high_watermark",
         "log_start",
         "meta",
+        "own_from",
         "pieces",
         "producers",
         "producers_offset",
@@ -153,6 +167,8 @@ class PartitionState:
         """Generation and number of the pieces of that snapshot; zeros: it is one value, or empty."""
         self.generation = 0
         """The largest generation that the meta stream has pieces of, complete or not."""
+        self.own_from = 0
+        """Batches before this offset say nothing of this partition's producers: it began as a branch there."""
         self.rows_per_piece = ROWS_PER_PIECE
         self.writing: _Writing | None = None
         """The snapshot of producers that was begun and has pieces left to write."""
@@ -168,10 +184,13 @@ class PartitionState:
 
     # --- appending -----------------------------------------------------------------------------------------------
 
-    def track(self, header: BatchHeader, base_offset: int, timestamp: int, now_ms: int, config: LogConfig) -> None:
+    def track(
+        self, header: BatchHeader, base_offset: int, timestamp: int, now_ms: int, config: LogConfig, own: bool = True
+    ) -> None:
         """Update the state for a batch that is in the data stream; also used by recovery to replay batches.
 
         `timestamp` is the batch's largest, as stored. Control batches leave producers to the caller.
+        `own`: it is not of the partition that this is a branch of.
         """
         size = header.length + 12
         active = self.segments[-1]
@@ -179,7 +198,7 @@ class PartitionState:
         active.add(size, timestamp, now_ms)
         self.bytes_since_checkpoint += size
         self.batches_since_checkpoint += 1
-        if header.producer_id >= 0 and not header.is_control:
+        if own and header.producer_id >= 0 and not header.is_control:
             self.producers.append(header, base_offset, timestamp, now_ms)
 
     def note_aborted(self, entry: AbortedTxn) -> int:
@@ -220,6 +239,30 @@ class PartitionState:
         entries[START] = msgspec.msgpack.encode(Start(VERSION, self.log_start))
         self.dirty = True
         self.producers_offset, self.pieces = scanned_from, (0, 0)
+        return self._write_checkpoint(entries, self.segments[-1])
+
+    def load_branch(self) -> bool:
+        """Return whether `begin_branch` was called for this partition, and note where. Raises `CorruptData`."""
+        value = self.meta.get(BRANCH)
+        if value is None:
+            return False
+        branch = msgspec.msgpack.decode(value, type=Branch)
+        require_version(branch.version, VERSION, "the beginning of a branch")
+        if branch.data_stream != self.data.stream_id:
+            return False
+        self.own_from = branch.own_from
+        return True
+
+    def begin_branch(self) -> int:
+        """Forget all producers, and note that this was done. No transaction is open. Raises as `checkpoint`."""
+        assert self.producers.first_ongoing() is None
+        entries: dict[str, bytes | None] = dict.fromkeys(self.meta.keys(PRODUCERS))
+        entries[BRANCH] = msgspec.msgpack.encode(Branch(VERSION, self.data.stream_id, self.data.next_offset))
+        self.abandon_snapshot()
+        self.producers = ProducerStates()
+        self.dirty = True
+        self.own_from = self.producers_offset = self.data.next_offset
+        self.pieces = (0, 0)
         return self._write_checkpoint(entries, self.segments[-1])
 
     def roll(self, now_ms: int) -> None:

@@ -110,7 +110,8 @@ def _walk(config: Config) -> Iterator[tuple[str, str, Any]]:
             yield section, key, getattr(struct, key)
 
 
-def _known_keys() -> list[str]:
+def known_keys() -> list[str]:
+    """Return all settings, as SECTION.KEY."""
     return [f"{section}.{key}" for section, key, _ in _walk(Config())]
 
 
@@ -123,6 +124,18 @@ def load(
 
     `flags` are `(dotted key, value)` pairs; strings are parsed according to the type of the field.
     """
+    loaded, errors = examine(file, environment, flags)
+    if errors:
+        raise errors[0]
+    return loaded
+
+
+def examine(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Iterable[tuple[str, str | int | bool]] = (),
+) -> tuple[Loaded, list[ConfigError]]:
+    """As `load`, but leave out what is wrong, and return all of it. Raises `ConfigError` for a file that is no TOML."""
     merged: dict[str, tuple[Any, str]] = {}
     if file is not None:
         merged.update(_from_file(file))
@@ -133,9 +146,16 @@ def load(
     for key, flag in flags:
         merged[key] = (flag, "flag")
     config = Config()
+    sources: dict[str, str] = {}
+    errors: list[ConfigError] = []
     for key, (value, source) in merged.items():
-        _assign(config, key, value, source)
-    return Loaded(config, {key: source for key, (_, source) in merged.items()})
+        try:
+            _assign(config, key, value, source)
+        except ConfigError as error:
+            errors.append(error)
+        else:
+            sources[key] = source
+    return Loaded(config, sources), errors
 
 
 def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
@@ -159,7 +179,7 @@ def _from_file(file: Path) -> dict[str, tuple[Any, str]]:
 
 
 def _nearest(key: str, otherwise: str) -> str:
-    known = _known_keys()
+    known = known_keys()
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close:
         tail = key.rpartition(".")[2]

@@ -6,6 +6,9 @@ unconfirmed part of the log, because only confirmed records may be visible (rule
 Records of transactions and their markers are replayed in the order of the log into a `TransactionalStore`. For a
 coordinator whose store is none they are damage.
 
+Of plain records that follow each other only the last one of each key is told to the store: it replaces those before,
+and to parse them is most of the work.
+
 A state that the coordinator before this one has passed on stands for the records before its offset, which are not read.
 
 Entry: `load_store`.
@@ -53,28 +56,43 @@ async def load_store(partition_log: PartitionLog, store: StateStore, passed: Pas
             await _confirmed_past(partition_log, offset)
         fetched = await partition_log.read(offset, READ_BYTES, committed=False)
         before = offset
+        plain: dict[bytes, bytes | None] = {}
         for buffer in fetched.records:
             for header, batch in iter_batches(buffer):
                 if not check_crc(batch):
                     raise CorruptRecord(f"batch {header.base_offset} of {what} fails its CRC32C")
                 size_bytes += len(batch)
                 offset = max(offset, header.next_offset)
-                _replay(store, header, iter_records(batch, header=header), before)
+                records = iter_records(batch, header=header)
+                if header.is_transactional:
+                    _replay_newest(store, plain)
+                    _replay_transactional(store, header, records, before)
+                elif not header.is_control:
+                    _note_newest(plain, records, before)
+        _replay_newest(store, plain)
         if offset == before:
             raise CorruptRecord(f"{what} returns no records at offset {offset} and ends at {end_offset}")
         await asyncio.sleep(0)
     return size_bytes
 
 
-def _replay(store: StateStore, header: BatchHeader, records: Iterator[Record], start: int) -> None:
-    """Replay the records of a batch from the offset `start` on."""
-    if not header.is_transactional:
-        if header.is_control:
-            return
-        for record in records:
-            if record.offset >= start and record.key is not None:
-                store.replay(*_key_value(record))
-        return
+def _note_newest(newest: dict[bytes, bytes | None], records: Iterator[Record], start: int) -> None:
+    """Note the records from the offset `start` on, by their keys, in the order of the last one of each."""
+    for record in records:
+        if record.offset >= start and record.key is not None:
+            key, value = _key_value(record)
+            newest.pop(key, None)
+            newest[key] = value
+
+
+def _replay_newest(store: StateStore, newest: dict[bytes, bytes | None]) -> None:
+    for key, value in newest.items():
+        store.replay(key, value)
+    newest.clear()
+
+
+def _replay_transactional(store: StateStore, header: BatchHeader, records: Iterator[Record], start: int) -> None:
+    """Replay the records of a transaction's batch, or its marker, from the offset `start` on."""
     if not isinstance(store, TransactionalStore):
         raise CorruptRecord(f"batch {header.base_offset} is of a transaction of producer {header.producer_id}")
     for record in records:

@@ -38,7 +38,7 @@ class ImageView:
         self._replica_sets = replica_sets
 
     async def objects(self) -> list[ObjectFacts]:
-        """The committed objects that these replica sets compact, by id."""
+        """The committed objects that these replica sets compact, by id: none that a snapshot or a branch holds."""
         image, mine = self._image(), self._replica_sets()
         ids = sorted(image.index.live_slices)
         found: list[ObjectFacts] = []
@@ -48,7 +48,7 @@ class ImageView:
             facts = facts_of(image, object_id)
             if facts is not None and facts.live:
                 looked_at += len(facts.ranges)
-                if _owner_of(image, facts.kind, facts.ranges) in mine:
+                if not image.is_held(object_id) and _owner_of(image, facts.kind, facts.ranges) in mine:
                     found.append(facts)
             if looked_at >= _CHUNK:
                 looked_at = 0

@@ -7,6 +7,7 @@ The decisions are those of `tidelog.stream.cleaning`, made where `tidelog.broker
 Failures and their handling:
 - a crash, a close or a move of the partition: the round ends. What is committed stays, and the next one does the rest;
 - an object was replaced meanwhile: it is looked up again, a bounded number of times in a round;
+- a snapshot or a branch holds an object: it is left out, and tombstones behind it stay;
 - an object is damaged or a batch does not decode: the round ends there, nothing behind it is compacted, and the
   partition is shown as a problem until a round succeeds;
 - bucket or controllers do not answer, or the process that decides for a large log is lost: the round ends, and is
@@ -22,6 +23,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.broker.partitions.round_cleaning import (
@@ -52,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 16
 """How often a round looks objects up again that someone else has replaced."""
+MAX_LEFT = 10_000
+"""Objects of a log that are looked at for one that is held."""
 PLANS_AT_ONCE = 32
 """Partitions that are planned before the loop serves requests again."""
 
@@ -65,6 +69,10 @@ class CleanedObjects(Protocol):
 
     async def catch_up(self) -> None:
         """See `tidelog.storage.managers.ObjectManager.catch_up`."""
+        ...
+
+    def is_held(self, object_id: int) -> bool:
+        """Return whether a snapshot or a branch holds an object, which then stays as it is."""
         ...
 
 
@@ -179,7 +187,15 @@ class LogCleaner:
         now_ms = self._clock.time_ms()
         for log in self._logs():
             if not log.closed and log.config.compacts and not self._is_internal(log.topic) and log.cleaning.is_allowed:
-                yield _Due(log, log.cleaning.plan(now_ms, log.config))
+                yield _Due(log, log.cleaning.plan(now_ms, log.config, is_held=self._is_left(log)))
+
+    def _is_left(self, log: PartitionLog) -> bool:
+        """Return whether an object that the last round left out is held still."""
+        left = log.cleaning.left
+        return left > 0 and any(
+            self._objects.is_held(one.object_id)
+            for one in self._objects.find_objects(log.cleaning.stream_id, log.state.log_start, left, MAX_LEFT)
+        )
 
     async def _loop(self) -> None:
         while True:
@@ -284,6 +300,8 @@ class _CleaningRound:
         self._at = 0
         self._pending: tuple[list[StreamEntry], list[StreamEntry]] = ([], [])
         self._refusals = 0
+        self._left = 0
+        """Up to where something was left out, because a snapshot or a branch holds it."""
 
     def _require_open(self) -> None:
         if self._log.closed:
@@ -314,7 +332,7 @@ class _CleaningRound:
                 cleaning.rewind(mark)
                 await cleaner.objects.catch_up()
         self._require_open()
-        log.cleaning.finish(end, cleaner.now_ms(), self._changes, self._log_start)
+        log.cleaning.finish(end, cleaner.now_ms(), self._changes, self._log_start, self._left)
         return end
 
     async def _step(self, at: int, end: int) -> int:
@@ -324,7 +342,10 @@ class _CleaningRound:
         slices = cleaner.objects.find_objects(self._stream_id, at, end, settings.max_objects)
         if not slices or slices[0].start_offset > at:
             raise CompactionRefused(f"no object holds offset {at} of stream {self._stream_id}: it may be trimmed")
-        window = _window(slices, settings.target_bytes, self._cleaning)
+        if cleaner.objects.is_held(slices[0].object_id):
+            return self._leave(at, slices[0].end_offset)
+        free = list(takewhile(lambda one: not cleaner.objects.is_held(one.object_id), slices))
+        window = _window(free, settings.target_bytes, self._cleaning)
         inputs = tuple(self._facts(one) for one in window)
         if window[0].kind != ObjectKind.STREAM:
             apart = cleaner.led_streams() | {self._stream_id}
@@ -342,6 +363,13 @@ class _CleaningRound:
         self._changes.note_after(after, self._log_start, self._cleaning.noted)
         self._pending = ([], [])
         return following
+
+    def _leave(self, at: int, end: int) -> int:
+        """Leave an object out. Older values of keys may be in it, so no tombstone behind it is removed."""
+        self._cleaning.rewind(self._cleaning.mark()._replace(is_readable=False))
+        self._changes.leave(at, end)
+        self._left = end
+        return end
 
     def _facts(self, one: ObjectSlice) -> ObjectFacts:
         facts = self._cleaner.compactor.data.view.facts(one.object_id)

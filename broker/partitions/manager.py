@@ -465,7 +465,7 @@ class PartitionManager:
         async with self._gate:
             try:
                 one = await PartitionLog.open(
-                    led=LedPartition(wanted.topic.name, wanted.topic.id, wanted.partition.index, wanted.leader_epoch),
+                    led=self._led(wanted),
                     streams=streams,
                     storage=self.storages.get(wanted.partition.replica_set),
                     manager=self._controller,
@@ -489,6 +489,11 @@ class PartitionManager:
         for callback in self._on_opened:
             callback(one)
         self._openings.end(key)
+
+    def _led(self, wanted: WantedPartition) -> LedPartition:
+        is_branch = wanted.partition.first_stream in self._controller.image.branches
+        topic, index = wanted.topic, wanted.partition.index
+        return LedPartition(topic.name, topic.id, index, wanted.leader_epoch, is_branch)
 
     def _note_arrival(self, one: PartitionLog, wanted: WantedPartition, *, hinted: bool) -> None:
         self.arrivals.append(

@@ -153,6 +153,16 @@ def lease_families(status: Mapping[str, Any]) -> Iterable[Metric]:
     )
 
 
+def snapshot_families(status: Mapping[str, Any]) -> Iterable[Metric]:
+    """`SnapshotRoutes.status`: snapshots and branches of topics, the same on every broker."""
+    yield GaugeMetricFamily("tidelog_snapshots", "Named snapshots of topics", value=status["count"])
+    yield GaugeMetricFamily(
+        "tidelog_held_partitions",
+        "Partitions that snapshots and branches hold, each as often as it is held",
+        value=status["partitions"] + status["branched_partitions"],
+    )
+
+
 def bucket_state_families(state: Mapping[str, Any] | None) -> Iterable[Metric]:
     """`ControllerNode.bucket_state`: absent unless the active controller is in this process and has written one."""
     if state is None or state["at_ms"] is None:

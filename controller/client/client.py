@@ -25,6 +25,7 @@ import msgspec
 from tidelog.controller.client.heartbeat import Heartbeat
 from tidelog.controller.client.leases import LeaseClient
 from tidelog.controller.client.replica_sets import ReplicaSetClient
+from tidelog.controller.client.snapshots import SnapshotClient
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.image.follower import Callback, Follower, ImageFollower, LocalFollower
 from tidelog.controller.image.image import Delta, Image
@@ -69,6 +70,8 @@ ATTEMPT_OF_MANY_S = 3.0
 BEFORE_UPGRADES = "there is no method 'upgrade'"
 """What controllers before feature levels answer."""
 STATUS_S = 2.0
+CHECKUP_S = 60.0
+"""Time-out of a checkup, whose parts have their own."""
 SHORT_BUDGET_S = 5.0
 """Budget of requests for which a person or a script waits: longer than an election."""
 WAITING_LOG_S = 10.0
@@ -136,6 +139,8 @@ class ControllerClient:
         """Requests about replica sets of several members."""
         self.leases = LeaseClient(self._command)
         """Requests about leases of readers outside the cluster."""
+        self.snapshots = SnapshotClient(self._command, rng)
+        """Requests about snapshots and branches of topics."""
 
     @property
     def image(self) -> Image:
@@ -245,6 +250,18 @@ class ControllerClient:
         channel = RpcChannel([endpoint], self._network, self._credentials)
         try:
             raw = await channel.call("status", None, STATUS_S)
+            return msgspec.msgpack.decode(raw, type=dict[str, Any])
+        finally:
+            await channel.close()
+
+    async def checkup_of(self, endpoint: Endpoint, question: str) -> dict[str, Any]:
+        """Have the controller at `endpoint` answer a question of `tidelog.controller.checkup`.
+
+        Raises `InvalidInput` if it is of a version that knows none, `Unavailable`.
+        """
+        channel = RpcChannel([endpoint], self._network, self._credentials)
+        try:
+            raw = await channel.call(question, None, CHECKUP_S)
             return msgspec.msgpack.decode(raw, type=dict[str, Any])
         finally:
             await channel.close()
@@ -667,6 +684,14 @@ class ControllerClient:
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
         """See `tidelog.storage.managers.ObjectManager.find_objects`."""
         return self.image.find_objects(stream_id, start_offset, end_offset, limit)
+
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        """See `tidelog.storage.managers.ObjectManager.resolve`."""
+        return self.image.resolve(stream_id, start_offset, end_offset)
+
+    def is_held(self, object_id: int) -> bool:
+        """See `Image.is_held`."""
+        return self.image.is_held(object_id)
 
     def committed_wal_offset(self, replica_set_id: int) -> int:
         """See `tidelog.storage.managers.ObjectManager.committed_wal_offset`; 0 for an unknown replica set."""

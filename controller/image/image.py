@@ -25,6 +25,7 @@ from tidelog.controller.model.leases import LeaseRecord
 from tidelog.controller.model.overrides import NO_OVERRIDES
 from tidelog.controller.model.records import (
     NO_BROKER,
+    STREAMS_PER_PARTITION,
     BrokerRecord,
     ClusterRecord,
     ConfigRecord,
@@ -36,10 +37,11 @@ from tidelog.controller.model.records import (
     TopicRecord,
 )
 from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord, replica_count
+from tidelog.controller.model.snapshots import BranchRecord, SnapshotRecord, extent_at
 from tidelog.storage.commits import ObjectSlice, unpack_ranges
 from tidelog.storage.replication.configuration import SetConfiguration
 
-PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs"})
+PLACEMENT_TABLES = frozenset({"cluster", "brokers", "replica_sets", "topics", "partitions", "configs", "snapshots"})
 """The tables of `Image.placement_version`."""
 
 
@@ -87,9 +89,9 @@ class Image:
         self.version = 0
         """Index of the last command that is contained (int64)."""
         self.placement_version = 0
-        """Version of the last change of topics, partitions, brokers, configurations or leaders, or of the first opening
-        of a partition. Commits of objects, which are frequent, do not change it, so that data derived from placements
-        stays valid."""
+        """Version of the last change of topics, partitions, brokers, configurations, leaders or snapshots, or of the
+        first opening of a partition. Commits of objects, which are frequent, do not change it, so that data derived
+        from placements stays valid."""
         self.leaders_version = 0
         """Version of the last change of brokers, or of the leader of any replica set."""
         self.topic_versions: dict[bytes, int] = {}
@@ -99,6 +101,8 @@ class Image:
         self.replication: dict[int, ReplicationRecord] = {}
         """Rows of replica sets that have, or shall have, several members."""
         self.topics: dict[bytes, TopicRecord] = {}
+        self.snapshots: dict[str, SnapshotRecord] = {}
+        self.branches: dict[int, BranchRecord] = {}
         self.streams: dict[int, StreamRecord] = {}
         self.objects: dict[int, ObjectRecord] = {}
         self.configs: dict[tuple[str, str], ConfigRecord] = {}
@@ -287,6 +291,16 @@ class Image:
         row = self.replication.get(replica_set_id)
         return row.election if row is not None else None
 
+    def is_held(self, object_id: int) -> bool:
+        """Return whether a snapshot or a branch holds an object, which is then not replaced by another one."""
+        record = self.objects.get(object_id)
+        return (
+            bool(self.index.pins)
+            and record is not None
+            and record.state == ObjectState.COMMITTED
+            and self.index.pins.holds_any(unpack_ranges(record.packed))
+        )
+
     def moving(self) -> list[PartitionRecord]:
         """Return the partitions that have a target, in order."""
         return [self._partitions[key] for key in sorted(self.index.moving)]
@@ -294,11 +308,35 @@ class Image:
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
         """See `tidelog.storage.managers.ObjectManager.find_objects`: O(log n) and the slices returned."""
         assert self._finds_objects
+        within = 0
+        if self.branches:
+            stream_id, within = self._extent(stream_id, start_offset)
+            end_offset = min(end_offset, within) if within else end_offset
         slices = self.index.slices.get(stream_id)
         if slices is None or start_offset >= end_offset:
             return []
         found: list[ObjectSlice] = []
         for start, end, object_id in find(slices, start_offset, end_offset, limit):
             record = self.objects[object_id]
-            found.append(ObjectSlice(record.id, record.kind, record.size, start, end))
+            found.append(ObjectSlice(record.id, record.kind, record.size, start, min(end, within) if within else end))
         return found
+
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        """See `tidelog.storage.managers.ObjectManager.resolve`."""
+        if not self.branches:
+            return stream_id, end_offset
+        source, within = self._extent(stream_id, start_offset)
+        return source, min(end_offset, within) if within else end_offset
+
+    def own_start(self, stream_id: int) -> int:
+        """Return where the offsets begin that objects have under the stream's own id; 0 if it is no branch's."""
+        place = stream_id % STREAMS_PER_PARTITION
+        branch = self.branches.get(stream_id - place)
+        return branch.ends[place] if branch is not None else 0
+
+    def _extent(self, stream_id: int, offset: int) -> tuple[int, int]:
+        """Return the stream under whose id objects have an offset, and where that ends; 0: it does not."""
+        place = stream_id % STREAMS_PER_PARTITION
+        branch = self.branches.get(stream_id - place)
+        extent = extent_at(branch.extents[place], offset) if branch is not None else None
+        return (stream_id, 0) if extent is None else (extent.stream_id, extent.end_offset)

@@ -7,6 +7,9 @@ same in all of them.
 Invariant: the slices of a range follow one another without a gap, from `start` or before, up to `end`, to the committed
 end, or to where the answer was full; unless the log starts later, which the answer tells.
 
+The first offsets of a branch, which another topic's streams have written, are refused (docs/design/0031): an answer
+names one stream, under whose id the objects have the records.
+
 Entry: `look_up`.
 """
 
@@ -114,7 +117,13 @@ def _look_up_one(image: Image, asked: OffsetRange, limit: int) -> FoundRange:
     end = stream.end_offset if asked.end == TO_THE_END else asked.end
     if not asked.start >= 0 or (asked.end != TO_THE_END and end < asked.start):
         raise InvalidInput(f"{topic.name}-{asked.partition}: range {asked.start}..{asked.end} is reversed or negative")
-    slices = image.find_objects(stream.id, max(asked.start, stream.start_offset), end, limit)
+    start, own_start = max(asked.start, stream.start_offset), image.own_start(stream.id)
+    if start < min(end, own_start):
+        raise InvalidInput(
+            f"{topic.name}-{asked.partition} is a branch: its offsets below {own_start} are in another topic's objects",
+            hint="read these from the brokers, as a Kafka client does; or read the topic that it is a branch of",
+        )
+    slices = image.find_objects(stream.id, start, end, limit)
     return FoundRange(
         topic.name,
         topic.id.hex(),

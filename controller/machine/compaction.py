@@ -2,7 +2,7 @@
 
 The command is atomic: either every input is destroyed (and deleted after the delay) and every output is committed, or
 nothing changes. A reader's image changes in one step. No committed end of a stream moves, so the owners of the streams
-are not involved.
+are not involved. An input that a snapshot or a branch holds is refused: those find their offsets in it.
 
 Inputs are written before outputs, and an output's id is larger than any input's. Replaying the changes in order, or by
 id, therefore frees an offset before it is assigned again (`tidelog.controller.machine.index` keeps one live slice for
@@ -12,9 +12,11 @@ each offset).
 from __future__ import annotations
 
 from tidelog.controller.machine.objects import destroy
+from tidelog.controller.machine.pins import described
 from tidelog.controller.machine.streams import require_master_epoch
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.commands import MAX_OBJECTS_PER_COMMAND, MAX_RANGES_PER_COMMIT, Compact
+from tidelog.controller.model.levels import SNAPSHOTS_LEVEL
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.runtime.errors import Fenced, InvalidInput
 from tidelog.storage.commits import (
@@ -95,6 +97,10 @@ def _input(tables: Tables, object_id: int) -> ObjectRecord:
     if row is None or row.state != ObjectState.COMMITTED:
         state = "gone" if row is None else ObjectState(row.state).name
         raise CompactionRefused(f"input object {object_id} is no longer committed: it is {state}")
+    if tables.level >= SNAPSHOTS_LEVEL:
+        holder = tables.index.pins.holder_of(unpack_ranges(row.packed))
+        if holder is not None:
+            raise CompactionRefused(f"input object {object_id} is held by {described(holder)}: it stays as it is")
     return row
 
 

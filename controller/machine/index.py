@@ -3,19 +3,22 @@
 The index is a pure function of the tables. It is never stored: a member restored from a snapshot builds the same index
 as a member that applied every command. `note` is called once for each changed row, with the row before and after.
 
-A *live* slice is a range of a COMMITTED object that lies at least partly at or above its stream's start offset. A
-stream's live slices are kept in offset order (committed ranges are contiguous, rule 5, so starts are unique) and
-searched by bisection (`tidelog.controller.machine.slices`). An object without live slices is *garbage*: it may be
-destroyed (rule 6).
+A *live* slice is a range of a COMMITTED object that lies at least partly at or above its stream's start offset, or in
+what a snapshot or a branch holds of the stream (`tidelog.controller.machine.pins`), which need not exist any more. A
+stream's live slices are kept in offset order (committed ranges are contiguous, rule 5, and what is held is not replaced
+by other objects, so starts are unique) and searched by bisection (`tidelog.controller.machine.slices`). An object
+without live slices is *garbage*: it may be destroyed (rule 6).
 
 Entry: `MetadataIndex`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tidelog.controller.machine import slices as sl
+from tidelog.controller.machine.pins import Pins
 from tidelog.controller.model.records import (
     NO_REPLICA_SET,
     STREAMS_PER_PARTITION,
@@ -51,6 +54,8 @@ class MetadataIndex:
         """Partitions that have a target, except those of deleted topics."""
         self.unopened: dict[bytes, set[int]] = {}
         """Indexes of the partitions that were never opened, by topic id."""
+        self.pins = Pins()
+        """What snapshots and branches hold."""
         self.slices: dict[int, sl.Slices] = {}
         self.live_slices: dict[int, int] = {}
         """Number of live slices of each committed object."""
@@ -69,6 +74,10 @@ class MetadataIndex:
             self._note_partition(old, new)
         elif table == "topics":
             self._note_topic(old, new)
+        elif table == "snapshots":
+            self._drop_unheld(self.pins.note_snapshot(old, new))
+        elif table == "branches":
+            self._drop_unheld(self.pins.note_branch(old, new, self._streams))
 
     def partition_key(self, stream_id: int) -> tuple[bytes, int] | None:
         """Return the `(topic id, index)` of the partition that owns a stream."""
@@ -126,22 +135,30 @@ class MetadataIndex:
             self.deleted_topics.add(topic_id)
 
     def _note_stream(self, old: StreamRecord | None, new: StreamRecord | None) -> None:
-        record = new or old
-        assert record is not None
-        slices = self.slices.get(record.id)
         if new is not None and new.epoch >= 0 and (old is None or old.epoch < 0):
             key = self.partition_of_stream.get(new.id)
             if key is not None:
                 self._note_opened(*key)
-        if new is None:
-            if slices is not None:
-                self._lost(sl.object_ids(slices))
-                del self.slices[record.id]
-            return
-        if slices is not None and old is not None and new.start_offset > old.start_offset:
-            slices, gone = sl.trimmed(slices, new.start_offset)
-            self._lost(gone)
-            self._put_slices(new.id, slices)
+        if new is not None and (old is None or new.start_offset > old.start_offset):
+            self._drop_unheld(self.pins.note_start(new))
+        if old is not None and (new is None or new.start_offset > old.start_offset):
+            self._drop_unheld((old.id,))
+
+    def _drop_unheld(self, stream_ids: Iterable[int]) -> None:
+        """Drop the slices of streams that lie below the start, or are of a deleted stream, and that nobody holds."""
+        for stream_id in stream_ids:
+            slices = self.slices.get(stream_id)
+            if slices is None:
+                continue
+            stream = self._streams.get(stream_id)
+            left, gone = sl.trimmed(slices, stream.start_offset) if stream is not None else (b"", sl.object_ids(slices))
+            if gone and self.pins.is_held(stream_id):
+                held = [each for each in sl.unpack(slices)[: len(gone)] if self.pins.holds(stream_id, *each[:2])]
+                kept = {object_id for _, _, object_id in held}
+                left, gone = sl.pack(held) + left, [each for each in gone if each not in kept]
+            if gone:
+                self._lost(gone)
+                self._put_slices(stream_id, left)
 
     def _lost(self, object_ids: list[int]) -> None:
         for object_id in object_ids:
@@ -171,7 +188,7 @@ class MetadataIndex:
         object_id, streams, all_slices, added = record.id, self._streams, self.slices, sl.added
         for stream_id, start, end in unpack_ranges(record.packed):
             stream = streams.get(stream_id)
-            if stream is not None and end > stream.start_offset:
+            if (stream is not None and end > stream.start_offset) or self.pins.holds(stream_id, start, end):
                 all_slices[stream_id] = added(all_slices.get(stream_id, b""), start, end, object_id)
                 live += 1
         self.live_slices[record.id] = live

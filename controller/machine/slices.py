@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 Slices = bytes
 """Packed slices, see the module docstring; empty for no slices."""
@@ -24,6 +25,11 @@ _SIZE = _SLICE.size
 def unpack(slices: Slices) -> list[Slice]:
     """Return all slices."""
     return list(_SLICE.iter_unpack(slices))
+
+
+def pack(slices: Iterable[Slice]) -> Slices:
+    """Return slices that are in order."""
+    return b"".join(_SLICE.pack(*each) for each in slices)
 
 
 def object_ids(slices: Slices) -> list[int]:

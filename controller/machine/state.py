@@ -13,7 +13,8 @@ destroyed only when unreferenced), 7 (compaction conserves records), and idempot
 (`tidelog.controller.machine.dedupe`).
 
 The handlers are in `tidelog.controller.machine`: modules `nodes`, `topics`, `streams`, `objects`, `compaction`,
-`moves`, `scaling`, `takeover`, `wal_notes`, `replica_sets`, `replica_elections` and `leases`.
+`moves`, `scaling`, `takeover`, `wal_notes`, `replica_sets`, `replica_elections`, `leases`, `snapshots`
+and `branches`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidelog.controller.machine import (
+    branches as state_branches,
+)
 from tidelog.controller.machine import (
     compaction as state_compaction,
 )
@@ -51,6 +55,9 @@ from tidelog.controller.machine import (
     scaling as state_scaling,
 )
 from tidelog.controller.machine import (
+    snapshots as state_snapshots,
+)
+from tidelog.controller.machine import (
     streams as state_streams,
 )
 from tidelog.controller.machine import (
@@ -64,6 +71,7 @@ from tidelog.controller.machine.tables import FIRST_LEVEL_OF_TABLES, KEY_TYPES, 
 from tidelog.controller.model import commands as c
 from tidelog.controller.model import leases as le
 from tidelog.controller.model import replica_set_commands as r
+from tidelog.controller.model import snapshots as sn
 from tidelog.controller.model.errors import CommandFailed, ErrorInfo, NotController, to_wire
 from tidelog.controller.model.levels import NewerLevel, UnsupportedLevel, require_known
 from tidelog.controller.model.records import ClusterRecord, ObjectRecord, StreamRecord
@@ -73,7 +81,7 @@ from tidelog.storage.commits import CommitGap
 
 logger = logging.getLogger(__name__)
 
-DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3, 3: 4, 4: 4}
+DUMP_OF_LEVEL = {0: 1, 1: 2, 2: 3, 3: 4, 4: 4, 5: 5}
 """Version of the state's bytes at each feature level. Builds between 0 and 1 wrote version 1 with a cluster time."""
 ROWS_AT_ONCE = 2_000
 """Rows that are encoded in one call of a few milliseconds."""
@@ -165,6 +173,9 @@ _HANDLERS: dict[type, Callable[[Tables, Any], Any]] = {
     le.RenewLease: state_leases.renew_lease,
     le.EndLease: state_leases.end_lease,
     le.ExpireLeases: state_leases.expire_leases,
+    sn.CreateSnapshot: state_snapshots.create_snapshot,
+    sn.DeleteSnapshot: state_snapshots.delete_snapshot,
+    sn.CreateBranch: state_branches.create_branch,
 }
 
 

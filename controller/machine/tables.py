@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tidelog.controller.machine.index import MetadataIndex
 from tidelog.controller.model.leases import LeaseRecord
-from tidelog.controller.model.levels import LEASES_LEVEL, REPLICATION_LEVEL
+from tidelog.controller.model.levels import LEASES_LEVEL, REPLICATION_LEVEL, SNAPSHOTS_LEVEL
 from tidelog.controller.model.records import (
     BrokerRecord,
     ClusterRecord,
@@ -33,6 +33,7 @@ from tidelog.controller.model.records import (
     TopicRecord,
 )
 from tidelog.controller.model.replication import ReplicationRecord
+from tidelog.controller.model.snapshots import BranchRecord, SnapshotRecord
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -62,15 +63,25 @@ KEY_TYPES: dict[str, Any] = {
     "replication": int,
     "topics": bytes,
     "partitions": tuple[bytes, int],
+    "snapshots": str,
+    "branches": int,
     "streams": int,
     "objects": int,
     "configs": tuple[str, str],
     "kv": str,
     "leases": int,
 }
-"""The public tables: those that images and deltas carry, in the order in which an image is loaded."""
+"""The public tables: those that images and deltas carry, in the order in which an image is loaded.
 
-FIRST_LEVEL_OF_TABLES = {"replication": REPLICATION_LEVEL, "leases": LEASES_LEVEL}
+What holds objects comes before them, so that none is ever taken for garbage.
+"""
+
+FIRST_LEVEL_OF_TABLES = {
+    "replication": REPLICATION_LEVEL,
+    "leases": LEASES_LEVEL,
+    "snapshots": SNAPSHOTS_LEVEL,
+    "branches": SNAPSHOTS_LEVEL,
+}
 """Tables that a state below a feature level has no row of, and does not name."""
 
 RECORD_TYPES: dict[str, Any] = {
@@ -80,6 +91,8 @@ RECORD_TYPES: dict[str, Any] = {
     "replication": ReplicationRecord,
     "topics": TopicRecord,
     "partitions": PartitionRecord,
+    "snapshots": SnapshotRecord,
+    "branches": BranchRecord,
     "streams": StreamRecord,
     "objects": ObjectRecord,
     "configs": ConfigRecord,
@@ -141,6 +154,8 @@ class Tables:
         self.replication: Table[int, ReplicationRecord] = Table("replication", touched)
         self.topics: Table[bytes, TopicRecord] = Table("topics", touched)
         self.partitions: Table[tuple[bytes, int], PartitionRecord] = Table("partitions", touched)
+        self.snapshots: Table[str, SnapshotRecord] = Table("snapshots", touched)
+        self.branches: Table[int, BranchRecord] = Table("branches", touched)
         self.streams: Table[int, StreamRecord] = Table("streams", touched)
         self.objects: Table[int, ObjectRecord] = Table("objects", touched)
         self.configs: Table[tuple[str, str], ConfigRecord] = Table("configs", touched)

@@ -58,6 +58,14 @@ def check_name(tables: Tables, name: str) -> None:
         raise InvalidTopic(f"topic '{name}' collides with existing topic '{clash.name if clash else ''}'")
 
 
+def check_id(tables: Tables, topic_id: bytes) -> None:
+    """Check a new topic's id. Raises `InvalidInput`, `TopicIdTaken`."""
+    if len(topic_id) != 16 or topic_id == bytes(16):
+        raise InvalidInput("a topic id has 16 bytes that are not all zero")
+    if topic_id in tables.topics:
+        raise TopicIdTaken("the random topic id is in use")
+
+
 def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
     """See `CreateTopic`. Raises `InvalidTopic`, `TopicExists`, `InvalidPartitions` and the placement errors."""
     check_name(tables, command.name)
@@ -65,10 +73,7 @@ def create_topic(tables: Tables, command: CreateTopic) -> TopicRecord:
         raise InvalidPartitions(
             f"a topic is created with 1 to {MAX_PARTITIONS_PER_COMMAND} partitions, not {command.partitions}"
         )
-    if len(command.topic_id) != 16 or command.topic_id == bytes(16):
-        raise InvalidInput("a topic id has 16 bytes that are not all zero")
-    if command.topic_id in tables.topics:
-        raise TopicIdTaken("the random topic id is in use")
+    check_id(tables, command.topic_id)
     check_configs(command.configs)
     placement = place(tables, command.partitions, command.assignment, command.loads, replicas=command.replicas)
     record = TopicRecord(
@@ -132,6 +137,8 @@ def _remove_partitions(tables: Tables, topic_id: bytes, found: int, count: int) 
         assert partition is not None, (topic_id, index)
         for stream_id in range(partition.first_stream, partition.first_stream + STREAMS_PER_PARTITION):
             tables.streams.delete(stream_id)
+        if tables.branches.rows and partition.first_stream in tables.branches:
+            tables.branches.delete(partition.first_stream)
         tables.partitions.delete((topic_id, index))
     return found - first
 

@@ -20,6 +20,7 @@ from tidelog.controller.model.levels import (
     NEWEST,
     OLDEST,
     REPLICATION_LEVEL,
+    SNAPSHOTS_LEVEL,
     LevelRange,
     UnsupportedLevel,
     require_known,
@@ -38,6 +39,12 @@ from tidelog.controller.model.replica_set_commands import (
     SetPriority,
     SetReplicaSetPolicy,
     TellPriority,
+)
+from tidelog.controller.model.snapshots import (
+    CreateBranch,
+    CreateSnapshot,
+    DeleteSnapshot,
+    SnapshotCommand,
 )
 from tidelog.controller.model.wal_notes import WalNote
 from tidelog.storage.commits import CommitObjects as CommitRequest
@@ -499,6 +506,7 @@ AnyCommand = (
     | SetControllers
     | ReplicaSetCommand
     | LeaseCommand
+    | SnapshotCommand
 )
 
 INTERNAL: frozenset[type] = frozenset(
@@ -514,6 +522,7 @@ FIRST_LEVEL: dict[type, int] = {
     **dict.fromkeys((TellPriority, SetPriority), 2),
     BeginRestart: 2,
     **dict.fromkeys((TakeLease, RenewLease, EndLease, ExpireLeases), 3),
+    **dict.fromkeys((CreateSnapshot, DeleteSnapshot, CreateBranch), SNAPSHOTS_LEVEL),
 }
 """The feature level that a command came with; the others are of level 0, and `SetLevel` itself is of any."""
 

@@ -35,7 +35,8 @@ from tidelog.controller.model.records import (
 )
 from tidelog.controller.model.replication import ReplicationRecord, has_several
 from tidelog.controller.model.wal_notes import DATA_STREAM, note_key
-from tidelog.controller.rebuild.plan import RebuildPlan, StreamPiece
+from tidelog.controller.rebuild.held import StreamPiece
+from tidelog.controller.rebuild.plan import RebuildPlan
 from tidelog.storage.commits import pack_ranges, unpack_ranges
 
 EPOCH_STEP = 1_000
@@ -66,6 +67,8 @@ def adopt(old: ControllerState, plan: RebuildPlan, adoption: Adoption) -> Contro
     tables = old.tables
     tables.now_ms = max(tables.now_ms, adoption.now_ms)
     tables.log_index = old.applied_index + INDEX_STEP
+    for name in plan.lost_snapshots:
+        tables.snapshots.delete(name)
     _take_chains(tables, plan)
     tables.commit()
     _take_objects(tables, plan)
@@ -108,14 +111,18 @@ def _take_objects(tables: Tables, plan: RebuildPlan) -> None:
     """Name the objects by what the chains use of them; those of the state first, because they may lose a range."""
     pieces: defaultdict[int, list[tuple[int, StreamPiece]]] = defaultdict(list)
     for stream_id, chain in plan.streams.items():
+        branch = tables.branches.get(stream_id - stream_id % STREAMS_PER_PARTITION)
+        own_from = branch.ends[stream_id % STREAMS_PER_PARTITION] if branch is not None else 0
         for piece in chain.used:
-            pieces[piece.object_id].append((stream_id, piece))
+            if piece.end > own_from:  # else an object has it under its source's id
+                pieces[piece.object_id].append((stream_id, piece))
     for row in list(tables.objects.values()):
         if row.state == ObjectState.PREPARED:
             tables.objects.delete(row.id)
         elif row.state == ObjectState.COMMITTED:
-            kept = [one for one in unpack_ranges(row.packed) if one[0] not in plan.streams]
-            kept += [(stream_id, one.start, one.end) for stream_id, one in pieces.get(row.id, ())]
+            ranges = unpack_ranges(row.packed)
+            kept = {one for one in ranges if one[0] not in plan.streams or tables.index.pins.holds(*one)}
+            kept.update((stream_id, one.start, one.end) for stream_id, one in pieces.get(row.id, ()))
             _name(tables, row, sorted(kept))
     tables.commit()
     for object_id, found in sorted(plan.found.items()):

@@ -17,19 +17,10 @@ from typing import NamedTuple
 from tidelog.controller.machine.slices import unpack
 from tidelog.controller.machine.tables import Tables
 from tidelog.controller.model.records import ObjectState
+from tidelog.controller.rebuild.held import StreamPiece, branches_of, lost_snapshots, shared_pieces
 
 Range = tuple[int, int, int]
 """Stream id, start offset, end offset."""
-
-
-class StreamPiece(NamedTuple):
-    """Offsets of one stream in one object."""
-
-    start: int
-    end: int
-    object_id: int
-    is_known: bool
-    """The state names it as committed."""
 
 
 class StreamChain(NamedTuple):
@@ -70,6 +61,8 @@ class RebuildPlan(NamedTuple):
     """Behind the end of a stream's chain, after a gap: they cannot be continued."""
     unknown: tuple[Leftover, ...]
     """Of streams that the state does not know: of topics that were created after it, or deleted before it."""
+    lost_snapshots: tuple[str, ...] = ()
+    """Snapshots that miss an object: they were deleted after the state."""
 
 
 class _Step(NamedTuple):
@@ -155,10 +148,11 @@ def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundOb
     missing = {row.id for row in tables.objects.values() if row.state == ObjectState.COMMITTED and row.id not in listed}
     streams: dict[int, StreamChain] = {}
     gaps: list[Leftover] = []
-    for stream_id in sorted({*new, *_streams_of(tables, missing)}):
+    for stream_id in sorted({*new, *_streams_of(tables, missing), *branches_of(tables, missing)}):
         stream = tables.streams.get(stream_id)
         assert stream is not None, stream_id
-        known = [StreamPiece(*piece, True) for piece in unpack(tables.index.slices.get(stream_id, b""))]
+        own = (StreamPiece(*piece, True) for piece in unpack(tables.index.slices.get(stream_id, b"")))
+        known = [*shared_pieces(tables, stream_id), *(piece for piece in own if piece.end > stream.start_offset)]
         chain = find_chain(
             stream.start_offset, max(stream.end_offset, stream.start_offset), known, missing, new[stream_id]
         )
@@ -168,7 +162,7 @@ def make_plan(tables: Tables, listed: Mapping[int, int], found: Iterable[FoundOb
             for piece in sorted(new[stream_id])
             if piece.start > chain.end
         ]
-    return RebuildPlan(streams, by_id, tuple(gaps), tuple(unknown))
+    return RebuildPlan(streams, by_id, tuple(gaps), tuple(unknown), lost_snapshots(tables, missing))
 
 
 def _streams_of(tables: Tables, object_ids: set[int]) -> set[int]:

@@ -78,7 +78,8 @@ def take_inventory(access: ClusterAccess, version: int) -> Inventory:
 
 
 def _all_ranges(cluster: Cluster, lookups: Lookups, version: int) -> list[PlannedRange]:
-    places = [(*place, 0, -1) for place in cluster.partitions(cluster.all_topics)]
+    starts = lookups.branch_starts()  # what lies before is the source's, or a snapshot's: its objects are audited whole
+    places = [(*place, starts.get(place, 0), -1) for place in cluster.partitions(cluster.all_topics)]
     return lookups.slices(places, version).ranges if places else []
 
 
@@ -111,7 +112,7 @@ def _confirmed(lookups: Lookups, one: PlannedRange, version: int) -> list[RangeP
     """Return the problems of a range that an answer of its own shows, too. Raises `NotFound`."""
     found = []
     for told in range_problems(one):
-        around = (one.topic, one.partition, max(0, told.start - 1), told.end + 1)
+        around = (one.topic, one.partition, max(one.start, told.start - 1), told.end + 1)
         (again,) = lookups.slices([around], version).ranges
         found += [each for each in range_problems(again) if each.start < told.end and told.start < each.end]
     return found

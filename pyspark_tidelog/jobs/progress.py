@@ -7,9 +7,10 @@ Entry: `JobProgress`.
 
 from __future__ import annotations
 
-import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -24,19 +25,22 @@ class JobProgress:
         self._tracker = context.statusTracker()
         self._group = group
         self._description = description
+        self._bar = ProgressBar(description, unit="tasks")
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> JobProgress:
-        if sys.stderr.isatty():
+        if self._bar.is_live:
+            self._bar.__enter__()
             self._thread = threading.Thread(target=self._run, name="tidelog-progress", daemon=True)
             self._thread.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         if self._thread is not None:
             self._thread.join(10 * INTERVAL_S)
+            self._bar.__exit__(*error)
 
     def describe(self, description: str) -> None:
         """Say what is being done now."""
@@ -55,17 +59,10 @@ class JobProgress:
         return done, failed, total
 
     def _run(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns: tuple[Any, ...] = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-            task = bar.add_task(self._description, total=None)
-            while not self._done.wait(INTERVAL_S):
-                try:
-                    done, failed, total = self.counts()
-                except Exception:  # noqa: BLE001  # Spark has ended, in one of many ways: the job itself tells why
-                    return
-                text = f"{self._description} ({failed} failed)" if failed else self._description
-                bar.update(task, description=text, completed=done, total=total or None)
+        while not self._done.wait(INTERVAL_S):
+            try:
+                done, failed, total = self.counts()
+            except Exception:  # noqa: BLE001  # Spark has ended, in one of many ways: the job itself tells why
+                return
+            self._bar.describe(f"{self._description} ({failed} failed)" if failed else self._description)
+            self._bar.update(done, total)

@@ -1,7 +1,7 @@
 """Internal checks: the controller's image compared with itself, with an older image, and with the bucket.
 
-- `check_image`: rule 5, and one owner per stream: the committed objects of a stream that is not quarantined hold
-  exactly `[start, end)`, without duplicates and gaps.
+- `check_image`: what snapshots and branches hold is in committed objects (rule 6); rule 5, and one owner per stream:
+  the committed objects of a stream that is not quarantined hold exactly `[start, end)`, without duplicates and gaps.
 - `check_progress`: between two versions monotonic values do not decrease: stream epochs (rule 4), starts and ends of
   streams (rules 3 and 5), master epochs, committed WAL offsets; and committed, untrimmed ranges are still in some
   committed object (rule 7). An `Image` is mutable: take a `snapshot` of the older one.
@@ -15,6 +15,7 @@ They reuse checks of the product (`tidelog.storage.compaction.check`, `tidelog.b
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidelog.broker.objects.report import verify_object
@@ -26,7 +27,7 @@ from tidelog.storage.cleaning.orphan_scan import OrphanMetadata, find_orphans
 from tidelog.storage.commits import CompactionRefused, StreamRange
 from tidelog.storage.compaction.check import Interval, check_conserved, merged
 
-RULES = ("contiguous-ranges", "only-grows", "compaction-conserves", "sound-objects", "no-orphans")
+RULES = ("held-objects", "contiguous-ranges", "only-grows", "compaction-conserves", "sound-objects", "no-orphans")
 """The rule names of these checks."""
 
 
@@ -35,7 +36,12 @@ def check_image(image: Image) -> list[Finding]:
     held: dict[int, list[Interval]] = defaultdict(list)
     for one in committed_ranges(image):
         held[one.stream_id].append((one.start_offset, one.end_offset))
-    found = []
+    found = [*held_objects(image)]
+    for branch in image.branches.values():  # what it shares is in objects of other streams: `held_objects`
+        for place, extents in enumerate(branch.extents):
+            stream = image.streams.get(branch.first_stream + place)
+            if extents and stream is not None and stream.start_offset < branch.ends[place]:
+                held[stream.id].append((stream.start_offset, branch.ends[place]))
     for stream_id, stream in sorted(image.streams.items()):
         what = f"stream {stream_id} at version {image.version}"
         try:
@@ -52,6 +58,30 @@ def check_image(image: Image) -> list[Finding]:
             says = f"{what} holds {stream.start_offset}..{stream.end_offset}, its committed objects {needed}"
             found.append(Finding(rule="contiguous-ranges", message=says))
     return found
+
+
+def held_objects(image: Image) -> Iterator[Finding]:
+    """Yield the offsets of snapshots and branches that no committed object has, by the objects' own ranges."""
+    ranges: dict[int, list[Interval]] = defaultdict(list)
+    for record in image.objects.values():
+        if record.state == ObjectState.COMMITTED:
+            for one in record.ranges:
+                ranges[one.stream_id].append((one.start_offset, one.end_offset))
+    needed = [(f"snapshot {name}", extent) for name, one in image.snapshots.items() for _, extent in one.extents()]
+    for branch in image.branches.values():
+        for place, extents in enumerate(branch.extents):
+            stream = image.streams.get(branch.first_stream + place)
+            start = stream.start_offset if stream is not None else 0
+            clipped = (StreamRange(each.stream_id, max(start, each.start_offset), each.end_offset) for each in extents)
+            needed += [(f"branch stream {branch.first_stream + place}", each) for each in clipped]
+    for what, extent in needed:
+        at = extent.start_offset
+        for start, end in sorted(ranges[extent.stream_id]):
+            at = end if start <= at < end else at
+        if at < extent.end_offset:
+            held = f"{extent.start_offset}..{extent.end_offset} of stream {extent.stream_id}"
+            says = f"{what} needs {held}, and {at} is gone"
+            yield Finding(rule="held-objects", message=f"at version {image.version}: {says}")
 
 
 def committed_ranges(image: Image) -> list[StreamRange]:

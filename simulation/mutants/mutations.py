@@ -1,8 +1,8 @@
 """The mutations: each switches off one protection of the real code, and the simulator must find it.
 
 `tidelog simulate --mutations all` looks for all of them (docs/simulation.md). Mutations are defined and applied in
-`tidelog.simulation.mutants.mutant`; the modules `in_*` have those of one package each, of transactions, or
-of log compaction.
+`tidelog.simulation.mutants.mutant`; the modules `in_*` have those of one package each, of transactions,
+of log compaction, or of snapshots and branches.
 
 Entry: `MUTATIONS`.
 """
@@ -13,6 +13,7 @@ from tidelog.simulation.mutants.in_broker import MUTATIONS_IN_BROKER
 from tidelog.simulation.mutants.in_compaction import MUTATIONS_IN_COMPACTION
 from tidelog.simulation.mutants.in_controller import MUTATIONS_IN_CONTROLLER
 from tidelog.simulation.mutants.in_replication import MUTATIONS_IN_REPLICATION
+from tidelog.simulation.mutants.in_snapshots import MUTATIONS_IN_SNAPSHOTS
 from tidelog.simulation.mutants.in_storage import MUTATIONS_IN_STORAGE
 from tidelog.simulation.mutants.in_stream import MUTATIONS_IN_STREAM
 from tidelog.simulation.mutants.in_transactions import MUTATIONS_IN_TRANSACTIONS
@@ -27,5 +28,6 @@ MUTATIONS = {
         *MUTATIONS_IN_BROKER,
         *MUTATIONS_IN_TRANSACTIONS,
         *MUTATIONS_IN_COMPACTION,
+        *MUTATIONS_IN_SNAPSHOTS,
     )
 }

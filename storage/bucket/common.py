@@ -83,6 +83,14 @@ class StoreAccessDenied(Unavailable):
     exit_code = 2
 
 
+class BucketMissing(Unavailable):
+    """The bucket does not exist. Retriable: it may be created."""
+
+
+class StoreWrongRegion(ConfigError):
+    """The bucket is in another region than the one that requests are signed for, or sent to."""
+
+
 class StoreUnsupported(InvalidInput):
     """The server does not support the request (HTTP 501, or a header it ignores)."""
 

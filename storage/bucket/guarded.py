@@ -24,6 +24,7 @@ from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.health import BucketHealth
 from tidelog.storage.bucket.proof import BucketProof
 from tidelog.storage.bucket.purpose import Purpose
+from tidelog.storage.bucket.rights import RightsFacts, try_rights
 from tidelog.storage.bucket.stats import StoreStats
 from tidelog.storage.bucket.store import Backend, ObjectInfo, StoreCapabilities, UnfinishedUpload, View
 
@@ -161,6 +162,10 @@ class GuardedObjectStore:
         """
         await self._ask(self.health.note("check"), check_store, self._backend, key)
         self.health.checked()
+
+    async def try_rights(self) -> RightsFacts:
+        """Try each right that Tidelog needs; see `tidelog.storage.bucket.rights`. It passes the gate as one request."""
+        return await self._ask(nullcontext(), try_rights, self._backend, self._clock)
 
     async def close(self) -> None:
         """See `ObjectStore.close`. Closes the bucket for all views; only the owner calls it."""

@@ -160,6 +160,10 @@ def _translate(error: Exception, operation: str, endpoint: str) -> Exception:
         translated = ClientError({"Error": said, "ResponseMetadata": {"HTTPStatusCode": int(status[1])}}, operation)
         return translated
     reason = text.partition("\n")[0]
+    if "redirect" in text.lower():  # its client follows none, and keeps neither status nor code
+        said = {"Code": "PermanentRedirect", "Message": reason}
+        translated = ClientError({"Error": said, "ResponseMetadata": {"HTTPStatusCode": 301}}, operation)
+        return translated
     if "non-partial response" in text:
         return StoreUnsupported("the server ignores the Range header of a GET")
     if "certificate" in text.lower():

@@ -31,6 +31,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
 
+import msgspec
 from botocore.exceptions import ClientError
 
 from tidelog.runtime.clock import Clock
@@ -38,6 +39,7 @@ from tidelog.runtime.errors import Closed, ConfigError, InvalidInput
 from tidelog.runtime.types import Buffer
 from tidelog.storage.bucket.accounts import Account, RequestKind
 from tidelog.storage.bucket.common import (
+    BucketMissing,
     MergedRange,
     PlainViews,
     Retrier,
@@ -51,7 +53,7 @@ from tidelog.storage.bucket.common import (
     split_merged,
 )
 from tidelog.storage.bucket.s3_client import MIN_BYTES_PER_S, WRITER_ID, BotoRequests, DataRequests, open_client
-from tidelog.storage.bucket.s3_errors import ATTEMPT_ERRORS, BucketMissing, classify, is_charged
+from tidelog.storage.bucket.s3_errors import ATTEMPT_ERRORS, classify, is_charged
 from tidelog.storage.bucket.s3_multipart import MIN_PART_BYTES, MultipartUpload
 from tidelog.storage.bucket.stats import OperationStats, StoreStats
 from tidelog.storage.bucket.store import ObjectInfo, ObjectNotFound, StoreCapabilities, UnfinishedUpload, View
@@ -246,6 +248,38 @@ class S3ObjectStore(PlainViews):
 
         with self.stats.measure("delete") as stats, contextlib.suppress(ObjectNotFound):
             await self._call(stats, "abort upload", upload.key, request, kind="delete")
+
+    def with_budget(self, attempt_s: float, budget_s: float) -> S3ObjectStore:
+        """Return a view of the bucket that gives up sooner, if it would not by itself."""
+        view = copy.copy(self)
+        view._settings = msgspec.structs.replace(
+            self._settings,
+            request_timeout_ms=min(self._settings.request_timeout_ms, int(attempt_s * 1000)),
+            retry_budget_ms=min(self._settings.retry_budget_ms, int(budget_s * 1000)),
+        )
+        return view
+
+    async def begin_upload(self, key: str) -> UnfinishedUpload:
+        """Begin a multipart upload, which the caller aborts: see `tidelog.storage.bucket.rights`."""
+        name = self._name(key)
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> str:
+            answer = await client.create_multipart_upload(Bucket=self._bucket, Key=name)
+            return str(answer["UploadId"])
+
+        with self.stats.measure("put") as stats:
+            upload_id = await self._call(stats, "begin of multipart put", key, request, kind="put")
+        return UnfinishedUpload(key, upload_id, self._clock.time_ms())
+
+    async def put_part(self, upload: UnfinishedUpload, body: bytes) -> None:
+        """Put the first part of a multipart upload."""
+        target = {"Bucket": self._bucket, "Key": self._name(upload.key), "UploadId": upload.upload_id}
+
+        async def request(client: Any, _deadline: asyncio.Timeout) -> None:
+            await client.upload_part(**target, PartNumber=1, Body=body)
+
+        with self.stats.measure("put") as stats:
+            await self._call(stats, "put of a part of", upload.key, request, kind="put", size=len(body))
 
     async def probe(self) -> StoreCapabilities:
         """See `ObjectStore.probe`. Finds or creates the bucket first (`start`)."""

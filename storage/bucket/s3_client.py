@@ -103,12 +103,29 @@ async def open_client(settings: S3Settings, resources: AsyncExitStack) -> Any:
             config=config,
         )
     )
+    client.meta.events.register_first("needs-retry.s3", _follow_no_unknown_region)
     # A file-like body would be announced by `Expect: 100-continue`: a further round trip for each large object.
     client.meta.events.unregister("before-call.s3", add_expect_header)
     # Listings are not URL-encoded: keys have no characters that XML cannot represent (`check_key`), and LocalStack
     # compares encoded keys with a plain StartAfter, which loses keys.
     client.meta.events.unregister("before-parameter-build.s3.ListObjectsV2", set_list_objects_encoding_type_url)
     return client
+
+
+def _follow_no_unknown_region(
+    response: tuple[Any, dict[str, Any]] | None, request_dict: dict[str, Any], **_: object
+) -> None:
+    """Keep botocore from following a redirect that names no region.
+
+    It would ask for the bucket's region with a HEAD, which such a server (a proxy that redirects everything) answers
+    with the same redirect, until the interpreter's stack is full.
+    """
+    if response is None or response[0].status_code < 300:
+        return
+    answer = response[1]
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    if "x-amz-bucket-region" not in headers and not answer.get("Error", {}).get("Region"):
+        request_dict.get("context", {}).setdefault("s3_redirect", {})["redirected"] = True
 
 
 def payload(data: bytes) -> bytes | io.BytesIO:

@@ -28,8 +28,14 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
 
-from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
-from tidelog.storage.bucket.common import StoreAccessDenied, StoreUnsupported, Transient
+from tidelog.runtime.errors import ConfigError, InvalidInput
+from tidelog.storage.bucket.common import (
+    BucketMissing,
+    StoreAccessDenied,
+    StoreUnsupported,
+    StoreWrongRegion,
+    Transient,
+)
 from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound, RangePastEnd
 
 ATTEMPT_ERRORS: Final = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
@@ -77,10 +83,6 @@ _NAME_HINT: Final = "is {!r} a legal name? Buckets have 3 to 63 lower-case lette
 _REGION_CODES: Final = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
-
-
-class BucketMissing(Unavailable):
-    """The bucket does not exist. Retriable: it may be created."""
 
 
 def is_charged(error: BaseException) -> bool:
@@ -137,8 +139,10 @@ def _classify_answer(error: ClientError, *, what: str, key: str, bucket: str, en
         return ObjectNotFound(f"object {key} does not exist in bucket {bucket} at {endpoint}")
     if status == 416:
         return RangePastEnd(f"{what} of {key} was refused: {answer}")
-    if code in _REGION_CODES or status in (301, 307):
-        return ConfigError(f"{what} was sent to the wrong region: {answer}", hint="check s3.region and s3.endpoint")
+    if code in _REGION_CODES or status in (301, 302, 307, 308):
+        return StoreWrongRegion(
+            f"{what} was sent to the wrong region: {answer}", hint="check s3.region and s3.endpoint"
+        )
     if code in _ACCESS_HINTS or status in (401, 403):
         return StoreAccessDenied(f"{what} was refused: {answer}", hint=_ACCESS_HINTS.get(code, _ACCESS_HINT))
     hint = _NAME_HINT.format(bucket) if status == 400 and not key else None  # an error of HEAD has no message

@@ -149,15 +149,16 @@ class BlockReader:
 
     async def read(self, stream_id: int, start_offset: int, end_offset: int, max_bytes: int) -> list[StreamEntry]:
         """Return records from the one that contains `start_offset`: at least one, then up to `max_bytes`, all before
-        `end_offset`. Empty when no object holds `start_offset`.
+        `end_offset`. Empty when no object holds `start_offset`. A read ends where a branch's own offsets begin.
 
         Raises `CorruptData` (`MissingObject`, `TruncatedObject`), `Closed`, `Unavailable` (of the bucket, or because no
         controller can say whether the local metadata is current).
         """
         self._objects.check_current()
+        stream_id, end_offset = self._objects.resolve(stream_id, start_offset, end_offset)
         for attempt in range(_ATTEMPTS):
             try:
-                return await self._read(stream_id, start_offset, end_offset, max_bytes)
+                return _cut_hole(await self._read(stream_id, start_offset, end_offset, max_bytes), end_offset)
             except ObjectNotFound as error:
                 fields = {"stream": stream_id, "error": str(error)}
                 self._limiter.line("gone", logging.WARNING, "object is gone, looking it up again", fields)
@@ -220,6 +221,7 @@ class BlockReader:
         """
         if self._fetcher.closed or not self._turns.is_free:
             return None  # `read` waits for its slice
+        stream_id, end_offset = self._objects.resolve(stream_id, start_offset, end_offset)
         found = self._look_up(stream_id, start_offset, end_offset, max_bytes)
         blocks = self._fetcher.cached(found.refs)
         complete = len(blocks) == len(found.refs) and not found.unknown
@@ -239,7 +241,7 @@ class BlockReader:
         if not found.is_tail:
             self._throttle.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
-        return records
+        return _cut_hole(records, end_offset)
 
     async def gather(self, ranges: Iterable[StreamRange], max_bytes: int) -> None:
         """Fetch the blocks of committed ranges into the cache, neighbours by one GET, and return when they are there.
@@ -274,11 +276,12 @@ class BlockReader:
         refs: list[BlockRef] = []
         start = one.start_offset
         while start < one.end_offset and max_bytes > 0:
-            found = await self._locate(one.stream_id, start, one.end_offset, max_bytes, Level.DEMAND)
+            stream_id, end = self._objects.resolve(one.stream_id, start, one.end_offset)
+            found = await self._locate(stream_id, start, end, max_bytes, Level.DEMAND)
             if not found.refs:
                 break
             refs += found.refs
-            start = found.refs[-1].entry.end_offset
+            start = min(found.refs[-1].entry.end_offset, end)
             max_bytes -= sum(ref.entry.length for ref in found.refs)
         return refs
 
@@ -383,6 +386,14 @@ class BlockReader:
                     raise
                 break
         return _Found(refs, [], is_tail)
+
+
+def _cut_hole(records: list[StreamEntry], end: int) -> list[StreamEntry]:
+    """Let a hole end where the read ends: behind a branch's first offsets another stream goes on."""
+    if records and records[-1].is_hole and records[-1].base_offset + records[-1].count > end:
+        base = records[-1].base_offset
+        records[-1] = StreamEntry(base, end - base, b"")
+    return records
 
 
 async def _arrived(flights: Iterable[Block | BlockFuture]) -> list[Block]:

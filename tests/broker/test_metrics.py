@@ -63,6 +63,9 @@ class NoObjects:
     async def catch_up(self) -> None:
         """The metadata is current here."""
 
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        return stream_id, end_offset
+
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> list[ObjectSlice]:
         return []
 
@@ -285,6 +288,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *health_families({}),
         *figures.image_families(1),
         *figures.lease_families({"count": 0, "oldest": None}),
+        *figures.snapshot_families({"count": 0, "partitions": 0, "branched_partitions": 0}),
         *figures.bucket_state_families({"at_ms": 1, "age_s": 2.0, "size_bytes": 3}),
         *collect_accounts(BucketAccounts()),
     ]

@@ -29,7 +29,16 @@ from tidelog.controller.model.leases import (
     TakeLease,
     held_version,
 )
-from tidelog.controller.model.records import ObjectState, StreamRecord, StreamState
+from tidelog.controller.model.records import STREAMS_PER_PARTITION, ObjectState, StreamRecord, StreamState
+from tidelog.controller.model.snapshots import (
+    CreateBranch,
+    CreateSnapshot,
+    CutRefused,
+    DeleteSnapshot,
+    Ends,
+    TopicCut,
+    extent_at,
+)
 from tidelog.runtime.errors import TidelogError
 from tidelog.storage.commits import (
     CommitGap,
@@ -76,6 +85,9 @@ class ControllerMachine(RuleBasedStateMachine):
         self.gone: set[int] = set()
         self.sequence = 0
         self.cut = 0
+        self.snapshots = 0
+        self.held: dict[str, set[int]] = {}
+        """The objects that each snapshot found its offsets in."""
 
     def try_run(self, command: c.AnyCommand) -> TidelogError | None:
         try:
@@ -258,12 +270,13 @@ class ControllerMachine(RuleBasedStateMachine):
         epoch = image.replica_sets[broker].master_epoch - (fault == "stale")
         command = c.Compact(CompactObjects(broker, epoch, tuple(inputs), outputs))
         before = {each: image.objects[each] for each in inputs}
+        is_held = any(objects.intersection(inputs) for objects in (*self.held.values(), self.branch_objects()))
         error = self.try_run(command)
         if error is not None:
-            assert fault in ("lack", "extra", "stale"), error
+            assert is_held or fault in ("lack", "extra", "stale"), error
             assert all(image.objects[each] == record for each, record in before.items())
         else:
-            assert fault != "stale"
+            assert fault != "stale" and not is_held
             assert all(image.objects[each].state == ObjectState.DESTROYED for each in inputs)  # rule 6
             assert all(image.objects[each].ranges == record.ranges for each, record in before.items())
             if fault == "again":
@@ -307,6 +320,72 @@ class ControllerMachine(RuleBasedStateMachine):
         else:
             assert lease.id not in self.driver.image.leases
 
+    @precondition(lambda self: self.driver.image.topics)
+    @rule(data=st.data(), beyond=st.sampled_from([0, 0, 0, 1]))
+    def create_snapshot(self, data: st.DataObject, beyond: int) -> None:
+        image = self.driver.image
+        topic_ids = data.draw(st.lists(st.sampled_from(sorted(image.topics)), unique=True, min_size=1, max_size=2))
+        self.snapshots += 1
+        name = f"s{self.snapshots}"
+        cuts, wrong = [], False
+        for topic_id in topic_ids:
+            ends: list[Ends] = []
+            for partition in image.partitions(topic_id):
+                streams = [image.streams[partition.first_stream + place] for place in range(STREAMS_PER_PARTITION)]
+                chosen = [
+                    data.draw(st.integers(each.start_offset, max(each.start_offset, each.end_offset))) + beyond * 100
+                    for each in streams
+                ]
+                wrong |= any(
+                    end > each.end_offset or each.quarantined for end, each in zip(chosen, streams, strict=True)
+                )
+                ends.append((chosen[0], chosen[1], chosen[2], chosen[3]))
+            cuts.append(TopicCut(topic_id, tuple(ends)))
+        error = self.try_run(CreateSnapshot(name, tuple(cuts)))
+        assert isinstance(error, CutRefused) if wrong else error is None, error
+        if not wrong:
+            self.held[name] = {
+                each.object_id
+                for _, extent in image.snapshots[name].extents()
+                for each in image.find_objects(extent.stream_id, extent.start_offset, extent.end_offset, 1_000)
+            }
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def delete_snapshot(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        self.driver.run(DeleteSnapshot(name))
+        del self.held[name]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def create_branch(self, data: st.DataObject) -> None:
+        image = self.driver.image
+        snapshot = image.snapshots[data.draw(st.sampled_from(sorted(self.held)))]
+        source = data.draw(st.sampled_from(snapshot.topics))
+        self.topics += 1
+        topic_id = self.topics.to_bytes(16, "big")
+        if self.try_run(CreateBranch(snapshot.name, source.name, topic_id, f"t{self.topics}", {})) is not None:
+            return
+        for partition, held in zip(image.partitions(topic_id), source.partitions, strict=True):
+            assert image.branches[partition.first_stream].extents == held.extents
+            for place in range(STREAMS_PER_PARTITION):
+                stream_id = partition.first_stream + place
+                self.starts[stream_id], self.ends[stream_id] = held.starts[place], held.ends[place]
+
+    def branch_objects(self) -> set[int]:
+        """What branches share, by their streams."""
+        image = self.driver.image
+        found: set[int] = set()
+        for branch in image.branches.values():
+            for place, extents in enumerate(branch.extents):
+                stream = image.streams[branch.first_stream + place]
+                for extent in extents:
+                    start = max(extent.start_offset, stream.start_offset)
+                    slices = image.find_objects(extent.stream_id, start, extent.end_offset, 1_000)
+                    found.update(each.object_id for each in slices)
+        return found
+
     @rule()
     def lifecycle(self) -> None:
         index = self.driver.image.index
@@ -339,11 +418,22 @@ class ControllerMachine(RuleBasedStateMachine):
         for stream in image.streams.values():
             assert (stream.start_offset, stream.end_offset) == (self.starts[stream.id], self.ends[stream.id])
             at = stream.start_offset
-            for each in image.find_objects(stream.id, stream.start_offset, stream.end_offset, 1_000):
-                assert each.start_offset <= at < each.end_offset  # rules 5 and 7: conserved, contiguous
-                assert image.objects[each.object_id].state == ObjectState.COMMITTED  # rule 6
-                at = each.end_offset
-            assert at >= stream.end_offset
+            while at < stream.end_offset:
+                found = image.find_objects(stream.id, at, stream.end_offset, 1_000)
+                assert found, (stream, at)
+                branch = image.branches.get(stream.id - stream.id % STREAMS_PER_PARTITION)
+                extent = extent_at(branch.extents[stream.id % STREAMS_PER_PARTITION], at) if branch else None
+                named, end = image.resolve(stream.id, at, stream.end_offset)
+                whose, until = (stream.id, end) if extent is None else (extent.stream_id, extent.end_offset)
+                assert (named, end) == (whose, min(until, stream.end_offset))
+                assert image.resolve(named, at, end) == (named, end), "what is resolved stays as it is"
+                for each in found:
+                    assert each.start_offset <= at < each.end_offset  # rules 5 and 7: conserved, contiguous
+                    assert each.end_offset <= end or extent is None, "no slice goes beyond the cut"
+                    record = image.objects[each.object_id]
+                    assert record.state == ObjectState.COMMITTED  # rule 6
+                    assert any(p.stream_id == named and p.start_offset <= at < p.end_offset for p in record.ranges)
+                    at = each.end_offset
 
     @invariant()
     def no_object_is_committed_without_a_reader_and_none_comes_back(self) -> None:
@@ -351,10 +441,26 @@ class ControllerMachine(RuleBasedStateMachine):
         assert not self.gone & image.objects.keys()
         for record in image.objects.values():
             if record.state == ObjectState.COMMITTED:
-                assert any(
+                held = (*self.held.values(), self.branch_objects())
+                assert any(record.id in objects for objects in held) or any(
                     each.stream_id in image.streams and each.end_offset > image.streams[each.stream_id].start_offset
                     for each in record.ranges
                 )
+
+    @invariant()
+    def what_a_snapshot_holds_stays_in_the_same_objects_without_a_hole(self) -> None:
+        image = self.driver.image
+        for name, objects in self.held.items():
+            found = set()
+            for _, extent in image.snapshots[name].extents():
+                at = extent.start_offset
+                for each in image.find_objects(extent.stream_id, at, extent.end_offset, 1_000):
+                    assert each.start_offset <= at < each.end_offset
+                    assert image.objects[each.object_id].state == ObjectState.COMMITTED  # rule 6
+                    found.add(each.object_id)
+                    at = each.end_offset
+                assert at >= extent.end_offset
+            assert found == objects
 
     @invariant()
     def the_image_is_the_state(self) -> None:

@@ -79,7 +79,7 @@ def test_a_snapshot_file_is_read_as_the_page_says(tmp_path: Path) -> None:
     assert (last, previous, quorum) == ([b"new", 9, 2], [b"old", 8, 2], [[1, "a:1"], [2, "b:2"]])
 
     one, _state_version, index, now_ms, tables, counters, dedupe, time_ms = msgpack.unpackb(state)
-    assert (one, index, now_ms, time_ms) == (4, driver.index, driver.now_ms, driver.now_ms)
+    assert (one, index, now_ms, time_ms) == (5, driver.index, driver.now_ms, driver.now_ms)
     rows = {table: {as_key(key): record for key, record in found} for table, found in tables}
     assert rows.keys() == KEY_TYPES.keys(), "the tables of the page"
     assert rows["topics"][TOPIC][1] == "t"

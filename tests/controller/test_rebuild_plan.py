@@ -19,7 +19,8 @@ from tidelog.controller.model.records import ObjectState, StreamState
 from tidelog.controller.model.wal_notes import WalNote, losses_in
 from tidelog.controller.rebuild.adopt import EPOCH_STEP, OBJECT_STEP, Adoption, adopt
 from tidelog.controller.rebuild.directory import write_directories
-from tidelog.controller.rebuild.plan import FoundObject, StreamPiece, find_chain, make_plan
+from tidelog.controller.rebuild.held import StreamPiece
+from tidelog.controller.rebuild.plan import FoundObject, find_chain, make_plan
 from tidelog.controller.rebuild.source import may_be_new, read_bucket
 from tidelog.storage.bucket.memory import MemoryObjectStore
 from tidelog.storage.commits import ObjectSlice

@@ -20,9 +20,9 @@ from tests.support.s3_servers import S3Server, new_bucket
 from tidelog.chaos.faulty_s3 import Fault, FaultyS3, Seen
 from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.errors import ConfigError, InvalidInput, Unavailable
-from tidelog.storage.bucket.common import StoreAccessDenied
+from tidelog.storage.bucket.common import BucketMissing, StoreAccessDenied
 from tidelog.storage.bucket.s3 import S3ObjectStore
-from tidelog.storage.bucket.s3_errors import BucketMissing, classify
+from tidelog.storage.bucket.s3_errors import classify
 from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
 from tidelog.storage.settings import S3Settings
 
@@ -395,3 +395,17 @@ async def test_a_request_the_server_calls_wrong_is_not_retried(moto_server: S3Se
         with pytest.raises(InvalidInput, match="InvalidRequest"):
             await store.put("k", [b"x"])
         assert len(proxy.requests) == 1
+
+
+async def test_a_proxy_that_redirects_everything_is_a_clear_error_and_no_endless_loop(moto_server: S3Server) -> None:
+    async with proxied(moto_server) as (proxy, store):
+        await store.put("k", [b"data"])
+        proxy.requests.clear()
+        for status in (301, 302, 307):
+            proxy.fault = lambda seen, status=status: Fault(status=status, code="PermanentRedirect")  # type: ignore[misc]
+            with pytest.raises(ConfigError, match=r"wrong region|redirect"):
+                await store.get("k")
+            with pytest.raises(ConfigError):
+                await store.delete(["k"])
+        assert len(proxy.requests) == 6
+        proxy.fault = lambda seen: None

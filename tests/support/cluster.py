@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from tidelog.controller.model.settings import ControllerSettings
 from tidelog.controller.node import ControllerNode
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.process.replica_disks import DirectoryReplicaDisks
-from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.clock import Clock, SystemClock
 from tidelog.runtime.disk import FileDisk
 from tidelog.runtime.errors import Unavailable
 from tidelog.runtime.network import TcpNetwork
@@ -95,9 +95,14 @@ class Cluster:
         session_timeout_ms: int = 10_000,
         replication: ReplicationSettings | None = None,
         transaction_check_interval_ms: int = 10_000,
+        advertised_ports: Mapping[int, int] | None = None,
+        clocks: Mapping[int, Clock] | None = None,
         **upload: int,
     ) -> None:
-        """`replication`: the cluster has a secret, and WALs that are replicated so."""
+        """`replication`: the cluster has a secret, and WALs that are replicated so. `advertised_ports`, `clocks`: of
+        some brokers."""
+        self._advertised_ports = advertised_ports or {}
+        self._clocks = clocks or {}
         self._directory = directory
         self.replication = replication or ReplicationSettings()
         self._secret = b"s" * 32 if replication is not None else None
@@ -191,7 +196,7 @@ class Cluster:
         node = BrokerNode(
             identity=BrokerIdentity(broker, f"check-{broker}", True, lambda _cluster_id: None),
             settings=BrokerSettings(
-                kafka=KafkaSettings(port=port),
+                kafka=KafkaSettings(port=port, advertised_port=self._advertised_ports.get(broker, 0)),
                 admin=AdminSettings(),
                 log=self.log,
                 group=self._group,
@@ -212,7 +217,7 @@ class Cluster:
                 bucket_wal,
                 replicas=DirectoryReplicaDisks(path, broker, WalSettings(), random.Random()),
             ),
-            world=BrokerWorld(TcpNetwork(), SystemClock(), random.Random(), store),
+            world=BrokerWorld(TcpNetwork(), self._clocks.get(broker, SystemClock()), random.Random(), store),
         )
         try:
             await node.start()

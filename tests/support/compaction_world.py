@@ -97,6 +97,12 @@ class Metadata:
         if self.cut_off:
             raise Unavailable("no controller answers")
 
+    def is_held(self, object_id: int) -> bool:
+        return self.image.is_held(object_id)
+
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        return self.image.resolve(stream_id, start_offset, end_offset)
+
     def find_objects(self, stream_id: int, start: int, end: int, limit: int) -> Sequence[ObjectSlice]:
         return self.image.find_objects(stream_id, start, end, limit)
 
@@ -136,6 +142,9 @@ class OldImage:
         if self.cut_off:
             raise Unavailable("no controller answers")
         self.load()
+
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        return self.image.resolve(stream_id, start_offset, end_offset)
 
     def find_objects(self, stream_id: int, start: int, end: int, limit: int) -> Sequence[ObjectSlice]:
         return self.image.find_objects(stream_id, start, end, limit)

@@ -120,6 +120,9 @@ class FakeObjects:
         if self.on_catch_up is not None:
             self.on_catch_up()
 
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        return stream_id, end_offset
+
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
         found = [
             one

@@ -97,8 +97,14 @@ class DataController(WorldController):
     def check_current(self) -> None:
         """The metadata is current here."""
 
+    def is_held(self, object_id: int) -> bool:
+        return self.image.is_held(object_id)
+
     async def catch_up(self) -> None:
         """The metadata is current here."""
+
+    def resolve(self, stream_id: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        return self.image.resolve(stream_id, start_offset, end_offset)
 
     def find_objects(self, stream_id: int, start_offset: int, end_offset: int, limit: int) -> Sequence[ObjectSlice]:
         return self.image.find_objects(stream_id, start_offset, end_offset, limit)
@@ -327,7 +333,7 @@ class KafkaWorld:
         wanted = [(record.first_stream + n, epoch) for n in range(4)]
         meta, data, time, txn = await self.controller.open_streams(NODE_ID, self._master_epoch, wanted)
         log = self.partitions.logs[topic.id, index] = await PartitionLog.open(
-            led=LedPartition(topic.name, topic.id, index, epoch),
+            led=LedPartition(topic.name, topic.id, index, epoch, record.first_stream in self.controller.image.branches),
             streams=(meta, data, time, txn),
             storage=self.storage,
             manager=self.controller,

@@ -97,8 +97,12 @@ def test_a_broker_in_this_process_serves_restarts_on_its_port_and_leaves_nothing
     assert [one for one in threading.enumerate() if one not in before and one.name.startswith("tidelog")] == []
 
 
-def test_a_bucket_that_fails_delays_uploads_and_no_writes() -> None:
-    with LocalBroker(settings={"upload.age_ms": 50}) as broker:
+IN_BOTH = pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+
+
+@IN_BOTH
+def test_a_bucket_that_fails_delays_uploads_and_no_writes(child: bool) -> None:
+    with LocalBroker(child=child, settings={"upload.age_ms": 50}) as broker:
         broker.create_topic("orders")
         objects = broker.directory / "data" / "bucket"
 
@@ -127,8 +131,9 @@ def test_a_fault_of_the_bucket_ends_by_time() -> None:
         eventually(lambda: not rule.strikes("put"), 5)
 
 
-def test_a_clock_that_is_ahead_shows_in_the_timestamps_of_a_broker() -> None:
-    with LocalBroker() as broker:
+@IN_BOTH
+def test_a_clock_that_is_ahead_shows_in_the_timestamps_of_a_broker(child: bool) -> None:
+    with LocalBroker(child=child) as broker:
         broker.create_topic("stamped", config={"message.timestamp.type": "LogAppendTime"})
         broker.clock.skew(3_600)
         produce(broker.bootstrap, "stamped", b"later")
@@ -190,10 +195,6 @@ def test_a_killed_process_keeps_what_it_acknowledged() -> None:
         broker.restart()
         assert values(consume(broker.bootstrap, "orders", 1)) == [b"acknowledged"]
         assert any("ready bootstrap" in line for line in broker.log)
-        with pytest.raises(NotPossibleHere, match="child=False"):
-            broker.bucket.fail()
-        with pytest.raises(NotPossibleHere, match="child=False"):
-            broker.clock.skew(1)
         folder = broker.directory
     assert not folder.exists()
 
@@ -220,13 +221,22 @@ with LocalBroker() as here, LocalBroker(child=True) as there:
 """
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes below one."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return children + [below for child in children for below in descendants(child)]
+
+
 def test_nothing_is_left_when_the_process_of_the_tests_is_killed() -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     try:
         *folders, here, there = owner.stdout.readline().split()
-        children = [int(line.removeprefix("pid ")) for line in pids(Path(folders[1]))]
-        assert len(children) == 1 and all(Path(folder).exists() for folder in folders)
+        broker = next(int(line.removeprefix("pid ")) for line in pids(Path(folders[1])))
+        children = descendants(owner.pid)
+        assert broker in children and len(children) == 4  # the process that forks, and one for each folder
+        assert all(Path(folder).exists() for folder in folders)
     finally:
         owner.kill()
         owner.wait()
@@ -234,6 +244,48 @@ def test_nothing_is_left_when_the_process_of_the_tests_is_killed() -> None:
     eventually(lambda: not any(Path(folder).exists() for folder in folders), WAIT_S)
     eventually(lambda: not any(map(runs, children)), WAIT_S)
     assert not any(listens(int(address.rpartition(":")[2])) for address in (here, there))
+
+
+STARTS = """
+import os
+from pathlib import Path
+from tidelog.testing import LocalBroker
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+def names(pid):
+    return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
+
+with LocalBroker(child=True) as one, LocalBroker(child=True) as two:
+    first, second = (int(next(each.directory.rglob("lock")).read_text()) for each in (one, two))
+    print("forked" if parent(first) == parent(second) != os.getpid() else "started")
+    common = {name for name in names(first) & names(second) if name.startswith(("pipe:", "socket:"))}
+    print(len(common), one.directory.as_posix() in str(names(second)))
+    if parent(first) != os.getpid():
+        os.kill(parent(first), 9)
+        one.create_topic("still-served")
+        one.kill()
+        one.restart()
+    one.create_topic("orders")
+"""
+
+
+A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "how"),
+    [("", "forked"), pytest.param(A_THREAD, "started", marks=pytest.mark.long)],
+    ids=["alone", "threads"],
+)
+def test_brokers_are_forked_where_a_fork_is_safe(tmp_path: Path, everywhere: str, how: str) -> None:
+    """`everywhere` runs in every Python of this environment, as a debugger's or a tracer's hook does."""
+    (tmp_path / "sitecustomize.py").write_text(everywhere)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [how, "0", "False"]
 
 
 def test_a_partition_moves_between_brokers_in_this_process() -> None:

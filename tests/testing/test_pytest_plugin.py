@@ -91,6 +91,12 @@ def test_brokers_are_shared_and_each_test_finds_them_whole(tmp_path: Path) -> No
 
 
 FAILING = """
+import sys
+
+def test_what_forks_is_started_before_the_first_broker():
+    assert sys.modules["tidelog.testing.forking"].warm_up().is_running
+    assert "tidelog.testing.local" not in sys.modules or "tidelog.config" not in sys.modules
+
 def test_that_fails(tidelog):
     tidelog.create_topic("seen")
     tidelog.restart()
@@ -102,7 +108,7 @@ def test_that_fails(tidelog):
 def test_the_log_of_a_child_is_in_the_report_of_a_test_that_fails(tmp_path: Path) -> None:
     (tmp_path / "test_failing.py").write_text(FAILING)
     done = run_pytest(tmp_path, ini="tidelog_child = true\ntidelog_scope = function")
-    assert outcome(done) == "1 failed", done.stdout
+    assert outcome(done) == "1 failed, 1 passed", done.stdout
     _, title, log = done.stdout.partition("Log of tidelog during this test")
     assert title and "ready bootstrap=127.0.0.1:" in log
 

@@ -25,7 +25,7 @@ from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
 
 pytestmark = pytest.mark.processes
 
-SERVER_PARTS = ("confluent_kafka", "rich", "aiohttp", "aiobotocore", "uvloop", "kio", "pysyncobj")
+SERVER_PARTS = ("confluent_kafka", "aiohttp", "aiobotocore", "uvloop", "kio", "pysyncobj")
 
 
 def test_help_is_quick_because_it_imports_no_client_and_no_server() -> None:

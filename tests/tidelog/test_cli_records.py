@@ -19,6 +19,7 @@ from confluent_kafka import Consumer
 
 from tests.support.cli import NO_REBALANCE_DELAY, Cli
 from tests.support.tidelog_process import running
+from tidelog.runtime.progress_bar import ERASE
 
 pytestmark = pytest.mark.processes
 
@@ -309,6 +310,27 @@ def test_an_interrupted_producer_prints_its_count(cli: Cli, topic: str) -> None:
         process.send_signal(signal.SIGINT)
         printed = process.stdout.read()
     assert (process.returncode, printed) == (130, b"2 records to %s, at [partition] offset: [0] 0-1\n" % topic.encode())
+
+
+def test_a_producer_from_a_pipe_shows_its_progress_on_the_terminal_alone(cli: Cli, topic: str) -> None:
+    shown = b""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "tidelog", "produce", topic, "--bootstrap", cli.bootstrap]
+    names = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, env=names) as process:
+        os.close(theirs)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"one\ntwo\n")
+        process.stdin.flush()
+        while b"producing" not in shown:
+            assert select.select([ours], [], [], 60)[0], "no bar in 60 s"
+            shown += os.read(ours, 1000)
+        process.stdin.close()
+        printed = process.stdout.read()
+        shown += os.read(ours, 65536)
+    os.close(ours)
+    assert shown.endswith(ERASE.encode())
+    assert printed == b"2 records to %s, at [partition] offset: [0] 0-1\n" % topic.encode()
 
 
 def test_a_consumer_says_on_a_terminal_that_it_waits(cli: Cli, topic: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tidelog.cli import output
 
 HEADERS = ["TOPIC", "PARTITION", "LEADER", "EPOCH", "MOVES-TO", "SINCE", "PHASE", "ATTEMPTS", "PROBLEM"]
@@ -42,14 +43,40 @@ def test_columns_that_just_fit_stay_on_their_line() -> None:
     assert output.table(["AAA", "BBB"], [], columns=7) == "AAA\n    BBB"
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_progress_needs_no_rich(
-    is_there: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`rich` is in the extra `console`; without it a long operation shows no bar, and goes on."""
-    if not is_there:
-        monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with output.Progress("copying", 100) as progress:
-        progress.update(50)
-    assert ("copying" in capsys.readouterr().err) == is_there
+def test_a_text_that_does_not_fit_goes_on_below_itself() -> None:
+    why = "the bucket answers with 503 to everything that this broker asks it for"
+    lines = output.table(["ID", "WHY"], [[7, why]], columns=40).splitlines()
+    assert lines == [
+        "ID",
+        "    WHY",
+        "7",
+        "    the bucket answers with 503 to",
+        "    everything that this broker asks it",
+        "    for",
+    ]
+    assert output.pairs([("state", why), ("id", 7)], columns=40).splitlines() == [
+        "state  the bucket answers with 503 to",
+        "       everything that this broker asks",
+        "       it for",
+        "id     7",
+    ]
+    assert output.pairs([("state", why)]) == f"state  {why}"
+
+
+WORDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=76)
+CELLS = st.lists(WORDS, min_size=1, max_size=5).map(" ".join)
+TABLES = st.integers(1, 12).flatmap(
+    lambda count: st.tuples(
+        st.lists(WORDS, min_size=count, max_size=count),
+        st.lists(st.lists(CELLS, min_size=count, max_size=count), max_size=4),
+    )
+)
+
+
+@given(TABLES)
+@settings(max_examples=examples(200), deadline=None)
+def test_every_table_fits_eighty_columns_if_its_words_do(table: tuple[list[str], list[list[str]]]) -> None:
+    headers, rows = table
+    text = output.table(headers, rows, columns=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(text.split()) == " ".join([*headers, *(value for row in rows for value in row)])

@@ -70,7 +70,18 @@ def wheel_of_sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def modules(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as packed:
-        return {name for name in packed.namelist() if ".dist-info/" not in name}
+        return {name for name in packed.namelist() if ".dist-info/" not in name and ".data/" not in name}
+
+
+def man_pages(wheel: Path) -> set[str]:
+    """What is installed beside the packages."""
+    with zipfile.ZipFile(wheel) as packed:
+        return {name.partition(".data/")[2] for name in packed.namelist() if ".data/" in name}
+
+
+def test_a_wheel_has_the_man_pages(wheel: Path, wheel_of_sdist: Path) -> None:
+    expected = {f"data/share/man/man1/{file.name}" for file in (ROOT / "man").glob("*.1")}
+    assert expected and man_pages(wheel) == man_pages(wheel_of_sdist) == expected
 
 
 def test_a_wheel_holds_tidelog_only(wheel: Path) -> None:
@@ -82,8 +93,6 @@ def test_a_wheel_holds_tidelog_only(wheel: Path) -> None:
             expected |= {f"tidelog/{folder.name}/{file.relative_to(folder)}" for file in folder.rglob("*.py")}
     assert {name for name in names if name.startswith("tidelog/") and name.endswith(".py")} == expected
     assert "tidelog/py.typed" in names
-    pages = {f"tidelog/console/static/{file.name}" for file in (ROOT / "console" / "static").iterdir()}
-    assert "tidelog/console/static/index.html" in pages <= names
 
 
 def test_a_wheel_of_the_source_distribution_is_the_same(wheel: Path, wheel_of_sdist: Path) -> None:

@@ -312,6 +312,22 @@ def http_json(
             raise Unavailable(f"{url}{path} returned invalid JSON: {error}", hint="see `tidelog status`") from error
 
 
+def http_text(url: str, path: str, *, limit_bytes: int, timeout_s: float = REQUEST_TIMEOUT_S * 2) -> str:
+    """Send a GET to `url` + `path` and return the text of the response: whole lines, at most `limit_bytes`.
+
+    Raises as `http_json` does.
+    """
+    with _Http(url, None, timeout_s) as connection:
+        response = connection.request("GET", path)
+        try:
+            data = response.read(limit_bytes + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{url}{path} closed the connection early: {error}", hint="try again") from error
+    if len(data) > limit_bytes:
+        data = data[:limit_bytes].rpartition(b"\n")[0]
+    return data.decode("utf-8", "replace")
+
+
 class _Http:
     """A connection to an admin HTTP server, closed at the end of the block."""
 
@@ -361,6 +377,7 @@ def _http_error(response: http.client.HTTPResponse, request: str) -> TidelogErro
         401: AdminTokenNeeded,
         404: NotFound,
         409: Unavailable,
+        412: AlreadyExists,
     }
     kind = kinds.get(response.status, Unavailable if response.status in (502, 503, 504) else TidelogError)
     return kind(message, hint=hint)

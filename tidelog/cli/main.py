@@ -1,13 +1,13 @@
 """The `tidelog` command: lazily imported subcommands, and the conversion of errors to messages and exit codes.
 
-Entry: `main`; `EXIT_CODES`.
+Entry: `main`; `run` for a command that is not one of the command line; `EXIT_CODES`.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -43,6 +43,10 @@ COMMANDS = {
         "tidelog.cli.subcommands.lease:lease",
         "Show and end leases of readers outside the cluster, such as Spark.",
     ),
+    "snapshot": (
+        "tidelog.cli.subcommands.snapshot:snapshot",
+        "Hold topics as they are now: take, list and delete snapshots.",
+    ),
     "cluster": ("tidelog.cli.subcommands.cluster:cluster", "Show and raise the feature level; rebuild from a bucket."),
     "spark": ("tidelog.cli.subcommands.spark:spark", "Audit, replay, load and move topics with Spark."),
     "simulate": ("tidelog.cli.subcommands.simulate:simulate", "Simulate clusters under faults, from a seed."),
@@ -52,7 +56,8 @@ COMMANDS = {
         "tidelog.cli.subcommands.completion:completion",
         "Print the script for a shell's completion.",
     ),
-    "console": ("tidelog.cli.subcommands.console:console", "Serve the console of a cluster to browsers."),
+    "debug": ("tidelog.cli.subcommands.debug:debug", "Write what a maintainer needs, without secrets."),
+    "doctor": ("tidelog.cli.subcommands.doctor:doctor", "Say what is wrong, why it matters, and what cures it."),
     "status": ("tidelog.cli.subcommands.status:status", "Show the cluster's nodes and what is wrong, if anything."),
 }
 """Command → (module:function, one line of help)."""
@@ -68,7 +73,7 @@ EXIT_CODES = {
     7: "corrupt data found",
     8: "port in use (`up`, `serve`)",
     9: "wrong data directory or wrong bucket (`up`, `serve`)",
-    10: "`status` or `controller status` found something wrong",
+    10: "`status`, `controller status` or `doctor` found something wrong",
     11: "`serve`: a restart was asked for (`cluster restart`); start it again",
     130: "ended by Ctrl-C before it was done",
 }
@@ -109,8 +114,13 @@ def report(error: TidelogError) -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line and exit with its exit code."""
+    run(cli, args)
+
+
+def run(command: click.Command, args: list[str] | None) -> NoReturn:
+    """Run a command and exit with its exit code."""
     try:
-        code = cli.main(args=args, prog_name="tidelog", standalone_mode=False)
+        code = command.main(args=args, prog_name="tidelog", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)  # click returns the code of `click.exceptions.Exit`
     except click.exceptions.Abort:
         sys.exit(130)

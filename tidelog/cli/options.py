@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
-from tidelog.config import Loaded, load, parse_set
+from tidelog.config import Loaded, known_keys, load, parse_set
 from tidelog.runtime.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,10 +21,20 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 BOOTSTRAP_ENV = "TIDELOG_BOOTSTRAP"
 
 
+def _settings(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The settings that begin with `incomplete`, with the sign that a value follows."""
+    return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
+
+
 def config_options(function: F) -> F:
     """`--config FILE` and `--set section.key=value`."""
     function = click.option(
-        "--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one setting; may repeat."
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Override one setting; may repeat.",
+        shell_complete=_settings,
     )(function)
     return click.option(
         "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="TOML configuration file."

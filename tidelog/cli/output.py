@@ -2,23 +2,21 @@
 
 A command loads a document (plain data, as in JSON) and renders it as a table; `show` does the rest. Tables are not
 truncated. On a terminal that is too narrow for a table, a row takes several lines; in a file or pipe it is always one
-line, so that `grep` and `awk` can read it. Results are written to standard output, progress and
-warnings to standard error. If the reader closes the pipe, the command ends without an error.
+line, so that `grep` and `awk` can read it. Results are written to standard output, warnings and progress
+(`tidelog.runtime.progress_bar`) to standard error. If the reader closes the pipe, the command ends without an error.
 
-rich is imported only when a progress bar is shown.
-
-Entry: `show`, `table`, `Progress`.
+Entry: `show`, `table`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
 import select
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -26,12 +24,17 @@ from typing import Any, TypeVar
 
 import click
 
+from tidelog.cli.screen import block, page
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.progress import size_text
+from tidelog.runtime.progress_bar import aside
 
 T = TypeVar("T")
 
 FOLD_INDENT = "    "
 """Before what follows of a row on further lines."""
+LOOK_S = 0.5
+"""How often `--watch` looks whether the reader of its pipe is there."""
 
 
 def show(
@@ -48,38 +51,58 @@ def show(
         if style == "table" and empty and not document:
             warn(empty)
         return document
+    return _watch(style, load, lambda document: render(document) if document or not empty else empty, watch_s)
+
+
+def _watch(style: str, load: Callable[[], T], render: Callable[[T], str], watch_s: float) -> T:
     last: list[T] = []
+    is_first = True
     try:
         while True:
             try:
                 last[:] = [load()]
             except Unavailable as error:
-                _emit_watched(style, f"error: {error.message}", failed=True)
+                _emit_watched(style, f"error: {error.message}", is_first=is_first, failed=True)
             else:
-                _emit_watched(style, json.dumps(last[0], ensure_ascii=False) if style == "json" else render(last[0]))
-            time.sleep(watch_s)
+                text = json.dumps(last[0], ensure_ascii=False) if style == "json" else render(last[0])
+                _emit_watched(style, text, is_first=is_first)
+            is_first = False
+            _wait(watch_s)
     except KeyboardInterrupt:  # the usual end of watching
         if not last:
             raise
         return last[0]
 
 
-def _emit_watched(style: str, text: str, *, failed: bool = False) -> None:
+def _wait(seconds: float) -> None:
+    """Wait; end the command if the reader of the pipe goes away meanwhile."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_S))
+        if reader_gone():
+            leave_pipe()
+
+
+def _emit_watched(style: str, text: str, *, is_first: bool, failed: bool = False) -> None:
     if style == "json":
         if failed:
             warn(text)
         else:
             emit(text)
         return
-    if sys.stdout.isatty():
-        emit("\x1b[H\x1b[2J", newline=False)  # move the cursor home and clear the screen
-    emit(f"{datetime.now():%H:%M:%S}  Ctrl-C ends\n\n{text}\n")
+    now = f"{datetime.now():%H:%M:%S}"
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        columns, rows = shutil.get_terminal_size()
+        emit(page(text, now, columns=columns, rows=rows, is_first=is_first), newline=False)
+    else:
+        emit(block(text, now), newline=False)
 
 
 def emit(text: str, *, newline: bool = True) -> None:
     """Print to standard output and flush. A closed pipe ends the command with success."""
     try:
-        click.echo(text, nl=newline)
+        with aside():
+            click.echo(text, nl=newline)
     except BrokenPipeError:
         leave_pipe()
 
@@ -101,7 +124,8 @@ def reader_gone() -> bool:
 
 def warn(text: str) -> None:
     """Print a line to standard error."""
-    click.echo(text, err=True)
+    with aside():
+        click.echo(text, err=True)
 
 
 def confirm(action: str) -> None:
@@ -117,20 +141,32 @@ def table(
     """Aligned columns, two spaces apart; `right` names the right-aligned columns. None is shown as `-`.
 
     Each row is one line, except where it would not fit into `columns` characters (default: those of the terminal, if
-    standard output is one): then the columns that do not fit follow on indented lines.
+    standard output is one): then the columns that do not fit follow on indented lines, and a text that does not fit
+    into one is continued on the next.
     """
     lines = [list(headers), *([cell(value) for value in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     numbers = set(right)
-    folds = _folds(widths, columns or _terminal_columns())
-    aligned = []
+    columns = columns or _terminal_columns()
+    folds = _folds(widths, columns)
+    aligned: list[str] = []
     for line in lines:
         for indent, fold in zip(_indents(), folds, strict=False):
+            if columns is not None and len(fold) == 1 and len(indent) + widths[fold[0]] > columns:
+                aligned += [indent + part for part in _wrapped(line[fold[0]], columns - len(indent))]
+                continue
             parts = [
                 line[at].rjust(widths[at]) if headers[at] in numbers else line[at].ljust(widths[at]) for at in fold
             ]
             aligned.append((indent + "  ".join(parts)).rstrip())
     return "\n".join(aligned)
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Divide a text at its blanks; a word is never cut."""
+    if len(text) <= columns or columns < 1:
+        return [text]
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [text]
 
 
 def _indents() -> Iterator[str]:
@@ -155,11 +191,17 @@ def _terminal_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def pairs(rows: Iterable[tuple[str, Any]]) -> str:
-    """Aligned `name  value` lines."""
-    listed = list(rows)
+def pairs(rows: Iterable[tuple[str, Any]], *, columns: int | None = None) -> str:
+    """Aligned `name  value` lines; a value that does not fit into the terminal's columns is continued below itself."""
+    listed = [(name, cell(value)) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
-    return "\n".join(f"{name:<{width}}  {cell(value)}".rstrip() for name, value in listed)
+    columns = columns or _terminal_columns()
+    lines: list[str] = []
+    for name, value in listed:
+        parts = [value] if columns is None else _wrapped(value, columns - width - 2)
+        lines.append(f"{name:<{width}}  {parts[0]}".rstrip())
+        lines += [" " * (width + 2) + part for part in parts[1:]]
+    return "\n".join(lines)
 
 
 def cell(value: Any) -> str:
@@ -173,14 +215,7 @@ def cell(value: Any) -> str:
 
 def size(count: int | None) -> str | None:
     """Format a number of bytes: `512 B`, `1.5 MiB`."""
-    if count is None:
-        return None
-    number = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(number) < 1024 or unit == "TiB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError("the last unit has no bound")
+    return None if count is None else size_text(count)
 
 
 def moment(time_ms: int | None) -> str | None:
@@ -192,36 +227,6 @@ def moment(time_ms: int | None) -> str | None:
     except (OverflowError, ValueError, OSError):
         return str(time_ms)  # a producer may write any int64
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-class Progress:
-    """A progress bar on standard error for long operations; silent if that is not a terminal, or without `rich`, which
-    the extra `console` brings."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self._bar: Any = None
-        if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-            self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(label, total=total)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, done: int, total: int | None = None) -> None:
-        """Set the number of bytes completed."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
 
 
 class Failures:

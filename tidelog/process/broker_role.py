@@ -95,6 +95,7 @@ class BrokerRole:
                 directory.belongs_to,
                 directory.fingerprint,
                 config.controller.session_timeout_ms / 1000 + 2 * controllers.heartbeat_interval_s,
+                base.own,
             ),
             settings=_broker_settings(config),
             controllers=controllers,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tidelog.controller.inputs import ControllerIdentity, ControllerSections, ControllerWorld
 from tidelog.controller.node import ControllerNode
+from tidelog.process.data_dir import CONTROLLER_FOLDER
 from tidelog.process.node_base import NodeBase
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.cleaning.deleter import ObjectCleaner
@@ -32,7 +33,13 @@ class ControllerRole:
         self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bucket = base.store.for_purpose(Purpose.CLEAN)
         self.node = ControllerNode(
-            ControllerIdentity(config.node.id, base.path / "controller", base.credentials, serves_broker=base.is_local),
+            ControllerIdentity(
+                config.node.id,
+                base.path / CONTROLLER_FOLDER,
+                base.credentials,
+                serves_broker=base.is_local,
+                own=base.own,
+            ),
             ControllerSections(config.controller, config.balancer, config.scale, config.upload.delete_delay_ms),
             ControllerWorld(
                 outside.network,

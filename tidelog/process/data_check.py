@@ -18,7 +18,7 @@ import msgspec
 from tidelog.config import Config
 from tidelog.controller.directory_check import ControllerFiles, check_directory
 from tidelog.process import cluster_layout
-from tidelog.process.data_dir import IDENTITY_FILE, LONE_NODE_ID, read_identity
+from tidelog.process.data_dir import CONTROLLER_FOLDER, IDENTITY_FILE, LONE_NODE_ID, WAL_FOLDER, read_identity
 from tidelog.process.replica_disks import PREFIX as REPLICA_PREFIX
 from tidelog.process.replica_disks import replicas_in
 from tidelog.runtime.clock import SystemClock
@@ -30,9 +30,6 @@ from tidelog.storage.wal.disk.identity import ID_FILE, stored_wal_id
 from tidelog.storage.wal.disk.inspect import OnRecord, Progress, WalFinding, WalInfo
 from tidelog.storage.wal.s3 import inspect as wal_s3_tool
 from tidelog.storage.wal.s3.inspect import BucketWalInfo
-
-WAL_FOLDER = "wal"
-CONTROLLER_FOLDER = "controller"
 
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):

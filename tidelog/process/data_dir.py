@@ -31,6 +31,8 @@ from tidelog.runtime.errors import DamagedFile, TidelogError
 FORMAT = 1
 IDENTITY_FILE = "identity.json"
 UP_LOCK_FILE = "up.lock"
+WAL_FOLDER = "wal"
+CONTROLLER_FOLDER = "controller"
 _LOCK_LOOKS = 10
 _LOCK_PAUSE_S = 0.02
 """A process writes its pid right after it has locked the file. From another pid namespace it is not visible at all."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import random
 import uuid
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.config import Config
+from tidelog.config import Config, Loaded
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.raft.quorum import parse_members
@@ -23,12 +24,15 @@ from tidelog.controller.rpc.connection import Endpoint
 from tidelog.controller.rpc.handshake import Credentials
 from tidelog.controller.rpc.secret import read_secret
 from tidelog.process.accepted_loss import use_lost_bucket
-from tidelog.process.data_dir import LONE_NODE_ID, DataDirectory
+from tidelog.process.data_dir import CONTROLLER_FOLDER, LONE_NODE_ID, WAL_FOLDER, DataDirectory
+from tidelog.process.replica_disks import PREFIX as REPLICA_PREFIX
+from tidelog.process.replica_disks import replicas_in
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import ConfigError
+from tidelog.runtime.facts.node import OwnFacts, SettingFacts
 from tidelog.runtime.network import Network
 from tidelog.storage.bucket.guarded import GuardedObjectStore
-from tidelog.storage.bucket.open import OpenBackend, open_backend, open_store
+from tidelog.storage.bucket.open import EMBEDDED_BUCKET, OpenBackend, open_backend, open_store
 from tidelog.storage.bucket.proof import BucketProof
 
 logger = logging.getLogger(__name__)
@@ -59,6 +63,13 @@ class NodeBase:
     endpoints: list[Endpoint]
     """Where the configuration says that controllers are; empty if this process has the only one."""
     store: GuardedObjectStore
+    sources: Mapping[str, str]
+    """Where the settings came from that are no defaults, by dotted key."""
+
+    @property
+    def own(self) -> OwnFacts:
+        """What the process tells of itself when an operator asks."""
+        return OwnFacts(lambda: setting_facts(Loaded(self.config, dict(self.sources))), own_folders(self.config))
 
     @property
     def path(self) -> Path:
@@ -71,7 +82,27 @@ class NodeBase:
         return not self.endpoints and "broker" in self.config.node.roles
 
 
-async def learn(config: Config, outside: Outside, closing: AsyncExitStack) -> NodeBase:
+def setting_facts(loaded: Loaded) -> list[SettingFacts]:
+    """Return every setting with its source, secrets hidden."""
+    return [SettingFacts(each.key, each.value, each.source) for each in loaded.settings()]
+
+
+def own_folders(config: Config) -> list[Path]:
+    """Return the data directory, and the folders in it that a process with this configuration keeps data in."""
+    path = Path(config.node.data_dir)
+    folders = [path]
+    if "controller" in config.node.roles:
+        folders.append(path / CONTROLLER_FOLDER)
+    if "broker" in config.node.roles and config.wal.kind == "disk":
+        folders += [path / WAL_FOLDER, *(path / f"{REPLICA_PREFIX}{each}" for each in replicas_in(path))]
+    if config.s3.is_embedded:
+        folders.append(path / EMBEDDED_BUCKET)
+    return folders
+
+
+async def learn(
+    config: Config, outside: Outside, closing: AsyncExitStack, sources: Mapping[str, str] | None = None
+) -> NodeBase:
     """Open the data directory, find out the process's id, which is also put into `config`, and open the bucket.
 
     What is opened is closed by `closing`, also if a later step fails. Waits for the controllers if they have to
@@ -91,7 +122,7 @@ async def learn(config: Config, outside: Outside, closing: AsyncExitStack) -> No
     proof = BucketProof(clock, accepted=lambda cluster_id: use_lost_bucket(path, cluster_id), place=str(path))
     store = open_store(config.s3, path, clock, outside.rng, proof, outside.open_backend)
     closing.push_async_callback(store.close)
-    return NodeBase(config, outside, directory, credentials_of(config), endpoints, store)
+    return NodeBase(config, outside, directory, credentials_of(config), endpoints, store, sources or {})
 
 
 async def _find_id(

@@ -80,6 +80,8 @@ class RebuildReport(msgspec.Struct, frozen=True):
     damaged: list[str]
     living_owner: str
     """Why the bucket seems to have a living owner; empty: it does not."""
+    lost_snapshots: list[str] = []
+    """Snapshots of the metadata whose objects are gone: they were deleted after it was written."""
 
 
 class Prepared(NamedTuple):
@@ -215,6 +217,7 @@ def _report(
         lost=lost,
         damaged=[f"{one.key}: {one.problem}" for one in content.damaged],
         living_owner=_living_owner(config, content, now_ms),
+        lost_snapshots=list(plan.lost_snapshots),
     )
 
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 import uuid
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -34,8 +35,13 @@ logger = logging.getLogger(__name__)
 class NodeProcess:
     """A controller, a broker or both, started and stopped together."""
 
-    def __init__(self, config: Config, outside: Outside | None = None) -> None:
-        """`outside`: instead of the machine's own network, clock, randomness and the configured bucket."""
+    def __init__(
+        self, config: Config, outside: Outside | None = None, sources: Mapping[str, str] | None = None
+    ) -> None:
+        """`outside`: instead of the machine's own network, clock, randomness and the configured bucket. `sources`:
+        where the settings came from (`tidelog.config.Loaded.sources`).
+        """
+        self._sources = sources
         self._config = config
         self._outside = outside or Outside(TcpNetwork(), SystemClock(), random.Random(uuid.uuid4().int))
         self._roles: list[NodeRole] = []
@@ -73,7 +79,7 @@ class NodeProcess:
         if is_broker:
             config.kafka.port = reserve_port(config.kafka.host, config.kafka.port)
             warn_of_admin_address(config.kafka, config.admin)
-        base = await learn(config, self._outside, self._closing)
+        base = await learn(config, self._outside, self._closing, self._sources)
         if "controller" in roles:
             controller = ControllerRole(base, self._failed)
             await self._start_role(controller)

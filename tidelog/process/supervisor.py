@@ -63,6 +63,10 @@ STOPPED_LINE = "broker stopped"
 """The line that a process prints when its broker has stopped and its controller continues."""
 
 
+ORIGINS_ENV = "TIDELOG_ORIGINS"
+"""The environment variable that tells a child where its settings came from, as JSON by dotted key."""
+
+
 class ChildProcess(Protocol):
     """What the supervisor needs of a running process; `asyncio.subprocess.Process` has it."""
 
@@ -100,6 +104,7 @@ def _settings(loaded: Loaded) -> BinaryIO:
 async def launch_node(loaded: Loaded, parent: int) -> asyncio.subprocess.Process:
     """Start `tidelog serve`. See `Launch`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
+    environment[ORIGINS_ENV] = json.dumps(loaded.sources)
     with _settings(loaded) as settings:
         return await asyncio.create_subprocess_exec(
             *TIDELOG,

@@ -1,4 +1,4 @@
-"""`ChildNode`: a broker, with or without a controller, as a `tidelog serve` process.
+"""`ChildNode`: a broker, with or without a controller, in a process of its own that runs what `tidelog serve` does.
 
 It is what dies by `kill -9` and hangs by SIGSTOP. Its output, which is its log, is kept. It notices this process's
 death by a pipe (`tidelog.runtime.children`) and stops; then its folder goes (`tidelog.testing.folder`).
@@ -9,17 +9,19 @@ Entry: `ChildNode`.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tidelog.config import Config, to_toml
 from tidelog.process.supervisor import FAILED_PREFIX, STOPPED_LINE
-from tidelog.runtime.children import TIDELOG, ParentPipe
+from tidelog.runtime.children import ParentPipe
+from tidelog.testing.fault_board import FaultBoard
+from tidelog.testing.forking import ChildStart, RunningChild, start_child
 from tidelog.testing.options import BrokerEnded
 
 START_S = 120.0
@@ -28,27 +30,29 @@ TAIL_LINES = 30
 """Lines of its output that an error tells."""
 
 
+class ChildSurroundings(NamedTuple):
+    """What the processes of one context have in common."""
+
+    folder: Path
+    """Where configurations are written."""
+    parent: ParentPipe
+    board: FaultBoard
+    inherited: tuple[int, ...]
+    """Descriptors that they keep open."""
+
+
 class ChildNode:
     """See the module. It may be started again after its end."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        parent: ParentPipe,
-        on_line: Callable[[str], None],
-        inherited: tuple[int, ...] = (),
-    ) -> None:
-        """`folder`: where its configuration is written. `on_line` is called with each line of its output, by a thread.
-        `inherited`: descriptors that it keeps open.
-        """
+    def __init__(self, config: Config, around: ChildSurroundings, on_line: Callable[[str], None]) -> None:
+        """`on_line` is called with each line of its output, by a thread."""
         self._node_id = config.node.id
-        self._file = folder / f"node-{self._node_id}.toml"
-        self._file.touch(mode=0o600)
-        self._file.write_text(to_toml(config), encoding="utf-8")
-        self._parent = parent
-        self._inherited = inherited
-        self._process: subprocess.Popen[str] | None = None
+        file = around.folder / f"node-{self._node_id}.toml"
+        file.touch(mode=0o600)
+        file.write_text(to_toml(config), encoding="utf-8")
+        self._start = ChildStart(file, around.parent.read_end, around.board.descriptor, around.inherited)
+        self._around = around  # keeps the descriptors open
+        self._process: RunningChild | None = None
         self._reader: threading.Thread | None = None
         self._told = threading.Event()
         self._halted = threading.Event()
@@ -76,22 +80,11 @@ class ChildNode:
         self._told.clear()
         self._halted.clear()
         self._is_ready, self._failure, self._paused, self._asked = False, "", False, False
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
-        self._process = subprocess.Popen(
-            [*TIDELOG, "serve", "--config", str(self._file), "--parent-pipe", str(self._parent.read_end)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            pass_fds=(self._parent.read_end, *self._inherited),
-            start_new_session=True,  # Ctrl-C reaches only the tests, which then stop it
-        )
+        self._process = start_child(self._start)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True, name="tidelog-output")
         self._reader.start()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: RunningChild) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -123,7 +116,7 @@ class ChildNode:
         """Stop the broker in it, and not its controller; no effect if it is not running. `stop` comes after it."""
         if self.is_running and not self._asked:
             self.resume()
-            os.kill(self.pid, signal.SIGUSR1)
+            self._signal(signal.SIGUSR1)
             self._halted.wait(STOP_S)
 
     def discard(self) -> None:
@@ -140,7 +133,7 @@ class ChildNode:
         self._asked = True
         if self.is_running:
             self.resume()
-            self._process.terminate()
+            self._signal(signal.SIGTERM)
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -154,7 +147,7 @@ class ChildNode:
         """End it with `kill -9`; no effect if it has ended."""
         self._asked = True
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
             self._join()
 
@@ -162,14 +155,18 @@ class ChildNode:
         """Stop its process (SIGSTOP): it keeps its connections and answers nothing until `resume`."""
         if not self.is_running:
             raise BrokerEnded(f"broker {self._node_id} is not running")
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
         """Let a paused process go on; no effect on others."""
         if self._paused and self.is_running:
-            os.kill(self.pid, signal.SIGCONT)
+            self._signal(signal.SIGCONT)
         self._paused = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def _join(self) -> None:
         if self._reader is not None:

@@ -1,4 +1,4 @@
-"""The clock of a test's broker: what the broker takes for the time of day is off by as much as the test wants.
+"""The clock of a test's brokers: what they take for the time of day is off by as much as the test wants.
 
 The monotonic clock is not changed: time-outs and ages do not notice, as when the clock of a machine is set.
 
@@ -7,28 +7,24 @@ Entry: `LocalClock`.
 
 from __future__ import annotations
 
-from tidelog.testing.options import NotPossibleHere
+from tidelog.testing.fault_board import FaultBoard
 
 
 class LocalClock:
-    """The time of day of a broker in this process."""
+    """The time of day of a test's brokers."""
 
-    def __init__(self, *, possible: bool) -> None:
-        self._possible = possible
-        self.offset_ms = 0
+    def __init__(self, board: FaultBoard) -> None:
+        self._board = board
+
+    @property
+    def offset_ms(self) -> int:
         """What is added to the time of day, in milliseconds."""
+        return self._board.clock_offset_ms
 
     def skew(self, seconds: float) -> None:
-        """Set the broker's clock ahead by `seconds`, or back if that is negative; 0 sets it right.
-
-        Raises `NotPossibleHere` for a broker in a process of its own.
-        """
-        if not self._possible:
-            raise NotPossibleHere(
-                "the clock of another process cannot be set", hint="run the broker in this process: child=False"
-            )
-        self.offset_ms = round(seconds * 1000)
+        """Set the brokers' clock ahead by `seconds`, or back if that is negative; 0 sets it right."""
+        self._board.clock_offset_ms = round(seconds * 1000)
 
     def heal(self) -> None:
         """Set the clock right."""
-        self.offset_ms = 0
+        self._board.clock_offset_ms = 0

@@ -1,4 +1,4 @@
-"""A bucket with the faults that a test asked for, between a broker in this process and its object store.
+"""A bucket with the faults that a test asked for, between a broker and its object store.
 
 It stands where the S3 client would: a request that is answered with 429 or 5xx is repeated within
 `s3.retry_budget_ms`, as that client does, and only then is the bucket `Unavailable`; 403 is refused at once. So a
@@ -22,33 +22,35 @@ from tidelog.storage.bucket.common import StoreAccessDenied
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.bucket.stats import StoreStats
 from tidelog.storage.bucket.store import Backend, ObjectInfo, StoreCapabilities, UnfinishedUpload, View
-from tidelog.testing.bucket_faults import REFUSED, LocalBucket
+from tidelog.testing.bucket_faults import REFUSED
+from tidelog.testing.fault_board import FaultBoard
 
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 1.0
 
 
 class FaultyBackend:
-    """A `Backend` with the faults of `faults` in front of another one."""
+    """A `Backend` of one broker, with the faults of `board` in front of another one."""
 
     def __init__(
-        self, backend: Backend, faults: LocalBucket, clock: Clock, rng: random.Random, budget_s: float
+        self, backend: Backend, board: FaultBoard, node_id: int, clock: Clock, rng: random.Random, budget_s: float
     ) -> None:
         self._backend = backend
-        self._faults = faults
+        self._board = board
+        self._node_id = node_id
         self._clock = clock
         self._rng = rng
         self._budget_s = budget_s
 
     def _over(self, backend: Backend) -> FaultyBackend:
-        return FaultyBackend(backend, self._faults, self._clock, self._rng, self._budget_s)
+        return FaultyBackend(backend, self._board, self._node_id, self._clock, self._rng, self._budget_s)
 
     async def _strike(self, operation: str, key: str) -> None:
         """Return when the request may go on. Raises `Unavailable`, `StoreAccessDenied`."""
         backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, self._rng)
         give_up = self._clock.monotonic() + self._budget_s
-        while (rule := self._faults.rule).strikes(operation):
-            self._faults.struck += 1
+        while (rule := self._board.rule).strikes(operation):
+            self._board.count_struck(self._node_id)
             if rule.status == 0:
                 await self._clock.sleep(rule.delay_s)
                 return

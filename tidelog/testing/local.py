@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
 from tidelog.testing.bucket_faults import LocalBucket
 from tidelog.testing.clock import LocalClock
+from tidelog.testing.fault_board import FaultBoard
 from tidelog.testing.lines import BrokerLines
 from tidelog.testing.options import CLUSTER_SETTINGS, BrokerEnded, RunOptions, Value, configuration
 from tidelog.testing.ports import HOST, HeldPorts
@@ -62,9 +63,10 @@ class LocalBrokers:
         self._kafka_ports: dict[int, int] = {}
         self._resources = contextlib.ExitStack()
         self._cluster: ClusterConnection | None = None
-        self.bucket = LocalBucket(possible=not options.child)
+        self._board = FaultBoard()
+        self.bucket = LocalBucket(self._board)
         """Faults of the bucket."""
-        self.clock = LocalClock(possible=not options.child)
+        self.clock = LocalClock(self._board)
         """The brokers' time of day."""
         self.lines = BrokerLines()
         """What `log` returns, with the number of lines so far."""
@@ -158,7 +160,9 @@ class LocalBrokers:
         parent: ParentPipe | None = None
         if options.child:
             from tidelog.runtime.children import ParentPipe
+            from tidelog.testing.forking import warm_up
 
+            warm_up()  # it imports while this process does
             parent = ParentPipe()
             resources.callback(parent.close)
         for config in self._configurations(ports):
@@ -167,13 +171,14 @@ class LocalBrokers:
 
     def _node(self, config: Config, parent: ParentPipe | None, descriptor: int | None) -> _Node:
         if parent is not None:
-            from tidelog.testing.child_node import ChildNode
+            from tidelog.testing.child_node import ChildNode, ChildSurroundings
 
             inherited = () if descriptor is None else (descriptor,)
-            return ChildNode(config, self.directory, parent, self._line_taker(config.node.id), inherited)
+            surroundings = ChildSurroundings(self.directory, parent, self._board, inherited)
+            return ChildNode(config, surroundings, self._line_taker(config.node.id))
         from tidelog.testing.thread_node import ThreadNode
 
-        return ThreadNode(config, self.bucket, self.clock)
+        return ThreadNode(config, self._board)
 
     def _line_taker(self, node_id: int) -> Callable[[str], None]:
         if self._count == 1:
@@ -215,8 +220,7 @@ class LocalBrokers:
 class LocalBroker(LocalBrokers):
     """One broker with its controller, as a context manager: `with LocalBroker() as broker`.
 
-    - `child`: in a process of its own, which can be killed and paused; else in a thread of this one, whose bucket and
-      clock can fail.
+    - `child`: in a process of its own, which can be killed and paused; else in a thread of this one.
     - `storage`: "memory", the default, where nothing waits for a disk, or "disk", a temporary folder.
     - `directory`: a folder of your own, which stays; a second context on it finds what the first one wrote.
     - `settings`: of the configuration, by dotted key, above those of tests: `{"kafka.num_partitions": 1}`.

@@ -16,11 +16,14 @@ Settings (`pytest.ini`, `[tool.pytest.ini_options]`):
 - `tidelog_storage`: memory (the default) or disk.
 - `tidelog_brokers`: brokers of `tidelog_cluster`; 3 by default.
 
+Where brokers run in processes of their own, the process that they are forked from is started when the tests have been
+collected, if one of them uses such a broker: it imports while others run.
+
 After each test its faults are healed: the bucket and the clock are right, and brokers that were killed are started
 again. The lines that brokers in processes of their own wrote during a test that failed are in its report; those of
 brokers in this process are in pytest's own capture of `logging`.
 
-Invariant: nothing else of Tidelog is imported before a test asks for a fixture.
+Invariant: nothing else of Tidelog is imported before it is known that a test uses a fixture.
 
 Entry: pytest, by the entry point `pytest11`.
 """
@@ -115,6 +118,23 @@ def tidelog_topic(request: pytest.FixtureRequest) -> str:
     topic = f"{name}-{uuid.uuid4().hex[:8]}"
     brokers.create_topic(topic, **(marker.kwargs if marker is not None else {}))
     return topic
+
+
+def _in_children(config: pytest.Config) -> set[str]:
+    """The fixtures whose brokers run in processes of their own."""
+    settings = {"tidelog": "tidelog_child", "tidelog_cluster": "tidelog_cluster_child"}
+    return {fixture for fixture, setting in settings.items() if config.getini(setting)}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to start what brokers are forked from, if a test will use it."""
+    fixtures = _in_children(session.config)
+    if not session.config.option.collectonly and any(
+        fixtures.intersection(getattr(item, "fixturenames", ())) for item in session.items
+    ):
+        from tidelog.testing.forking import warm_up
+
+        warm_up()
 
 
 def _used(item: pytest.Item) -> dict[str, LocalBrokers]:

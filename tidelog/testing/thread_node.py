@@ -15,25 +15,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import random
-import uuid
-from pathlib import Path
 
 import msgspec
 
 from tidelog.config import Config
-from tidelog.process.node_base import Outside
 from tidelog.process.serve import NodeProcess
-from tidelog.runtime.clock import Clock, SystemClock
-from tidelog.runtime.network import TcpNetwork
-from tidelog.storage.bucket.open import open_backend
-from tidelog.storage.bucket.store import Backend
-from tidelog.storage.settings import S3Settings
-from tidelog.testing.bucket_faults import LocalBucket
-from tidelog.testing.clock import LocalClock
-from tidelog.testing.faulty_backend import FaultyBackend
+from tidelog.testing.fault_board import FaultBoard
 from tidelog.testing.loop_thread import enter_loop, leave_loop
 from tidelog.testing.options import BrokerEnded, NotPossibleHere
+from tidelog.testing.outside import outside
 
 logger = logging.getLogger(__name__)
 
@@ -42,24 +32,12 @@ STOP_S = 60.0
 """Several times `node.shutdown_timeout_ms`, which bounds the waits inside."""
 
 
-class SkewedClock(SystemClock):
-    """The clock of a node in this process."""
-
-    def __init__(self, faults: LocalClock) -> None:
-        self._faults = faults
-
-    def time_ms(self) -> int:
-        """See `Clock.time_ms`."""
-        return super().time_ms() + self._faults.offset_ms
-
-
 class ThreadNode:
     """See the module. It may be started again after it has stopped. Its log goes to `logging`."""
 
-    def __init__(self, config: Config, bucket: LocalBucket, clock: LocalClock) -> None:
+    def __init__(self, config: Config, board: FaultBoard) -> None:
         self._config = config
-        self._bucket = bucket
-        self._clock = clock
+        self._board = board
         self._run: ThreadRun | None = None
 
     @property
@@ -71,7 +49,7 @@ class ThreadNode:
         """Begin to start; `wait_ready` waits for it."""
         assert self._run is None
         loop = enter_loop()
-        self._run = ThreadRun(loop, self._config, self._bucket, self._clock)
+        self._run = ThreadRun(loop, self._config, self._board)
 
     def wait_ready(self) -> None:
         """Wait until clients can connect. Raises `BrokerEnded`."""
@@ -114,11 +92,10 @@ class ThreadNode:
 class ThreadRun:
     """From a start of a node to its end, seen from another thread than the loop's."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, config: Config, bucket: LocalBucket, clock: LocalClock) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: Config, board: FaultBoard) -> None:
         self._loop = loop
         self._config = config
-        self._bucket = bucket
-        self._clock = clock
+        self._board = board
         self._stopping = asyncio.Event()
         self._process: NodeProcess | None = None
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -139,8 +116,7 @@ class ThreadRun:
 
     async def _serve(self) -> None:
         config = msgspec.convert(msgspec.to_builtins(self._config), Config)  # a process fills its configuration in
-        network, clock, rng = TcpNetwork(), SkewedClock(self._clock), random.Random(uuid.uuid4().int)
-        process = NodeProcess(config, Outside(network, clock, rng, open_backend=self._faulty))
+        process = NodeProcess(config, outside(self._board, config.node.id))
         stop = asyncio.create_task(self._stopping.wait())
         try:
             await self._run(process, stop)
@@ -171,7 +147,3 @@ class ThreadRun:
                 raise BrokerEnded("an operator has asked for a restart", hint="use `restart` of the broker")
         finally:
             await process.stop()
-
-    def _faulty(self, s3: S3Settings, data_dir: Path, clock: Clock, rng: random.Random) -> Backend:
-        backend = open_backend(s3, data_dir, clock, rng)
-        return FaultyBackend(backend, self._bucket, clock, rng, s3.retry_budget_ms / 1000)

@@ -16,6 +16,7 @@ from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.2
 Document = dict[str, Any]
@@ -82,11 +83,20 @@ def mode(mode: str | None, bootstrap: str) -> None:
 
 def _wait(cluster: ClusterConnection, timeout_s: float) -> None:
     """Wait until no move is left to issue or in flight. Raises `Unavailable` after the time-out."""
+    with ProgressBar("moving", unit="partitions") as progress:
+        _wait_moved(cluster, timeout_s, progress)
+
+
+def _wait_moved(cluster: ClusterConnection, timeout_s: float, progress: ProgressBar) -> None:
     deadline = time.monotonic() + timeout_s
+    total = 0
     while True:
         now = cluster.get("/balancer")
-        if not now["left"] and not now["in_flight"]:
+        left = now["left"] + now["in_flight"]
+        if not left:
             return
+        total = max(total, left)
+        progress.update(total - left, total)
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"{now['left']} moves to issue and {now['in_flight']} in flight after {timeout_s:g} s; they continue",

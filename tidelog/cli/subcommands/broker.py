@@ -15,13 +15,15 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import broker_ids
 from tidelog.cli.options import admin_options, format_option, load_config, watch_option
 from tidelog.process import up_control
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.2
 Row = dict[str, Any]
-_broker_id = click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+_broker_id = click.argument("broker_id", metavar="ID", type=click.IntRange(min=0), shell_complete=broker_ids)
 
 
 @click.group()
@@ -145,15 +147,24 @@ def wait_drained(cluster: ClusterConnection, broker_id: int, timeout_s: float) -
 
     Raises `Unavailable` after the time-out.
     """
-    deadline = time.monotonic() + timeout_s
     total = _find(cluster, broker_id)["partitions"]
+    with ProgressBar(f"draining broker {broker_id}", total, "partitions") as progress:
+        _wait_drained(cluster, broker_id, timeout_s, total, progress)
+
+
+def _wait_drained(
+    cluster: ClusterConnection, broker_id: int, timeout_s: float, total: int, progress: ProgressBar
+) -> None:
+    deadline = time.monotonic() + timeout_s
     told = total
     while True:
         row = _find(cluster, broker_id)
         left, replicas = row["partitions"] + row["coming"], row["replicas"]
+        progress.update(max(0, total - row["partitions"]))
         if row["partitions"] != told:
             told = row["partitions"]
-            click.echo(f"broker {broker_id}: {max(0, total - told)} of {total} partitions moved", err=True)
+            if not progress.is_live:
+                output.warn(f"broker {broker_id}: {max(0, total - told)} of {total} partitions moved")
         if not left + replicas:
             return
         if row["drain"] == "none":

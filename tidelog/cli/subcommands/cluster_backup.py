@@ -20,6 +20,7 @@ from tidelog.cli.options import PRIVATE_UMASK, config_options, format_option, lo
 from tidelog.cli.subcommands.cluster_rebuild import render_report, require_bucket, say_rebuilt
 from tidelog.cli.subcommands.up import check_bucket
 from tidelog.runtime.errors import ConfigError, NotFound
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from tidelog.config import Loaded
@@ -168,7 +169,7 @@ async def _backup(loaded: Loaded, cluster_id: str, other: _Other, keep: int) -> 
         target = other.open(config.s3)
         try:
             await target.probe()
-            with output.Progress("copying", 0) as progress:
+            with ProgressBar("copying") as progress:
                 view = target.for_purpose(Purpose.METADATA)
                 return await back_up(source, view, chosen, clock, kept=keep, progress=progress.update)
         finally:
@@ -192,7 +193,8 @@ async def _restore(
     backup_store = other.open(config.s3)
     try:
         source = backup_store.for_purpose(Purpose.METADATA)
-        planned = await prepare(config, source, brokers, cluster_id)
+        with ProgressBar("reading", unit="objects") as progress:
+            planned = await prepare(config, source, brokers, cluster_id, progress.update)
         report = msgspec.structs.replace(planned.report, living_owner="")  # a backup has none
         document = msgspec.to_builtins(report)
         output.emit(json.dumps(document, indent=2) if style == "json" else render_report(document))
@@ -204,9 +206,10 @@ async def _restore(
         try:
             await store.probe()
             target = store.for_purpose(Purpose.METADATA)
-            with output.Progress("copying", 0) as progress:
+            with ProgressBar("copying") as progress:
                 await copies.restore(source, target, report.cluster_id, progress.update)
-            prepared = await prepare(config, target, brokers, report.cluster_id)
+            with ProgressBar("reading", unit="objects") as progress:
+                prepared = await prepare(config, target, brokers, report.cluster_id, progress.update)
             await carry_out(loaded, target, prepared, take_over=True)  # nobody else has written there
             return prepared.report
         finally:

@@ -20,6 +20,7 @@ from tidelog.cli import output
 from tidelog.cli.options import PRIVATE_UMASK, config_options, format_option, load_config
 from tidelog.cli.subcommands.up import check_bucket
 from tidelog.runtime.errors import NotFound
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from tidelog.config import Loaded
@@ -108,7 +109,7 @@ async def _rebuild(
     store = open_store(config.s3, data_dir, SystemClock(), random.Random())
     try:
         view = store.for_purpose(Purpose.METADATA)
-        with output.Progress("reading", 0) as progress:
+        with ProgressBar("reading", unit="objects") as progress:
             prepared = await prepare(config, view, brokers, cluster_id, progress.update)
         document = msgspec.to_builtins(prepared.report)
         output.emit(json.dumps(document, indent=2) if style == "json" else render_report(document))
@@ -136,6 +137,8 @@ def render_report(report: dict[str, Any]) -> str:
     parts = [output.pairs(about)]
     if report["living_owner"]:
         parts.append(f"warning: the bucket seems to be in use: {report['living_owner']}")
+    if report["lost_snapshots"]:
+        parts.append(f"snapshots that were deleted later, and are gone: {', '.join(report['lost_snapshots'])}")
     if report["damaged"]:
         parts.append("damaged, and not used:\n" + "\n".join(f"  - {one}" for one in report["damaged"]))
     parts.append(_render_losses(report["lost"]))

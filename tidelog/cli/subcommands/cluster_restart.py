@@ -17,9 +17,11 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import broker_list
 from tidelog.cli.options import admin_options, format_option
 from tidelog.cli.rolling_restart import LATE_HINTS, Phase, PlannedStep, broker_row, home_set, plan, step_phase
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.1
 FIRST_PATIENCE_S = 15.0
@@ -46,7 +48,14 @@ def _ids(_context: click.Context, _parameter: click.Parameter, text: str | None)
 
 @click.command()
 @click.option("--rolling", is_flag=True, help="One broker after another, while the others serve. Required.")
-@click.option("--brokers", "chosen", metavar="ID,ID,...", callback=_ids, help="Only these. [default: all]")
+@click.option(
+    "--brokers",
+    "chosen",
+    metavar="ID,ID,...",
+    callback=_ids,
+    shell_complete=broker_list,
+    help="Only these. [default: all]",
+)
 @click.option("--dry-run", is_flag=True, help="Only show the order, and what speaks against it now.")
 @click.option(
     "--timeout",
@@ -74,6 +83,18 @@ def restart(
         rows = [step._asdict() for step in steps]
         output.emit(json.dumps(rows, indent=2) if style == "json" else _render_plan(steps))
         return
+    with ProgressBar("restarting", sum(not step.skipped for step in steps), "brokers") as progress:
+        done = _restart_all(cluster, steps, timeout_s, progress)
+    document = {"restarted": done, "skipped": [step.broker for step in steps if step.skipped]}
+    if style == "json":
+        output.emit(json.dumps(document, indent=2))
+    else:
+        output.emit(_render_done(document))
+
+
+def _restart_all(
+    cluster: _RestartedCluster, steps: list[PlannedStep], timeout_s: float, progress: ProgressBar
+) -> list[Document]:
     done: list[Document] = []
     for step in steps:
         if step.skipped:
@@ -81,16 +102,14 @@ def restart(
             continue
         if done:
             time.sleep(BETWEEN_S)
-        done.append(
-            _BrokerRestart(cluster, step.broker, timeout_s).run(timeout_s if done else min(timeout_s, FIRST_PATIENCE_S))
-        )
+        progress.describe(f"restarting broker {step.broker}")
+        patience_s = timeout_s if done else min(timeout_s, FIRST_PATIENCE_S)
+        done.append(_BrokerRestart(cluster, step.broker, timeout_s).run(patience_s))
+        progress.update(len(done))
     if done:
+        progress.describe("waiting for the cluster")
         cluster.wait_clear(done[-1]["broker"], timeout_s, "the cluster is not as it was")
-    document = {"restarted": done, "skipped": [step.broker for step in steps if step.skipped]}
-    if style == "json":
-        output.emit(json.dumps(document, indent=2))
-    else:
-        output.emit(_render_done(document))
+    return done
 
 
 class _RestartedCluster:
@@ -159,7 +178,7 @@ class _RestartedCluster:
             if not reasons:
                 return found
             if reasons != told:
-                click.echo(f"waiting: {reasons}", err=True)
+                output.warn(f"waiting: {reasons}")
                 told = reasons
             if time.monotonic() > deadline:
                 raise Unavailable(
@@ -185,12 +204,12 @@ class _BrokerRestart:
         moved = self._owned() if home is not None and not home["elects"] and home["partitions"] else []
         self._request(row)
         told = f", {len(moved)} of them by moves, which are taken back afterwards" if moved else ""
-        click.echo(f"broker {broker}: hands over {row['partitions']} partitions{told}", err=True)
+        output.warn(f"broker {broker}: hands over {row['partitions']} partitions{told}")
         self._follow(row["registration_epoch"])
         if moved:
             self._bring_back(moved)
         took_s = time.monotonic() - began
-        click.echo(f"broker {broker}: is back ({took_s:.1f} s)", err=True)
+        output.warn(f"broker {broker}: is back ({took_s:.1f} s)")
         return {"broker": broker, "partitions": row["partitions"], "took_s": round(took_s, 3)}
 
     def _request(self, row: Document) -> None:
@@ -222,7 +241,7 @@ class _BrokerRestart:
             if phase is Phase.DONE:
                 return
             if phase is not told:
-                click.echo(f"broker {self._broker}: {phase.value}", err=True)
+                output.warn(f"broker {self._broker}: {phase.value}")
                 told, since = phase, time.monotonic()
                 if phase is Phase.FOLLOWING:
                     elect_at = max(elect_at, since + STEADY_S)
@@ -247,7 +266,7 @@ class _BrokerRestart:
         except InvalidInput:
             raise
         except TidelogError as error:  # it may have ended: an election follows by itself, and the next look shows it
-            click.echo(f"broker {self._broker}: not elected yet: {error.message}", err=True)
+            output.warn(f"broker {self._broker}: not elected yet: {error.message}")
 
     # --- a replica set of one member -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ Entry: `consume`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -22,9 +23,10 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, message_error, translate
-from tidelog.cli.completion import group_names, topic_names
+from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 from tidelog.runtime.text import text_or_base64
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class _End(NamedTuple):
     type=click.IntRange(min=0),
     multiple=True,
     help="Only this partition; may repeat.",
+    shell_complete=partition_numbers,
 )
 @click.option(
     "-g",
@@ -153,6 +156,8 @@ class _TopicReader:
         self._ended: set[int] = set()
         self._lost = False
         self._says_it_waits = not end.at_end and sys.stderr.isatty()
+        self._total = end.max_records or 0
+        """How many records there will be; 0: not known."""
         self._out = sys.stdout.buffer
         self._consumer: Consumer | None = None
 
@@ -190,21 +195,27 @@ class _TopicReader:
         """Read these partitions without a group."""
         from confluent_kafka import TopicPartition
 
-        offsets = _start_offsets(self._cluster, self._topic, partitions, start)
+        offsets, ends = _start_offsets(self._cluster, self._topic, partitions, start)
+        if self._end.at_end:
+            there = sum(ends[one] - offsets[one] for one in partitions)
+            self._total = min(there, self._end.max_records or there)
         self._assigned = set(partitions)
         consumer = self._connect(earliest=True)  # offsets removed by retention meanwhile: continue after them
         consumer.assign([TopicPartition(self._topic, one, offsets[one]) for one in partitions])
 
     def run(self) -> None:
         """Write records until an end condition, Ctrl-C, or a closed output."""
+        progress = ProgressBar("consuming", self._total, "records")
+        is_file = (self._end.at_end or self._end.max_records is not None) and not sys.stdout.isatty()
         try:
-            self._run()
+            with progress if is_file else contextlib.nullcontext():
+                self._run(progress)
         except BrokenPipeError:
             output.leave_pipe()
         except KeyboardInterrupt:
             return  # the usual end of following
 
-    def _run(self) -> None:
+    def _run(self, progress: ProgressBar) -> None:
         assert self._consumer is not None
         last = time.monotonic()
         while not self._done():
@@ -216,6 +227,7 @@ class _TopicReader:
                     self._out.write(self._format(message))
                 self._out.flush()
                 self._written += len(records)
+                progress.update(self._written)
                 self._store(records)
                 last = time.monotonic()
             if failure is not None:
@@ -319,8 +331,10 @@ def _partition(message: Message) -> int:
     return -1 if partition is None else partition
 
 
-def _start_offsets(cluster: ClusterConnection, topic: str, partitions: list[int], start: _Start) -> dict[int, int]:
-    """Return the start offset of each partition, within its range."""
+def _start_offsets(
+    cluster: ClusterConnection, topic: str, partitions: list[int], start: _Start
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the start offset of each partition, within its range, and the end of each."""
     keys = [(topic, one) for one in partitions]
     ranges = cluster.offsets(keys)
     if start.timestamp_ms is not None:
@@ -338,7 +352,7 @@ def _start_offsets(cluster: ClusterConnection, topic: str, partitions: list[int]
         else:
             wanted = end
         offsets[key[1]] = min(max(wanted, first), end)
-    return offsets
+    return offsets, {key[1]: ranges[key].high_watermark for key in keys}
 
 
 # --- formats -----------------------------------------------------------------------------------------------------

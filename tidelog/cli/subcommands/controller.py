@@ -12,6 +12,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
+from tidelog.cli.completion import controller_ids, controller_settings
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.cli.subcommands.status import SOMETHING_WRONG
 
@@ -36,7 +37,14 @@ def status(style: str, watch_s: float | None, bootstrap: str) -> None:
 
 
 @controller.command()
-@click.option("--to", "target", type=click.IntRange(min=0), metavar="ID", help="To this member; default: any.")
+@click.option(
+    "--to",
+    "target",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=controller_ids,
+    help="To this member; default: any.",
+)
 @admin_options
 def transfer(target: int | None, bootstrap: str) -> None:
     """Transfer the active controller's role to another controller."""
@@ -55,7 +63,7 @@ def add(member: str, bootstrap: str) -> None:
 
 
 @controller.command()
-@click.argument("node_id", metavar="ID", type=click.IntRange(min=0))
+@click.argument("node_id", metavar="ID", type=click.IntRange(min=0), shell_complete=controller_ids)
 @admin_options
 def remove(node_id: int, bootstrap: str) -> None:
     """Remove a controller. The active one hands over first. Stop its process afterwards."""
@@ -71,19 +79,20 @@ def config() -> None:
 @config.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also those that only a restart changes.")
 @format_option
+@watch_option
 @admin_options
-def list_(everything: bool, style: str, bootstrap: str) -> None:
+def list_(everything: bool, style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the settings that are in force at the active controller, and where each comes from."""
     cluster = ClusterConnection(bootstrap)
 
     def rows() -> list[Document]:
         return [row for row in cluster.get("/controllers/config")["settings"] if everything or row["dynamic"]]
 
-    output.show(style, rows, _render_settings)
+    output.show(style, rows, _render_settings, watch_s=watch_s)
 
 
 @config.command("set")
-@click.argument("key", metavar="KEY")
+@click.argument("key", metavar="KEY", shell_complete=controller_settings)
 @click.argument("value", metavar="VALUE")
 @admin_options
 def set_(key: str, value: str, bootstrap: str) -> None:
@@ -93,7 +102,7 @@ def set_(key: str, value: str, bootstrap: str) -> None:
 
 
 @config.command()
-@click.argument("key", metavar="KEY")
+@click.argument("key", metavar="KEY", shell_complete=controller_settings)
 @admin_options
 def unset(key: str, bootstrap: str) -> None:
     """Take an override back: what each controller is configured with counts again."""

@@ -14,11 +14,13 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.costs import SHARED, bill, difference
 from tidelog.cli.options import DurationType, bootstrap_option, format_option, watch_option
+from tidelog.cli.prices import load_prices, to_toml
 from tidelog.cli.subcommands.status import GOOD_STATES
-from tidelog.console.costs import SHARED, bill, difference
-from tidelog.console.prices import load_prices, to_toml
 from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.progress import SECONDS
+from tidelog.runtime.progress_bar import ProgressBar
 
 USAGE = "/bucket/usage"
 ROUGH_S = 600.0
@@ -55,11 +57,19 @@ def cost(
         usages = _ask(cluster)
         if window:
             before = {usage["node_id"]: usage for usage in usages}
-            time.sleep(window / 1000)
+            _wait(window / 1000)
             usages = [difference(before.get(usage["node_id"], usage), usage) for usage in _ask(cluster)]
         return bill(usages, prices)
 
     output.show(style, load, _render, watch_s=watch_s)
+
+
+def _wait(seconds: float) -> None:
+    began = time.monotonic()
+    with ProgressBar("measuring", round(seconds), SECONDS) as progress:
+        while (left := began + seconds - time.monotonic()) > 0:
+            progress.update(round(seconds - left))
+            time.sleep(min(left, 1.0))
 
 
 def _ask(cluster: ClusterConnection) -> list[dict[str, Any]]:

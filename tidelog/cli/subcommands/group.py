@@ -13,7 +13,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import REQUEST_TIMEOUT_S, ClusterConnection, PartitionOffsets, translate, unknown
-from tidelog.cli.completion import group_names, topic_names
+from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
 
@@ -259,6 +259,7 @@ class _Target(NamedTuple):
     type=click.IntRange(min=0),
     multiple=True,
     help="Only this partition; may repeat.",
+    shell_complete=partition_numbers,
 )
 @click.option("--to-earliest", "earliest", is_flag=True, help="To the oldest record.")
 @click.option("--to-latest", "latest", is_flag=True, help="To the end.")

@@ -13,7 +13,8 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
-from tidelog.cli.options import admin_options, bootstrap_option, format_option
+from tidelog.cli.completion import lease_ids
+from tidelog.cli.options import admin_options, bootstrap_option, format_option, watch_option
 from tidelog.runtime.errors import NotFound
 
 Row = dict[str, Any]
@@ -26,11 +27,12 @@ def lease() -> None:
 
 @lease.command("list")
 @format_option
+@watch_option
 @bootstrap_option
-def list_(style: str, bootstrap: str) -> None:
+def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the leases, and how many deleted objects each keeps in the bucket."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: _rows(cluster), _render, empty="there are no leases")
+    output.show(style, lambda: _rows(cluster), _render, watch_s=watch_s, empty="there are no leases")
 
 
 def _rows(cluster: ClusterConnection) -> list[Row]:
@@ -55,7 +57,7 @@ def _render(rows: list[Row]) -> str:
 
 
 @lease.command()
-@click.argument("lease_id", metavar="LEASE", type=click.IntRange(min=1))
+@click.argument("lease_id", metavar="LEASE", type=click.IntRange(min=1), shell_complete=lease_ids)
 @format_option
 @admin_options
 def end(lease_id: int, style: str, bootstrap: str) -> None:

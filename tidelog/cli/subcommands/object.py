@@ -17,11 +17,13 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
+from tidelog.cli.completion import object_ids
 from tidelog.cli.options import admin_options, config_options, format_option, load_config, watch_option
 from tidelog.cli.subcommands import object_jobs
 from tidelog.cli.subcommands.quarantine import quarantine
 from tidelog.cli.subcommands.status import GOOD_STATES
 from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 T = TypeVar("T")
 
@@ -102,13 +104,14 @@ def _render_list(document: list[dict[str, Any]]) -> str:
 
 
 @object_.command()
-@click.argument("object_id", type=click.IntRange(min=0), metavar="ID")
+@click.argument("object_id", type=click.IntRange(min=0), metavar="ID", shell_complete=object_ids)
 @format_option
+@watch_option
 @admin_options
-def inspect(object_id: int, style: str, bootstrap: str) -> None:
+def inspect(object_id: int, style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show an object's footer and the blocks of its index."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: _ask(lambda: cluster.get(f"/objects/{object_id}")), _render_object)
+    output.show(style, lambda: _ask(lambda: cluster.get(f"/objects/{object_id}")), _render_object, watch_s=watch_s)
 
 
 def _ask(request: Callable[[], T]) -> T:
@@ -139,7 +142,7 @@ def _render_object(document: dict[str, Any]) -> str:
 
 
 @object_.command()
-@click.argument("object_ids", nargs=-1, type=click.IntRange(min=0), metavar="[ID]...")
+@click.argument("object_ids", nargs=-1, type=click.IntRange(min=0), metavar="[ID]...", shell_complete=object_ids)
 @format_option
 @admin_options
 def verify(object_ids: tuple[int, ...], style: str, bootstrap: str) -> None:
@@ -198,7 +201,7 @@ def _follow(
 ) -> dict[str, Any]:
     """Collect the findings while the broker checks; return its last line. Raises `Unavailable` if it aborts."""
     query = urlencode([*(("id", each) for each in object_ids), *([("suspects", "true")] if suspects else [])])
-    with output.Progress("verifying", 0) as progress:
+    with ProgressBar("verifying") as progress:
         total = 0
         for line in cluster.post_lines(f"/objects/verify?{query}"):
             event = line["event"]

@@ -16,9 +16,11 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
+from tidelog.cli.completion import topic_names
 from tidelog.cli.options import DurationType, admin_options, format_option
 from tidelog.cli.subcommands.status import GOOD_STATES
 from tidelog.runtime.errors import Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 MAX_SHOWN_IDS = 8
 """Maximum number of objects of a task in a table; JSON has all."""
@@ -29,7 +31,13 @@ MAX_SHOWN_IDS = 8
 
 @click.command()
 @click.option(
-    "-t", "--topic", "topics", multiple=True, metavar="NAME", help="Only objects with data of TOPIC; may repeat."
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME",
+    help="Only objects with data of TOPIC; may repeat.",
+    shell_complete=topic_names,
 )
 @click.option("--eager", is_flag=True, help="Also merge two small neighbours of any age (ignore compaction.*).")
 @click.option("--now", "unthrottled", is_flag=True, help="Ignore the throttle, even if the broker is busy.")
@@ -109,7 +117,7 @@ def _run(cluster: ClusterConnection, query: Sequence[tuple[str, str]]) -> dict[s
     """Run a compaction and show its progress. Raises `Unavailable` if the broker aborts or disconnects."""
     totals = _nothing_done()
     planned = 0
-    with output.Progress("compacting", 0) as progress:
+    with ProgressBar("compacting") as progress:
         for line in cluster.post_lines(f"/compaction?{urlencode(query)}"):
             event = line["event"]
             if event == "start" and line["busy"]:
@@ -226,10 +234,10 @@ def clean(dry_run: bool, min_age: int | None, yes: bool, style: str, bootstrap: 
 
 def _search(cluster: ClusterConnection, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Have the bucket searched. Raises `Unavailable` if the broker aborts or disconnects."""
-    with output.Progress("searching", 0) as progress:
+    with ProgressBar("searching") as progress:
         for line in cluster.post_lines(f"/orphans?{urlencode(query)}"):
             if line["event"] == "progress":
-                progress.update(line["bytes"], line["bytes"])
+                progress.update(line["bytes"])
             elif line["event"] == "error":
                 raise Unavailable(line["error"], hint=line["hint"] or "run it again: it finds the remaining orphans")
             elif line["event"] == "done":

@@ -16,9 +16,10 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.completion import partition_names, topic_names
+from tidelog.cli.completion import broker_ids, partition_names, topic_names
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, NotFound, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 AT_ONCE = 1_024
 """Maximum number of moves in one request."""
@@ -120,8 +121,17 @@ def _render(rows: list[Row]) -> str:
 
 @partition.command()
 @click.argument("places", nargs=-1, metavar="[TOPIC:PARTITION]...", shell_complete=partition_names)
-@click.option("--to", "target", type=int, metavar="BROKER", help="Target. Default with --from: all other brokers.")
-@click.option("--from", "source", type=int, metavar="BROKER", help="All partitions of this broker.")
+@click.option(
+    "--to",
+    "target",
+    type=int,
+    metavar="BROKER",
+    shell_complete=broker_ids,
+    help="Target. Default with --from: all other brokers.",
+)
+@click.option(
+    "--from", "source", type=int, metavar="BROKER", shell_complete=broker_ids, help="All partitions of this broker."
+)
 @click.option(
     "--file",
     "file",
@@ -274,6 +284,19 @@ def _wait(
     failures: output.Failures,
 ) -> list[Row]:
     """Wait until the new brokers serve all partitions; return the figures of both ends of each move."""
+    with ProgressBar("moving", len(wanted), "partitions") as progress:
+        return _wait_all(cluster, wanted, before, started, timeout_s, failures, progress)
+
+
+def _wait_all(
+    cluster: ClusterConnection,
+    wanted: dict[TopicPartition, int],
+    before: dict[TopicPartition, Row],
+    started: float,
+    timeout_s: float,
+    failures: output.Failures,
+    progress: ProgressBar,
+) -> list[Row]:
     deadline = started + timeout_s
     left = dict(wanted)
     served: dict[TopicPartition, float] = {}
@@ -296,6 +319,7 @@ def _wait(
             if row["stall_ms"] is not None or time.monotonic() > at + FIGURES_S:
                 report.append({**row, "seconds": round(at - started, 3)})
                 del left[place]
+        progress.update(len(wanted) - len(left))
         if left:
             time.sleep(POLL_S)
     for place, broker in left.items():

@@ -26,9 +26,10 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ANSWER_TIMEOUT_S, ClusterConnection, message_error, translate
-from tidelog.cli.completion import topic_names
+from tidelog.cli.completion import partition_numbers, topic_names
 from tidelog.cli.options import bootstrap_option, parse_pairs
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -68,7 +69,11 @@ class InputRecord(NamedTuple):
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; may repeat."
 )
 @click.option(
-    "-p", "--partition", type=click.IntRange(min=0), help="Send to this partition; default: by the key's hash."
+    "-p",
+    "--partition",
+    type=click.IntRange(min=0),
+    help="Send to this partition; default: by the key's hash.",
+    shell_complete=partition_numbers,
 )
 @click.option("-z", "--compression", type=click.Choice(COMPRESSIONS), default="none", show_default=True)
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)
@@ -142,14 +147,14 @@ def produce(
 
 
 def _records(file: IO[bytes], parse: Callable[[bytes], InputRecord]) -> Iterator[InputRecord]:
-    """Yield the records of the input, with a progress bar if the size is known and the output is a terminal."""
+    """Yield the records of the input, with a bar of progress, unless they are being typed."""
     size = os.fstat(file.fileno()).st_size if _is_regular(file) else 0
     done = 0
-    with output.Progress("producing", size) if size else contextlib.nullcontext() as progress:
+    progress = ProgressBar("producing", size)
+    with contextlib.nullcontext() if file.isatty() else progress:
         for number, line in enumerate(file, 1):
             done += len(line)
-            if progress is not None and number % POLL_EVERY == 0:
-                progress.update(done)
+            progress.update(done)
             try:
                 yield parse(line.removesuffix(b"\n"))
             except InvalidInput as error:

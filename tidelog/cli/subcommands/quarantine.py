@@ -15,7 +15,8 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection
-from tidelog.cli.options import admin_options, format_option
+from tidelog.cli.completion import quarantined
+from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import CorruptData, InvalidInput, NotFound, Unavailable
 
 Row = dict[str, Any]
@@ -28,11 +29,12 @@ def quarantine() -> None:
 
 @quarantine.command("list")
 @format_option
+@watch_option
 @admin_options
-def list_(style: str, bootstrap: str) -> None:
+def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show the quarantined streams, the reasons, and the records set aside."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: _rows(cluster), _render, empty="no stream is quarantined")
+    output.show(style, lambda: _rows(cluster), _render, watch_s=watch_s, empty="no stream is quarantined")
 
 
 def _rows(cluster: ClusterConnection) -> list[Row]:
@@ -58,7 +60,7 @@ def _render(rows: list[Row]) -> str:
 
 
 @quarantine.command()
-@click.argument("partition", metavar="TOPIC:PARTITION")
+@click.argument("partition", metavar="TOPIC:PARTITION", shell_complete=quarantined)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @format_option
 @admin_options
@@ -83,7 +85,7 @@ def release(partition: str, yes: bool, style: str, bootstrap: str) -> None:
 
 
 @quarantine.command()
-@click.argument("partition", metavar="TOPIC:PARTITION")
+@click.argument("partition", metavar="TOPIC:PARTITION", shell_complete=quarantined)
 @admin_options
 def records(partition: str, bootstrap: str) -> None:
     """Write a partition's records set aside, one JSON per line, as `produce --format json` reads them."""

@@ -15,14 +15,16 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
+from tidelog.cli.completion import broker_ids, replica_set_ids
 from tidelog.cli.options import admin_options, format_option, watch_option
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 POLL_S = 0.2
 MASTER_TIMEOUT_S = 3.0
 """For the master's answer to what only it knows; it may hang."""
 Document = dict[str, Any]
-_set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0))
+_set_id = click.argument("replica_set", metavar="ID", type=click.IntRange(min=0), shell_complete=replica_set_ids)
 
 
 @click.group("replica-set")
@@ -204,7 +206,11 @@ def _render_election(election: Document) -> str:
 @replica_set_.command()
 @_set_id
 @click.option(
-    "--broker", type=click.IntRange(min=0), metavar="ID", help="Elect this one if it has all that may be confirmed."
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    help="Elect this one if it has all that may be confirmed.",
 )
 @click.option(
     "--accept-loss", is_flag=True, help="Elect --broker now, although it may lack confirmed records. They are lost."
@@ -248,22 +254,30 @@ def elect(
 
 
 def _wait_elected(cluster: ClusterConnection, replica_set: int, epoch: int, timeout_s: float) -> Document:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        document = _described(cluster, replica_set)
-        if document["master_epoch"] >= epoch and document["master"] is not None:
-            return document
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"replica set {replica_set} has no master after {timeout_s:g} s",
-                hint=f"`tidelog replica-set describe {replica_set}` shows whose promise is missing; it goes on",
-            )
-        time.sleep(POLL_S)
+    with ProgressBar("electing a master"):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            document = _described(cluster, replica_set)
+            if document["master_epoch"] >= epoch and document["master"] is not None:
+                return document
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"replica set {replica_set} has no master after {timeout_s:g} s",
+                    hint=f"`tidelog replica-set describe {replica_set}` shows whose promise is missing; it goes on",
+                )
+            time.sleep(POLL_S)
 
 
 @replica_set_.command("add-member")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to keep a replica.")
+@click.option(
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    required=True,
+    help="The broker to keep a replica.",
+)
 @click.option("--learner", is_flag=True, help="It receives everything, and is never counted or elected.")
 @click.option("--no-wait", is_flag=True, help="Return when the replica is assigned.")
 @click.option(
@@ -285,7 +299,14 @@ def add_member(
 
 @replica_set_.command("promote-member")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The learner to promote.")
+@click.option(
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    required=True,
+    help="The learner to promote.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when it is a member.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait."
@@ -328,23 +349,31 @@ def _tell_added(document: Document, replica_set: int, broker: int, style: str) -
 
 def _wait_in(cluster: ClusterConnection, replica_set: int, broker: int, place: str, timeout_s: float) -> Document:
     """Wait until a broker is among the `in_sync`, or the `learners`, of a replica set."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        document = _described(cluster, replica_set)
-        if broker in document[place]:
-            return document
-        if time.monotonic() > deadline:
-            what = "in sync in" if place == "in_sync" else "a learner of"
-            raise Unavailable(
-                f"broker {broker} is not {what} replica set {replica_set} after {timeout_s:g} s",
-                hint=f"`tidelog replica-set describe {replica_set}` shows whether it has joined; it goes on",
-            )
-        time.sleep(POLL_S)
+    with ProgressBar("waiting for the replica"):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            document = _described(cluster, replica_set)
+            if broker in document[place]:
+                return document
+            if time.monotonic() > deadline:
+                what = "in sync in" if place == "in_sync" else "a learner of"
+                raise Unavailable(
+                    f"broker {broker} is not {what} replica set {replica_set} after {timeout_s:g} s",
+                    hint=f"`tidelog replica-set describe {replica_set}` shows whether it has joined; it goes on",
+                )
+            time.sleep(POLL_S)
 
 
 @replica_set_.command("remove-member")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The broker to remove.")
+@click.option(
+    "--broker",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    required=True,
+    help="The broker to remove.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when the removal has begun.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait."
@@ -373,17 +402,18 @@ def _keeps(document: Document, broker: int) -> bool:
 
 
 def _wait_gone(cluster: ClusterConnection, replica_set: int, broker: int, timeout_s: float) -> Document:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        document = _described(cluster, replica_set)
-        if not _keeps(document, broker):
-            return document
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"broker {broker} is still a member of replica set {replica_set} after {timeout_s:g} s",
-                hint="its master lets go of it when enough others are in sync for the policy; it goes on",
-            )
-        time.sleep(POLL_S)
+    with ProgressBar("waiting for the master"):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            document = _described(cluster, replica_set)
+            if not _keeps(document, broker):
+                return document
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"broker {broker} is still a member of replica set {replica_set} after {timeout_s:g} s",
+                    hint="its master lets go of it when enough others are in sync for the policy; it goes on",
+                )
+            time.sleep(POLL_S)
 
 
 @replica_set_.command("set-policy")
@@ -432,7 +462,9 @@ def set_policy(replica_set: int, style: str, bootstrap: str, **fields: Any) -> N
 
 @replica_set_.command("set-priority")
 @_set_id
-@click.option("--broker", type=click.IntRange(min=0), metavar="ID", required=True, help="The member.")
+@click.option(
+    "--broker", type=click.IntRange(min=0), metavar="ID", shell_complete=broker_ids, required=True, help="The member."
+)
 @click.option("--priority", type=int, metavar="N", help="Of members that are equally far the larger number is elected.")
 @click.option("--unset", is_flag=True, help="What the broker is configured with counts again.")
 @format_option

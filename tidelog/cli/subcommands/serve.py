@@ -9,6 +9,8 @@ and prints `broker stopped`: to stop a whole cluster, stop all brokers first, wh
 their last uploads. A child of `tidelog up` stops as on SIGINT when its parent dies. A process that was told to stop is
 killed when it has not within `node.shutdown_timeout_ms` and `STOP_GRACE_S`, after SIGTERM `node.drain_timeout_ms` more;
 what is not uploaded then is in the write-ahead log.
+
+Entry: `serve`; `run_node` for who starts such a process otherwise (`tidelog.testing`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.options import PRIVATE_UMASK, config_options, load_config
-from tidelog.config import Config, exposed_secrets
+from tidelog.config import Config, Loaded, exposed_secrets
 from tidelog.runtime import log, memory
 from tidelog.runtime.children import watch_parent
 from tidelog.runtime.clock import SystemClock
@@ -35,6 +37,7 @@ from tidelog.runtime.stop_signals import OnSignal, StopSignals, end_within
 from tidelog.runtime.tasks import TaskSet
 
 if TYPE_CHECKING:
+    from tidelog.process.node_base import Outside
     from tidelog.process.serve import NodeProcess
 
 logger = logging.getLogger(__name__)
@@ -48,12 +51,23 @@ STOP_GRACE_S = 30.0
 @config_options
 def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[str, ...]) -> None:
     """Run one process of a real deployment."""
+    signals = serve_signals()
+    run_node(load_config(config_file, assignments), parent_pipe, signals)
+
+
+def serve_signals() -> StopSignals:
+    """Return the signals that stop the process; to be called before it has other threads."""
+    return StopSignals(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def run_node(loaded: Loaded, parent_pipe: int | None, signals: StopSignals, outside: Outside | None = None) -> None:
+    """Run the process until it is stopped. `outside`: as for `NodeProcess`.
+
+    Raises a `TidelogError` when it cannot go on, and `Exit` with `RESTART_EXIT_CODE` when it is to be started again.
+    """
     from tidelog.cli.subcommands.up import check_bucket
     from tidelog.process.supervisor import FAILED_PREFIX, RESTART_EXIT_CODE
 
-    signals = StopSignals(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-    loaded = load_config(config_file, assignments)
     check_bucket(loaded)
     log.configure(loaded.config.node.log_level, loaded.config.node.log_format)
     os.umask(PRIVATE_UMASK)
@@ -65,7 +79,8 @@ def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[
     memory.tune()
     wake_promptly()  # the thread of the event loop
     try:
-        restarts = uvloop.run(_serve(loaded.config, parent_pipe, signals))
+        origins = _origins(loaded, parent_pipe)
+        restarts = uvloop.run(_serve(loaded.config, parent_pipe, signals, origins, outside))
     except TidelogError as error:
         if parent_pipe is not None:
             told = {"kind": type(error).__name__, "error": error.message, "hint": error.hint}
@@ -75,7 +90,21 @@ def serve(parent_pipe: int | None, config_file: Path | None, assignments: tuple[
         raise click.exceptions.Exit(RESTART_EXIT_CODE)
 
 
-async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) -> bool:
+def _origins(loaded: Loaded, parent_pipe: int | None) -> dict[str, str]:
+    """Return where the settings came from: as `tidelog up` knows it, whose configuration is no file of the user's."""
+    from tidelog.process.supervisor import ORIGINS_ENV
+
+    told = os.environ.get(ORIGINS_ENV)
+    return json.loads(told) if parent_pipe is not None and told else loaded.sources
+
+
+async def _serve(
+    config: Config,
+    parent_pipe: int | None,
+    signals: StopSignals,
+    sources: dict[str, str],
+    outside: Outside | None,
+) -> bool:
     """Run the process. Returns whether it is to be started again."""
     from tidelog.process.serve import NodeProcess
     from tidelog.process.supervisor import STOPPED_LINE
@@ -99,7 +128,7 @@ async def _serve(config: Config, parent_pipe: int | None, signals: StopSignals) 
     limit_s = config.node.shutdown_timeout_ms / 1000 + STOP_GRACE_S
     if parent_pipe is not None:
         watch_parent(parent_pipe, parent_died, limit_s)
-    process = NodeProcess(config)
+    process = NodeProcess(config, outside, sources=sources)
 
     async def stop_broker() -> None:
         at_once.set()

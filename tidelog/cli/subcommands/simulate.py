@@ -20,6 +20,7 @@ import click
 
 from tidelog.cli.options import DurationType
 from tidelog.cli.output import emit, table
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from tidelog.simulation.mutants.mutant import Mutation
@@ -89,17 +90,20 @@ def simulate(
     full = bool(trace or history)
     with (
         contextlib.suppress(KeyboardInterrupt),
+        contextlib.ExitStack() as shown_while,
         Seeds(steps=steps, faults=chosen, jobs=jobs or os.cpu_count() or 1) as running,
     ):
         if seeds > 1:
             click.echo(f"seeds {seed} to {seed + seeds - 1}, {steps} steps, faults {faults}", err=True)
+        progress = shown_while.enter_context(ProgressBar("simulating", seeds, "seeds", thread=False))
         for outcome in running.run(range(seed, seed + seeds), skip=left_out, full=full, mutation=mutation):
             totals.add(outcome)
+            progress.update(totals.seeds)
             shown, without = outcome, left_out
             if not outcome.ok:
                 if shrink:
                     shown, without = running.shrink(outcome, left_out, mutation=mutation)
-                click.echo(_report(shown, steps, faults, without, mutate))
+                emit(_report(shown, steps, faults, without, mutate))
             if trace:
                 trace.write_text("\n".join(shown.trace) + "\n")
             if history:
@@ -223,8 +227,11 @@ def _search(mutations: Sequence[Mutation], first: int, within: int, steps: int, 
         raise click.ClickException(str(error)) from error
     began = time.monotonic()
     found: list[Found] = []
-    with Seeds(steps=steps, faults=tuple(FAULTS), jobs=jobs) as running:
+    with contextlib.ExitStack() as shown_while, Seeds(steps=steps, faults=tuple(FAULTS), jobs=jobs) as running:
+        progress = shown_while.enter_context(ProgressBar("searching", len(mutations), "mutations", thread=False))
         for mutation in mutations:
+            progress.describe(f"looking for {mutation.name}")
+            progress.update(len(found))
             found.append(search(running, mutation, first, within))
             if found[-1].problem:
                 emit(f"{mutation.name}: {found[-1].problem}")

@@ -8,6 +8,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import AdminTokenNeeded, ClusterConnection
+from tidelog.cli.completion import topic_names
 from tidelog.cli.options import secret_file_option
 from tidelog.cli.spark_run import SparkRun, spark_options
 from tidelog.runtime.errors import CorruptData, NotFound, Unavailable
@@ -16,7 +17,13 @@ MIB = 1 << 20
 
 
 @click.command()
-@click.option("--topic", "topics", multiple=True, help="Only objects with data of this topic; may repeat.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    help="Only objects with data of this topic; may repeat.",
+    shell_complete=topic_names,
+)
 @click.option(
     "--target-mib",
     type=click.IntRange(1, 1_024),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidelog.cli.completion import topic_names
 from tidelog.cli.options import parse_pairs
 from tidelog.cli.spark_run import SparkRun, spark_options
 from tidelog.runtime.errors import ConfigError
@@ -49,7 +50,7 @@ def _catalog_options(function: F) -> F:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--table", "name", required=True, metavar="NAMESPACE.NAME", help="The table; it is created if need be.")
 @_catalog_options
 @click.option(

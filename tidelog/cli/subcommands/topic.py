@@ -1,4 +1,4 @@
-"""`tidelog topic create|list|describe|alter|delete`.
+"""`tidelog topic create|branch|branches|list|describe|alter|delete`.
 
 With several names, all are processed: failures are reported, and the exit code is that of the first failure.
 """
@@ -9,7 +9,9 @@ import contextlib
 import json
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import click
 
@@ -23,8 +25,9 @@ from tidelog.cli.client import (
     refusals,
     unknown,
 )
-from tidelog.cli.completion import topic_names
-from tidelog.cli.options import bootstrap_option, format_option, parse_pairs, watch_option
+from tidelog.cli.completion import branch_sources, topic_config_keys, topic_configs, topic_names
+from tidelog.cli.options import admin_options, bootstrap_option, format_option, parse_pairs, watch_option
+from tidelog.cli.prices import load_prices, price_option, priced
 from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 
 OWN_CONFIG = "dynamic-topic-config"
@@ -36,7 +39,7 @@ CLEANING = ("dirty_ratio", "dirty_bytes", "first_dirty_offset", "last_cleaned_ms
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe, alter and delete topics."""
+    """Create, branch, list, describe, alter and delete topics."""
 
 
 # --- create ------------------------------------------------------------------------------------------------------
@@ -52,7 +55,15 @@ def topic() -> None:
     type=click.IntRange(min=1),
     help="Place it on replica sets with as many replicas; default: on any.",
 )
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic config; may repeat.")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=topic_configs,
+    help="A topic config; may repeat.",
+)
 @click.option("--if-not-exists", is_flag=True, help="An existing topic is not an error.")
 @format_option
 @bootstrap_option
@@ -128,6 +139,93 @@ def _appeared(cluster: ClusterConnection, name: str) -> list[int]:
 
 def _count(partitions: int) -> str:
     return f"{partitions} partition{'' if partitions == 1 else 's'}"
+
+
+# --- branch ------------------------------------------------------------------------------------------------------
+
+
+@topic.command()
+@click.argument("source", metavar="TOPIC@SNAPSHOT", shell_complete=branch_sources)
+@click.argument("name", metavar="NEW")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another topic config; may repeat.",
+    shell_complete=topic_configs,
+)
+@click.option(
+    "--delete-config",
+    "removed",
+    multiple=True,
+    metavar="KEY",
+    help="The default instead; may repeat.",
+    shell_complete=topic_config_keys,
+)
+@format_option
+@admin_options
+def branch(
+    source: str, name: str, configs: tuple[str, ...], removed: tuple[str, ...], style: str, bootstrap: str
+) -> None:
+    """Create a topic that begins with what a snapshot holds of another one. Nothing is copied.
+
+    Its configs are those that the topic had, retention among them.
+    """
+    old, at, snapshot = source.rpartition("@")
+    if not at or not old or not snapshot:
+        raise InvalidInput(
+            f"TOPIC@SNAPSHOT is expected, not {source!r}", hint="for example orders@before; `tidelog snapshot list`"
+        )
+    cluster = ClusterConnection(bootstrap)
+    query = [("snapshot", snapshot), ("source", old), ("name", name)]
+    query += [("config", f"{key}={value}") for key, value in parse_pairs("--config", configs)]
+    query += [("config", key) for key in removed]
+    begun = time.monotonic()
+    document = cluster.post("/branches?" + urlencode(query))
+    document["milliseconds"] = round((time.monotonic() - begun) * 1000, 1)
+    _appeared(cluster, name)
+
+    def render(document: dict[str, Any]) -> str:
+        return (
+            f"created {name} of {source}: {_count(document['partitions'])}, {document['shared']} offsets in"
+            f" {document['objects']} shared objects ({output.size(document['object_bytes'])}),"
+            f" in {document['milliseconds']:.0f} ms"
+        )
+
+    output.show(style, lambda: document, render)
+
+
+@topic.command()
+@price_option
+@format_option
+@watch_option
+@bootstrap_option
+def branches(price_file: Path | None, style: str, watch_s: float | None, bootstrap: str) -> None:
+    """Show the topics that are branches: what they share, what only they keep, and what that costs a month."""
+    prices = load_prices(price_file)
+    cluster = ClusterConnection(bootstrap)
+
+    def load() -> list[dict[str, Any]]:
+        return [priced(row, prices) for row in cluster.get("/branches")["branches"]]
+
+    def render(rows: list[dict[str, Any]]) -> str:
+        keys = ["topic", "source", "partitions", "shared", "own", "objects"]
+        cells = [
+            [
+                *(row[key] for key in keys),
+                output.size(row["object_bytes"]),
+                output.size(row["only_bytes"]),
+                f"{row['cost_per_month']:.4g}",
+            ]
+            for row in rows
+        ]
+        numbers = ["PARTITIONS", "SHARED", "OWN", "OBJECTS", "HELD", "ONLY-BY-IT", f"{prices.currency}/MONTH"]
+        return output.table(["TOPIC", "BRANCH-OF", *numbers], cells, right=numbers)
+
+    none = "no topic is a branch; `tidelog topic branch TOPIC@SNAPSHOT NEW` creates one"
+    output.show(style, load, render, watch_s=watch_s, empty=none)
 
 
 # --- list and describe -------------------------------------------------------------------------------------------
@@ -293,8 +391,23 @@ def _cleaning_cells(partition: dict[str, Any], now_ms: float) -> list[str | None
 @topic.command()
 @click.argument("name", shell_complete=topic_names)
 @click.option("-p", "--partitions", type=click.IntRange(min=1), help="The new number of partitions; it can only grow.")
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a topic config; may repeat.")
-@click.option("--delete-config", "removed", multiple=True, metavar="KEY", help="Reset to its default; may repeat.")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=topic_configs,
+    help="Set a topic config; may repeat.",
+)
+@click.option(
+    "--delete-config",
+    "removed",
+    multiple=True,
+    metavar="KEY",
+    shell_complete=topic_config_keys,
+    help="Reset to its default; may repeat.",
+)
 @format_option
 @bootstrap_option
 def alter(

@@ -20,8 +20,17 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.options import admin_options, bootstrap_option, config_options, format_option, load_config
+from tidelog.cli.completion import broker_ids
+from tidelog.cli.options import (
+    admin_options,
+    bootstrap_option,
+    config_options,
+    format_option,
+    load_config,
+    watch_option,
+)
 from tidelog.runtime.errors import CorruptData, NotFound, StorageFailed, Unavailable
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from tidelog.config import Config
@@ -88,7 +97,7 @@ def inspect(records: bool, replica_set: int | None, style: str, **where: Any) ->
     if records:
         _print_records(config, where["cluster_id"], style, folder)
         return
-    with output.Progress("reading", 0) as progress:
+    with ProgressBar("reading") as progress:
         document = _as_document(_inspect(config, where["cluster_id"], progress.update, None, folder))
         if replica_set is None:
             document["replicas"] = {
@@ -133,7 +142,7 @@ def verify(style: str, **where: Any) -> None:
     from tidelog.process.data_check import check_all
 
     config = _config(where)
-    with output.Progress("verifying", 0) as progress:
+    with ProgressBar("verifying") as progress:
         reports = _run(config, check_all(config, where["cluster_id"], progress.update))
     findings = [one for report in reports for one in report.findings]
     errors = sum(one.is_error for one in findings)
@@ -155,11 +164,12 @@ def verify(style: str, **where: Any) -> None:
 
 @wal.command("list")
 @format_option
+@watch_option
 @bootstrap_option
-def list_(style: str, bootstrap: str) -> None:
+def list_(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show what the controllers know of each broker's log, and whether all of it is committed."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: cluster.get("/wals")["wals"], _render_wals)
+    output.show(style, lambda: cluster.get("/wals")["wals"], _render_wals, watch_s=watch_s)
 
 
 def _render_wals(rows: list[dict[str, Any]]) -> str:
@@ -180,7 +190,14 @@ def _render_wals(rows: list[dict[str, Any]]) -> str:
 
 
 @wal.command()
-@click.option("--broker", "broker_id", type=click.IntRange(min=0), metavar="ID", help="Only this broker's.")
+@click.option(
+    "--broker",
+    "broker_id",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    shell_complete=broker_ids,
+    help="Only this broker's.",
+)
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait."
 )
@@ -193,12 +210,23 @@ def drain(broker_id: int | None, timeout_s: float, style: str, bootstrap: str) -
     log again.
     """
     cluster = ClusterConnection(bootstrap)
+    with ProgressBar("uploading", unit="brokers") as progress:
+        rows = _upload_all(cluster, broker_id, timeout_s, progress)
+    text = f"everything in the logs of {len(rows)} broker{'' if len(rows) == 1 else 's'} is committed"
+    output.emit(json.dumps(rows, indent=2) if style == "json" else text)
+
+
+def _upload_all(
+    cluster: ClusterConnection, broker_id: int | None, timeout_s: float, progress: ProgressBar
+) -> list[dict[str, Any]]:
+    """Have all logs uploaded; return their rows when that is committed. Raises `Unavailable`."""
     deadline = time.monotonic() + timeout_s
     while True:
         rows = _drainable(cluster, broker_id)
         left = [row for row in rows if not row["committed"]]
+        progress.update(len(rows) - len(left), len(rows))
         if not left:
-            break
+            return rows
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"the logs of brokers {[row['broker'] for row in left]} were not committed within {timeout_s:g} s",
@@ -214,8 +242,6 @@ def drain(broker_id: int | None, timeout_s: float, style: str, bootstrap: str) -
             path = f"/upload?timeout_ms={wait_ms}"
             http_json(row["admin_url"], path, method="POST", token=lambda: cluster.admin_token)
         time.sleep(POLL_S)
-    text = f"everything in the logs of {len(rows)} broker{'' if len(rows) == 1 else 's'} is committed"
-    output.emit(json.dumps(rows, indent=2) if style == "json" else text)
 
 
 def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[str, Any]]:
@@ -227,11 +253,12 @@ def _drainable(cluster: ClusterConnection, broker_id: int | None) -> list[dict[s
 
 @wal.command()
 @format_option
+@watch_option
 @bootstrap_option
-def losses(style: str, bootstrap: str) -> None:
+def losses(style: str, watch_s: float | None, bootstrap: str) -> None:
     """Show what was given up: every accepted loss of a log, with its partitions and offsets."""
     cluster = ClusterConnection(bootstrap)
-    output.show(style, lambda: cluster.get("/losses/accepted")["losses"], _render_accepted)
+    output.show(style, lambda: cluster.get("/losses/accepted")["losses"], _render_accepted, watch_s=watch_s)
 
 
 def _render_accepted(rows: list[dict[str, Any]]) -> str:
@@ -291,7 +318,8 @@ def _inspect(
     folder: str | None,
 ) -> WalInfo | BucketWalInfo:
     """Read the broker's own log, or the one in a folder of its data directory."""
-    from tidelog.process.data_check import WAL_FOLDER, has_wal_on_disk, inspect_bucket_wal, nothing_there
+    from tidelog.process.data_check import has_wal_on_disk, inspect_bucket_wal, nothing_there
+    from tidelog.process.data_dir import WAL_FOLDER
     from tidelog.runtime.disk import FileDisk
     from tidelog.storage.wal.disk import inspect as wal_tool
 
