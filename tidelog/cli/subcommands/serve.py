@@ -76,6 +76,8 @@ def run_node(loaded: Loaded, parent_pipe: int | None, signals: StopSignals, outs
             logger.warning(sentence)
     import uvloop
 
+    import tidelog.process.serve  # noqa: F401 - before `tune`, which takes out of collections what is imported
+
     memory.tune()
     wake_promptly()  # the thread of the event loop
     try:
