@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from tidelog.broker.admin.anatomy import AnatomyRoutes
 from tidelog.broker.admin.balance import BalanceRoutes
 from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
 from tidelog.broker.admin.checkup import CheckupRoutes
 from tidelog.broker.admin.controller_config import ControllerConfigRoutes
+from tidelog.broker.admin.history import HistoryRoutes
 from tidelog.broker.admin.http import AdminHttp, AdminSources
 from tidelog.broker.admin.levels import LevelRoutes
 from tidelog.broker.admin.losses import LossRoutes
@@ -43,6 +45,7 @@ from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.objects.manifest_writer import ManifestWriter
+from tidelog.broker.observing import build_history, console_of, follow_timeline
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
 from tidelog.broker.partitions.checkpoints import write_checkpoints
 from tidelog.broker.partitions.manager import PartitionManager
@@ -208,8 +211,12 @@ def _admin(
         *brokers.routes(),
         *CheckupRoutes(checkup, base.controller, lambda: known_members(base.controller)).routes(),
         *_restart_routes(base, manager, quorum),
+        *AnatomyRoutes(base.controller, manager).routes(),
+        *HistoryRoutes(base.broker_id, build_history(base, data, partitions, metrics), follow_timeline(base)).routes(),
     ]
-    return AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes)
+    console = console_of(base, lambda: admin.url)
+    admin = AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes, console)
+    return admin
 
 
 def _checkup(base: BrokerBase) -> Checkup:

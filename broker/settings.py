@@ -78,6 +78,12 @@ class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     through DescribeConfigs of the broker (`tidelog.admin.url`). `tidelog up` gives broker i port + i - 1."""
     advertised_host: str = ""
     """Host announced to clients; empty: `host`."""
+    console: bool = False
+    """Serve the console (docs/console.md) at `/console/` of this listener. It shows records, and asks for the token of
+    the cluster's secret."""
+    schema_registry: Annotated[str, Meta(pattern="^(https?://[^/?#@]+/?)?$")] = ""
+    """Address of a schema registry, as http://HOST:PORT, by which the console reads values of Avro and Protobuf; empty:
+    none."""
 
 
 class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -23,8 +23,10 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
   what discovers targets in clouds. About two minutes on two cores.
 - deploy_lint: an environment with hadolint (Dockerfiles) and kubernetes-validate (manifests, against the schemas of the
   API that come with it). A few seconds.
+- browser: a folder with links to Chromium and its WebDriver, which are those on PATH (Debian: chromium and
+  chromium-driver; as root they are installed), and the rules of axe-core by npm. A minute.
 
-The gate leaves out the tests that need spark_kafka, kafka_apps, flink, promtool or deploy_lint.
+The gate leaves out the tests that need spark_kafka, kafka_apps, flink, promtool, deploy_lint or browser.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -39,6 +41,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -358,6 +361,39 @@ def install_spark_kafka(work: Path) -> None:
     done.replace(spark_kafka_path())
 
 
+AXE_VERSION = "4.10.3"
+BROWSER_PACKAGES = ("chromium", "chromium-driver")
+
+
+def browser_path() -> Path:
+    """Return the path of the folder of the browser and axe-core."""
+    return cache_dir() / f"browser-axe-{AXE_VERSION}"
+
+
+def install_browser(work: Path) -> None:
+    """Link the browser, and get axe-core."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        if os.geteuid() != 0:
+            raise Missing(f"install it: apt-get install {' '.join(BROWSER_PACKAGES)}")
+        run(["apt-get", "update", "-q"], cwd=work)
+        flags = ["-q", "-y", "--no-install-recommends"]
+        run(["apt-get", "install", *flags, *BROWSER_PACKAGES], cwd=work, DEBIAN_FRONTEND="noninteractive")
+    done = work / "done"
+    done.mkdir()
+    for name in ("chromium", "chromedriver"):
+        found = shutil.which(name)
+        if found is None:
+            raise Missing(f"{name} is not on PATH")
+        (done / name).symlink_to(found)
+    download(["npm", "pack", "--silent", f"axe-core@{AXE_VERSION}"], cwd=work)
+    with tarfile.open(next(work.glob("axe-core-*.tgz"))) as package, (done / "axe.min.js").open("wb") as file:
+        member = package.extractfile("package/axe.min.js")
+        if member is None:
+            raise Missing("axe-core's package has no axe.min.js")
+        shutil.copyfileobj(member, file)
+    done.replace(browser_path())
+
+
 KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "minio": (minio_path, install_minio),
     "localstack": (localstack_path, install_localstack),
@@ -369,10 +405,13 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "flink": (flink_path, install_flink),
     "promtool": (promtool_path, install_promtool),
     "deploy_lint": (deploy_lint_path, install_deploy_lint),
+    "browser": (browser_path, install_browser),
 }
 GROUPS = {
     "gate": tuple(
-        kind for kind in KINDS if kind not in ("spark_kafka", "kafka_apps", "flink", "promtool", "deploy_lint")
+        kind
+        for kind in KINDS
+        if kind not in ("spark_kafka", "kafka_apps", "flink", "promtool", "deploy_lint", "browser")
     ),
     "all": tuple(KINDS),
 }

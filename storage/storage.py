@@ -21,6 +21,7 @@ import itertools
 import logging
 import random
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.clock import Clock
@@ -64,6 +65,24 @@ GATHER_BYTES = 16 << 20
 """That one `Storage.gather` brings, at most: a part of the block cache, and a fraction of a second of a bucket."""
 _HOLE_RETRIES = 6
 """A read that finds no object retries for about 3 s: the delta with a trim may not have arrived yet."""
+
+
+class StreamWhereabouts(NamedTuple):
+    """Where the records of one stream are now. Offsets are the stream's, those of the WAL its bytes."""
+
+    start_offset: int
+    committed_end: int
+    """Everything before it is in the bucket."""
+    cache_start: int
+    """Everything from it on is in memory; the end if nothing is."""
+    cached_records: int
+    end_offset: int
+    is_quarantined: bool
+    wal_start: int
+    wal_committed: int
+    wal_confirmed: int
+    wal_durable: int
+    wal_end: int
 
 
 class Storage:
@@ -344,6 +363,26 @@ class Storage:
         """Return the start and end offset of an open stream. Raises `KeyError`."""
         stream_log = self._logs[stream_id]
         return stream_log.start_offset, stream_log.end_offset
+
+    def whereabouts(self, stream_id: int) -> StreamWhereabouts | None:
+        """Return where the records of a stream are, for operators; None for a stream that is not here."""
+        found = self._logs.get(stream_id)
+        if found is None:
+            return None
+        wal = self._wal
+        return StreamWhereabouts(
+            start_offset=found.start_offset,
+            committed_end=found.committed_end,
+            cache_start=found.cache_start,
+            cached_records=len(found),
+            end_offset=found.end_offset,
+            is_quarantined=found.fate is Fate.QUARANTINE,
+            wal_start=wal.start_offset,
+            wal_committed=self.committed_offset,
+            wal_confirmed=self.confirm_offset,
+            wal_durable=wal.durable_offset,
+            wal_end=wal.end_offset,
+        )
 
     def is_quarantined(self, stream_id: int) -> bool:
         """Return whether the stream takes no more appends because of rule 5."""

@@ -17,6 +17,7 @@ left.
 - `kafka_apps`: the path of the folder of the jars of Kafka Streams, Connect and MirrorMaker 2.
 - `flink`: the path of the folder of the jars of Apache Flink and its Kafka connector.
 - `promtool`: the path of Prometheus' checker of rules.
+- `browser_tools`: the folder with Chromium, its WebDriver and axe-core.
 - `deploy_lint`: the path of the Python beside which linters of deployment files are installed.
 - `java`: compiles and runs the programs of `tests/clients/java` (`support/java.py`).
 - `franz_go`: the program of `tests/clients/go`, built (`support/golang.py`).
@@ -81,6 +82,7 @@ PROCESS_FIXTURES = {
     "flink",
     "promtool",
     "deploy_lint",
+    "browser_tools",
     "java",
     "franz_go",
 }
@@ -175,6 +177,11 @@ def promtool() -> Path:
 @pytest.fixture(scope="session")
 def deploy_lint() -> Path:
     return Path(required(lambda: install("deploy_lint")))
+
+
+@pytest.fixture(scope="session")
+def browser_tools() -> Path:
+    return Path(required(lambda: install("browser")))
 
 
 @pytest.fixture(scope="session")

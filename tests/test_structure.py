@@ -22,7 +22,7 @@ from tools.report import Figure
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("batch", "broker", "chaos", "controller", "runtime", "simulation", "storage", "stream")
+FOLDERS = ("batch", "broker", "chaos", "console", "controller", "runtime", "simulation", "storage", "stream")
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys, tidelog

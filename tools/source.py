@@ -21,7 +21,7 @@ from pathlib import Path
 
 FACE = "tidelog"
 """The package with the command line, the configuration and the supervisor."""
-ROOMS = (FACE, "chaos", "simulation", "broker", "controller", "stream", "storage", "batch", "runtime")
+ROOMS = (FACE, "chaos", "simulation", "broker", "console", "controller", "stream", "storage", "batch", "runtime")
 """From the top down: a package may import those after it."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

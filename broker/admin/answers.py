@@ -1,6 +1,6 @@
 """Helpers of the admin HTTP handlers: JSON responses, streamed JSON lines, and query parameters.
 
-Entry: `json_answer`, `write_line`, `number`, `flag`.
+Entry: `json_answer`, `status_of`, `write_line`, `number`, `flag`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tidelog.runtime.errors import InvalidInput
+from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 
 TAKE_S = 60.0
 """A client that does not read a line within this time is disconnected."""
@@ -20,6 +20,17 @@ TAKE_S = 60.0
 def json_answer(body: object, *, status: int = 200) -> web.Response:
     """Build a response with one JSON document."""
     return web.json_response(body, status=status)
+
+
+def status_of(error: TidelogError) -> int:
+    """Return the HTTP status that says what kind of error it is."""
+    if isinstance(error, NotFound):
+        return 404
+    if isinstance(error, AlreadyExists):
+        return 412
+    if isinstance(error, InvalidInput):
+        return 400
+    return 503 if error.retriable else 500
 
 
 async def write_line(response: web.StreamResponse, line: dict[str, Any]) -> None:

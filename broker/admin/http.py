@@ -17,6 +17,11 @@
     GET  /bucket/usage       requests and bytes of the bucket by purpose and topic, and stored bytes
     GET  /moves              partitions that move or moved away from this broker, and those that it opened
     POST /moves              new placements of partitions
+    GET  /topics             ?after=NAME&limit=1–1000: topics with their partitions and configurations
+    GET  /partition          ?topic=NAME&partition=N: where the records of one partition are
+    GET  /history            this broker's figures of the last hour; /history/offsets for lag over time
+    GET  /timeline           the last events of the cluster: brokers, drains, elections, moves
+    POST /token              200 if the request proves itself; changes nothing
     GET  /partitions         ?topic=NAME…: placement of partitions; without names, moving partitions
     GET  /brokers            the brokers with their partitions and states
     GET  /brokers/plan       ?id=ID: the targets of a drain of the broker's partitions
@@ -44,7 +49,8 @@ Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP stat
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of
 `tidelog.controller.rpc.secret.admin_token`; else it is answered with 401. Those of `READING_PATHS` are answered with
 the read token, too. GET shows nothing of the contents of records.
-The server refuses POSTs that a browser sends from another origin.
+The server refuses POSTs that a browser sends, but those of the console at `/console/`, which has rules of its own
+(`tidelog.console.app`).
 
 Entry: `AdminHttp`.
 """
@@ -61,7 +67,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from tidelog.broker.admin.answers import integer, json_answer, number, write_line
+from tidelog.broker.admin.answers import integer, json_answer, number, status_of, write_line
 from tidelog.broker.admin.limits import AdminLimits
 from tidelog.broker.admin.quorum import merge_nodes, metadata_in_bucket
 from tidelog.broker.admin.reading import READING_PATHS
@@ -81,7 +87,7 @@ from tidelog.broker.telemetry.registry import PartRegistry
 from tidelog.controller.active.drain_plan import is_drained
 from tidelog.controller.model.records import ObjectRecord, ObjectState
 from tidelog.runtime.clock import Clock
-from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
+from tidelog.runtime.errors import NotFound, TidelogError
 from tidelog.runtime.network import AddressInUse, Listener, Network
 from tidelog.storage.bucket.store import ObjectInfo, ObjectStore
 from tidelog.storage.objects.key import all_quarantined_prefix, object_key
@@ -101,6 +107,7 @@ DEFAULT_PORTS = range(9644, 9660)
 """Ports of brokers without `admin.port`: the first one, if one broker runs on a machine."""
 READING_METHODS = frozenset({"GET", "HEAD"})
 """Methods whose handlers change nothing."""
+CONSOLE_PATH = "/console"
 SHUTDOWN_S = 1.0
 """Time-out for requests in flight when the server closes."""
 
@@ -157,10 +164,12 @@ class AdminHttp:
         network: Network,
         settings: AdminSettings,
         routes: Sequence[web.RouteDef] = (),
+        console: web.Application | None = None,
     ) -> None:
         """`parts` tell the sections `upload` and `failover` at least. `routes` are those of other parts, such as
-        `tidelog.broker.admin.object_jobs`.
+        `tidelog.broker.admin.object_jobs`. `console` is served at `/console/`, and guards itself.
         """
+        self._console = console
         self._parts = parts
         self._routes = routes
         self._sources = sources
@@ -184,7 +193,8 @@ class AdminHttp:
 
     async def start(self) -> str:
         """Listen, and return the URL. Raises `AddressInUse`."""
-        app = web.Application(middlewares=[self._bounded, _errors, self._authorized], client_max_size=MAX_BODY_BYTES)
+        middlewares = [self._bounded, self._errors, self._authorized]
+        app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -196,9 +206,12 @@ class AdminHttp:
                 web.post("/objects/verify", self._verify),
                 web.get("/objects/{id}", self._object),
                 web.post("/upload", self._upload),
+                web.post("/token", self._token),
                 *self._routes,
             ]
         )
+        if self._console is not None:
+            app.add_subapp(CONSOLE_PATH, self._console)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         self._runner = runner
@@ -239,12 +252,32 @@ class AdminHttp:
         finally:
             self.limits.leave_handler(request.protocol)
 
+    def _is_of_console(self, request: web.Request) -> bool:
+        """Return whether the console answers the request; its own middleware lets nothing pass that is not allowed."""
+        return self._console is not None and self._console in request.match_info.apps
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Convert errors to JSON; refuse POSTs from a browser's page."""
+        if self._is_of_console(request):
+            return await handler(request)
+        if request.method == "POST" and "Origin" in request.headers:
+            return json_answer({"error": "requests from web pages are refused", "hint": None}, status=403)
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            body = {"error": f"{request.method} {request.path}: {error.reason}", "hint": "see docs/operations.md"}
+            return json_answer(body, status=error.status)
+        except TidelogError as error:
+            return json_answer({"error": error.message, "hint": error.hint}, status=status_of(error))
+
     @web.middleware
     async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse a request that may change something and does not prove that it knows the cluster's secret."""
         token = self._sources.token
         if (
             token
+            and not self._is_of_console(request)
             and request.method not in READING_METHODS
             and not (
                 _proves(request, token)
@@ -408,6 +441,9 @@ class AdminHttp:
             size += each.size
         yield {"event": "done", "objects": checked, "bytes": size, "findings": found}
 
+    async def _token(self, request: web.Request) -> web.Response:
+        return json_answer({"status": "accepted"})
+
     # --- actions -------------------------------------------------------------------------------------------------
 
     async def _upload(self, request: web.Request) -> web.Response:
@@ -430,28 +466,6 @@ def _proves(request: web.Request, token: str) -> bool:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     proof = given.strip().encode("utf-8", "surrogateescape")
     return scheme.lower() == "bearer" and hmac.compare_digest(proof, token.encode())
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Convert errors to JSON; refuse POSTs from a browser's page of another origin."""
-    if request.method == "POST" and "Origin" in request.headers:
-        return json_answer({"error": "requests from web pages are refused", "hint": None}, status=403)
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        body = {"error": f"{request.method} {request.path}: {error.reason}", "hint": "see docs/operations.md"}
-        return json_answer(body, status=error.status)
-    except TidelogError as error:
-        if isinstance(error, NotFound):
-            status = 404
-        elif isinstance(error, AlreadyExists):
-            status = 412
-        elif isinstance(error, InvalidInput):
-            status = 400
-        else:
-            status = 503 if error.retriable else 500
-        return json_answer({"error": error.message, "hint": error.hint}, status=status)
 
 
 def _moves(image: Image) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.broker.coordinators.errors import (
@@ -382,6 +382,15 @@ class GroupCoordinator:
             for key, value in pending.values(group_id)
             if self._shards.is_of(key.topic, value)
         }
+
+    def all_committed(self) -> Iterator[tuple[OffsetKey, int]]:
+        """Iterate over the durable offsets of all groups that are coordinated here."""
+        for shard in self._table.active():
+            offsets = shard.store.offsets
+            for group_id in offsets.groups():
+                for key, value in offsets.items(group_id):
+                    if self._shards.is_of(key.topic, value):
+                        yield key, value.offset
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]

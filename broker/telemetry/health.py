@@ -37,6 +37,7 @@ class HealthMonitor:
         self._tasks = TaskSet("health", on_defect)
         self._operations: list[OperationHealth | ProgressHealth] = []
         self._sampled: list[_Progress] = []
+        self._ticks: list[Callable[[], None]] = []
 
     def add(self, operation: OperationHealth) -> None:
         """Report an operation that its part notes. Of several with one name the one with a problem is shown."""
@@ -52,6 +53,10 @@ class HealthMonitor:
         self._operations.append(health)
         self._sampled.append(_Progress(health, asked, done))
 
+    def on_tick(self, callback: Callable[[], None]) -> None:
+        """Call `callback` every `SAMPLE_S`, which is quick and does not raise: for others that take samples."""
+        self._ticks.append(callback)
+
     def start(self) -> None:
         """Begin to sample."""
         self._tasks.spawn(self._run(), "sample")
@@ -65,6 +70,8 @@ class HealthMonitor:
             now_s = self._clock.monotonic()
             for one in self._sampled:
                 one.health.sample(now_s, one.asked(), one.done())
+            for tick in self._ticks:
+                tick()
             await self._clock.sleep(SAMPLE_S)
 
     def problems(self) -> list[str]:

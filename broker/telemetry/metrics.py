@@ -243,6 +243,18 @@ class Metrics(Collector):
             partitions.add_metric([api_name(api_key), error_name(code)], count)
         return latency, errors, received, sent, partitions
 
+    def totals(self) -> dict[str, float]:
+        """Return sums over topics and APIs since the start, for the broker's history; none ever decreases."""
+        topics = self._topics.values()
+        produce, fetch = self._apis[0] or _ApiCounts(), self._apis[1] or _ApiCounts()
+        return {
+            **{name: sum(getattr(counts, name) for counts in topics) for name in _TopicCounts.__slots__},
+            "produce_requests": produce.count,
+            "produce_seconds": produce.seconds,
+            "fetch_requests": fetch.count,
+            "request_errors": sum(counts.errors for counts in self._apis if counts is not None),
+        }
+
     def produced_bytes(self) -> dict[str, int]:
         """Bytes appended for producers, by existing topic, and `__other__`."""
         self._forget_topics()

@@ -15,7 +15,7 @@ from tests.support.object_jobs import BY_HAND, fill, objects
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.prices import DEFAULT, to_toml
+from tidelog.console.prices import DEFAULT, to_toml
 
 pytestmark = pytest.mark.processes
 

@@ -93,6 +93,8 @@ def test_a_wheel_holds_tidelog_only(wheel: Path) -> None:
             expected |= {f"tidelog/{folder.name}/{file.relative_to(folder)}" for file in folder.rglob("*.py")}
     assert {name for name in names if name.startswith("tidelog/") and name.endswith(".py")} == expected
     assert "tidelog/py.typed" in names
+    pages = {f"tidelog/console/static/{file.name}" for file in (ROOT / "console" / "static").iterdir()}
+    assert "tidelog/console/static/index.html" in pages <= names
 
 
 def test_a_wheel_of_the_source_distribution_is_the_same(wheel: Path, wheel_of_sdist: Path) -> None:

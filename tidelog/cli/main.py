@@ -56,6 +56,7 @@ COMMANDS = {
         "tidelog.cli.subcommands.completion:completion",
         "Print the script for a shell's completion.",
     ),
+    "console": ("tidelog.cli.subcommands.console:console", "Serve the console of a cluster to browsers."),
     "debug": ("tidelog.cli.subcommands.debug:debug", "Write what a maintainer needs, without secrets."),
     "doctor": ("tidelog.cli.subcommands.doctor:doctor", "Say what is wrong, why it matters, and what cures it."),
     "status": ("tidelog.cli.subcommands.status:status", "Show the cluster's nodes and what is wrong, if anything."),

@@ -90,6 +90,18 @@ def given_secret_file() -> Path | None:
     return Path(told) if told else None
 
 
+def price_option(function: F) -> F:
+    """`--prices FILE`, for commands that price what is stored."""
+    return click.option(
+        "--prices",
+        "price_file",
+        type=click.Path(path_type=Path),
+        envvar="TIDELOG_PRICES",
+        metavar="FILE",
+        help="Price table, as of `tidelog cost`.",
+    )(function)
+
+
 def format_option(function: F) -> F:
     """`--format table|json`."""
     return click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)(

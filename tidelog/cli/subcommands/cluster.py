@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection
-from tidelog.cli.options import admin_options, bootstrap_option, format_option, watch_option
+from tidelog.cli.client import SECRET_FILE_CONFIG, ClusterConnection
+from tidelog.cli.options import admin_options, bootstrap_option, format_option, given_secret_file, watch_option
 from tidelog.cli.subcommands.cluster_backup import backup, restore
 from tidelog.cli.subcommands.cluster_rebuild import rebuild
 from tidelog.cli.subcommands.cluster_restart import restart
@@ -62,6 +62,16 @@ def upgrade(dry_run: bool, level: int | None, yes: bool, style: str, bootstrap: 
         output.confirm(f"raise the feature level from {plan['level']} to {plan['target']}, which cannot be taken back")
     done = connection.post(f"/cluster/upgrade?level={plan['target']}")
     output.show(style, lambda: done, _render_done)
+
+
+@cluster.command("admin-token")
+@admin_options
+def admin_token_(bootstrap: str) -> None:
+    """Print the token of the cluster's secret: for the console, and for changes by the admin HTTP with curl."""
+    connection = ClusterConnection(bootstrap)
+    if given_secret_file() is None and not connection.broker_config(SECRET_FILE_CONFIG):
+        raise NotFound("this cluster has no secret: nothing asks for a token", hint="leave it out")
+    output.emit(connection.admin_token)
 
 
 @cluster.command("read-token")

@@ -14,10 +14,10 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.costs import SHARED, bill, difference
 from tidelog.cli.options import DurationType, bootstrap_option, format_option, watch_option
-from tidelog.cli.prices import load_prices, to_toml
 from tidelog.cli.subcommands.status import GOOD_STATES
+from tidelog.console.costs import SHARED, bill, difference
+from tidelog.console.prices import load_prices, to_toml
 from tidelog.runtime.errors import TidelogError
 from tidelog.runtime.progress import SECONDS
 from tidelog.runtime.progress_bar import ProgressBar

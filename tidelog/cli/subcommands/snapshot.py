@@ -17,8 +17,8 @@ import click
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, unknown
 from tidelog.cli.completion import snapshot_names, topic_names
-from tidelog.cli.options import admin_options, bootstrap_option, format_option, watch_option
-from tidelog.cli.prices import Prices, load_prices, price_option, priced
+from tidelog.cli.options import admin_options, bootstrap_option, format_option, price_option, watch_option
+from tidelog.console.prices import Prices, load_prices, priced
 
 Row = dict[str, Any]
 

@@ -26,8 +26,8 @@ from tidelog.cli.client import (
     unknown,
 )
 from tidelog.cli.completion import branch_sources, topic_config_keys, topic_configs, topic_names
-from tidelog.cli.options import admin_options, bootstrap_option, format_option, parse_pairs, watch_option
-from tidelog.cli.prices import load_prices, price_option, priced
+from tidelog.cli.options import admin_options, bootstrap_option, format_option, parse_pairs, price_option, watch_option
+from tidelog.console.prices import load_prices, priced
 from tidelog.runtime.errors import AlreadyExists, InvalidInput, NotFound, TidelogError
 
 OWN_CONFIG = "dynamic-topic-config"

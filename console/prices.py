@@ -13,16 +13,12 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import click
 import msgspec
 
 from tidelog.runtime.errors import ConfigError, NotFound
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 GB_BYTES: Final = 1 << 30
 """Bytes of a billed GB: 2^30, as for S3."""
@@ -149,18 +145,6 @@ def to_toml(prices: Prices) -> str:
 def _quoted(text: str) -> str:
     """Return a TOML string: that of JSON, except for the control character that JSON does not escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def price_option(function: F) -> F:
-    """`--prices FILE`, for commands that price what is stored."""
-    return click.option(
-        "--prices",
-        "price_file",
-        type=click.Path(path_type=Path),
-        envvar="TIDELOG_PRICES",
-        metavar="FILE",
-        help="Price table, as of `tidelog cost`.",
-    )(function)
 
 
 def priced(row: dict[str, Any], prices: Prices) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidelog.cli.costs import bill, difference
-from tidelog.cli.prices import GB_BYTES, MONTH_S, Prices
+from tidelog.console.costs import bill, difference
+from tidelog.console.prices import GB_BYTES, MONTH_S, Prices
 
 PRICES = Prices(
     name="round",

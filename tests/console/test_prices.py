@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.cli.prices import DEFAULT, SECTIONS, Prices, load_prices, to_toml
+from tidelog.console.prices import DEFAULT, SECTIONS, Prices, load_prices, to_toml
 from tidelog.runtime.errors import ConfigError, NotFound
 
 GOOD = to_toml(DEFAULT)

@@ -15,7 +15,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidelog.cli.prices import GB_BYTES, MONTH_S, Prices
+from tidelog.console.prices import GB_BYTES, MONTH_S, Prices
 
 Usage = Mapping[str, Any]
 SHARED = None
