@@ -118,6 +118,8 @@ SHOWN = [
     "rpc/secret.py:30 read_secret",
     "the secret of the cluster is not set",
     "tidelog_connections 3",
+    "/var/lib/tidelog/0123456789/data/wal/00000000000000000001.wal",
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
 ]
 
 
@@ -134,6 +136,8 @@ HIDDEN = [
     ("https://user:pa55@host/", "pa55"),
     ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
     ("key AKIAIOSFODNN7EXAMPLE there", "AKIAIOSFODNN7EXAMPLE"),
+    ("a line alone: MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgTcRNt52U+k1yL+Pl", "MIGHAgEAMBMGByqGSM49AgEG"),
+    ("['wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY']", "wJalrXUtnFEMI"),
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nAAAA", "MIIE"),
     ("MIIEowIBAAKC\nAAAA==\n-----END RSA PRIVATE KEY-----", "MIIEowIBAAKC"),
 ]

@@ -3,7 +3,8 @@
 Known values are those of the configuration, of the files and environment variables with secrets, and the tokens that
 follow from the cluster's secret; each is hidden in whatever form it is written (plain, base64, hexadecimal, quoted for
 URLs and JSON). What looks like one is hidden by its surroundings: values of settings named `password`, `secret`,
-`token` and the like, private keys, `Authorization` headers, keys of AWS, signatures of S3 requests, SCRAM's proofs.
+`token` and the like, private keys, `Authorization` headers, keys of AWS, signatures of S3 requests, SCRAM's proofs,
+and any 40 characters in a row that look like base64: a secret key of AWS, a line of a private key without its frame.
 
 Invariants: a setting that names a file is shown; masking twice changes nothing more.
 
@@ -46,6 +47,7 @@ _PEM: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
 _PEM_END: Final = re.compile(r"(?:[A-Za-z0-9+/=\\n]+\s+)*-----END [A-Z0-9 ]*PRIVATE KEY-----")
+_RUN: Final = "[A-Za-z0-9+/]*"
 _OTHERS: Final = (
     (re.compile(r"(?i)(authorization\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\r\n\"'\\]+"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {MASK}"),
@@ -53,6 +55,7 @@ _OTHERS: Final = (
     (re.compile(r"(?i)\b(x-amz-(?:signature|credential|security-token)=)[^&\s\"']+"), rf"\1{MASK}"),
     (re.compile(r"(://[^/\s:@]+:)[^/\s@]+(@)"), rf"\1{MASK}\2"),
     (re.compile(r"(?<![\w.])([psv]=)[A-Za-z0-9+/]{16,}={0,2}"), rf"\1{MASK}"),
+    (re.compile(rf"(?<![\w+/])(?={_RUN}[A-Z])(?={_RUN}[a-z])(?={_RUN}[0-9])[A-Za-z0-9+/]{{40,}}={{0,2}}"), MASK),
 )
 
 
