@@ -34,7 +34,7 @@ export function draw({ status, brokers, plan, scale }, context) {
         label: "Load of the brokers", rows: brokers, key: (row) => row.id,
         columns: [
           { name: "Broker", of: (row) => String(row.id) },
-          { name: "State", of: (row) => badge({ alive: "ok", dead: "bad" }[row.state] || "warn", row.state) },
+          { name: "State", of: (row) => badge({ alive: "ok", dead: "bad" }[row.state] || "warn", row.state[0].toUpperCase() + row.state.slice(1)) },
           { name: "Rack", wide: true, of: (row) => row.rack && h("span", { class: "user" }, row.rack) },
           { name: "Partitions", number: true, of: (row) => loaded(count(row.partitions), row.partitions, tops.partitions, "Partitions") },
           { name: "In", number: true, of: (row) => rate(loads.get(row.id), "bytes_in", tops) },
@@ -56,7 +56,7 @@ export function draw({ status, brokers, plan, scale }, context) {
 }
 
 function loaded(text, value, most, label) {
-  return h("div", { class: "stack", style: { gap: "2px", "min-width": "84px" } }, text, meter(value, most, `${label}, of the most that one has`));
+  return h("div", { class: "stack", style: { gap: "2px", "min-width": "84px" } }, text, meter(value, most, `${label}, of the most that one has`, false));
 }
 
 function rate(row, name, tops) {

@@ -47,7 +47,7 @@ function verdict(data) {
     }
   }
   for (const [broker, error] of Object.entries(data.statuses.errors)) {
-    if (![...problems.keys()].some((each) => each.includes(`broker ${broker} is dead`))) problems.set(error, [broker]);
+    if (![...problems.keys()].some((each) => each.includes(`broker ${broker} is dead`))) problems.set(error, []);
   }
   const bad = data.brokers.filter((broker) => broker.state === "dead").length;
   if (!problems.size && !bad) {
@@ -58,7 +58,7 @@ function verdict(data) {
     h("div", {},
       h("strong", {}, problems.size === 1 ? "One thing is not well" : `${problems.size} things are not well`),
       h("ul", {}, [...problems].slice(0, 12).map(([problem, brokers]) => h("li", {}, h("span", { class: "user" }, problem),
-        h("span", { class: "muted small" }, ` (told by ${brokers.length === 1 ? "broker" : "brokers"} ${brokers.join(", ")})`))),
+        brokers.length > 0 && h("span", { class: "muted small" }, ` (told by ${brokers.length === 1 ? "broker" : "brokers"} ${brokers.join(", ")})`))),
         problems.size > 12 && h("li", { class: "muted" }, `and ${problems.size - 12} more: tidelog status`))));
 }
 

@@ -76,7 +76,7 @@ function drawGroup({ found, past }, context) {
     missing(past.errors),
     h("section", { class: "card", "data-key": "lag" },
       h("h2", {}, "Lag in the last hour, by topic"),
-      plot({ title: "Lag by topic", series, format: short, gap: 100000, key: "plot:lag" }),
+      plot({ title: "Lag by topic", series, format: short, gap: 100000, key: "plot:lag", wide: true }),
       leftOut > 0 && h("p", { class: "small muted" }, `Brokers keep the history of 1,000 partitions and 1,000 committed offsets each; ${count(leftOut)} found no place in it.`)),
     h("section", { class: "card", "data-key": "partitions" },
       h("h2", {}, "Partitions"),

@@ -28,7 +28,9 @@ function pieces(list, gap) {
 }
 
 // `series`: [{name, points: [[ms, value]]}]; `format` makes text of a value; `gap` in ms separates pieces of a line.
-export function plot({ title, series, format, height = 180, gap = 45000, key }) {
+// `wide`: for a plot that has the whole width of a page.
+export function plot({ title, series, format, height = 180, gap = 45000, key, wide }) {
+  const width = wide && innerWidth > 760 ? 1200 : WIDTH;
   const shown = series.filter((each) => each.points.length);
   const names = legend(series, format);
   if (!shown.length) {
@@ -39,13 +41,13 @@ export function plot({ title, series, format, height = 180, gap = 45000, key }) 
   const end = Math.max(...times);
   const start = Math.min(Math.min(...times), end - 300000);
   const top = ceiling(Math.max(...shown.flatMap((each) => each.points.map((point) => point[1]))));
-  const x = (at) => PAD.left + ((at - start) / (end - start)) * (WIDTH - PAD.left - PAD.right);
+  const x = (at) => PAD.left + ((at - start) / (end - start)) * (width - PAD.left - PAD.right);
   const y = (value) => height - PAD.bottom - (value / top) * (height - PAD.top - PAD.bottom);
   const said = shown.map((each) => `${each.name}: now ${format(each.points[each.points.length - 1][1])}`).join("; ");
   const cursor = s("line", { class: "cursor", y1: PAD.top, y2: height - PAD.bottom, visibility: "hidden" });
-  const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `${title}. ${said}` },
+  const picture = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}. ${said}` },
     [0, 0.5, 1].map((part) => [
-      s("line", { class: "grid", x1: PAD.left, x2: WIDTH - PAD.right, y1: y(top * part), y2: y(top * part) }),
+      s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(top * part), y2: y(top * part) }),
       s("text", { x: PAD.left - 8, y: y(top * part) + 4, "text-anchor": "end" }, format(top * part)),
     ]),
     [start, end].map((at, side) =>
@@ -63,7 +65,7 @@ export function plot({ title, series, format, height = 180, gap = 45000, key }) 
     cursor);
   picture.onpointermove = (event) => {
     const box = picture.getBoundingClientRect();
-    const at = start + (((event.clientX - box.left) / box.width) * WIDTH - PAD.left) / (WIDTH - PAD.left - PAD.right) * (end - start);
+    const at = start + (((event.clientX - box.left) / box.width) * width - PAD.left) / (width - PAD.left - PAD.right) * (end - start);
     const near = Math.min(Math.max(at, start), end);
     cursor.setAttribute("x1", x(near));
     cursor.setAttribute("x2", x(near));

@@ -61,7 +61,7 @@ export async function mount({ query, signal }) {
     }
   };
   form.node.onchange();
-  if (query.get("topic")) form.node.requestSubmit();
+  if (query.get("topic")) setTimeout(() => form.node.isConnected && form.node.requestSubmit(), 0); // once it is on the page
   fillTopics(form.topics, signal);
   return h("div", { class: "page" },
     head({ title: "Records", lead: "Read without a consumer group: nothing is committed." }),

@@ -48,9 +48,10 @@ export function tile(label, value, unit, picture) {
     picture);
 }
 
-export function meter(part, whole, label) {
+// `bounded`: the whole is a bound, and to be near it is worth a look.
+export function meter(part, whole, label, bounded = true) {
   const share = whole > 0 ? Math.min(1, part / whole) : 0;
-  return h("div", { class: `meter${share > 0.85 ? " high" : ""}`, role: "img", "aria-label": `${label}: ${Math.round(share * 100)} %` },
+  return h("div", { class: `meter${bounded && share > 0.85 ? " high" : ""}`, role: "img", "aria-label": `${label}: ${Math.round(share * 100)} %` },
     h("i", { style: { width: `${(share * 100).toFixed(1)}%` } }));
 }
 

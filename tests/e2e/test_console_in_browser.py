@@ -39,7 +39,7 @@ PAGES = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleWorld]:
     with console_world(tmp_path_factory.mktemp("console")) as started:
-        started.wait_history(60)
+        started.wait_history(30)
         for partition in range(4):
             started.move("orders", partition, 2)
         started.move("clicks", 0, KILLED)

@@ -3,7 +3,7 @@
     python -m tests.harness.console_pictures [FOLDER] [--seconds 240] [--only PAGE…]
 
 Writes FOLDER/PAGE.png (1280 × 800, light) and FOLDER/PAGE-phone.png (390 × 844, dark), at most `MAX_BYTES` each, with a
-palette of 128 colours. Needs the browser of `localstack/install.py browser`, and Pillow in the environment.
+palette of 256 colours. Needs the browser of `localstack/install.py browser`, and Pillow in the environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def optimized(png: bytes) -> bytes:
     from PIL import Image  # type: ignore[import-not-found, unused-ignore]
 
     with Image.open(io.BytesIO(png)) as picture:
-        reduced = picture.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        reduced = picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         target = io.BytesIO()
         reduced.save(target, "PNG", optimize=True)
     return target.getvalue()
