@@ -303,7 +303,7 @@ async def test_below_the_feature_level_of_transactions_the_upgrade_is_named() ->
         for fields in ({}, {"transactional_id": "tx"}):
             response = await produce(client, ADDS, {"t": {0: transactional()}}, **fields)
             assert codes(response) == [48]
-            assert "tidelog upgrade" in outcome(response).error_message
+            assert "tidelog cluster upgrade" in outcome(response).error_message
         assert codes(await produce(client, ADDS, {"t": {0: batch(b"x")}}, transactional_id="tx")) == [48]
         assert codes(await produce(client, ADDS, {"t": {0: transactional(), 1: batch(b"x")}})) == [48, 0]
         assert world.transactions.questions == []
