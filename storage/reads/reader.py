@@ -155,10 +155,12 @@ class BlockReader:
         controller can say whether the local metadata is current).
         """
         self._objects.check_current()
-        stream_id, end_offset = self._objects.resolve(stream_id, start_offset, end_offset)
+        asked = stream_id
+        stream_id, end_offset = self._objects.resolve(asked, start_offset, end_offset)
         for attempt in range(_ATTEMPTS):
             try:
-                return _cut_hole(await self._read(stream_id, start_offset, end_offset, max_bytes), end_offset)
+                records = await self._read(stream_id, start_offset, end_offset, max_bytes)
+                return records if stream_id == asked else _cut_hole(records, end_offset)
             except ObjectNotFound as error:
                 fields = {"stream": stream_id, "error": str(error)}
                 self._limiter.line("gone", logging.WARNING, "object is gone, looking it up again", fields)
@@ -221,7 +223,8 @@ class BlockReader:
         """
         if self._fetcher.closed or not self._turns.is_free:
             return None  # `read` waits for its slice
-        stream_id, end_offset = self._objects.resolve(stream_id, start_offset, end_offset)
+        asked = stream_id
+        stream_id, end_offset = self._objects.resolve(asked, start_offset, end_offset)
         found = self._look_up(stream_id, start_offset, end_offset, max_bytes)
         blocks = self._fetcher.cached(found.refs)
         complete = len(blocks) == len(found.refs) and not found.unknown
@@ -241,7 +244,7 @@ class BlockReader:
         if not found.is_tail:
             self._throttle.settle(max_bytes, size)
         self._leave(reader, stream_id, found.refs, records)
-        return _cut_hole(records, end_offset)
+        return records if stream_id == asked else _cut_hole(records, end_offset)
 
     async def gather(self, ranges: Iterable[StreamRange], max_bytes: int) -> None:
         """Fetch the blocks of committed ranges into the cache, neighbours by one GET, and return when they are there.
