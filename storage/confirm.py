@@ -37,7 +37,7 @@ def _put_in_order(queue: deque[_Entry], entry: _Entry) -> None:
 class ConfirmOffset:
     """A WAL offset (int64 bytes) that only grows, and the callbacks and tasks that wait for it."""
 
-    __slots__ = ("_error", "_listeners", "_on_watch", "_waiters", "_watch_at", "value")
+    __slots__ = ("_error", "_listeners", "_observer", "_on_watch", "_waiters", "_watch_at", "value")
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
@@ -47,6 +47,12 @@ class ConfirmOffset:
         self._error: Exception | None = None
         self._watch_at = _NEVER
         self._on_watch: Callable[[], None] | None = None
+        self._observer: Callable[[int], None] | None = None
+
+    def observe(self, observer: Callable[[int], None]) -> None:
+        """Call `observer` with each new value from now on, before all who wait for it. There is one; it must be fast
+        and not raise."""
+        self._observer = observer
 
     @property
     def error(self) -> Exception | None:
@@ -58,6 +64,8 @@ class ConfirmOffset:
         if offset <= self.value or self._error is not None:
             return
         self.value = offset
+        if self._observer is not None:
+            self._observer(offset)
         listeners = self._listeners
         while listeners and listeners[0][0] <= offset:
             listeners.popleft()[1]()

@@ -36,6 +36,7 @@ from tidelog.storage.cache.log_cache import CacheEntry, Fate, LogCache, StreamLo
 from tidelog.storage.cache.recovered import RecoveredRecords
 from tidelog.storage.commits import StreamRange
 from tidelog.storage.confirm import ConfirmOffset
+from tidelog.storage.history import WalHistory
 from tidelog.storage.inputs import (
     NO_LISTENERS,
     UNKNOWN_STREAMS,
@@ -134,6 +135,8 @@ class Storage:
         self._cache = handed.cache if handed is not None else LogCache(settings.cache.log_bytes)
         self._cache.on_empty = self._on_empty
         self._recovered = handed.records if handed is not None else RecoveredRecords(self._cache)
+        self.history = WalHistory(clock)
+        """When what of the WAL became durable, confirmed and uploaded in this term."""
         self._planner = UploadPlanner(settings.upload, 0)
         self._uploader = self._make_uploader(data, settings.upload, offload)
         self._reader = data.reader or bucket_reader(
@@ -163,6 +166,7 @@ class Storage:
                 quarantine=self._quarantine,
                 fenced=self._fence,
                 owns_stream=self._streams.owns or (lambda _stream_id: True),
+                wrote=self.history.note_objects,
             ),
             offload=offload,
         )
@@ -215,8 +219,18 @@ class Storage:
         self._started = True
         self.master_epoch = master_epoch
         self._uploader.start(master_epoch)
+        self._begin_history()
         if not self._recovered:
             self.recovered_done()
+
+    def _begin_history(self) -> None:
+        history, is_quorum = self.history, self.durable is self.confirm
+        durable = None if is_quorum else self.durable.value
+        history.begin(durable=durable, confirmed=self.confirm.value, uploaded=self.committed_offset)
+        self.durable.observe(history.note_durable)
+        if not is_quorum:
+            self.confirm.observe(history.note_confirmed)
+        self._uploader.committed.observe(history.note_uploaded)
 
     def open_stream(
         self, stream_id: int, epoch: int, start_offset: int, end_offset: int, owner_since_epoch: int
@@ -324,6 +338,15 @@ class Storage:
         stream_log = self._logs.get(stream_id)
         if stream_log is not None:
             stream_log.forget_before(offset)
+
+    def cached_from(self, stream_id: int) -> int:
+        """Return the first offset of an open stream in the log cache; the next offset if it has none."""
+        return self._logs[stream_id].cache_start
+
+    @property
+    def wal_range(self) -> tuple[int, int]:
+        """Return where the WAL begins, in whole files or objects, and ends (int64 bytes)."""
+        return self._wal.start_offset, self._wal.end_offset
 
     def tail(self, stream_id: int, max_bytes: int) -> list[StreamEntry]:
         """Return the newest records of a stream in memory that fit into `max_bytes`, in order; maybe unconfirmed."""
@@ -442,6 +465,10 @@ class Storage:
         self.data_end = wal_end
         self._cache.add(cost)
         self._planner.add(CacheEntry(wal_end, stream_log, entry))
+        history = self.history
+        if history.left and stream_log.sampled_in != history.tick:
+            stream_log.sampled_in = history.tick
+            history.appended(stream_id, base_offset, wal_end)
         return wal_end
 
     def _refusal(self, stream_id: int, stream_epoch: int) -> Exception:

@@ -65,6 +65,7 @@ from tidelog.stream.trimming import Trimmer
 from tidelog.stream.txn_index import AbortedTxn, TxnIndex
 
 if TYPE_CHECKING:
+    from tidelog.storage.history import WalHistory
     from tidelog.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ _HOUSEKEEPING_CHECKPOINT_BATCHES = 8
 """The same for small batches, each of which may be in another object: a scan gets them one by one."""
 CONFIRM_WAIT_S = 2.0
 """How long lookups wait for what is not confirmed yet: many times what a write takes, or an election."""
+MEASURED_BYTES = 16 << 10
+"""Batches from this size on: to check one takes as long as many readings of the clock."""
 _WORTH_A_CHECKPOINT_BYTES = 8 << 10
 _WORTH_A_CHECKPOINT_BATCHES = 8
 """A scan of fewer bytes and batches is shorter than what a checkpoint costs."""
@@ -97,6 +100,8 @@ class AppendResult(NamedTuple):
     """WAL end of the record. `PartitionLog.when_acked` reports when it is durable by the quorum rule (acks=all)."""
     duplicate: bool
     """The batch is already in the log; these are the original's offsets."""
+    checked_at: float = 0.0
+    """Monotonic seconds when a batch of `MEASURED_BYTES` or more was checked, with its CRC; 0: not measured."""
 
 
 class FetchResult(NamedTuple):
@@ -167,6 +172,7 @@ class PartitionLog:
         "first_stream",
         "hint_note",
         "leader_epoch",
+        "opened_ms",
         "partition",
         "topic",
         "topic_id",
@@ -210,6 +216,8 @@ class PartitionLog:
         self.config = config
         self._await_tail()
         self._opened_at = clock.monotonic()
+        self.opened_ms = clock.time_ms()
+        """Wall clock at which this broker opened it."""
         self._inherited = _Inherited(
             state.data.next_offset, state.log_start, max(self._last_wal_end, self._start_wal_end)
         )
@@ -398,6 +406,21 @@ class PartitionLog:
         return self._cleaning
 
     @property
+    def inherited_end(self) -> int:
+        """Return the log end at which it was opened: what is before it was received earlier, or by another broker."""
+        return self._inherited.end
+
+    @property
+    def wal_range(self) -> tuple[int, int]:
+        """See `Storage.wal_range`."""
+        return self._storage.wal_range
+
+    @property
+    def history(self) -> WalHistory:
+        """Return when what of its WAL became durable, confirmed and uploaded."""
+        return self._storage.history
+
+    @property
     def watermark_listeners(self) -> int:
         """Return the number of watermark listeners: of waiting fetches, for example."""
         return len(self._watchers or ())
@@ -448,9 +471,12 @@ class PartitionLog:
                 if from_zero:
                     self._state.producers.require_first_sequence(header)
         now_ms = self._clock.time_ms()
+        is_measured = len(records) >= MEASURED_BYTES
         records, header = self._admission.prepare(records, header, now_ms)
+        checked_at = self._clock.monotonic() if is_measured else 0.0
         try:
-            return self._append(records, header, now_ms, None if self._log_append_time else header.crc)
+            result = self._append(records, header, now_ms, None if self._log_append_time else header.crc)
+            return result._replace(checked_at=checked_at) if is_measured else result
         except Overloaded:
             self._admission.note_refused()
             raise
@@ -854,6 +880,8 @@ class PartitionLog:
         await self._trimmer.trim()
 
     def _start_confirmed(self, offset: int) -> None:
+        if offset > self._start:
+            self._storage.history.start_moved(self.first_stream, offset)
         self._start = max(self._start, offset)
         self._notify()
 

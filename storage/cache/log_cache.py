@@ -64,6 +64,7 @@ class StreamLog:
         "is_open",
         "owner_since_epoch",
         "reason",
+        "sampled_in",
         "start_offset",
         "stream_id",
         "unconfirmed",
@@ -89,6 +90,8 @@ class StreamLog:
         """The controller has recorded the quarantine, so if it reports none later, the quarantine was released."""
         self.unconfirmed: Sequence[UnconfirmedRecord] = ()
         """Recovered records that were not confirmed when the stream was opened, in order. They may be by now."""
+        self.sampled_in = 0
+        """The tick of `tidelog.storage.history` in which an append to it was sampled last."""
         self._bases: list[int] = _NO_BASES
         self._records: list[StreamEntry] = _NO_RECORDS
         self._head = 0

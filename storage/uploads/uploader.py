@@ -62,6 +62,10 @@ class UploadStats:
     quarantined_records: int = 0
 
 
+def _ignore_objects(_wal_end: int, _first_object: int, _objects: int) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class UploadOwner:
     """Callbacks of the uploads' owner, and its knowledge of streams."""
@@ -74,6 +78,8 @@ class UploadOwner:
     """Called when uploads have stopped permanently."""
     owns_stream: Callable[[int], bool]
     """Whether a stream exists and is placed on this replica set."""
+    wrote: Callable[[int, int, int], None] = _ignore_objects
+    """Called before `committed` with the task's WAL end, its first object's id, and how many there are."""
 
 
 def _contiguous(records: list[StreamEntry]) -> list[list[StreamEntry]]:
@@ -239,6 +245,8 @@ class Uploader:
         self.health.succeeded(self._clock.monotonic())
         self.stats.commits += 1
         self.stats.objects += len(upload.objects)
+        if upload.objects:
+            self._owner.wrote(task.wal_end, upload.objects[0].object_id, len(upload.objects))
         await self._owner.committed(task)
         following = self._pipeline.finish(upload)
         self.committed.advance(self._pipeline.committed_offset)

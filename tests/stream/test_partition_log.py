@@ -536,6 +536,7 @@ def test_append_results_have_named_fields() -> None:
         "log_start_offset",
         "wal_end",
         "duplicate",
+        "checked_at",
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tidelog.runtime.errors import TidelogError, Unavailable
 from tidelog.storage.cache.log_cache import UnconfirmedRecord
 from tidelog.storage.confirm import ConfirmOffset
+from tidelog.storage.history import WalHistory
 from tidelog.storage.records import OffsetTrimmed, StreamAppend, StreamEntry
 from tidelog.stream.log_config import LogConfig
 from tidelog.stream.opened import OpenedStream
@@ -72,6 +73,7 @@ class FakeStorage:
         self.world = world
         self.auto_confirm = auto_confirm
         self.confirm = self.durable = ConfirmOffset(world.confirmed)
+        self.history = WalHistory(FakeClock())
         self.hot = True
         self.replica_set_id = 0
         self.master_epoch = 1
