@@ -35,12 +35,13 @@ TOPIC = "bench"
 GOAL = 20_000
 
 
-def _frame(partition: int, value_bytes: int) -> bytes:
+def one_record_frame(topic: str, partition: int, value_bytes: int) -> bytes:
+    """A Produce request with one record, as a client sends it."""
     make = schema.request(0, PRODUCE_VERSION).make
     records = batch(bytes(value_bytes))
     data = make(
         "TopicProduceData",
-        name=TOPIC,
+        name=topic,
         partition_data=[make("PartitionProduceData", index=partition, records=records)],
     )
     return encode_request(
@@ -52,7 +53,7 @@ def _frame(partition: int, value_bytes: int) -> bytes:
 
 def _client(address: tuple[str, int], args: argparse.Namespace, put: Callable[[Any], None]) -> None:
     """Blocking sockets, one loop over all connections: cheap enough to keep the server busy."""
-    frames = [_frame(index % args.partitions, args.value_bytes) for index in range(args.connections)]
+    frames = [one_record_frame(TOPIC, index % args.partitions, args.value_bytes) for index in range(args.connections)]
     sockets = [socket.create_connection(address) for _ in frames]
     for one in sockets:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

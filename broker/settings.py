@@ -61,6 +61,9 @@ class KafkaSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Largest Fetch response, whatever the client requests (Kafka: fetch.max.bytes)."""
     fetch_session_partitions: Annotated[int, Meta(ge=0, le=10_000_000)] = 50_000
     """Partitions in all fetch sessions (KIP-227) together, some 1 KB each; 0: no sessions."""
+    slow_requests: Annotated[int, Meta(ge=0, le=64)] = 8
+    """Requests of each API that are kept of each minute of the last hour, the slowest, for `tidelog explain --slow`;
+    some MB in all. 0: none."""
     telemetry_max_bytes: Annotated[int, Meta(ge=0, le=2 * MIB)] = MIB
     """Largest push of a client's metrics (KIP-714), as sent (Kafka: telemetry.max.bytes); 0: clients send none."""
     telemetry_series: Annotated[int, Meta(ge=1, le=1_000_000)] = 2_000

@@ -34,6 +34,7 @@ from tidelog.broker.kafka.limits import ByteBudget, Seats, UnreadOutput
 from tidelog.broker.kafka.services import Answer, ApiHandler, RequestContext, Services
 from tidelog.broker.kafka.wire.codec import API_VERSIONS, MessageCodec, RequestHeader, message_codec, parse_header
 from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
+from tidelog.broker.telemetry.slow_requests import API_KEYS, NOT_MEASURED, Moments, Sender, SlowRequests, describe
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.types import Buffer
 
@@ -59,6 +60,7 @@ _MEASURED_BYTES = 128 << 10
 """Responses from this size on are used to measure the cost of sending a byte (`tidelog.storage.reads.throttle`)."""
 
 _PRODUCE, _FETCH = 0, 1
+_API_MASK = API_KEYS - 1
 _FETCH_KEY = b"\0\1"
 """The first bytes of the frame of a Fetch."""
 
@@ -107,13 +109,18 @@ class _Exchange(msgspec.Struct, eq=False):
     charged: int
     """Bytes taken from the budget for it."""
     codec: MessageCodec[Any, Any]
+    arrived: float
+    """Monotonic seconds of its last byte."""
     started: float
+    context: RequestContext | None = None
+    handled: float = 0.0
+    """When its handler returned."""
+    answered: float = 0.0
+    """When its handler ended, if that was later and nobody else knows."""
     done: bool = False
     error: bool = False
     buffers: Sequence[Buffer] = ()
     future: asyncio.Future[object] | Answer[object] | None = None
-    context: RequestContext | None = None
-    """Set while the request blocks the connection."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -126,7 +133,13 @@ class Connection(asyncio.BufferedProtocol):
         self._frames = FrameReader(
             shared.receive_buffer, shared.max_request_bytes, functools.partial(shared.budget.grant, self)
         )
+        self._slow = shared.services.slow_requests
         self._pending: deque[bytearray] = deque()
+        self._arrivals: deque[float] = deque()
+        """When those arrived, of the first ones; the others at `_arrived_at`."""
+        self._arrived_at = 0.0
+        self._now = 0.0
+        """When the last request was handled, or the next one could start: so each takes one reading of the clock."""
         self._exchanges: deque[_Exchange] = deque()
         self._blocker: _Exchange | None = None
         self._transport: asyncio.Transport | None = None
@@ -186,6 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         self._metrics.connection_closed()
         held = sum(len(frame) + REQUEST_OVERHEAD_BYTES for frame in self._pending)
         self._pending.clear()
+        self._arrivals.clear()
         shared.budget.leave(self, reserved, held)
         for exchange in self._exchanges:
             if exchange.api_key == _FETCH and exchange.future is not None:
@@ -199,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process received bytes: split them into frames and start requests."""
-        self._last_active = now = self._clock.monotonic()
+        self._last_active = self._arrived_at = now = self._clock.monotonic()
         budget = self._shared.budget
         reader = self._frames
         reserved = reader.reserved_bytes  # of a large frame, whose bytes were granted before they arrived
@@ -217,7 +231,9 @@ class Connection(asyncio.BufferedProtocol):
             self._due_since = now if reader.incomplete else None
         elif self._due_since is None:
             self._due_since = now
-        self._pump()
+        self._pump(now)
+        if self._pending:
+            self._arrivals.extend([now] * (len(self._pending) - len(self._arrivals)))
 
     def pause_writing(self) -> None:
         """The client does not read its responses: start no more requests."""
@@ -234,11 +250,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Start pending requests, then resume or pause reading. Not re-entrant: a request may complete immediately."""
+    def _pump(self, now: float = 0.0) -> None:
+        """Start pending requests, then resume or pause reading. Not re-entrant: a request may complete immediately.
+
+        `now`: monotonic seconds, if they were just read.
+        """
         if self._pumping or self._transport is None:
             return
         self._pumping = True
+        if self._pending:
+            self._now = now or self._clock.monotonic()
         try:
             while self._pending and not self._turn_over and self._may_start() and self._start_next():
                 pass
@@ -262,14 +283,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start_next(self) -> bool:
         frame = self._pending.popleft()
+        arrived = self._arrivals.popleft() if self._arrivals else self._arrived_at
         try:
-            if self._start(frame):
+            if self._start(frame, arrived):
                 return True
         except MalformedRequest as error:
             self._shared.budget.release(len(frame) + REQUEST_OVERHEAD_BYTES)
             self._refuse(error)
             return False
         self._pending.appendleft(frame)
+        self._arrivals.appendleft(arrived)
         return False
 
     def _may_start(self) -> bool:
@@ -313,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
     def _may_read(self) -> bool:
         return not self._write_paused and not self._draining and len(self._exchanges) < MAX_PIPELINE
 
-    def _start(self, frame: bytearray) -> bool:
+    def _start(self, frame: bytearray, arrived: float) -> bool:
         """Start one request; False if it must wait for earlier requests."""
         header = parse_header(frame)
         api = self._shared.apis.get(header.api_key)
@@ -325,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         if not handler.min_version <= header.api_version <= handler.max_version:
             if header.api_key != API_VERSIONS:
                 raise NotServed(f"version {header.api_version} of API {header.api_key} is not served")
-            exchange = self._begin(header, frame, message_codec(API_VERSIONS, 0))
+            exchange = self._begin(header, frame, message_codec(API_VERSIONS, 0), arrived)
             self._answer(exchange, self._shared.unsupported_api_versions())
             return True
         if len(frame) > MAX_CONTROL_REQUEST_BYTES and header.api_key != _PRODUCE:
@@ -344,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
             self._host,
             self._facts,
         )
-        exchange = self._begin(header, frame, codec)
+        exchange = self._begin(header, frame, codec, arrived, context)
         if header.api_key == _FETCH:
             extra = FETCH_PARTITION_BYTES * sum([len(topic.partitions) for topic in request.topics])
             exchange.charged += extra
@@ -352,7 +375,14 @@ class Connection(asyncio.BufferedProtocol):
         self._call(exchange, api, context, request)
         return True
 
-    def _begin(self, header: RequestHeader, frame: bytearray, codec: MessageCodec[Any, Any]) -> _Exchange:
+    def _begin(
+        self,
+        header: RequestHeader,
+        frame: bytearray,
+        codec: MessageCodec[Any, Any],
+        arrived: float,
+        context: RequestContext | None = None,
+    ) -> _Exchange:
         size = len(frame)
         exchange = _Exchange(
             header.api_key,
@@ -360,7 +390,9 @@ class Connection(asyncio.BufferedProtocol):
             size,
             size + REQUEST_OVERHEAD_BYTES,
             codec,
-            self._clock.monotonic(),
+            arrived,
+            self._now,
+            context,
         )
         self._exchanges.append(exchange)
         return exchange
@@ -372,6 +404,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001  # one request's defect must not touch other connections
             self._defect(exchange, "request failed: connection closed", error)
             return
+        exchange.handled = self._now = self._clock.monotonic()
         if isinstance(result, Answer):
             if result.done:
                 self._turn_over = not api.pipelined
@@ -385,7 +418,6 @@ class Connection(asyncio.BufferedProtocol):
         else:
             future = self._loop.create_task(cast(Coroutine[Any, Any, object], result))
             self._blocker = exchange
-            exchange.context = context
         exchange.future = future
         if future.done():
             self._finished(exchange, future)
@@ -407,6 +439,7 @@ class Connection(asyncio.BufferedProtocol):
             self._choose_reading()
 
     def _finished(self, exchange: _Exchange, future: asyncio.Future[object]) -> None:
+        exchange.answered = self._clock.monotonic()
         if future.cancelled():
             self._ended(exchange, asyncio.CancelledError(), None)
         elif (error := future.exception()) is not None:
@@ -480,10 +513,35 @@ class Connection(asyncio.BufferedProtocol):
             left.append((exchange, bytes_out))
         if self._transport is not None:
             self._write(self._transport, out, size, now)
+        slow = self._slow
         for exchange, bytes_out in left:  # the client need not wait for this
             self._metrics.request(
                 exchange.api_key, now - exchange.started, exchange.bytes_in, bytes_out, exchange.error
             )
+            if slow is not None and (
+                now - exchange.arrived > slow.floors[exchange.api_key & _API_MASK] or now >= slow.minute_end_s
+            ):
+                self._offer(slow, exchange, bytes_out, now)
+
+    def _offer(self, slow: SlowRequests, exchange: _Exchange, bytes_out: int, now: float) -> None:
+        """Hand a request that took long to the recorder."""
+        context, timing = exchange.context, NOT_MEASURED
+        if context is not None and context.timed is not None:
+            timing = context.timed.timing(exchange.started, exchange.handled, now)
+        client_id = context.client_id if context is not None else None
+        moments = Moments(exchange.arrived, exchange.started, exchange.handled, exchange.answered, now)
+        sender = Sender(
+            exchange.api_key, client_id, self._host, exchange.bytes_in, bytes_out, is_answered=not exchange.error
+        )
+        slow.offer(describe(moments, timing, sender, self._clock.time_ms()), now)
+
+    def running(self, now: float) -> list[tuple[float, int, str]]:
+        """Return age in seconds, API key and client id of the requests without an answer, but for long polls."""
+        return [
+            (now - one.arrived, one.api_key, one.context.client_id or "")
+            for one in self._exchanges
+            if not one.done and one.context is not None and one.context.wake is None
+        ]
 
     def _write(self, transport: asyncio.Transport, out: list[Buffer], size: int, now: float) -> None:
         self._last_active = now

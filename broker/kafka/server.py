@@ -12,6 +12,7 @@ Entry: `KafkaServer`.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Sequence
 
@@ -80,6 +81,12 @@ class KafkaServer:
     def held_bytes(self) -> tuple[int, int]:
         """`in_flight_bytes` and `unread_bytes`."""
         return self.in_flight_bytes, self.unread_bytes
+
+    def running(self, limit: int) -> list[tuple[float, int, str]]:
+        """Return age in seconds, API key and client id of requests without an answer, the oldest; no long polls."""
+        now = self._clock.monotonic()
+        found = (one for connection in self._shared.connections for one in connection.running(now))
+        return heapq.nlargest(limit, found)
 
     async def start(self) -> None:
         """Listen on the configured address. Raises `AddressInUse`."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
     from tidelog.broker.partitions.read_replicas import ReadReplicas
     from tidelog.broker.telemetry.metrics import Metrics
+    from tidelog.broker.telemetry.slow_requests import SlowRequests, Timing
     from tidelog.broker.txn.coordinator import TxnCoordinator
     from tidelog.broker.txn.marker_writer import MarkerWriter
     from tidelog.broker.txn.requests import TxnRequests
@@ -119,6 +120,8 @@ class Services:
     """Time-outs of requests."""
     cold_throttle: ColdThrottle | None = None
     """Receives from connections the measured cost of sending large responses."""
+    slow_requests: SlowRequests | None = None
+    """Receives from connections the requests that took long; None: nothing is recorded."""
     quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
     """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
     remove_broker: Callable[[int], Awaitable[object]] = no_removal
@@ -141,6 +144,17 @@ class Services:
         return min((broker.id for broker in brokers.values() if broker.alive), default=-1)
 
 
+class Timed(Protocol):
+    """A request in progress that says what it spends its time on."""
+
+    def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
+        """Return the stages of the handler. Called once, when the response was written, if that took long.
+
+        `handled_at`: when the handler returned; monotonic seconds all.
+        """
+        ...
+
+
 class RequestContext(msgspec.Struct):
     """One request: its header and its connection."""
 
@@ -154,6 +168,8 @@ class RequestContext(msgspec.Struct):
     """Per-connection facts: software name and version of the client, and its port."""
     wake: Callable[[], None] | None = None
     """Set by a long-polling Fetch: completes it immediately with the available records. May be called twice."""
+    timed: Timed | None = None
+    """Set by handlers that measure their stages."""
 
 
 R = TypeVar("R")

@@ -34,6 +34,7 @@ from tidelog.broker.partitions.peer_calls import PeerCalls
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.broker.telemetry.slow_requests import SlowRequests
 from tidelog.broker.txn.parts import TxnParts
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import UnknownTopicId
@@ -276,6 +277,7 @@ class KafkaWorld:
             fetch_sessions=FetchSessions(self.kafka.fetch_session_partitions, random.Random(3)),
             telemetry=ClientTelemetry(1 << 20, random.Random(4), ClientSubscriptions(lambda: controller.image).current),
             elections=ElectionWaits(lambda: controller.image, self._clock, tuple),
+            slow_requests=SlowRequests(self.kafka.slow_requests) if self.kafka.slow_requests else None,
             transactions=self._txn.admission if self._txn is not None else self.transactions,
         )
         self.server = KafkaServer(self.services, self._apis, self._network, self.kafka)

@@ -54,6 +54,7 @@ from tidelog.broker.kafka.wire.fetch import (
 )
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.read_replicas import is_of_transaction
+from tidelog.broker.telemetry.slow_requests import Stages, Timing
 from tidelog.runtime.errors import InvalidInput, NotLeader, TidelogError
 from tidelog.stream.errors import OffsetOutOfRange
 
@@ -117,7 +118,7 @@ class _Fetch:
     """One Fetch request in progress. `session`: the session of the request, whose due partitions it takes."""
 
     def __init__(self, context: RequestContext, request: FetchRequest, session: FetchSession | None = None) -> None:
-        self._context = context
+        self._api_version = context.api_version
         self._services = context.services
         self._request = request
         self._committed = request.isolation_level == _READ_COMMITTED
@@ -136,6 +137,8 @@ class _Fetch:
         self._looked = self._memory_only = self._missed = False
         self._wake = asyncio.Event()
         self._hurried = False
+        self._waited_s = self._reading_s = 0.0
+        """Seconds that it waited for data to come, and for the bucket."""
 
     def wake(self) -> None:
         """Answer with the available data as soon as it is read."""
@@ -187,9 +190,11 @@ class _Fetch:
                 remaining = deadline - clock.monotonic()
                 if self._urgent or self._size >= request.min_bytes or remaining <= 0 or self._hurried:
                     return self._response()
+                waits_since = clock.monotonic()
                 await _wait(wake, remaining)
                 if self._size and not self._urgent:
                     await asyncio.sleep(_REREAD_PAUSE_S)
+                self._waited_s += clock.monotonic() - waits_since
                 wake.clear()
                 again = list(changed)
                 changed.clear()
@@ -406,19 +411,21 @@ class _Fetch:
         code = fetch_code(error)
         slot.data = PartitionData(slot.spec.partition, code)
         self._urgent = self._urgent or slot.opening is None
-        if code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH) and self._context.api_version >= _FIRST_WITH_LEADERS:
+        if code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH) and self._api_version >= _FIRST_WITH_LEADERS:
             topic = slot.topic
             slot.data.current_leader = current_leader(self._services, topic.name, topic.topic_id, slot.spec.partition)
 
     async def _finish_cold(self) -> None:
         cold, self._cold = self._cold, []
         tasks = [task for _, task in cold]
+        began = self._services.clock.monotonic()
         try:
             await asyncio.wait(tasks, timeout=COLD_READ_TIMEOUT_S)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._reading_s += self._services.clock.monotonic() - began
         for slot, task in cold:
             slot.size = 0
             if task.cancelled():
@@ -432,6 +439,17 @@ class _Fetch:
             if slot.log is not None:
                 self._fill(slot, slot.log)
             self._take(slot, found)
+
+    def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
+        """See `tidelog.broker.kafka.services.Timed`. Of several partitions the first that was read is named."""
+        named = next((slot for slot in self._slots if slot.size), self._slots[0] if self._slots else None)
+        topic, partition = "", -1
+        if named is not None:
+            topic = named.log.topic if named.log is not None else named.topic.name
+            partition = named.spec.partition
+        failed = next((slot.data.error_code for slot in self._slots if slot.data.error_code), 0)
+        stages = Stages(read=self._reading_s)
+        return Timing(stages, 0.0, self._waited_s, topic, partition, len(self._slots), failed)
 
     # --- answering -------------------------------------------------------------------------------------------------
 
@@ -668,7 +686,7 @@ def _handle(context: RequestContext, request: FetchRequest, *, short: bool) -> A
         if short and session is not None and session.incremental:
             response = _due_at_once(context, request, session)
         if response is None:
-            fetch = _Fetch(context, request, session)
+            fetch = context.timed = _Fetch(context, request, session)
             response = fetch.at_once()
     except BaseException:
         if session is not None:

@@ -67,9 +67,10 @@ from tidelog.broker.kafka.wire.produce import (
 )
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS
+from tidelog.broker.telemetry.slow_requests import Stages, Timing
 from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import Overloaded, TidelogError
-from tidelog.stream.partition_log import AppendResult, PartitionLog
+from tidelog.stream.partition_log import MEASURED_BYTES, AppendResult, PartitionLog
 
 FIRST_SERVED = 3
 _FIRST_WITH_ZSTD = 7
@@ -102,6 +103,8 @@ class _Produce:
     __slots__ = (
         "_answer",
         "_appended",
+        "_appended_at",
+        "_checking_s",
         "_deadline",
         "_deferred",
         "_failed",
@@ -115,13 +118,15 @@ class _Produce:
         "_steps",
         "_transaction",
         "_wal_end",
-        "context",
+        "api_version",
         "request",
+        "services",
         "topics",
     )
 
     def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
-        self.context = context
+        self.services = context.services
+        self.api_version = context.api_version
         self.request = request
         self.topics: list[TopicProduceResponse] = []
         self._steps: list[_Step] = []
@@ -142,6 +147,8 @@ class _Produce:
         """The log that had no room."""
         self._failed = self._is_asking = False
         self._deadline = -1.0
+        self._checking_s = self._appended_at = 0.0
+        """Seconds of checks of large batches; and when all was appended, if that took a wait."""
         self._answer: Answer[ProduceResponse | None] = Answer()
         self._appended: list[tuple[PartitionLog, AppendResult, int, PartitionProduceResponse]] = []
         """The log, what its append returned, the size of the batch, and where it is answered."""
@@ -201,8 +208,8 @@ class _Produce:
     def _append_one(
         self, topic: TopicProduceData, data: PartitionProduceData, outcome: PartitionProduceResponse
     ) -> None:
-        version = self.context.api_version
-        partitions = self.context.services.partitions
+        version, services = self.api_version, self.services
+        partitions = services.partitions
         if version >= _FIRST_WITH_TOPIC_ID:
             log = partitions.get_by_id(topic.topic_id, data.index)
         else:
@@ -220,10 +227,13 @@ class _Produce:
         try:
             if self.request.acks == -1:
                 log.check_writable()
+            began = services.clock.monotonic() if len(records) >= MEASURED_BYTES else 0.0
             result = self._append_transactional(log, records) if attributes & TRANSACTIONAL else log.append(records)
         except Overloaded:
             self._refused = log
             raise
+        if began and result.checked_at:
+            self._checking_s += result.checked_at - began
         outcome.base_offset = result.base_offset
         outcome.log_append_time_ms = result.log_append_time_ms
         outcome.log_start_offset = result.log_start_offset
@@ -238,17 +248,17 @@ class _Produce:
 
     def join_transaction(self, transactional_id: str) -> None:
         """Let transactional batches in, if the cluster serves transactions and all are of one producer."""
-        if self.context.services.controller.image.level < TRANSACTIONS_LEVEL:
+        if self.services.controller.image.level < TRANSACTIONS_LEVEL:
             self.fail_rest(INVALID_TXN_STATE, _NO_TRANSACTIONS_YET)
         elif len(producers_of(self.request)) > 1:
             self.fail_rest(INVALID_PRODUCER_ID_MAPPING, "a request has transactional batches of several producers")
         else:
-            self._transaction = TransactionalBatches(self.context.services, transactional_id, self.context.api_version)
+            self._transaction = TransactionalBatches(self.services, transactional_id, self.api_version)
 
     def _append_transactional(self, log: PartitionLog, records: memoryview) -> AppendResult:
         if self._transaction is not None:
             return self._transaction.append(log, records)
-        if self.context.services.controller.image.level < TRANSACTIONS_LEVEL:
+        if self.services.controller.image.level < TRANSACTIONS_LEVEL:
             raise NotAdmitted(INVALID_TXN_STATE, _NO_TRANSACTIONS_YET)
         raise _RequestRefused(
             TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch came without a transactional id"
@@ -274,14 +284,14 @@ class _Produce:
         self._name_leader(outcome, topic.name, topic.topic_id)
 
     def _name_leader(self, outcome: PartitionProduceResponse, topic: str, topic_id: bytes) -> None:
-        if outcome.error_code == NOT_LEADER_OR_FOLLOWER and self.context.api_version >= _FIRST_WITH_LEADERS:
-            outcome.current_leader = current_leader(self.context.services, topic, topic_id, outcome.index)
+        if outcome.error_code == NOT_LEADER_OR_FOLLOWER and self.api_version >= _FIRST_WITH_LEADERS:
+            outcome.current_leader = current_leader(self.services, topic, topic_id, outcome.index)
 
     def _response(self) -> ProduceResponse:
         response = ProduceResponse(self.topics)
         if self._failed:
             self._count_errors()
-        if self._failed and self.context.api_version >= _FIRST_WITH_LEADERS:
+        if self._failed and self.api_version >= _FIRST_WITH_LEADERS:
             leaders = [
                 outcome.current_leader.leader_id
                 for topic in self.topics
@@ -289,7 +299,7 @@ class _Produce:
                 if outcome.current_leader is not None
             ]
             if leaders:
-                response.node_endpoints = endpoints(self.context.services.controller.image, leaders)
+                response.node_endpoints = endpoints(self.services.controller.image, leaders)
         return response
 
     # --- acknowledging ---------------------------------------------------------------------------------------------
@@ -312,7 +322,7 @@ class _Produce:
         else:
             self._wait_for_all([(self._log, self._wal_end), *self._others.values()])
         if not answer.done:
-            self._slot = self.context.services.deadlines.add(self._remaining_s(), self._timed_out)
+            self._slot = self.services.deadlines.add(self._remaining_s(), self._timed_out)
         return answer
 
     def _when_acked(
@@ -366,7 +376,7 @@ class _Produce:
 
     def _acked(self) -> None:
         if self._slot is not None:
-            self.context.services.deadlines.discard(self._slot, self._timed_out)
+            self.services.deadlines.discard(self._slot, self._timed_out)
         if not self._answer.done:
             self._answer.give(self._response())
         self._count()
@@ -374,7 +384,7 @@ class _Produce:
     def _count(self) -> None:
         """Update the metrics, once: after the answer, which need not wait for it."""
         appended, self._appended = self._appended, []
-        metrics = self.context.services.metrics
+        metrics = self.services.metrics
         for log, result, size_bytes, _ in appended:
             metrics.load.produced(log.first_stream, size_bytes)
             if not result.duplicate:
@@ -389,7 +399,7 @@ class _Produce:
         self._count()
 
     def _count_errors(self) -> None:
-        metrics = self.context.services.metrics
+        metrics = self.services.metrics
         for topic in self.topics:
             for outcome in topic.partitions:
                 if outcome.error_code != 0:
@@ -407,11 +417,11 @@ class _Produce:
     def _remaining_s(self) -> float:
         if self._deadline < 0:
             return max(self.request.timeout_ms, 0) / 1000
-        return max(self._deadline - self.context.services.clock.monotonic(), 0.0)
+        return max(self._deadline - self.services.clock.monotonic(), 0.0)
 
     async def wait_and_append(self) -> ProduceResponse | None:
         """Append the pending batches as partitions open and the storage makes room, within the request's time-out."""
-        services = self.context.services
+        services = self.services
         self._deadline = services.clock.monotonic() + self._remaining_s()
         try:
             async with asyncio.timeout(self._remaining_s()):
@@ -427,6 +437,7 @@ class _Produce:
             self.fail_rest(KAFKA_STORAGE_ERROR, "the write-ahead log is at its bound: retry")
         except TidelogError as error:
             self.fail_rest(produce_code(error), str(error))
+        self._appended_at = services.clock.monotonic()
         return await self.answer()
 
     async def _may_go_on(self) -> None:
@@ -442,10 +453,41 @@ class _Produce:
             await self._opening.wait(self._remaining_s())
             self._opening = None
 
+    # --- for the recorder of slow requests -------------------------------------------------------------------------
+
+    def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
+        """See `tidelog.broker.kafka.services.Timed`. The WAL's history says when it had the request's batches."""
+        appended_at = self._appended_at or handled_at
+        durable_at = acked_at = appended_at
+        if self.request.acks != 0 and self._log is not None:
+            for log, wal_end in [(self._log, self._wal_end), *(self._others or {}).values()]:
+                durable, confirmed = log.history.reached(wal_end, now)
+                durable_at = max(durable_at, durable)
+                acked_at = max(acked_at, durable if self.request.acks == 1 else confirmed)
+        acked_at = min(acked_at, now)
+        sync = min(durable_at, acked_at) - appended_at  # nothing is confirmed that is not durable here
+        topic = self.request.topics[0] if self.request.topics else None
+        errors = (one.error_code for each in self.topics for one in each.partitions if one.error_code)
+        return Timing(
+            Stages(
+                check=self._checking_s,
+                append=max(handled_at - started_at - self._checking_s, 0.0),
+                room=max(appended_at - handled_at, 0.0),
+                sync=sync,
+                replication=acked_at - appended_at - sync,
+            ),
+            acked_at,
+            0.0,
+            self._log.topic if self._log is not None else topic.name if topic is not None else "",
+            topic.partitions[0].index if topic is not None and topic.partitions else -1,
+            sum(len(each.partitions) for each in self.topics),
+            next(errors, 0),
+        )
+
 
 def handle(context: RequestContext, request: ProduceRequest) -> Awaitable[ProduceResponse | None]:
     """Append now; await the result for the acknowledgement."""
-    produce = _Produce(context, request)
+    produce = context.timed = _Produce(context, request)
     if context.api_version < FIRST_SERVED:
         produce.fail_rest(UNSUPPORTED_VERSION, "Produce before v3 is not supported")
     elif request.acks not in (-1, 0, 1):
