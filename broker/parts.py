@@ -21,6 +21,7 @@ from tidelog.broker.admin.brokers import BrokerRoutes
 from tidelog.broker.admin.bucket_usage import BucketUsage, topic_of_stream
 from tidelog.broker.admin.checkup import CheckupRoutes
 from tidelog.broker.admin.controller_config import ControllerConfigRoutes
+from tidelog.broker.admin.explain import ExplainParts, ExplainRoutes
 from tidelog.broker.admin.history import HistoryRoutes
 from tidelog.broker.admin.http import AdminHttp, AdminSources
 from tidelog.broker.admin.levels import LevelRoutes
@@ -56,6 +57,7 @@ from tidelog.broker.telemetry.disk_space import DiskSpaceMeter
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.broker.telemetry.slow_requests import SlowRequests
 from tidelog.controller.checkup import Checkup, CheckupWorld
 from tidelog.controller.model.addresses import split_address
 from tidelog.controller.model.records import TopicRecord
@@ -114,13 +116,31 @@ def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> S
     metrics = _metrics(base, partitions)
     quorum = QuorumView(base.controller)
     brokers = BrokerRoutes(base.controller, lambda replica_set: _removed_wal(base, replica_set))
+    kept = base.settings.kafka.slow_requests
+    slow = SlowRequests(kept) if kept else None
+    explain = ExplainRoutes(_explained(base, partitions, slow))
     checkup = _checkup(base)
-    admin = _admin(base, data, partitions, metrics, quorum, brokers, checkup)
+    admin = _admin(base, data, partitions, metrics, quorum, brokers, checkup, explain)
     membership = partitions.membership
     producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
     services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
-    services.remove_broker = brokers.remove
-    return ServerParts(metrics, producer_ids, checkup, admin, _kafka(base, data, services), _host_figures(base))
+    services.remove_broker, services.slow_requests = brokers.remove, slow
+    kafka = _kafka(base, data, services)
+    explain.running = kafka.running
+    return ServerParts(metrics, producer_ids, checkup, admin, kafka, _host_figures(base))
+
+
+def _explained(base: BrokerBase, partitions: PartitionParts, slow: SlowRequests | None) -> ExplainParts:
+    world = base.world
+    return ExplainParts(
+        node_id=base.broker_id,
+        clock=world.clock,
+        image=base.image,
+        store=world.store,
+        partitions=partitions.manager,
+        groups=partitions.groups,
+        slow=slow,
+    )
 
 
 def _host_figures(base: BrokerBase) -> DiskSpaceMeter | None:
@@ -165,6 +185,7 @@ def _admin(
     quorum: QuorumView,
     brokers: BrokerRoutes,
     checkup: Checkup,
+    explain: ExplainRoutes,
 ) -> AdminHttp:
     world, settings, credentials = base.world, base.settings, base.controllers.credentials
 
@@ -213,6 +234,7 @@ def _admin(
         *_restart_routes(base, manager, quorum),
         *AnatomyRoutes(base.controller, manager).routes(),
         *HistoryRoutes(base.broker_id, build_history(base, data, partitions, metrics), follow_timeline(base)).routes(),
+        *explain.routes(),
     ]
     console = console_of(base, lambda: admin.url)
     admin = AdminHttp(sources, base.registry, metrics, world.network, settings.admin, routes, console)

@@ -374,6 +374,19 @@ class GroupCoordinator:
                 values[partition] = one if is_current else None
         return found
 
+    def offsets_of(self, topic: str, partition: int) -> Iterator[tuple[str, OffsetValue]]:
+        """Yield the groups coordinated here that have committed an offset of a partition, and the offset."""
+        for shard in self._table.active():
+            offsets = shard.store.offsets
+            for group_id in offsets.groups():
+                found = offsets.get(group_id, topic, partition)
+                if found is not None and self._shards.is_of(topic, found):
+                    yield group_id, found
+
+    def loading(self) -> list[int]:
+        """Return the offsets partitions led here that are being loaded: their groups are not known yet."""
+        return [shard.index for shard in self._table.all() if shard.phase is ShardPhase.LOADING]
+
     def unstable(self, group_id: str) -> set[tuple[str, int]]:
         """The topics and partitions whose committed offsets an open transaction may change (KIP-447)."""
         pending = self._shard(group_id).store.pending

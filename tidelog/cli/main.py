@@ -32,6 +32,10 @@ COMMANDS = {
         "List, inspect, verify, compact and clean up objects in the bucket.",
     ),
     "cost": ("tidelog.cli.subcommands.cost:cost", "Show what the bucket costs, by purpose and topic."),
+    "explain": (
+        "tidelog.cli.subcommands.explain:explain",
+        "Tell where one record went and when, or why requests were slow.",
+    ),
     "broker": ("tidelog.cli.subcommands.broker:broker", "List, add, drain and remove brokers."),
     "replica-set": (
         "tidelog.cli.subcommands.replica_set:replica_set_",
