@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
+from tidelog.broker import parts
 from tidelog.broker.settings import ReplicationSettings
 from tidelog.cli.client import ClusterConnection, http_json
 from tidelog.cli.examine import AdminAsk, DoctorTarget, gather_facts
@@ -25,6 +26,7 @@ from tidelog.doctor.facts import Facts
 from tidelog.doctor.findings import DoctorFinding
 from tidelog.doctor.judge import judge
 from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.task_errors import TaskErrors
 
 NO_FILE = DoctorTarget(None, (), None, None, False)
 
@@ -45,7 +47,8 @@ def names(facts: Facts) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No configuration, and no directory that could be meant."""
+    """No configuration, no directory that could be meant, and no errors of other tests in this process."""
+    monkeypatch.setattr(parts, "ERRORS", TaskErrors())
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
 
