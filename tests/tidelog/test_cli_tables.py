@@ -35,6 +35,7 @@ CLIENT = "reader-of-the-north"
 WAIT_S = 60
 
 ARGUMENTS: dict[str, list[str]] = {
+    "explain": [f"{TOPIC}:0@0"],
     "topic describe": [TOPIC, "--configs"],
     "group describe": [GROUP],
     "partition list": [TOPIC],
