@@ -65,6 +65,11 @@ class _Pipe(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = 0
+        self._protocol: Any = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Set who is told of the end."""
+        self._protocol = protocol
 
     def write(self, data: Any) -> None:
         """Count the bytes."""
@@ -92,7 +97,10 @@ class _Pipe(asyncio.Transport):
         """Nothing is read."""
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Tell the protocol that the connection has ended, once."""
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            asyncio.get_running_loop().call_soon(protocol.connection_lost, None)
 
     close = abort
 
@@ -121,6 +129,7 @@ class _Broker:
             self.world.storage.history.left = 0
             self.world.storage.confirm.observe(_ignore)
         self._connection = self._network.factory()
+        self._pipe.set_protocol(self._connection)
         self._connection.connection_made(self._pipe)
         await self.block(1)
         self._answer_bytes = self._pipe.written
