@@ -21,6 +21,7 @@ from aiohttp import web
 from tidelog.broker.admin.answers import json_answer, number
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionRecord, TopicRecord
 from tidelog.runtime.errors import NotFound, TidelogError
+from tidelog.storage.commits import ObjectSlice
 from tidelog.storage.objects.report import KINDS
 
 if TYPE_CHECKING:
@@ -156,8 +157,14 @@ class AnatomyRoutes:
         stream = image.stream(record.first_stream + 1)
         if stream is None or stream.epoch < 0:
             return {"start_offset": 0, "committed_end": 0, "objects": [], "next_after": None}
-        first = max(after, stream.start_offset)
-        slices = image.find_objects(stream.id, first, stream.end_offset, MAX_SLICES_SHOWN)
+        slices: list[ObjectSlice] = []
+        at = max(after, stream.start_offset)
+        while len(slices) < MAX_SLICES_SHOWN:  # a branch's are found by extent
+            found = image.find_objects(stream.id, at, stream.end_offset, MAX_SLICES_SHOWN - len(slices))
+            if not found:
+                break
+            slices += found
+            at = found[-1].end_offset
         rows = [
             {
                 "id": one.object_id,

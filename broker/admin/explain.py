@@ -177,6 +177,7 @@ class ExplainRoutes:
         slices = image.find_objects(stream_id, offset, offset + 1, 1)
         if not slices or not slices[0].start_offset <= offset < slices[0].end_offset:
             return None
+        stored_as, _ = image.resolve(stream_id, offset, offset + 1)
         record = image.objects[slices[0].object_id]
         key, block, problem = object_key(image.cluster_id, record.id), None, ""
         try:
@@ -187,7 +188,7 @@ class ExplainRoutes:
             problem = f"its index cannot be read: {error.message}"
         else:
             for each in index:
-                if each.stream_id == stream_id and each.start_offset <= offset < each.end_offset:
+                if each.stream_id == stored_as and each.start_offset <= offset < each.end_offset:
                     block = {
                         "position": each.position,
                         "length_bytes": each.length,

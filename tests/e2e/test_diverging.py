@@ -17,6 +17,7 @@ from tests.support.kafka_python import ClosingSelector
 from tests.support.object_jobs import upload
 from tests.support.s3_servers import S3Server
 from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.cli.client import ClusterConnection
 
 TOPIC, BRANCH = "orders", "orders-test"
 PARTITIONS = 2
@@ -115,6 +116,17 @@ def read_kafka_python(bootstrap: str, topic: str, partition: int) -> Log:
         consumer.close()
 
 
+def check_shown(cluster: ClusterConnection, sides: Sides) -> None:
+    """Operators see in which objects a branch's records are, those that it shares and its own."""
+    for partition, start in enumerate(sides.starts[BRANCH]):
+        shown = cluster.get(f"/partition?topic={BRANCH}&partition={partition}")["bucket"]
+        ranges = [(each["start_offset"], each["end_offset"]) for each in shown["objects"]]
+        assert ranges[0][0] <= start and ranges[-1][1] == shown["committed_end"]
+        assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+        held = cluster.get(f"/explain?topic={BRANCH}&partition={partition}&offset={start}")["object"]
+        assert held["block"]["start_offset"] <= start < held["block"]["end_offset"]
+
+
 def diverge(process: TidelogProcess, restart: Callable[[], None], rounds: int, records: int) -> None:
     """Make a branch, let both sides go on, and check both; then the branch alone."""
     cli, sides = Cli(process.bootstrap), Sides(process)
@@ -137,6 +149,7 @@ def diverge(process: TidelogProcess, restart: Callable[[], None], rounds: int, r
             restart()
         sides.check(TOPIC)
         sides.check(BRANCH)
+    check_shown(ClusterConnection(process.bootstrap), sides)
     rows = {row["topic"]: row for row in cli("topic", "branches", "--format", "json").json()}
     assert rows.keys() == {BRANCH, "again"} and rows[BRANCH]["shared"] > 0 < rows[BRANCH]["own"]
     cli("topic", "delete", TOPIC, "again", "--yes")
