@@ -80,10 +80,12 @@ class StreamWhereabouts(NamedTuple):
     end_offset: int
     is_quarantined: bool
     wal_start: int
+    """In whole files or objects."""
     wal_committed: int
     wal_confirmed: int
     wal_durable: int
     wal_end: int
+    master_epoch: int
 
 
 class Storage:
@@ -339,15 +341,6 @@ class Storage:
         if stream_log is not None:
             stream_log.forget_before(offset)
 
-    def cached_from(self, stream_id: int) -> int:
-        """Return the first offset of an open stream in the log cache; the next offset if it has none."""
-        return self._logs[stream_id].cache_start
-
-    @property
-    def wal_range(self) -> tuple[int, int]:
-        """Return where the WAL begins, in whole files or objects, and ends (int64 bytes)."""
-        return self._wal.start_offset, self._wal.end_offset
-
     def tail(self, stream_id: int, max_bytes: int) -> list[StreamEntry]:
         """Return the newest records of a stream in memory that fit into `max_bytes`, in order; maybe unconfirmed."""
         stream_log = self._logs.get(stream_id)
@@ -405,6 +398,7 @@ class Storage:
             wal_confirmed=self.confirm_offset,
             wal_durable=wal.durable_offset,
             wal_end=wal.end_offset,
+            master_epoch=self.master_epoch,
         )
 
     def is_quarantined(self, stream_id: int) -> bool:

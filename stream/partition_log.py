@@ -66,7 +66,7 @@ from tidelog.stream.txn_index import AbortedTxn, TxnIndex
 
 if TYPE_CHECKING:
     from tidelog.storage.history import WalHistory
-    from tidelog.storage.storage import Storage
+    from tidelog.storage.storage import Storage, StreamWhereabouts
 
 logger = logging.getLogger(__name__)
 
@@ -410,10 +410,9 @@ class PartitionLog:
         """Return the log end at which it was opened: what is before it was received earlier, or by another broker."""
         return self._inherited.end
 
-    @property
-    def wal_range(self) -> tuple[int, int]:
-        """See `Storage.wal_range`."""
-        return self._storage.wal_range
+    def whereabouts(self) -> StreamWhereabouts | None:
+        """Return where its records are; None when it is closed. See `Storage.whereabouts`."""
+        return self._storage.whereabouts(self._state.data.stream_id)
 
     @property
     def history(self) -> WalHistory:

@@ -93,11 +93,6 @@ class Stream:
         """Return the newest records in memory that fit into `max_bytes`, in order; they may be unconfirmed."""
         return self._storage.tail(self.stream_id, max_bytes)
 
-    @property
-    def cached_from(self) -> int:
-        """See `Storage.cached_from`."""
-        return self._storage.cached_from(self.stream_id)
-
     def unconfirmed(self) -> list[UnconfirmedRecord]:
         """Return the records at its end that the WAL held when it was opened and that are not confirmed, in order."""
         return self._storage.unconfirmed(self.stream_id)

@@ -110,7 +110,7 @@ class AnatomyRoutes:
                 "members": list(replicas.members) if replicas is not None else [],
                 "in_sync": list(replicas.sync_state_set) if replicas is not None else [],
                 "log": _log_report(log) if log is not None else None,
-                **self._stored(record, open_here=log is not None),
+                **_stored(log),
                 "bucket": self._bucket(record, after),
             }
         )
@@ -120,36 +120,6 @@ class AnatomyRoutes:
             return self._partitions.get_by_id(record.topic_id, record.index)
         except TidelogError:
             return None  # another broker has it, or it opens just now: `log` is null, which the page says
-
-    def _stored(self, record: PartitionRecord, *, open_here: bool) -> dict[str, Any]:
-        nothing = {"stored": None, "wal": None}
-        if not open_here:
-            return nothing
-        try:
-            storage = self._partitions.storages.get(record.replica_set)
-        except NotFound:
-            return nothing  # the term has just ended
-        found = storage.whereabouts(record.first_stream + 1)
-        if found is None:
-            return nothing
-        return {
-            "stored": {
-                "start_offset": found.start_offset,
-                "committed_end": found.committed_end,
-                "cache_start": found.cache_start,
-                "cached_batches": found.cached_records,
-                "end_offset": found.end_offset,
-                "quarantined": found.is_quarantined,
-            },
-            "wal": {
-                "start_offset": found.wal_start,
-                "committed_offset": found.wal_committed,
-                "confirm_offset": found.wal_confirmed,
-                "durable_offset": found.wal_durable,
-                "end_offset": found.wal_end,
-                "master_epoch": storage.master_epoch,
-            },
-        }
 
     def _bucket(self, record: PartitionRecord, after: int) -> dict[str, Any]:
         """The objects that hold the partition's records, those of its data stream, by offset from `after` on."""
@@ -182,6 +152,30 @@ class AnatomyRoutes:
             "objects": rows,
             "next_after": slices[-1].end_offset if more else None,
         }
+
+
+def _stored(log: PartitionLog | None) -> dict[str, Any]:
+    found = log.whereabouts() if log is not None else None
+    if found is None:
+        return {"stored": None, "wal": None}
+    return {
+        "stored": {
+            "start_offset": found.start_offset,
+            "committed_end": found.committed_end,
+            "cache_start": found.cache_start,
+            "cached_batches": found.cached_records,
+            "end_offset": found.end_offset,
+            "quarantined": found.is_quarantined,
+        },
+        "wal": {
+            "start_offset": found.wal_start,
+            "committed_offset": found.wal_committed,
+            "confirm_offset": found.wal_confirmed,
+            "durable_offset": found.wal_durable,
+            "end_offset": found.wal_end,
+            "master_epoch": found.master_epoch,
+        },
+    }
 
 
 def _log_report(log: PartitionLog) -> dict[str, Any]:

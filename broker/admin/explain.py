@@ -149,6 +149,11 @@ class ExplainRoutes:
         held = await self._object(data.stream_id, offset)
         cleaning = log.cleaning.last()
         transaction = await _transaction(log, offset, header) if header is not None else ""
+        here = log.whereabouts()
+        if here is None:
+            raise NotLeader(
+                f"{log.topic}-{log.partition} was closed meanwhile", hint=self._who_leads(log.topic, log.partition)
+            )
         return RecordFacts(
             offset=offset,
             marks=LogMarks(log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset),
@@ -161,8 +166,8 @@ class ExplainRoutes:
             opened_ms=log.opened_ms,
             inherited_end=log.inherited_end,
             uploaded_end=stream.end_offset if stream is not None else 0,
-            cached_from=data.cached_from,
-            wal_start=log.wal_range[0],
+            cached_from=here.cache_start,
+            wal_start=here.wal_start,
             now_ms=parts.clock.time_ms(),
             timestamp_ms=found.record.timestamp if found.record is not None else -1,
             is_append_time=header is not None and header.is_log_append_time,
