@@ -4,7 +4,7 @@ The state is that of the log up to an offset: what `load_store` makes of the rec
 the move (`tidelog.broker.partitions.hints`), which is used only if the next leader has the same log up to the same end,
 and is a hint like its other parts: whoever gets none, or cannot read it, reads the log.
 
-Layout (msgpack): `_State`, an array whose first element is the version.
+Layout (msgpack): `PassedState`, an array whose first element is the version.
 
 Invariant: `read_passed(encode_state(store, …))` replayed into an empty store gives the same store. No I/O. Entry:
 `encode_state`, `read_passed`, `PassedState.replay`.
@@ -24,39 +24,24 @@ RECORD_OVERHEAD = 8
 """At most so many bytes more than key and value are sent of a record."""
 
 
-class _State(msgspec.Struct, frozen=True, array_like=True):
+class PassedState(msgspec.Struct, frozen=True, array_like=True):
+    """A state, as it is sent."""
+
     version: int
     offset: int
     """The state is that of the log's records before it."""
     log_bytes: int
-    """About the size of the log."""
+    """About the size of the log before the offset."""
     live: list[tuple[bytes, bytes]]
     pending: list[tuple[int, int, list[tuple[bytes, bytes | None]]]]
     """Producer id, producer epoch and records of each batch of an open transaction, in order."""
 
-
-class PassedState:
-    """A state that was received."""
-
-    def __init__(self, state: _State) -> None:
-        self._state = state
-
-    @property
-    def offset(self) -> int:
-        """Return the offset before which the log is in the state."""
-        return self._state.offset
-
-    @property
-    def log_bytes(self) -> int:
-        """Return about how large the log is before the offset, in bytes."""
-        return self._state.log_bytes
-
     def replay(self, store: StateStore) -> None:
         """Fill an empty store. Raises `CorruptRecord`."""
-        for key, value in self._state.live:
+        for key, value in self.live:
             store.replay(key, value)
         if isinstance(store, TransactionalStore):
-            for producer_id, epoch, records in self._state.pending:
+            for producer_id, epoch, records in self.pending:
                 for pending_key, pending_value in records:
                     store.replay_pending(TxnProducer(producer_id, epoch), pending_key, pending_value)
 
@@ -77,7 +62,7 @@ def encode_state(store: StateStore, offset: int, log_bytes: int) -> bytes:
             size += sum(len(key) + len(value or b"") + RECORD_OVERHEAD for key, value in records)
             if size > MAX_STATE_BYTES:
                 return b""
-    return msgspec.msgpack.encode(_State(VERSION, offset, log_bytes, live, pending))
+    return msgspec.msgpack.encode(PassedState(VERSION, offset, log_bytes, live, pending))
 
 
 def read_passed(note: bytes) -> PassedState | None:
@@ -85,7 +70,7 @@ def read_passed(note: bytes) -> PassedState | None:
     if not note:
         return None
     try:
-        state = msgspec.msgpack.decode(note, type=_State)
+        state = msgspec.msgpack.decode(note, type=PassedState)
     except DECODE_ERRORS:
         return None
-    return PassedState(state) if state.version == VERSION and state.offset >= 0 else None
+    return state if state.version == VERSION and state.offset >= 0 else None

@@ -99,8 +99,8 @@ MUTATIONS_IN_BROKER = [
         (
             Edit(
                 "tidelog.broker.coordinators.handover:PassedState.replay",
-                "for key, value in self._state.live:",
-                "for key, value in self._state.live if mutated() else []:",
+                "for key, value in self.live:",
+                "for key, value in self.live if mutated() else []:",
             ),
         ),
         ("committed-offset-back",),
