@@ -14,15 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
+from tidelog.console.client_errors import translate
+from tidelog.console.groups import INACTIVE, Place, ResetTo, group_state, lag_row, reset_offset
 from tidelog.console.partitioner import partition_of
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
 
 T = TypeVar("T")
 
@@ -30,15 +29,6 @@ REQUEST_TIMEOUT_S: Final = 10.0
 MAX_GROUPS: Final = 200
 MAX_GROUP_PARTITIONS: Final = 5_000
 THREADS: Final = 8
-ACTIVE: Final = frozenset({"stable", "preparing-rebalance", "completing-rebalance"})
-_STATES: Final = {
-    "STABLE": "stable",
-    "PREPARING_REBALANCING": "preparing-rebalance",
-    "COMPLETING_REBALANCING": "completing-rebalance",
-}
-
-Place = tuple[str, int]
-"""Topic and partition."""
 
 
 class ResetOrder(msgspec.Struct, forbid_unknown_fields=True):
@@ -201,7 +191,7 @@ class KafkaAccess:
             rows.append(
                 {
                     "group": name,
-                    "state": _state(about.state),
+                    "state": group_state(about.state),
                     "members": len(about.members),
                     "coordinator": about.coordinator.id if about.coordinator is not None else None,
                     "topics": sorted({topic for topic, _ in offsets}),
@@ -249,7 +239,7 @@ class KafkaAccess:
             if isinstance(found, str):
                 raise Unavailable(f"group {name!r}: {found}", hint="see `tidelog status`")
         assert isinstance(committed, dict)
-        if _state(about.state) == "dead" and not committed:
+        if group_state(about.state) == "dead" and not committed:
             raise NotFound(f"group {name!r} does not exist", hint="`tidelog group list` shows them")
         owners: dict[Place, str] = {}
         members = []
@@ -269,10 +259,13 @@ class KafkaAccess:
         spans = await self.spans(places[:MAX_GROUP_PARTITIONS])
         return {
             "group": name,
-            "state": _state(about.state),
+            "state": group_state(about.state),
             "coordinator": about.coordinator.id if about.coordinator is not None else None,
             "members": members,
-            "partitions": [_lag_row(place, committed, spans, owners) for place in places[:MAX_GROUP_PARTITIONS]],
+            "partitions": [
+                lag_row(place, committed.get(place), spans[place].end if place in spans else None, owners.get(place))
+                for place in places[:MAX_GROUP_PARTITIONS]
+            ],
             "left_out": max(0, len(places) - MAX_GROUP_PARTITIONS),
         }
 
@@ -294,7 +287,7 @@ class KafkaAccess:
                 raise Unavailable(f"partition {topic}:{partition} has no leader now", hint="see `tidelog status`")
         after = await self._targets(order, before, spans)
         hindrance = None
-        if _state(about.state) in ACTIVE:
+        if group_state(about.state) not in INACTIVE:
             hindrance = f"group {order.group!r} has {len(about.members)} members, which would overwrite the offsets"
         if not order.dry_run:
             if hindrance is not None:
@@ -316,26 +309,18 @@ class KafkaAccess:
         self, order: ResetOrder, before: Mapping[Place, int], spans: Mapping[Place, Span]
     ) -> dict[Place, int]:
         """The new offset of each partition, within what it holds."""
-        needs_value = order.to in ("offset", "time", "shift")
-        if order.to not in ("earliest", "latest") and not needs_value:
+        if order.to not in get_args(ResetTo):
             raise InvalidInput(f"to is {order.to[:20]!r}: earliest, latest, offset, time or shift is expected")
-        if needs_value and order.value is None:
+        if order.to in ("offset", "time", "shift") and order.value is None:
             raise InvalidInput(f"to {order.to} needs a value")
-        value = order.value or 0
-        at = await self.offsets_at(spans, value) if order.to == "time" else {}
-        found = {}
-        for place, span in spans.items():
-            if order.to == "shift" and place not in before:
-                raise InvalidInput(f"the group has no committed offset in {place[0]}:{place[1]} to shift")
-            moved = {
-                "earliest": span.start,
-                "latest": span.end,
-                "offset": value,
-                "shift": before.get(place, 0) + value,
-            }
-            wanted = at.get(place) if order.to == "time" else moved[order.to]
-            found[place] = min(max(span.end if wanted is None else wanted, span.start), span.end)
-        return found
+        to, value = cast(ResetTo, order.to), order.value or 0
+        at = await self.offsets_at(spans, value) if to == "time" else {}
+        for topic, partition in spans:
+            if to == "shift" and (topic, partition) not in before:
+                raise InvalidInput(f"the group has no committed offset in {topic}:{partition} to shift")
+        return {
+            place: reset_offset(to, value, *span, before.get(place), at.get(place)) for place, span in spans.items()
+        }
 
     async def _alter(self, group: str, offsets: Mapping[Place, int]) -> None:
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
@@ -401,38 +386,3 @@ class KafkaAccess:
         if error is not None:
             raise KafkaException(error)
         return message
-
-
-def _state(state: Any) -> str:
-    name = state.name if state is not None else "UNKNOWN"
-    return _STATES.get(name, name.lower())
-
-
-def _lag_row(
-    place: Place, committed: Mapping[Place, int], spans: Mapping[Place, Span], owners: Mapping[Place, str]
-) -> dict[str, Any]:
-    offset, span = committed.get(place), spans.get(place)
-    return {
-        "topic": place[0],
-        "partition": place[1],
-        "committed": offset,
-        "high_watermark": span.end if span is not None else None,
-        "lag": max(0, span.end - offset) if span is not None and offset is not None else None,
-        "member_id": owners.get(place),
-    }
-
-
-def translate(error: KafkaError, what: str = "") -> TidelogError:
-    """Convert an error of confluent-kafka to a `TidelogError`; the message begins with `what`."""
-    from confluent_kafka import KafkaError as K
-
-    text = error.str() or error.name()
-    message = f"{what}: {text}" if what else text
-    if error.code() in (K.UNKNOWN_TOPIC_OR_PART, K._UNKNOWN_TOPIC, K._UNKNOWN_PARTITION, K.GROUP_ID_NOT_FOUND):
-        return NotFound(message, hint="look for its name in the list")
-    if error.code() in (K.TOPIC_EXCEPTION, K._INVALID_ARG, K.INVALID_REQUEST, K.INVALID_GROUP_ID, K.MSG_SIZE_TOO_LARGE):
-        return InvalidInput(message)
-    unreachable = (K._TRANSPORT, K._ALL_BROKERS_DOWN, K._RESOLVE, K._TIMED_OUT, K._MSG_TIMED_OUT, K.NON_EMPTY_GROUP)
-    if error.code() in unreachable or error.retriable():
-        return Unavailable(message, hint="see `tidelog status`")
-    return TidelogError(message)

@@ -17,8 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tidelog.console.client_errors import translate
 from tidelog.console.decode import FULL_LIMIT, VALUE_LIMIT, shown
-from tidelog.console.kafka import KafkaAccess, Place, Span, translate
+from tidelog.console.groups import Place
+from tidelog.console.kafka import KafkaAccess, Span
 from tidelog.console.schemas import SchemaRegistry
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import InvalidInput, Overloaded, Unavailable

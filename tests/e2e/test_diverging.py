@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -122,7 +123,7 @@ def check_shown(cluster: ClusterConnection, sides: Sides) -> None:
         shown = cluster.get(f"/partition?topic={BRANCH}&partition={partition}")["bucket"]
         ranges = [(each["start_offset"], each["end_offset"]) for each in shown["objects"]]
         assert ranges[0][0] <= start and ranges[-1][1] == shown["committed_end"]
-        assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
         held = cluster.get(f"/explain?topic={BRANCH}&partition={partition}&offset={start}")["object"]
         assert held["block"]["start_offset"] <= start < held["block"]["end_offset"]
 

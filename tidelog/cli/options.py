@@ -90,7 +90,7 @@ def given_secret_file() -> Path | None:
     return Path(told) if told else None
 
 
-def price_option(function: F) -> F:
+def price_option(table: str = "as of `tidelog cost`") -> Callable[[F], F]:
     """`--prices FILE`, for commands that price what is stored."""
     return click.option(
         "--prices",
@@ -98,8 +98,8 @@ def price_option(function: F) -> F:
         type=click.Path(path_type=Path),
         envvar="TIDELOG_PRICES",
         metavar="FILE",
-        help="Price table, as of `tidelog cost`.",
-    )(function)
+        help=f"Price table, {table}.",
+    )
 
 
 def format_option(function: F) -> F:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tidelog.cli.client import AdminTokenNeeded, ClusterConnection, http_json
-from tidelog.cli.options import admin_options
+from tidelog.cli.options import admin_options, price_option
 from tidelog.console.prices import load_prices
 from tidelog.runtime import log
 from tidelog.runtime.errors import ConfigError
@@ -35,14 +35,7 @@ DEFAULT_PORT = 9680
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=DEFAULT_PORT, show_default=True, help="0: a free one.")
 @click.option("--host-name", "host_names", multiple=True, metavar="NAME", help="Browsers open it by this name, too.")
-@click.option(
-    "--prices",
-    "price_file",
-    type=click.Path(path_type=Path),
-    envvar="TIDELOG_PRICES",
-    metavar="FILE",
-    help="Price table of the bucket, as for `tidelog cost`.",
-)
+@price_option()
 @click.option("--schema-registry", default="", metavar="URL", help="Reads values of Avro and Protobuf by its schemas.")
 @admin_options
 def console(

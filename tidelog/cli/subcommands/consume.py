@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ClusterConnection, message_error, translate
+from tidelog.cli.client import ClusterConnection, message_error
 from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option
+from tidelog.console.client_errors import translate
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 from tidelog.runtime.text import text_or_base64

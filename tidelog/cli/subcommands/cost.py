@@ -14,7 +14,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.client import ClusterConnection, http_json
-from tidelog.cli.options import DurationType, bootstrap_option, format_option, watch_option
+from tidelog.cli.options import DurationType, bootstrap_option, format_option, price_option, watch_option
 from tidelog.cli.subcommands.status import GOOD_STATES
 from tidelog.console.costs import SHARED, bill, difference
 from tidelog.console.prices import load_prices, to_toml
@@ -28,14 +28,7 @@ ROUGH_S = 600.0
 
 
 @click.command()
-@click.option(
-    "--prices",
-    "price_file",
-    type=click.Path(path_type=Path),
-    envvar="TIDELOG_PRICES",
-    metavar="FILE",
-    help="Price table, TOML or JSON; default: assumed prices of AWS S3 Standard.",
-)
+@price_option("TOML or JSON; default: assumed prices of AWS S3 Standard")
 @click.option("--print-prices", is_flag=True, help="Print the price table as TOML, as a template, and exit.")
 @click.option(
     "--window", type=DurationType(), metavar="TIME", help="Measure for this time (30s, 10m); default: since the start."

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import REQUEST_TIMEOUT_S, ClusterConnection, PartitionOffsets, translate, unknown
+from tidelog.cli.client import REQUEST_TIMEOUT_S, ClusterConnection, unknown
 from tidelog.cli.completion import group_names, partition_numbers, topic_names
 from tidelog.cli.options import TimestampType, bootstrap_option, format_option, watch_option
+from tidelog.console.client_errors import translate
+from tidelog.console.groups import INACTIVE, STATES, Place, ResetTo, group_state, lag_row, reset_offset
 from tidelog.runtime.errors import InvalidInput, NotFound, TidelogError, Unavailable
-
-STATES = ("stable", "preparing-rebalance", "completing-rebalance", "empty", "dead")
-_STATE_NAMES = {
-    "STABLE": "stable",
-    "PREPARING_REBALANCING": "preparing-rebalance",
-    "COMPLETING_REBALANCING": "completing-rebalance",
-    "EMPTY": "empty",
-    "DEAD": "dead",
-}
-_INACTIVE = ("empty", "dead")
-
-TopicPartitionKey = tuple[str, int]
 
 
 @click.group()
@@ -63,13 +53,8 @@ def _listed(cluster: ClusterConnection) -> list[dict[str, Any]]:
     result = cluster.wait(cluster.admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S), "groups")
     if result.errors:
         raise translate(result.errors[0], "groups")
-    found = [{"group": one.group_id, "state": _state(one.state)} for one in result.valid]
+    found = [{"group": one.group_id, "state": group_state(one.state)} for one in result.valid]
     return sorted(found, key=lambda one: str(one["group"]))
-
-
-def _state(state: Any) -> str:
-    name = state.name if state is not None else "UNKNOWN"
-    return _STATE_NAMES.get(name, name.lower())
 
 
 # --- describe ----------------------------------------------------------------------------------------------------
@@ -98,11 +83,11 @@ def _description(cluster: ClusterConnection, name: str) -> Any:
 
 def _describe(cluster: ClusterConnection, name: str) -> dict[str, Any]:
     described = _description(cluster, name)
-    state = _state(described.state)
+    state = group_state(described.state)
     committed = _committed(cluster, name)
     if state == "dead" and not committed:
         raise _no_group(cluster, name)
-    owners: dict[TopicPartitionKey, str] = {}
+    owners: dict[Place, str] = {}
     members = []
     for member in described.members:
         held = sorted((one.topic, one.partition) for one in (member.assignment.topic_partitions or []))
@@ -132,9 +117,7 @@ def _no_group(cluster: ClusterConnection, name: str) -> NotFound:
     return unknown("group", name, known, otherwise="`tidelog group list` shows them")
 
 
-def _committed(
-    cluster: ClusterConnection, name: str, wanted: Iterable[TopicPartitionKey] | None = None
-) -> dict[TopicPartitionKey, int]:
+def _committed(cluster: ClusterConnection, name: str, wanted: Iterable[Place] | None = None) -> dict[Place, int]:
     """Return the committed offsets of a group for all or the given partitions, without those that have none."""
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
@@ -146,31 +129,15 @@ def _committed(
     return {(one.topic, one.partition): one.offset for one in result.topic_partitions or [] if one.offset >= 0}
 
 
-def _lags(
-    cluster: ClusterConnection, committed: dict[TopicPartitionKey, int], owners: dict[TopicPartitionKey, str]
-) -> list[dict[str, Any]]:
+def _lags(cluster: ClusterConnection, committed: dict[Place, int], owners: dict[Place, str]) -> list[dict[str, Any]]:
     """Return all partitions of the group's topics; a partition without a committed offset has no lag."""
     topics = cluster.metadata().topics
     touched = {topic for topic, _ in (*committed, *owners)}
     there = {(topic, partition) for topic in touched & topics.keys() for partition in topics[topic].partitions}
     keys = sorted({*committed, *owners, *there})
     offsets = cluster.offsets(sorted(there))
-    rows = []
-    for key in keys:
-        offset, found = committed.get(key), offsets.get(key)
-        high_watermark = found.high_watermark if found is not None else None
-        lag = max(0, high_watermark - offset) if high_watermark is not None and offset is not None else None
-        rows.append(
-            {
-                "topic": key[0],
-                "partition": key[1],
-                "committed": offset,
-                "high_watermark": high_watermark,
-                "lag": lag,
-                "member_id": owners.get(key),
-            }
-        )
-    return rows
+    ends = {key: span.high_watermark for key, span in offsets.items()}
+    return [lag_row(key, committed.get(key), ends.get(key), owners.get(key)) for key in keys]
 
 
 def _render_group(document: dict[str, Any]) -> str:
@@ -230,16 +197,6 @@ def delete(groups: tuple[str, ...], style: str, bootstrap: str) -> None:
 # --- reset-offsets -----------------------------------------------------------------------------------------------
 
 
-class _Target(NamedTuple):
-    """The target of the offsets from the options; exactly one field is set."""
-
-    earliest: bool
-    latest: bool
-    offset: int | None
-    timestamp_ms: int | None
-    shift: int | None
-
-
 @group.command("reset-offsets")
 @click.argument("name", metavar="GROUP", shell_complete=group_names)
 @click.option(
@@ -283,8 +240,15 @@ def reset_offsets(
     bootstrap: str,
 ) -> None:
     """Move a group's committed offsets, within the range of the partitions. The group must have no members."""
-    target = _Target(earliest, latest, offset, timestamp_ms, shift)
-    if earliest + latest + sum(value is not None for value in (offset, timestamp_ms, shift)) != 1:
+    options: dict[ResetTo, int | None] = {
+        "earliest": 0 if earliest else None,
+        "latest": 0 if latest else None,
+        "offset": offset,
+        "time": timestamp_ms,
+        "shift": shift,
+    }
+    chosen = [(to, value) for to, value in options.items() if value is not None]
+    if len(chosen) != 1:
         raise InvalidInput(
             "exactly one target is required",
             hint="use --to-earliest, --to-latest, --to-offset, --to-datetime or --shift-by",
@@ -292,14 +256,14 @@ def reset_offsets(
     cluster = ClusterConnection(bootstrap)
     keys = _partitions(cluster, topics, partitions)
     described = _description(cluster, name)
-    state = _state(described.state)
-    if state not in _INACTIVE:
+    state = group_state(described.state)
+    if state not in INACTIVE:
         raise Unavailable(
             f"group {name!r} is active ({state}, {len(described.members)} members): members would overwrite offsets",
             hint=f"stop them first; `tidelog group describe {name}` shows them",
         )
     before = _committed(cluster, name, keys)
-    after = _targets(cluster, name, keys, before, target)
+    after = _targets(cluster, name, keys, before, *chosen[0])
     if not dry_run:
         _commit(cluster, name, after)
     document = {
@@ -312,7 +276,7 @@ def reset_offsets(
     output.show(style, lambda: document, _render_reset)
 
 
-def _partitions(cluster: ClusterConnection, topics: tuple[str, ...], only: tuple[int, ...]) -> list[TopicPartitionKey]:
+def _partitions(cluster: ClusterConnection, topics: tuple[str, ...], only: tuple[int, ...]) -> list[Place]:
     keys = []
     for topic, there in cluster.topics(dict.fromkeys(topics)).items():
         missing = sorted(set(only) - set(there))
@@ -325,37 +289,27 @@ def _partitions(cluster: ClusterConnection, topics: tuple[str, ...], only: tuple
 def _targets(
     cluster: ClusterConnection,
     name: str,
-    keys: list[TopicPartitionKey],
-    before: dict[TopicPartitionKey, int],
-    target: _Target,
-) -> dict[TopicPartitionKey, int]:
+    keys: list[Place],
+    before: dict[Place, int],
+    to: ResetTo,
+    value: int,
+) -> dict[Place, int]:
     """Return the new offset of each partition, limited to its range."""
     ranges = cluster.offsets(keys)
-    found = cluster.offsets_at(keys, target.timestamp_ms) if target.timestamp_ms is not None else {}
-
-    def wanted(key: TopicPartitionKey, span: PartitionOffsets) -> int:
-        if target.earliest:
-            return span.log_start_offset
-        if target.latest:
-            return span.high_watermark
-        if target.offset is not None:
-            return target.offset
-        if target.shift is None:
-            at = found[key]
-            return span.high_watermark if at is None else at
-        if key not in before:
+    found = cluster.offsets_at(keys, value) if to == "time" else {}
+    for topic, partition in ranges:
+        if to == "shift" and (topic, partition) not in before:
             raise InvalidInput(
-                f"group {name!r} has no committed offset in {key[0]} [{key[1]}] to shift",
+                f"group {name!r} has no committed offset in {topic} [{partition}] to shift",
                 hint="use --to-earliest, --to-latest or --to-offset, or choose with --partition",
             )
-        return before[key] + target.shift
-
     return {
-        key: min(max(wanted(key, span), span.log_start_offset), span.high_watermark) for key, span in ranges.items()
+        key: reset_offset(to, value, span.log_start_offset, span.high_watermark, before.get(key), found.get(key))
+        for key, span in ranges.items()
     }
 
 
-def _commit(cluster: ClusterConnection, name: str, offsets: dict[TopicPartitionKey, int]) -> None:
+def _commit(cluster: ClusterConnection, name: str, offsets: dict[Place, int]) -> None:
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
     changes = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]

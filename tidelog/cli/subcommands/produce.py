@@ -25,9 +25,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tidelog.cli import output
-from tidelog.cli.client import ANSWER_TIMEOUT_S, ClusterConnection, message_error, translate
+from tidelog.cli.client import ANSWER_TIMEOUT_S, ClusterConnection, message_error
 from tidelog.cli.completion import partition_numbers, topic_names
 from tidelog.cli.options import bootstrap_option, parse_pairs
+from tidelog.console.client_errors import translate
 from tidelog.runtime.errors import InvalidInput, TidelogError, Unavailable
 from tidelog.runtime.progress_bar import ProgressBar
 

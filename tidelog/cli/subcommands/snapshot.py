@@ -58,7 +58,7 @@ def create(name: str, topics: tuple[str, ...], style: str, bootstrap: str) -> No
 
 
 @snapshot.command("list")
-@price_option
+@price_option()
 @format_option
 @watch_option
 @bootstrap_option
@@ -77,7 +77,7 @@ def list_(price_file: Path | None, style: str, watch_s: float | None, bootstrap:
 
 @snapshot.command()
 @click.argument("name", shell_complete=snapshot_names)
-@price_option
+@price_option()
 @format_option
 @watch_option
 @bootstrap_option

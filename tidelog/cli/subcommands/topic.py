@@ -198,7 +198,7 @@ def branch(
 
 
 @topic.command()
-@price_option
+@price_option()
 @format_option
 @watch_option
 @bootstrap_option
