@@ -38,7 +38,7 @@ class ProgressBar:
     """The progress of one operation, while the `with` statement lasts. See `ProgressMeter` for `unit`."""
 
     def __init__(self, label: str, total: int = 0, unit: str = BYTES, *, thread: bool = True) -> None:
-        """Without `thread` it is drawn by `update` alone: for an operation that forks."""
+        """Without `thread` it is drawn by `update` alone: for an operation that forks, or has a thread of its own."""
         self._has_thread = thread
         self._meter = ProgressMeter(label, unit, time.monotonic())
         self._done, self._total = 0, total

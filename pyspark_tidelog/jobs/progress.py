@@ -25,7 +25,7 @@ class JobProgress:
         self._tracker = context.statusTracker()
         self._group = group
         self._description = description
-        self._bar = ProgressBar(description, unit="tasks")
+        self._bar = ProgressBar(description, unit="tasks", thread=False)
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
