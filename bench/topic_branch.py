@@ -294,7 +294,8 @@ def drop(bootstrap: str, topic: str, put: Any) -> None:
     """Delete a topic."""
     from confluent_kafka.admin import AdminClient
 
-    AdminClient({"bootstrap.servers": bootstrap}).delete_topics([topic])[topic].result(60)
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # which lives until the answer is there
+    admin.delete_topics([topic])[topic].result(60)
     put(None)
 
 
