@@ -31,6 +31,7 @@ from urllib.parse import urlencode
 from bench._clients import create_topic, flush
 from bench._common import broker, directory, in_process, quick, row
 from tidelog.cli.client import ClusterConnection
+from tidelog.runtime.errors import Unavailable
 
 SOURCE, BRANCH, SNAPSHOT = "topic", "branch", "before"
 NOISE_BYTES = 1 << 20
@@ -42,6 +43,7 @@ SETTINGS = (
 )
 LIBRDKAFKA = {"linger.ms": 5, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 131_072}
 QUIET_S = 1.0
+RUNNING = "a compaction is already running"
 PATIENCE_S = 600.0
 
 
@@ -209,10 +211,16 @@ class Cluster:
 
     def compact(self) -> int:
         """Compact objects until there is nothing left to do; return the number of tasks."""
-        tasks = 0
-        for line in self.connection().post_lines("/compaction?eager=true&unthrottled=true"):
-            tasks += line.get("tasks", 0) if line["event"] == "done" else 0
-        return tasks
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                lines = list(self.connection().post_lines("/compaction?eager=true&unthrottled=true"))
+            except Unavailable as error:
+                if RUNNING not in str(error) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(QUIET_S)  # the broker's own round, after which this one finds what it has left
+                continue
+            return sum(line.get("tasks", 0) for line in lines if line["event"] == "done")
 
     def timed(self, path: str, pairs: Iterable[tuple[str, str]]) -> Done:
         """Post, and return what it took."""

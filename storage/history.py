@@ -1,7 +1,7 @@
 """When a WAL's positions passed which offsets: how times are told of records that went through it (docs/design/0029).
 
 A position (durable, confirmed, uploaded) only grows. `PositionHistory` keeps its advances as spans that follow one
-another: a span says that everything up to its end was passed between two moments. New spans are a millisecond wide;
+another: a span says that everything up to its end was passed between two moments. New spans are two milliseconds wide;
 older ones are joined to coarser ones, and the oldest are dropped. So an answer is never wrong, only less exact the
 older it is, and None when it is not known any more.
 
@@ -20,13 +20,14 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from tidelog.runtime.clock import Clock
 
-TIERS = ((0.001, 1024), (0.1, 1024), (5.0, 768), (60.0, 1440))
-"""Width in seconds and number of spans, from new to old: a second or more at a millisecond, 100 s at 100 ms, an hour at
-five seconds, a day at a minute."""
+TIERS = ((0.002, 1024), (0.1, 1024), (5.0, 768), (60.0, 1440))
+"""Width in seconds and number of spans, from new to old: two seconds or more at 2 ms, 100 s at 100 ms, an hour at five
+seconds, a day at a minute."""
 PLACES = (8_192, 24_576)
 """Samples of appends: the newest, and of those before them one for each stream in `COARSE_S`."""
 COARSE_S = 10.0
@@ -36,15 +37,18 @@ PLACES_PER_TICK = 16
 """Samples of all streams in a tick: 800 a second at most, some microseconds each."""
 STARTS = UPLOADS = 1_024
 """Moves of log starts, and uploads, that are remembered."""
+_END = itemgetter(0)
+_NO_SPAN = -1.0
+"""A second before all others."""
 _SPARE = 1024
-"""Entries at the front of an array that are dropped together."""
-_SPAN_BYTES, _PLACE_BYTES, _START_BYTES = 32, 40, 200
+"""Samples at the front of an array that are dropped together."""
+_SPAN_BYTES, _PLACE_BYTES, _START_BYTES = 200, 40, 200
 BOUND_BYTES = (
-    3 * _SPAN_BYTES * sum(count + _SPARE for _, count in TIERS)
+    3 * _SPAN_BYTES * sum(2 * count for _, count in TIERS)
     + _PLACE_BYTES * (sum(PLACES) + 2 * _SPARE)
     + 2 * _START_BYTES * STARTS
 )
-"""Bytes of one WAL's history, at most: 2.6 MB."""
+"""Bytes of one WAL's history, at most: 6.9 MB."""
 
 
 class Passing(NamedTuple):
@@ -79,73 +83,71 @@ class Placed(NamedTuple):
     """`low` is the append that was asked for."""
 
 
-class _Spans:
-    """Spans of one width, oldest first: end offset, first and last moment, and the wall clock's lead in ms."""
+_Span = tuple[int, float, float, float]
+"""Everything up to an offset, from the end of the span before it, was passed between two moments: that offset, the two
+in monotonic seconds, and by how many ms the wall clock led at the first."""
 
-    __slots__ = ("_firsts", "_head", "_leads", "capacity", "ends", "lasts", "width_s")
+
+def _passing(span: _Span) -> Passing:
+    """Return when the offsets of a span were passed."""
+    _, first_s, last_s, lead_ms = span
+    return Passing(first_s, last_s, int(first_s * 1000 + lead_ms), int(last_s * 1000 + lead_ms))
+
+
+class _Tier:
+    """Spans of one width, oldest first.
+
+    A quarter more than `capacity` are kept, so that the oldest go to the next tier many at a time: a thousand a second
+    may be added, and each Python function that one of them calls runs with cold caches.
+    """
+
+    __slots__ = ("capacity", "full", "spans", "width_s")
 
     def __init__(self, width_s: float, capacity: int) -> None:
         self.width_s = width_s
         self.capacity = capacity
-        self.ends = array("q")
-        self._firsts = array("d")
-        self.lasts = array("d")
-        self._leads = array("d")
-        self._head = 0
+        self.full = capacity + capacity // 4
+        """With more spans than these, it is time to take the oldest."""
+        self.spans: list[_Span] = []
 
-    def __len__(self) -> int:
-        return len(self.ends) - self._head
+    def join(self, newer: list[_Span]) -> bool:
+        """Add spans, joined as far as they stay narrow; return whether there are more than `full`."""
+        spans, width_s = self.spans, self.width_s
+        end, first_s, last_s, lead_ms = spans.pop() if spans else newer[0]
+        for next_end, next_first_s, next_last_s, next_lead_ms in newer:
+            if next_last_s - first_s > width_s:
+                spans.append((end, first_s, last_s, lead_ms))
+                first_s, lead_ms = next_first_s, next_lead_ms
+            end, last_s = next_end, next_last_s
+        spans.append((end, first_s, last_s, lead_ms))
+        return len(spans) > self.full
 
-    def extend(self, end: int, first_s: float, last_s: float, lead_ms: float) -> bool:
-        """Add a span after the last one, joined with it if that stays narrow; return whether there is one too many."""
-        if len(self) and last_s - self._firsts[-1] <= self.width_s:
-            self.ends[-1] = end
-            self.lasts[-1] = last_s
-            return False
-        return self.append(end, first_s, last_s, lead_ms)
+    def take_oldest(self) -> list[_Span]:
+        """Remove all but the newest `capacity`, and return them."""
+        oldest = self.spans[: -self.capacity]
+        del self.spans[: -self.capacity]
+        return oldest
 
-    def append(self, end: int, first_s: float, last_s: float, lead_ms: float) -> bool:
-        """As `extend`, a span of its own."""
-        self.ends.append(end)
-        self._firsts.append(first_s)
-        self.lasts.append(last_s)
-        self._leads.append(lead_ms)
-        return len(self) > self.capacity
-
-    def take_oldest(self) -> tuple[int, float, float, float]:
-        """Remove the oldest span and return it."""
-        at = self._head
-        found = self.ends[at], self._firsts[at], self.lasts[at], self._leads[at]
-        self._head = at + 1
-        if self._head >= _SPARE:
-            for each in (self.ends, self._firsts, self.lasts, self._leads):
-                del each[: self._head]
-            self._head = 0
-        return found
-
-    def passing(self, offset: int) -> Passing | None:
+    def find(self, offset: int) -> _Span | None:
         """Return the span that `offset` is in; None if it is after the last one."""
-        at = bisect_left(self.ends, offset, self._head)
-        if at == len(self.ends):
-            return None
-        first_s, last_s, lead_ms = self._firsts[at], self.lasts[at], self._leads[at]
-        return Passing(first_s, last_s, int(first_s * 1000 + lead_ms), int(last_s * 1000 + lead_ms))
-
-    def size_bytes(self) -> int:
-        """Bytes of the entries, spare ones included."""
-        return _SPAN_BYTES * len(self.ends)
+        at = bisect_left(self.spans, offset, key=_END)
+        return self.spans[at] if at < len(self.spans) else None
 
 
 class PositionHistory:
-    """The advances of one position, which only grows."""
+    """The advances of one position, which only grows.
 
-    __slots__ = ("_clock", "_ends", "_lasts", "_open_until_s", "_tiers", "end", "floor")
+    The newest span is in attributes, where to widen it is cheap; it is handed to the tiers when it is as wide as it may
+    be.
+    """
+
+    __slots__ = ("_clock", "_first_s", "_last_s", "_lead_ms", "_open_until_s", "_tiers", "end", "floor")
 
     def __init__(self, clock: Clock, start: int = 0, tiers: Sequence[tuple[float, int]] = TIERS) -> None:
         self._clock = clock
-        self._tiers = [_Spans(width_s, count) for width_s, count in tiers]
-        self._ends, self._lasts = self._tiers[0].ends, self._tiers[0].lasts
-        self._open_until_s = -1.0
+        self._tiers = [_Tier(width_s, count) for width_s, count in tiers]
+        self._first_s = self._last_s = self._lead_ms = 0.0
+        self._open_until_s = _NO_SPAN
         """Until then the newest span takes what comes."""
         self.floor = start
         """Of what was passed up to here nothing is known."""
@@ -156,32 +158,38 @@ class PositionHistory:
         """The position has just come to `offset`; not less than the last one. `now_s`: monotonic."""
         if offset <= self.end:
             return
+        if now_s > self._open_until_s:
+            self._begin_span(now_s)
         self.end = offset
-        if now_s <= self._open_until_s:
-            self._ends[-1] = offset
-            self._lasts[-1] = now_s
-            return
+        self._last_s = now_s
+
+    def _begin_span(self, now_s: float) -> None:
+        """Hand the newest span to the tiers, and begin another one."""
         newest = self._tiers[0]
+        if self._open_until_s != _NO_SPAN:
+            newest.spans.append((self.end, self._first_s, self._last_s, self._lead_ms))
+            if len(newest.spans) > newest.full:
+                self._age()
+        self._first_s = now_s
+        self._lead_ms = self._clock.time_ms() - now_s * 1000
         self._open_until_s = now_s + newest.width_s
-        if newest.append(offset, now_s, now_s, self._clock.time_ms() - now_s * 1000):
-            self._age()
 
     def _age(self) -> None:
-        """Hand the oldest span of each full tier to the next one."""
+        """Hand the oldest spans of each full tier to the next one."""
         for fine, coarse in zip(self._tiers, self._tiers[1:], strict=False):
-            if not coarse.extend(*fine.take_oldest()):
+            if not coarse.join(fine.take_oldest()):
                 return
-        self.floor = self._tiers[-1].take_oldest()[0]
+        self.floor = self._tiers[-1].take_oldest()[-1][0]
 
     def passing(self, offset: int) -> Passing | None:
         """Return when the position passed `offset`; None if it has not, or that is not known any more."""
         if not self.floor < offset <= self.end:
             return None
         for tier in reversed(self._tiers):
-            found = tier.passing(offset) if len(tier) else None
+            found = tier.find(offset)
             if found is not None:
-                return found
-        raise AssertionError("the spans end at `end`")
+                return _passing(found)
+        return _passing((self.end, self._first_s, self._last_s, self._lead_ms))
 
     def passed_by(self, offset: int, now_s: float) -> float:
         """Return the monotonic second by which the position passed `offset`: `now_s` if it has not, and 0 if that is
@@ -193,7 +201,7 @@ class PositionHistory:
 
     def size_bytes(self) -> int:
         """Bytes of the spans."""
-        return sum(tier.size_bytes() for tier in self._tiers)
+        return _SPAN_BYTES * sum(len(tier.spans) for tier in self._tiers)
 
 
 class _Samples:
@@ -314,6 +322,7 @@ class WalHistory:
 
     __slots__ = (
         "_clock",
+        "_monotonic",
         "_next_tick_s",
         "_places",
         "_starts",
@@ -328,6 +337,7 @@ class WalHistory:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._next_tick_s = 0.0
         self._places = StreamPlaces()
         self._starts: deque[StartMove] = deque(maxlen=STARTS)
@@ -354,7 +364,7 @@ class WalHistory:
 
     def note_durable(self, offset: int) -> None:
         """The master's own WAL is durable up to `offset`. Called before those who wait for that."""
-        now_s = self._clock.monotonic()
+        now_s = self._monotonic()
         self.durable.note(offset, now_s)
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + TICK_S
@@ -363,11 +373,11 @@ class WalHistory:
 
     def note_confirmed(self, offset: int) -> None:
         """The quorum has everything up to `offset`. Called before those who wait for that."""
-        self.confirmed.note(offset, self._clock.monotonic())
+        self.confirmed.note(offset, self._monotonic())
 
     def note_uploaded(self, offset: int) -> None:
         """Everything up to `offset` is in the bucket and committed."""
-        self.uploaded.note(offset, self._clock.monotonic())
+        self.uploaded.note(offset, self._monotonic())
 
     def appended(self, stream_id: int, base_offset: int, wal_end: int) -> None:
         """Sample an append, which has just been queued in the WAL."""
