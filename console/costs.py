@@ -76,7 +76,7 @@ def bill(usages: Sequence[Usage], prices: Prices) -> dict[str, Any]:
         for purpose, account in usage["purposes"].items():
             purposes.setdefault(purpose, Tally()).add(account, usage["seconds"], prices)
             total.add(account, usage["seconds"], prices)
-    stored = usages[0]["stored"]
+    stored = _stored(usages[0])
     storage = _storage(stored["bytes"], prices)
     whole = total.document(produced)
     whole["storage_cost_per_month"] = storage
@@ -100,6 +100,11 @@ def bill(usages: Sequence[Usage], prices: Prices) -> dict[str, Any]:
     }
 
 
+def _stored(usage: Usage) -> dict[str, Any]:
+    """What the bucket has. Brokers from before snapshots tell nothing of what these hold."""
+    return {"held": {"objects": 0, "bytes": 0}, **usage["stored"]}
+
+
 def _storage(size: int, prices: Prices) -> float:
     return size / GB_BYTES * prices.storage_per_gb_month["stored"]
 
@@ -108,7 +113,7 @@ def _topics(usages: Sequence[Usage], prices: Prices) -> list[dict[str, Any]]:
     """One row per topic, most expensive first, and the row for costs of no topic."""
     tallies: dict[str | None, Tally] = {}
     produced: dict[str | None, int] = {}
-    stored = usages[0]["stored"]
+    stored = _stored(usages[0])
     kept: dict[str | None, int] = {topic: stock["bytes"] for topic, stock in stored["topics"].items()}
     for usage in usages:
         for topic, mine in usage["topics"].items():
@@ -117,7 +122,7 @@ def _topics(usages: Sequence[Usage], prices: Prices) -> list[dict[str, Any]]:
                 tallies.setdefault(topic, Tally()).add(account, usage["seconds"], prices)
         for account in usage["shared"].values():
             tallies.setdefault(SHARED, Tally()).add(account, usage["seconds"], prices)
-    kept[SHARED] = stored["shared"]["bytes"] + stored["waiting"]["bytes"] + stored["wal_bytes"]
+    kept[SHARED] = stored["wal_bytes"] + sum(stored[one]["bytes"] for one in ("shared", "held", "waiting"))
     rows = []
     for topic in {*tallies, *produced, *kept}:
         row = tallies.get(topic, Tally()).document(produced.get(topic, 0))

@@ -4,7 +4,8 @@
 
 Prices are added by `tidelog cost`. Usage that belongs to no topic is `shared`: for requests and bytes the difference
 between a purpose and its topics (`tidelog.storage.bucket.accounts`), for stored bytes the objects with data of several
-topics (compaction gives large streams objects of their own).
+topics (compaction gives large streams objects of their own). What no topic needs any more, and only snapshots and
+branches of other topics keep, is `held`.
 
 Entry: `BucketUsage.routes`.
 """
@@ -106,13 +107,15 @@ class BucketUsage:
         return left
 
     async def _stored(self) -> dict[str, Any]:
-        """Objects and bytes in the bucket per metadata: those in use, by topic, and those waiting for deletion."""
+        """Objects and bytes in the bucket per metadata: in use, by topic; only held; waiting for deletion."""
         image = self._image()
         topics: dict[str | None, list[int]] = {}
-        waiting = [0, 0]
+        held, waiting = [0, 0], [0, 0]
         looked_at = 0
         for record in list(image.objects.values()):
-            if record.state == ObjectState.COMMITTED:
+            if record.state == ObjectState.COMMITTED and _only_held(image, record):
+                _count(held, record.size)
+            elif record.state == ObjectState.COMMITTED:
                 _count(topics.setdefault(_only_topic(image, record), [0, 0]), record.size)
             elif record.state == ObjectState.DESTROYED:
                 _count(waiting, record.size)
@@ -122,15 +125,27 @@ class BucketUsage:
                 await asyncio.sleep(0)
         shared = topics.pop(None, [0, 0])
         wal_bytes = self._wal_bytes()
-        everything = [*topics.values(), shared, waiting]
+        everything = [*topics.values(), shared, held, waiting]
         return {
             "objects": sum(count for count, _ in everything),
             "bytes": sum(size for _, size in everything) + wal_bytes,
             "wal_bytes": wal_bytes,
             "topics": {topic: _stock(stock) for topic, stock in sorted(topics.items(), key=str)},
             "shared": _stock(shared),
+            "held": _stock(held),
             "waiting": _stock(waiting),
         }
+
+
+def _only_held(image: Image, record: ObjectRecord) -> bool:
+    """Whether a snapshot or a branch keeps an object of which no stream has anything left itself."""
+    if not image.index.pins:
+        return False
+    for piece in record.ranges:
+        stream = image.streams.get(piece.stream_id)
+        if stream is not None and piece.end_offset > stream.start_offset:
+            return False
+    return True
 
 
 def _only_topic(image: Image, record: ObjectRecord) -> str | None:

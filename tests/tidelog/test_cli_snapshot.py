@@ -44,6 +44,9 @@ def test_a_snapshot_holds_what_its_topics_had_and_tells_what_that_costs(tmp_path
         cli("topic", "delete", "one", "two", "--yes")
         until(lambda: snapshots(cli)["before"]["only_bytes"] == snapshots(cli)["before"]["object_bytes"])
         row = snapshots(cli)["before"]
+        stored = cli("cost", "--format", "json").json()["stored"]
+        assert stored["held"] == {"objects": row["only_objects"], "bytes": row["only_bytes"]}
+        assert "only for snapshots and branches" in cli("cost").text
         assert 0 < row["only_objects"] == row["objects"] <= len(held) and row["cost_per_month"] > 0
         assert committed(cli) <= held and len(committed(cli)) == row["objects"]
 

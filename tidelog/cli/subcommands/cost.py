@@ -88,6 +88,8 @@ def _render(document: dict[str, Any]) -> str:
     if seconds < ROUGH_S:
         measured += ": too short for a good extrapolation"
     stock = f"{output.size(stored['bytes'])} in {stored['objects']} objects"
+    if stored["held"]["bytes"]:
+        stock += f", of them {output.size(stored['held']['bytes'])} only for snapshots and branches"
     if stored["waiting"]["bytes"]:
         stock += f", of them {output.size(stored['waiting']['bytes'])} waiting to be deleted"
     about = [
