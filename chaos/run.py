@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from confluent_kafka import KafkaException
@@ -40,6 +40,8 @@ from tidelog.chaos.serve_cluster import tidelog_json
 from tidelog.chaos.tcp_proxy import Proxies
 from tidelog.runtime.children import TIDELOG
 from tidelog.runtime.errors import InvalidInput, TidelogError
+from tidelog.runtime.progress import SECONDS
+from tidelog.runtime.progress_bar import ProgressBar
 from tidelog.simulation.checkers import Finding, Lag, check, lag_of
 
 RECOVERY_S = 90.0
@@ -49,6 +51,8 @@ SLOW_S = 10.0
 SLOW_LINES = 40
 MOVE_EVERY_S = 3.0
 NODES = 3
+NO_BOUND = 1_000_000
+"""Of rounds."""
 INTERNAL_TOPICS = ("__transaction_state", "__consumer_offsets")
 VALUE_BYTES = 300
 FILLING_VALUE_BYTES = 6_000
@@ -62,7 +66,7 @@ class ChaosOptions(msgspec.Struct, kw_only=True):
 
     seconds: float = 60.0
     """Time after which no fault begins."""
-    rounds: int = 1_000_000
+    rounds: int = NO_BOUND
     faults: tuple[str, ...] = USUAL
     """Faults, used in turn in an order drawn from the seed."""
     seed: int = 1
@@ -123,6 +127,7 @@ def run(options: ChaosOptions, say: Say) -> ChaosReport:
     _check_options(options)
     began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(ProgressBar(f"starting {NODES} nodes", unit=SECONDS))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-chaos-")))
         proxies = stack.enter_context(Proxies())
         bucket, section = _bucket(options, scratch, proxies, stack)
@@ -137,7 +142,7 @@ def run(options: ChaosOptions, say: Say) -> ChaosReport:
         cluster.start()
         world = World(cluster, bucket, random.Random(options.seed))
         inside = Inside(cluster.members, directory / "secret", directory, section)
-        return _ChaosRun(options, world, inside, say, began_s).all()
+        return _ChaosRun(options, world, inside, _ChaosShown(say, bar), began_s).all()
 
 
 def _check_options(options: ChaosOptions) -> None:
@@ -180,15 +185,22 @@ def _shown(options: ChaosOptions) -> dict[str, Any]:
     return {**shown, "faults": list(options.faults), **flags}
 
 
+class _ChaosShown(NamedTuple):
+    """Who is told how it goes."""
+
+    say: Say
+    bar: ProgressBar
+
+
 class _ChaosRun:
     """A run on a started cluster."""
 
-    def __init__(self, options: ChaosOptions, world: World, inside: Inside, say: Say, began_s: float) -> None:
+    def __init__(self, options: ChaosOptions, world: World, inside: Inside, told: _ChaosShown, began_s: float) -> None:
         self._options = options
         self._world = world
         self._inside = inside
         self._inside_findings: list[Finding] = []
-        self._say = say
+        self._say, self._bar = told
         self._began_s = began_s
         about = {"harness": "tidelog chaos", **_shown(options)}
         self._journal = ClientJournal(world.cluster.bootstrap, options.partitions, about)
@@ -210,12 +222,14 @@ class _ChaosRun:
                     thread.start()
                 with self._moving():
                     self._rounds(clients)
+                self._bar.describe("healing, and ending the clients")
                 self._heal()
                 for thread in self._threads:
                     thread.end()
                 for thread in self._threads:
                     self._problems += thread.finish()
                 self._problems += clients.finish()
+            self._bar.describe("checking every promise")
             return self._judge()
         finally:
             if self._options.history is not None:
@@ -245,14 +259,27 @@ class _ChaosRun:
             time.sleep(0.02)
 
     def _rounds(self, clients: Clients) -> None:
+        options = self._options
+        began_s = time.monotonic()  # not earlier: a slow start must leave time for a fault
+        if options.rounds < NO_BOUND:
+            with ProgressBar("round 1", options.rounds, "rounds") as bar:
+                self._rounds_from(began_s, clients, bar)
+            return
+        whole_s = max(1, round(options.seconds))
+        with ProgressBar("round 1", whole_s, SECONDS) as bar:
+            bar.follow(lambda: min(whole_s, int(time.monotonic() - began_s)))
+            self._rounds_from(began_s, clients, bar)
+
+    def _rounds_from(self, began_s: float, clients: Clients, bar: ProgressBar) -> None:
         options, rng = self._options, self._world.rng
         names: list[str] = []
-        began_s = time.monotonic()  # not earlier: a slow start must leave time for a fault
         for number in range(options.rounds):
             if time.monotonic() - began_s > options.seconds or self._problems:
                 return
             if not names:
                 names = rng.sample(options.faults, len(options.faults))
+            bar.update(number)
+            bar.describe(f"round {number + 1}, {names[-1]}")
             try:
                 self._round(number, names.pop())
             except AssertionError as error:

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tidelog.runtime.progress import BYTES, COLOURED, FINE, PLAIN, BarStyle, ProgressMeter
 
@@ -42,6 +42,7 @@ class ProgressBar:
         self._has_thread = thread
         self._meter = ProgressMeter(label, unit, time.monotonic())
         self._done, self._total = 0, total
+        self._source: Callable[[], int] | None = None
         self._is_plain = os.environ.get("TERM") == "dumb"
         self._is_drawn = False
         self._next_s = time.monotonic() + (PLAIN_S if self._is_plain else INTERVAL_S)
@@ -78,6 +79,11 @@ class ProgressBar:
         if self.is_live and not self._has_thread and time.monotonic() >= self._next_s:
             self._look()
 
+    def follow(self, source: Callable[[], int] | None) -> None:
+        """Ask `source` how much is done whenever it is drawn: for what goes on by the clock, or counts by itself. It is
+        called on the bar's thread. None: by `update` again."""
+        self._source = source
+
     def describe(self, label: str) -> None:
         """Say what is being done now."""
         self._meter.label = label
@@ -103,6 +109,9 @@ class ProgressBar:
     def _look(self) -> None:
         now = time.monotonic()
         self._next_s = now + (PLAIN_S if self._is_plain else INTERVAL_S)
+        source = self._source
+        if source is not None:
+            self._done = source()
         self._meter.observe(self._done, self._total, now)
         if self._meter.elapsed_s(now) >= SHOWN_AFTER_S and _shown is self:
             self._draw(now)

@@ -11,6 +11,8 @@ May import: `tidelog.broker` and the packages below. Entry: `check` for a histor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tidelog.simulation.checkers.compaction import check_compaction
 from tidelog.simulation.checkers.finding import CheckOptions, Finding, Findings
 from tidelog.simulation.checkers.history import History
@@ -62,13 +64,21 @@ RULES = (
 __all__ = ["RULES", "CheckOptions", "Finding", "Lag", "check", "lag_of"]
 
 
-def check(history: History, options: CheckOptions | None = None) -> list[Finding]:
-    """Return all findings of a history, by rule in the order of `RULES`, then by the first operation."""
+def check(
+    history: History,
+    options: CheckOptions | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Finding]:
+    """Return all findings of a history, by rule in the order of `RULES`, then by the first operation.
+
+    `progress` is told how many partitions are done, and how many there are.
+    """
     options = options or CheckOptions()
     found = Findings()
     index = build(history, found)
     end_us = _end_us(history)
-    for partition in index.partitions.values():
+    for done, partition in enumerate(index.partitions.values()):
+        progress(done, len(index.partitions))
         gaps, of_committed = check_polls(partition, options, found)
         check_writes(index, partition, gaps, end_us, options, found)
         check_reads(index, partition, found)

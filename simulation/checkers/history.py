@@ -21,7 +21,8 @@ Entry: `History` (`begin`, `end`, `save`), `load`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,9 @@ from tidelog.runtime.errors import CorruptData, NotFound, StorageFailed
 
 FORMAT = 2
 """Incremented when an older reader would misread a file. New fields with defaults do not require that."""
+
+TOLD_EVERY = 1_000
+"""Operations between two calls that say how far a file is read."""
 
 Kind = Literal[
     "send",  # one record batch to one partition: values; result: offsets
@@ -212,14 +216,19 @@ class History:
             raise StorageFailed(f"cannot write the history to {path}: {error.strerror}") from error
 
 
-def load(path: Path) -> History:
-    """Read a file. Raises `NotFound`, `StorageFailed`, and `CorruptData` if it is invalid or of a later version."""
+def load(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> History:
+    """Read a file; `progress` is told how many bytes of it are read, and how many it has. Raises `NotFound`,
+    `StorageFailed`, and `CorruptData` if it is invalid or of a later version."""
     try:
         with path.open("rb") as file:
+            total, done = os.fstat(file.fileno()).st_size, 0
             header = _header(path, file.readline())
             decoder = msgspec.json.Decoder(Op)
             ops = []
             for number, line in enumerate(file):
+                done += len(line)
+                if number % TOLD_EVERY == 0:
+                    progress(done, total)
                 try:
                     op = decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

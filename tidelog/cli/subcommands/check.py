@@ -12,6 +12,7 @@ import click
 
 from tidelog.cli import output
 from tidelog.cli.options import DurationType, format_option
+from tidelog.runtime.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from tidelog.simulation.checkers import CheckOptions
@@ -36,7 +37,8 @@ def check(history: Path, max_lag: int | None, settle: int | None, gaps: tuple[st
         max_lag_us=max_lag * 1000 if max_lag is not None else None,
         settle_us=settle * 1000 if settle is not None else None,
     )
-    loaded = load(history)
+    with ProgressBar("reading") as progress:
+        loaded = load(history, progress.update)
     document = _document(loaded, options)
     output.show(style, lambda: document, _render)
     if document["findings"]:
@@ -48,7 +50,10 @@ def _document(history: History, options: CheckOptions) -> dict[str, Any]:
 
     from tidelog.simulation.checkers import check, lag_of
 
-    findings, lag = check(history, options), lag_of(history)
+    with ProgressBar("checking", unit="partitions") as progress:
+        findings = check(history, options, progress.update)
+        progress.describe("looking for the worst lag")
+        lag = lag_of(history)
     return {
         "about": history.about,
         "operations": len(history),
