@@ -152,8 +152,11 @@ class GuardedObjectStore:
         await self._ask(nullcontext(), self._backend.abort, upload)
 
     async def probe(self) -> StoreCapabilities:
-        """See `ObjectStore.probe`."""
-        return await self._ask(self.health.note("check"), self._backend.probe)
+        """See `ObjectStore.probe`. It sends requests of each kind: failures from before it are over, such as those of
+        other parts while the bucket of a new cluster did not exist."""
+        found = await self._ask(self.health.note("check"), self._backend.probe)
+        self.health.probed()
+        return found
 
     async def check(self, key: str) -> None:
         """Write, read, list and delete the object `key`, which is for nothing else, to learn the bucket's health.

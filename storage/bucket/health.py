@@ -91,6 +91,11 @@ class BucketHealth:
         for one in self.kinds.values():
             one.forgive(now_s, now_s)
 
+    def probed(self) -> None:
+        """Take a probe that has just succeeded: the bucket has answered requests of each kind."""
+        for kind in self.kinds:
+            self.succeeded(kind)
+
     def problems(self) -> list[str]:
         """Return what is wrong, one sentence for each kind; what a check found only if no other kind tells it."""
         now_s = self._clock.monotonic()

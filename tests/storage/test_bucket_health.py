@@ -6,10 +6,11 @@ import pytest
 
 from tests.support.fake_storage import FakeClock
 from tidelog.runtime.errors import InvalidInput, Unavailable
+from tidelog.storage.bucket.common import BucketMissing
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.memory import MemoryObjectStore
-from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound
+from tidelog.storage.bucket.store import ObjectExists, ObjectNotFound, StoreCapabilities
 
 
 def watched() -> tuple[MemoryObjectStore, GuardedObjectStore]:
@@ -74,3 +75,21 @@ async def test_a_wrong_question_says_nothing_about_the_bucket() -> None:
     with pytest.raises(InvalidInput):
         await store.get_ranges("k", [(2, 1)])
     assert store.health.report() == before
+
+
+async def test_failures_from_before_the_bucket_existed_end_with_the_probe_that_creates_it() -> None:
+    memory, store = watched()
+    for kind in store.health.kinds:
+        store.health.failed(kind, BucketMissing("bucket new does not exist"))
+    assert len(store.health.problems()) == 4
+    await store.probe()
+    assert store.health.problems() == []
+
+    async def fail() -> StoreCapabilities:
+        raise Unavailable("the bucket answers 503")
+
+    store.health.failed("put", Unavailable("the bucket answers 503"))
+    memory.probe = fail  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await store.probe()
+    assert store.health.problems() != [], "a probe that fails says nothing good"
