@@ -2,8 +2,8 @@
 
     GET  /explain          ?topic=NAME&partition=N&offset=N: what the leader knows of a record; others say who leads
     GET  /explain/groups   ?topic=NAME&partition=N: committed offsets of the groups that this broker coordinates
-    GET  /requests/slow    ?limit=N&api=NAME: the slowest requests of the last hour on this broker, `limit` of each
-                           API, and those that are running for more than a second
+    GET  /requests/slow    ?limit=N&api=NAME&topic=NAME: the slowest requests of the last hour here, `limit` of
+                           each API, and those that are running for more than a second, of whatever topic
 
 None of them changes anything, or shows keys, values or headers. `/explain` may read one batch and the index of one
 object from the bucket.
@@ -233,7 +233,7 @@ class ExplainRoutes:
                 f"broker {parts.node_id} records no slow requests",
                 hint="its setting kafka.slow_requests is 0: set it to 8, for example, and restart the broker",
             )
-        requests = parts.slow.slowest(parts.clock.monotonic(), limit, api_key)
+        requests = parts.slow.slowest(parts.clock.monotonic(), limit, api_key, request.query.get("topic"))
         running = [
             {"api": api_name(key), "age_ms": round(age_s * 1000, 3), "client_id": client_id}
             for age_s, key, client_id in self.running(MAX_SLOW)

@@ -46,7 +46,7 @@
     POST /manifests          ?lease=ID: the same as an object in the bucket
     GET  /explain            ?topic=NAME&partition=N&offset=N: what the leader knows of a record's way
     GET  /explain/groups     ?topic=NAME&partition=N: committed offsets of the groups that this broker coordinates
-    GET  /requests/slow      ?limit=N&api=NAME: the slowest requests of the last hour on this broker
+    GET  /requests/slow      ?limit=N&api=NAME&topic=NAME: the slowest requests of the last hour here
 
 Responses are JSON; an error is `{"error": …, "hint": …}` with the HTTP status. In a cluster with a secret every
 request but GET and HEAD needs `Authorization: Bearer TOKEN`, with the token of

@@ -212,13 +212,16 @@ class SlowRequests:
         while self._minutes and self._minutes[0].began_s < now_s - MINUTES * MINUTE_S:
             self._minutes.popleft()
 
-    def slowest(self, now_s: float, limit: int, api_key: int | None = None) -> list[SlowRequest]:
-        """Return the slowest requests of the last hour, slowest first: `limit` of each API, or of one API."""
+    def slowest(
+        self, now_s: float, limit: int, api_key: int | None = None, topic: str | None = None
+    ) -> list[SlowRequest]:
+        """Return the slowest requests of the last hour, slowest first: `limit` of each API, or of one; with a topic,
+        of those whose first partition is of it."""
         self.forget_old(now_s)
         by_api: dict[int, list[SlowRequest]] = {}
         for minute in self._minutes:
             for one in minute.all():
-                if api_key is None or one.api_key == api_key:
+                if api_key in (None, one.api_key) and topic in (None, one.topic):
                     by_api.setdefault(one.api_key, []).append(one)
         found: list[SlowRequest] = []
         for requests in by_api.values():

@@ -47,6 +47,8 @@ def test_the_slowest_of_each_minute_and_api_are_kept(served: list[tuple[int, flo
         expected = sorted((one for minute in minutes for one in sorted(minute.get(api_key, []))[-kept:]), reverse=True)
         assert [one.duration_s for one in recorder.slowest(now_s, 1_000, api_key)] == expected
         assert [one.duration_s for one in recorder.slowest(now_s, 2, api_key)] == expected[:2]
+    assert recorder.slowest(now_s, 2, topic="t") == recorder.slowest(now_s, 2)
+    assert recorder.slowest(now_s, 2, topic="other") == []
     everything = recorder.slowest(now_s, 1_000)
     assert len(everything) == len(recorder)
     assert everything == sorted(everything, reverse=True)

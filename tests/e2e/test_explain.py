@@ -116,6 +116,8 @@ def test_a_fresh_record_has_its_times_and_an_uploaded_one_its_object() -> None:
         slow = explain(address, "--slow", "--api", "produce", "--limit", "2")
         assert [one["api"] for one in slow["requests"]] == ["Produce"] * 2
         assert slow["requests"][0]["topic"] == "orders" and slow["problems"] == []
+        assert {one["topic"] for one in explain(address, "--slow", "--topic", "orders")["requests"]} == {"orders"}
+        assert explain(address, "--slow", "--topic", "order")["requests"] == []
         for arguments, code, text in (
             (["orders:0@1"], 0, "orders:0@1"),
             (["--slow"], 0, "Produce"),

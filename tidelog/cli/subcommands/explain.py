@@ -48,11 +48,19 @@ class _RecordPlace(NamedTuple):
     help="With --slow: requests of each API.",
 )
 @click.option("--api", metavar="NAME", help="With --slow: only this API, for example Produce.")
+@click.option("--topic", metavar="NAME", help="With --slow: only requests whose first partition is of this topic.")
 @format_option
 @watch_option
 @admin_options
 def explain(
-    record: str | None, slow: bool, limit: int, api: str | None, style: str, watch_s: float | None, bootstrap: str
+    record: str | None,
+    slow: bool,
+    limit: int,
+    api: str | None,
+    topic: str | None,
+    style: str,
+    watch_s: float | None,
+    bootstrap: str,
 ) -> None:
     """Tell where one record went and when, or why requests were slow (--slow)."""
     if slow == (record is not None):
@@ -62,7 +70,7 @@ def explain(
     cluster = ClusterConnection(bootstrap)
     if record is None:
         empty = "no requests yet"
-        output.show(style, lambda: _slow(cluster, limit, api), _render_slow, watch_s=watch_s, empty=empty)
+        output.show(style, lambda: _slow(cluster, limit, api, topic), _render_slow, watch_s=watch_s, empty=empty)
         return
     place = _parse(record)
     output.show(style, lambda: _story(cluster, place), _render_story, watch_s=watch_s)
@@ -211,10 +219,11 @@ def _group_table(groups: list[Document]) -> str:
 # --- slow requests -------------------------------------------------------------------------------------------------
 
 
-def _slow(cluster: ClusterConnection, limit: int, api: str | None) -> Document:
+def _slow(cluster: ClusterConnection, limit: int, api: str | None, topic: str | None) -> Document:
     """Return the slowest requests of all brokers, `limit` of each API. Raises `Unavailable` if none answers."""
     nodes = cluster.get("/status")["nodes"]
-    query = urlencode({"limit": limit, **({"api": api} if api is not None else {})})
+    wanted = {"limit": limit, "api": api, "topic": topic}
+    query = urlencode({name: value for name, value in wanted.items() if value is not None})
     problems: list[str] = []
     answers = _ask_all(nodes, f"/requests/slow?{query}", problems)
     if not answers:
