@@ -11,6 +11,7 @@ import * as topics from "./topics.js";
 import * as groups from "./groups.js";
 import * as records from "./records.js";
 import * as events from "./events.js";
+import * as slow from "./slow.js";
 import * as balance from "./balance.js";
 import * as bucket from "./bucket.js";
 
@@ -20,6 +21,7 @@ const PAGES = [
   { name: "groups", label: "Groups", page: groups },
   { name: "records", label: "Records", page: records },
   { name: "events", label: "Moves", page: events },
+  { name: "slow", label: "Slow requests", page: slow },
   { name: "balance", label: "Balance", page: balance },
   { name: "bucket", label: "Bucket", page: bucket },
 ];

@@ -26,7 +26,7 @@ export function short(value) {
   if (size >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
   if (size >= 1e4) return `${(value / 1e3).toFixed(0)}k`;
   if (size >= 10 || size === 0) return String(Math.round(value));
-  return value.toFixed(size < 0.1 ? 3 : 1);
+  return size < 1 ? String(Number(value.toFixed(size < 0.1 ? 3 : 2))) : value.toFixed(1);
 }
 
 export function duration(ms) {

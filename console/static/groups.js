@@ -33,7 +33,7 @@ function drawList({ groups, left_out: leftOut, errors }) {
       columns: [
         { name: "Group", cell: "name", of: (row) => link(route("groups", row.group), row.group) },
         { name: "State", of: (row) => badge(STATES[row.state] || "warn", row.state) },
-        { name: "Members", number: true, of: (row) => count(row.members) },
+        { name: "Members", number: true, wide: true, of: (row) => count(row.members) },
         { name: "Lag", number: true, of: (row) => row.unknown ? `${count(row.lag)} and more` : count(row.lag) },
         { name: "Partitions", number: true, wide: true, of: (row) => count(row.partitions) },
         { name: "Topics", cell: "name", wide: true, of: (row) => h("span", { class: "user" }, row.topics.slice(0, 4).join(", ") + (row.topics.length > 4 ? ` and ${row.topics.length - 4} more` : "")) },

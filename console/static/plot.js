@@ -5,6 +5,7 @@ import { h, s } from "./dom.js";
 import { clock } from "./format.js";
 
 const WIDTH = 600;
+const NARROW = 340; // of a phone: letters keep their size
 const PAD = { left: 54, right: 8, top: 8, bottom: 20 };
 
 function ceiling(value) {
@@ -30,7 +31,7 @@ function pieces(list, gap) {
 // `series`: [{name, points: [[ms, value]]}]; `format` makes text of a value; `gap` in ms separates pieces of a line.
 // `wide`: for a plot that has the whole width of a page.
 export function plot({ title, series, format, height = 180, gap = 45000, key, wide }) {
-  const width = wide && innerWidth > 760 ? 1200 : WIDTH;
+  const width = innerWidth <= 760 ? NARROW : wide ? 1200 : WIDTH;
   const shown = series.filter((each) => each.points.length);
   const names = legend(series, format);
   if (!shown.length) {

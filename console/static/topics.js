@@ -1,7 +1,8 @@
-// Topics → the partitions of a topic → where the records of one partition are.
+// Topics → the partitions of a topic → where the records of one partition are → where one record went.
 
 import { h } from "./dom.js";
 import { any, change, get, of } from "./api.js";
+import { drawRecord, loadRecord, recordField } from "./explain.js";
 import { bytes, command, count, duration, moment, plural } from "./format.js";
 import { badge, card, confirm, facts, head, link, missing, route, table } from "./ui.js";
 
@@ -11,7 +12,8 @@ let internal = false;
 let pages = 1;
 
 export async function load(context) {
-  const [topic, partition] = context.parts;
+  const [topic, partition, offset] = context.parts;
+  if (topic && /^\d+$/.test(partition) && /^\d{1,19}$/.test(offset)) return loadRecord(topic, Number(partition), offset, context);
   if (topic && partition !== undefined && /^\d+$/.test(partition)) return loadPartition(topic, Number(partition), context);
   if (topic) return loadTopic(topic, context);
   const topics = [];
@@ -27,7 +29,7 @@ export async function load(context) {
 }
 
 export function draw(data, context) {
-  return { list: drawList, topic: drawTopic, partition: drawPartition }[data.kind](data, context);
+  return { list: drawList, topic: drawTopic, partition: drawPartition, record: drawRecord }[data.kind](data, context);
 }
 
 // --- all topics
@@ -109,7 +111,7 @@ function drawTopic({ topic, partitions, offsets }) {
     card("Partitions", table({
       label: "Partitions", rows: partitions, key: (row) => row.partition,
       columns: [
-        { name: "Partition", of: (row) => link(route("topics", topic.name, row.partition), `Partition ${row.partition}`) },
+        { name: "Partition", of: (row) => link(route("topics", topic.name, row.partition), `Partition\u00a0${row.partition}`) },
         { name: "State", of: (row) => row.leader === null ? badge("bad", "No leader") : row.to !== null ? badge("warn", `To ${row.to}`) : badge("ok", "Led") },
         { name: "Leader", number: true, of: (row) => row.leader },
         { name: "Epoch", number: true, wide: true, of: (row) => count(row.leader_epoch) },
@@ -164,6 +166,8 @@ function drawPartition({ found, error, brokers }, context) {
     error && missing({ leader: `Broker ${found.leader} did not tell of its log: ${error.message}` }),
     found.to !== null && h("p", { class: "notice warn" }, `It moves to broker ${found.to}, since ${moment(found.since_ms)}.`),
     card("Where its records are", anatomy(found)),
+    log && log.log_end_offset > log.log_start_offset && card("Where one record went",
+      recordField(topic, partition, String(Math.max(log.log_start_offset, log.high_watermark - 1)))),
     h("div", { class: "two" },
       card("Offsets", log ? facts([
         ["Log start", count(log.log_start_offset)],
@@ -193,7 +197,7 @@ function drawPartition({ found, error, brokers }, context) {
         label: "Objects that hold its records", rows: bucket.objects, key: (row) => row.start_offset,
         empty: "None of its records is in the bucket yet.",
         columns: [
-          { name: "Object", number: true, of: (row) => String(row.id) },
+          { name: "Object", of: (row) => String(row.id) },
           { name: "Kind", wide: true, of: (row) => row.kind === "stream" ? "its own" : "shared" },
           { name: "First offset", number: true, of: (row) => count(row.start_offset) },
           { name: "Offsets", number: true, of: (row) => count(row.end_offset - row.start_offset) },

@@ -68,7 +68,7 @@ export function missing(errors) {
   if (!rows.length) return null;
   return h("div", { class: "notice warn", role: "status", "data-key": "missing" },
     h("strong", {}, "Not in these figures: "),
-    rows.map(([, text]) => text).join("; "));
+    h("span", { class: "user" }, rows.map(([who, text]) => /^\d+$/.test(who) && !text.startsWith(`broker ${who}`) ? `broker ${who}: ${text}` : text).join("; ")));
 }
 
 export function loading() {

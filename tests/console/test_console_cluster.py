@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -155,6 +156,26 @@ def test_records_are_found_by_key_and_text_and_hostile_ones_stay_text(
     assert [line["event"] for line in by_text] == ["start", "record", "end"]
     assert by_text[-1]["reason"] == "limit"
     browser.call("GET", "records?topic=none", None, 404)
+
+
+def test_slow_requests_and_the_way_of_one_record_are_told(broker: tuple[LocalBroker, str], browser: Browser) -> None:
+    produce(broker, ("k", "v"))
+    end = browser.call("GET", "read/1/partition?topic=orders&partition=0")["log"]["high_watermark"]
+    story = browser.call("GET", f"read/1/explain?topic=orders&partition=0&offset={end - 1}")
+    assert (story["summary"], story["record"]["value_bytes"]) == ("visible", 1)
+    assert {"received", "synced", "confirmed", "uploaded"} <= {each["stage"] for each in story["stages"]}
+    groups = browser.call("GET", "read/all/explain/groups?topic=orders&partition=0")
+    assert (set(groups["answers"]), groups["errors"]) == ({"1"}, {})
+    browser.call("GET", "read/1/explain?topic=none&partition=0&offset=1", None, 404)
+    browser.call("GET", "read/1/explain?topic=orders&partition=0&offset=x", None, 400)
+
+    produced = browser.call("GET", "read/all/requests/slow?limit=5&api=Produce&topic=orders")["answers"]["1"]
+    assert {(row["api"], row["topic"]) for row in produced["requests"]} == {("Produce", "orders")}
+    assert len(produced["requests"]) <= 5 and set(produced["requests"][0]["stages_ms"]) <= set(produced["stages"])
+    hostile = browser.call("GET", f"read/all/requests/slow?topic={quote(HOSTILE)}")["answers"]["1"]
+    assert hostile["requests"] == []
+    refused = browser.call("GET", f"read/all/requests/slow?api={quote(HOSTILE)}")
+    assert (refused["answers"], "no API has that name" in refused["errors"]["1"]) == ({}, True)
 
 
 def test_a_record_is_written_only_when_it_is_no_dry_run(broker: tuple[LocalBroker, str], browser: Browser) -> None:

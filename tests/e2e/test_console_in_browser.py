@@ -29,6 +29,8 @@ PAGES = {
     "groups": ("#/groups", "document.querySelectorAll('tbody tr').length >= 1", HOSTILE_GROUP),
     "group": (f"#/groups/{GROUP}", "document.querySelectorAll('tbody tr').length >= 18", HOSTILE_GROUP),
     "records": ("#/records?topic=orders", "document.querySelectorAll('.record').length > 50", "Write one record"),
+    "record": ("#/topics/orders/0/5", "document.querySelectorAll('.way li').length >= 8", "WAL written"),
+    "slow": ("#/slow", "document.querySelectorAll('.spent').length > 20", "tidelog explain --slow"),
     "moves": ("#/events", "document.querySelectorAll('.events li').length >= 3", f"Broker {KILLED}"),
     "balance": ("#/balance", "document.querySelectorAll('tbody tr').length >= 3", "Brokers wanted"),
     "bucket": ("#/bucket", "document.querySelectorAll('tbody tr').length >= 4", "By purpose"),
@@ -111,6 +113,43 @@ def test_a_live_tail_shows_new_records_until_it_is_stopped(browser: tuple[Browse
     opened.wait("document.querySelectorAll('.record').length > 20", "new records come", 60)
     opened.run("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Stop').click()")
     opened.wait("/^Stopped/.test(document.querySelector('p[role=status]').innerText)", "the tail has stopped")
+
+
+def test_a_record_leads_to_the_way_that_it_went(browser: tuple[Browser, ConsoleWorld]) -> None:
+    opened, _ = browser
+    go(opened, "records")
+    opened.run("document.querySelector('.record a[aria-label^=\"Where did it go\"]').click()")
+    opened.wait(f"{READY} && document.querySelector('.way li')", "its way is drawn")
+    assert opened.run("return document.querySelector('.cli code').innerText").startswith("tidelog explain orders:")
+    go(opened, "partition")
+    opened.run("document.querySelector('#explained').value = '7'; document.querySelector('form').requestSubmit()")
+    opened.wait(f"{READY} && document.querySelector('.way li')", "the way of the one that was asked for is drawn")
+    assert opened.run("return document.querySelector('h1').innerText") == "orders:0@7"
+    opened.run("location.hash = '#/topics/orders/0/9000000000000000000'")
+    opened.wait("/not written yet/.test(document.body.innerText)", "an offset that does not exist yet is told as such")
+
+
+def test_slow_requests_are_narrowed_and_sorted(browser: tuple[Browser, ConsoleWorld]) -> None:
+    opened, _ = browser
+    go(opened, "slow")
+    choose = (
+        "const each = document.querySelector(arguments[0]); each.value = arguments[1];"
+        "each.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    kinds = "[...document.querySelectorAll('[data-key=slow] tbody tr')].map((each) => each.innerText.split(/\\s/)[0])"
+    opened.run(choose, "#kind", "Produce")
+    opened.wait(f"{kinds}.length > 5 && {kinds}.every((each) => each === 'Produce')", "only Produce is shown")
+    opened.run(choose, "#order", "sync")
+    opened.run(choose, "#topic", "payments")
+    opened.wait("/--api Produce --topic payments/.test(document.querySelector('.cli code').innerText)", "the command")
+    opened.wait("document.querySelector('[data-key=slow] tbody a').innerText.startsWith('payments:')", "one topic")
+    assert opened.axe() == []
+    opened.run(choose, "#topic", HOSTILE)
+    opened.wait("document.querySelector('[data-key=slow] .empty')", "a topic without requests is told as such")
+    opened.run(choose, "#topic", "")
+    opened.run(choose, "#kind", "")
+    opened.wait(f"new Set({kinds}).size > 1", "all kinds are shown again")
+    assert opened.complaints() == []
 
 
 def test_everything_is_reached_by_keyboard(browser: tuple[Browser, ConsoleWorld]) -> None:

@@ -43,6 +43,8 @@ def take(world: ConsoleWorld, folder: Path, only: list[str]) -> list[str]:
             for page, (address, drawn, _) in PAGES.items():
                 if only and page not in only:
                     continue
+                if page == "moves":
+                    world.move_now()
                 browser.run("location.hash = arguments[0]", address)
                 browser.wait(f"{READY} && {drawn}", f"{page} is drawn", 60)
                 png = optimized(browser.picture())

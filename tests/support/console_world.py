@@ -121,6 +121,23 @@ class ConsoleWorld:
         (result,) = http_json(url, "/moves", method="POST", body=body, token=lambda: self.token)["results"]
         assert result["error"] is None, result
 
+    def move_now(self) -> None:
+        """Move two partitions of `payments` between the living brokers, and wait until one has arrived; the other may
+        be on its way."""
+        url = f"http://127.0.0.1:{self.living_admin_port()}"
+        living = [number for number, row in self.brokers().items() if row["state"] == "alive"]
+
+        def moved() -> int:
+            return sum(each["kind"] == "moved" for each in http_json(url, "/timeline")["events"])
+
+        rows = http_json(url, "/partitions?topic=payments")["partitions"]
+        before = moved()
+        led = [row for row in rows if row["leader"] in living and row["to"] is None]
+        assert len(led) >= 2 and len(living) >= 2, "two partitions can move"
+        for row in led[:2]:
+            self.move("payments", row["partition"], next(each for each in living if each != row["leader"]))
+        wait_until(lambda: moved() > before, "a partition has moved", 60)
+
     def living_admin_port(self) -> int:
         return next(self.cluster.admin_ports[each] for each, node in self.cluster.nodes.items() if node.is_running())
 
