@@ -38,6 +38,7 @@ class Sides:
         self._rng = random.Random(seed)
         self.logs: dict[str, list[Log]] = {TOPIC: [{} for _ in range(PARTITIONS)]}
         self.starts: dict[str, list[int]] = {TOPIC: [0] * PARTITIONS}
+        self.cuts: list[int] = []
 
     def write(self, topic: str, records: int) -> None:
         producer = Producer({"bootstrap.servers": self.process.bootstrap, "enable.idempotence": True, **QUIET})
@@ -56,11 +57,13 @@ class Sides:
     def branched(self) -> None:
         self.logs[BRANCH] = [dict(log) for log in self.logs[TOPIC]]
         self.starts[BRANCH] = list(self.starts[TOPIC])
+        self.cuts = [max(log) + 1 for log in self.logs[TOPIC]]
 
     def delete_records(self, topic: str, share: float) -> None:
+        """Delete a share of what both had when the branch was made."""
         wanted = []
-        for partition, log in enumerate(self.logs[topic]):
-            self.starts[topic][partition] = max(self.starts[topic][partition], int(max(log) * share))
+        for partition, cut in enumerate(self.cuts):
+            self.starts[topic][partition] = max(self.starts[topic][partition], int(cut * share))
             wanted.append(TopicPartition(topic, partition, self.starts[topic][partition]))
         admin = AdminClient({"bootstrap.servers": self.process.bootstrap, **QUIET})
         for future in admin.delete_records(wanted, request_timeout=60).values():
@@ -143,7 +146,7 @@ def diverge(process: TidelogProcess, restart: Callable[[], None], rounds: int, r
     for number in range(rounds):
         sides.write(TOPIC, records // 2)
         sides.write(BRANCH, records // 3)
-        sides.delete_records((TOPIC, BRANCH)[number % 2], 0.2 + 0.1 * number / rounds)
+        sides.delete_records((TOPIC, BRANCH)[number % 2], 0.2 + 0.5 * number / rounds)
         cli("object", "compact", "--eager")
         if number == rounds // 2:
             cli("snapshot", "delete", "before", "--yes")
@@ -152,7 +155,8 @@ def diverge(process: TidelogProcess, restart: Callable[[], None], rounds: int, r
         sides.check(BRANCH)
     check_shown(ClusterConnection(process.bootstrap), sides)
     rows = {row["topic"]: row for row in cli("topic", "branches", "--format", "json").json()}
-    assert rows.keys() == {BRANCH, "again"} and rows[BRANCH]["shared"] > 0 < rows[BRANCH]["own"]
+    left = sum(cut - start for cut, start in zip(sides.cuts, sides.starts[BRANCH], strict=True))
+    assert rows.keys() == {BRANCH, "again"} and rows[BRANCH]["shared"] == left > 0 < rows[BRANCH]["own"]
     cli("topic", "delete", TOPIC, "again", "--yes")
     until(lambda: cli("topic", "branches", "--format", "json").json()[0]["only_bytes"] > 0)
     sides.write(BRANCH, records // 3)
