@@ -69,6 +69,7 @@ function patchChildren(old, fresh) {
   wanted.forEach((child, at) => {
     let present = old.childNodes[at];
     const same = key(child) && keyed.get(key(child));
+    keyed.delete(key(child)); // of two with one key the second is a new one
     if (same && same !== present) {
       old.insertBefore(same, present || null);
       present = same;

@@ -103,7 +103,7 @@ function controls(stages, context) {
 function list(rows, stages, told) {
   const longest = Math.max(1, ...rows.map((each) => each.duration_ms));
   return table({
-    label: "Slowest requests", rows, key: (row) => `${row.broker}:${row.ended_ms}:${row.duration_ms}:${row.client_id}`,
+    label: "Slowest requests", rows, key: (row) => [row.broker, row.ended_ms, row.duration_ms, row.api, row.topic, row.partition, row.client_id].join(":"),
     empty: emptiness(told),
     columns: [
       { name: "Request", cell: "name", of: (row) => h("div", {}, row.api,
