@@ -109,10 +109,14 @@ class SampleRing:
             return
         passed = min(number - self._slot, self._samples)
         slots = [(number - back) % self._samples for back in range(passed)]
-        for values in self._series.values():
+        newest = self._slot % self._samples  # most series have a value there: the others are looked through
+        ended = []
+        for name, values in self._series.items():
             for at in slots:
                 values[at] = math.nan
-        for name in [name for name, values in self._series.items() if all(map(math.isnan, values))]:
+            if math.isnan(values[newest]) and all(map(math.isnan, values)):
+                ended.append(name)
+        for name in ended:
             del self._series[name]
 
     def _place(self, name: str) -> array[float] | None:
