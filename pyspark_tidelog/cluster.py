@@ -19,12 +19,12 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark_tidelog.fetch import EMBEDDED
 from pyspark_tidelog.options import EARLIEST, LATEST, Partition, ReadOptions
-from pyspark_tidelog.plan import PlannedRange, Slice
+from pyspark_tidelog.plan import PlannedRange, SharedOffsets, Slice
 from tidelog.runtime.backoff import Backoff
 from tidelog.runtime.errors import ConfigError, InvalidInput, NotFound, Unavailable
 
@@ -123,17 +123,6 @@ class Lookups:
         """Return the id of the cluster. Raises `Unavailable`."""
         return str(self._ask("/cluster", None)["cluster_id"])
 
-    def branch_starts(self) -> dict[tuple[str, int], int]:
-        """Return where the own offsets of each partition of a branch begin: slices of earlier ones are refused.
-
-        Raises `Unavailable`.
-        """
-        try:
-            told = self._ask("/branches", None)
-        except NotFound:  # a broker of a version before branches: there are none
-            return {}
-        return {(row["topic"], row["partition"]): row["start"] for row in told["starts"]}
-
     def end_lease(self, lease: Lease) -> None:
         """Give a lease back; one that has ended already is success. Raises `Unavailable`."""
         with contextlib.suppress(NotFound):
@@ -181,7 +170,9 @@ class Lookups:
             left = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in asked]
             partial: PlannedRange | None = None
             while left:
-                answer = self._post("/slices", {"version": version, "ranges": left, "limit": SLICES_AT_ONCE})
+                answer = self._post(
+                    "/slices?shared=true", {"version": version, "ranges": left, "limit": SLICES_AT_ONCE}
+                )
                 cluster_id, told_version = answer["cluster_id"], told_version or answer["version"]
                 count += sum(len(row["slices"]) for row in answer["ranges"])
                 if most is not None and count > most:
@@ -205,7 +196,7 @@ class Lookups:
         Raises `NotFound`, also when the lease has ended, and `Unavailable`.
         """
         asked = [dict(zip(("topic", "partition", "start", "end"), each, strict=True)) for each in ranges]
-        return self._post(f"/manifests?lease={lease.id}", {"version": lease.version, "ranges": asked})
+        return self._post(f"/manifests?lease={lease.id}&shared=true", {"version": lease.version, "ranges": asked})
 
     def post(self, path: str, body: object = None) -> Any:
         """Send a request that this class has no method for, to any broker; the token may be the administrators'.
@@ -268,19 +259,24 @@ def _refusal(code: int, problem: str) -> Exception:
 
 def _planned(row: Mapping[str, Any], before: PlannedRange | None) -> PlannedRange:
     """Return a range of an answer, behind what an earlier answer had of it."""
-    slices = tuple(Slice(*each) for each in row["slices"])
-    start = max(row["start"], row["log_start"])
-    if before is not None and start == row["start"]:  # else the log was trimmed past what the answer before had
-        start, slices = before.start, before.slices + slices
+    one = planned(row, tuple(Slice(*each) for each in row["slices"]))
+    if before is not None and one.start == row["start"]:  # else the log was trimmed past what the answer before had
+        return replace(one, start=before.start, slices=before.slices + one.slices)
+    return one
+
+
+def planned(row: Mapping[str, Any], slices: tuple[Slice, ...]) -> PlannedRange:
+    """Return a range of an answer, with these slices."""
     return PlannedRange(
         row["topic"],
         row["topic_id"],
         row["partition"],
         row["stream"],
-        start,
+        max(row["start"], row["log_start"]),
         row["end"],
         row["committed_end"],
         slices,
+        tuple(SharedOffsets(*each) for each in row.get("shared", ())),  # a broker of an older version tells none
     )
 
 

@@ -3,6 +3,9 @@
 A thread with an event loop of its own reads indexes and blocks, some requests at a time; the caller gets the blocks in
 the order of their offsets. Every block is checked against its CRC32C before it is handed on.
 
+What a branch shares is read under the id of the stream that has written it, and of each object no more than its slice
+tells: behind the cut the object may go on with what is not the branch's (docs/design/0031).
+
 Entry: `open_bucket`, `Fetch`.
 """
 
@@ -20,9 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from pyspark_tidelog.plan import Slice
+from pyspark_tidelog.plan import SharedOffsets, Slice, stream_in
 from tidelog.runtime.clock import SystemClock
-from tidelog.runtime.errors import ConfigError, TidelogError
+from tidelog.runtime.errors import ConfigError, CorruptData, TidelogError
 from tidelog.storage.bucket.gate import PriorityGate
 from tidelog.storage.bucket.guarded import GuardedObjectStore
 from tidelog.storage.bucket.local import MAX_THREADS, LocalObjectStore
@@ -62,15 +65,30 @@ def open_bucket(settings: Mapping[str, str]) -> ObjectStore:
     return open_store(s3, Path(), clock, random.Random())
 
 
+class StoredStream(NamedTuple):
+    """A stream as objects have it."""
+
+    cluster_id: str
+    id: int
+    shared: Sequence[SharedOffsets] = ()
+    """Of a branch; see `PlannedRange`."""
+
+
 class _Run(NamedTuple):
-    """Neighbouring blocks of one object."""
+    """Neighbouring blocks of one object, of which offsets `[start, end)` are wanted."""
 
     key: str
     entries: list[IndexEntry]
+    start: int
+    end: int
 
     @property
     def span(self) -> tuple[int, int]:
         return self.entries[0].position, self.entries[-1].end_position
+
+    def wants(self, entry: StreamEntry) -> bool:
+        inside = entry.base_offset < self.end and entry.base_offset + entry.count > self.start
+        return inside and not entry.is_hole
 
 
 class Fetch:
@@ -81,11 +99,10 @@ class Fetch:
     """
 
     def __init__(
-        self, bucket: Mapping[str, str], cluster_id: str, stream: int, slices: Sequence[Slice], start: int, end: int
+        self, bucket: Mapping[str, str], source: StoredStream, slices: Sequence[Slice], start: int, end: int
     ) -> None:
         self._bucket = bucket
-        self._cluster_id = cluster_id
-        self._stream = stream
+        self._source = source
         self._slices = slices
         self._start = start
         self._end = end
@@ -157,23 +174,24 @@ class Fetch:
 
     async def _runs(self, store: ObjectStore) -> AsyncIterator[_Run]:
         for piece in self._slices:
-            key = object_key(self._cluster_id, piece.object_id)
-            index = await load_index(store, key, piece.size, object_id=piece.object_id, cluster_id=self._cluster_id)
+            cluster_id, stream = self._source.cluster_id, stream_in(piece, self._source.id, self._source.shared)
+            key = object_key(cluster_id, piece.object_id)
+            index = await load_index(store, key, piece.size, object_id=piece.object_id, cluster_id=cluster_id)
             start, end = max(self._start, piece.start), min(self._end, piece.end)
             entries: list[IndexEntry] = []
-            for entry in index.entries_from(index.find(self._stream, start)):
-                if entry.stream_id != self._stream or entry.start_offset >= end:
+            is_found = start >= end
+            for entry in index.entries_from(index.find(stream, start)):
+                if entry.stream_id != stream or entry.start_offset >= end:
                     break
                 if entries and entry.end_position - entries[0].position > RUN_BYTES:
-                    yield _Run(key, entries)
+                    yield _Run(key, entries, start, end)
                     entries = []
                 entries.append(entry)
+                is_found = True
+            if not is_found:
+                raise CorruptData(f"object {key} has no offsets {start} to {end - 1} of stream {stream}, as was told")
             if entries:
-                yield _Run(key, entries)
-
-    def _wants(self, entry: StreamEntry) -> bool:
-        inside = entry.base_offset < self._end and entry.base_offset + entry.count > self._start
-        return inside and not entry.is_hole
+                yield _Run(key, entries, start, end)
 
     async def _load(self, store: ObjectStore, run: _Run) -> list[Any]:
         first, last = run.span
@@ -181,5 +199,5 @@ class Fetch:
         found: list[Any] = []
         for entry in run.entries:
             data = view[entry.position - first : entry.end_position - first]
-            found += [each.payload for each in Block.decode(data, entry, key=run.key) if self._wants(each)]
+            found += [each.payload for each in Block.decode(data, entry, key=run.key) if run.wants(each)]
         return found

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from pyspark_tidelog.cluster import RANGES_AT_ONCE, Lease, Lookups, TooManySlices
+from pyspark_tidelog.cluster import RANGES_AT_ONCE, Lease, Lookups, TooManySlices, planned
 from pyspark_tidelog.fetch import open_bucket
 from pyspark_tidelog.plan import ManifestPart, PlannedRange, Slice, Task
 from tidelog.runtime.errors import ConfigError, CorruptData, InvalidInput, NotFound
@@ -150,17 +150,9 @@ def _answered(answer: Any, bucket: Mapping[str, str]) -> list[tuple[PlannedRange
         mine = tuple(slices.get(number, ()))
         if len(mine) != answer["counts"][number]:
             raise CorruptData(f"{manifest} has {len(mine)} slices of {row['topic']}-{row['partition']}, not as told")
-        one = PlannedRange(
-            row["topic"],
-            row["topic_id"],
-            row["partition"],
-            row["stream"],
-            max(row["start"], row["log_start"]),
-            row["end"],
-            row["committed_end"],
-            mine,
+        found.append(
+            (planned(row, mine), [_Segment(manifest, number, len(mine))] if manifest is not None and mine else [])
         )
-        found.append((one, [_Segment(manifest, number, len(mine))] if manifest is not None and mine else []))
     return found
 
 

@@ -29,6 +29,20 @@ class Slice(NamedTuple):
     end: int
 
 
+class SharedOffsets(NamedTuple):
+    """Offsets of a branch that objects have under the id of another topic's stream (docs/design/0031)."""
+
+    stream: int
+    start: int
+    end: int
+    """What the objects have under that stream's id from here on is not the branch's."""
+
+
+def stream_in(piece: Slice, stream: int, shared: Sequence[SharedOffsets]) -> int:
+    """Return the id under which an object has its slice of a stream, which never goes beyond a cut."""
+    return next((one.stream for one in shared if one.start < piece.end <= one.end), stream)
+
+
 @dataclass(frozen=True)
 class PlannedRange:
     """The offsets of one partition that are to be read: `[start, end)`."""
@@ -44,6 +58,12 @@ class PlannedRange:
     """What lies before it is in the bucket."""
     slices: tuple[Slice, ...]
     """Those that hold `[start, min(end, committed_end))`, in order."""
+    shared: tuple[SharedOffsets, ...] = ()
+    """Of a branch; offsets behind are under `stream`."""
+
+    def stream_in(self, piece: Slice) -> int:
+        """Return the id under which an object has its slice."""
+        return stream_in(piece, self.stream, self.shared)
 
 
 class ManifestPart(NamedTuple):
@@ -72,6 +92,8 @@ class Task:
     """Empty where they are in manifests, or the task reads from the brokers."""
     parts: tuple[ManifestPart, ...] = ()
     """Where to find the slices in manifests."""
+    shared: tuple[SharedOffsets, ...] = ()
+    """See `PlannedRange`."""
 
     @property
     def is_tail(self) -> bool:
@@ -139,8 +161,8 @@ def _cut(one: PlannedRange, share: Counter[int], max_bytes: int, max_records: in
                 step = min(fits, last - at)
                 at, room = at + step, room - per_offset * step
             if at < last:
-                yield Task(one.topic, one.partition, one.stream, start, at, tuple(taken))
+                yield Task(one.topic, one.partition, one.stream, start, at, tuple(taken), shared=one.shared)
                 start, taken, room = at, [], float(max_bytes)
     if taken:
-        yield Task(one.topic, one.partition, one.stream, start, at, tuple(taken))
+        yield Task(one.topic, one.partition, one.stream, start, at, tuple(taken), shared=one.shared)
     assert at >= end, (at, one)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark_tidelog.cluster import Lease, LeaseKeeper, Lookups
-from pyspark_tidelog.fetch import Fetch
+from pyspark_tidelog.fetch import Fetch, StoredStream
 from pyspark_tidelog.manifests import read_parts
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import Task
@@ -64,12 +64,13 @@ def _read_bucket(task: Task, context: TaskContext) -> Iterator[pa.RecordBatch]:
 
     decoder = RecordDecoder(task.topic, task.partition, include_headers=context.options.include_headers)
     at, slices, parts, lookups = task.start, task.slices, task.parts, 0
+    source = StoredStream(context.cluster_id, task.stream, task.shared)
     while True:
         try:
             if parts:
                 slices = read_parts(context.bucket, context.cluster_id, parts)
                 parts = ()
-            with Fetch(context.bucket, context.cluster_id, task.stream, slices, at, task.end) as fetched:
+            with Fetch(context.bucket, source, slices, at, task.end) as fetched:
                 for payload in fetched:
                     at, lookups = decoder.add(payload, at, task.end), 0
                     if decoder.is_full:

@@ -7,9 +7,10 @@
     POST /leases/end     ?id=ID: ends it
     POST /slices         {"version": V, "ranges": [{"topic": …, "partition": …, "start": …, "end": …}, …], "limit": …}:
                          the slices of objects that hold the ranges, in metadata of version V or newer. An answer that
-                         is not complete says in `next` where to go on
-    POST /manifests      ?lease=ID, with the same body: the slices as an object in the bucket, which is deleted when the
-                         lease has ended (`tidelog.storage.objects.manifest`). The answer has its id and size
+                         is not complete says in `next` where to go on. ?shared=true: also what a branch shares,
+                         which `shared` in the answer says how to read (`tidelog.controller.image.lookup`)
+    POST /manifests      ?lease=ID&shared=, with the same body: the slices as an object in the bucket, which is deleted
+                         when the lease has ended (`tidelog.storage.objects.manifest`). The answer has its id and size
 
 POST needs the read token or the token of administrators, where the cluster has a secret. Any broker accepts the
 requests. Entry: `ReadingRoutes.routes`, `READING_PATHS`.
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from tidelog.broker.admin.answers import integer, json_answer, number
+from tidelog.broker.admin.answers import flag, integer, json_answer, number
 from tidelog.broker.objects.manifest_writer import MAX_MANIFEST_SLICES, ManifestWriter
 from tidelog.controller.image.lookup import MAX_SLICES, OffsetRange, look_up
 from tidelog.controller.model.leases import MAX_TTL_MS, MIN_TTL_MS, LeaseRecord
@@ -127,7 +128,10 @@ class ReadingRoutes:
     async def _slices(self, request: web.Request) -> web.Response:
         question = await self._question(request)
         found = look_up(
-            self._controller.image, question.ranges, MAX_SLICES if question.limit is None else question.limit
+            self._controller.image,
+            question.ranges,
+            MAX_SLICES if question.limit is None else question.limit,
+            reads_shared=flag(request, "shared"),
         )
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
@@ -135,7 +139,8 @@ class ReadingRoutes:
         lease_id = integer(request.query.get("lease", ""), "lease", 1, MAX_ID)
         question = await self._question(request)
         limit = MAX_MANIFEST_SLICES if question.limit is None else question.limit
-        written = await self._manifests.write(lease_id, question.ranges, limit)
+        shared = flag(request, "shared")
+        written = await self._manifests.write(lease_id, question.ranges, limit, reads_shared=shared)
         return web.Response(body=msgspec.json.encode(written), content_type="application/json")
 
     async def _question(self, request: web.Request) -> _SlicesQuestion:

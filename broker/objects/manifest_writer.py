@@ -85,11 +85,13 @@ class ManifestWriter:
         self._turn = asyncio.Lock()
         self._per_lease: Counter[int] = Counter()
 
-    async def write(self, lease_id: int, ranges: Sequence[OffsetRange], limit: int) -> WrittenManifest:
+    async def write(
+        self, lease_id: int, ranges: Sequence[OffsetRange], limit: int, *, reads_shared: bool = False
+    ) -> WrittenManifest:
         """Write the slices of `ranges` for a lease, at most `limit` of them.
 
-        The image is as new as the lease. Raises `LeaseOver`, `NotFound` for an unknown topic or partition,
-        `InvalidInput`, `Overloaded`, `Unavailable`.
+        The image is as new as the lease; `reads_shared` is that of `look_up`. Raises `LeaseOver`, `NotFound` for an
+        unknown topic or partition, `InvalidInput`, `Overloaded`, `Unavailable`.
         """
         if not 0 < len(ranges) <= MAX_RANGES:
             raise InvalidInput(f"a question has 1 to {MAX_RANGES} ranges, not {len(ranges)}")
@@ -105,7 +107,7 @@ class ManifestWriter:
         try:
             self._admit(lease_id)
             async with asyncio.timeout(WRITE_S):
-                return await self._write(ranges, limit)
+                return await self._write(ranges, limit, reads_shared=reads_shared)
         except TimeoutError:
             raise Unavailable(
                 f"the manifest was not written within {WRITE_S:g} s", hint="is the bucket slow? See `tidelog status`"
@@ -125,7 +127,7 @@ class ManifestWriter:
             )
         self._per_lease[lease_id] += 1
 
-    async def _write(self, ranges: Sequence[OffsetRange], limit: int) -> WrittenManifest:
+    async def _write(self, ranges: Sequence[OffsetRange], limit: int, *, reads_shared: bool) -> WrittenManifest:
         pages = ManifestPages()
         found: list[FoundRange] = []
         counts: list[int] = []
@@ -135,7 +137,7 @@ class ManifestWriter:
                 goes_on = NextQuestion(number, one.start)
                 break
             before = pages.slices
-            row, reached = await self._add(pages, number, one, limit)
+            row, reached = await self._add(pages, number, one, limit, reads_shared=reads_shared)
             found.append(row)
             counts.append(pages.slices - before)
             if reached is not None:
@@ -146,14 +148,15 @@ class ManifestWriter:
         return WrittenManifest(image.cluster_id, image.version, manifest, found, counts, goes_on)
 
     async def _add(
-        self, pages: ManifestPages, number: int, asked: OffsetRange, limit: int
+        self, pages: ManifestPages, number: int, asked: OffsetRange, limit: int, *, reads_shared: bool
     ) -> tuple[FoundRange, int | None]:
         """Add the pages of one range; return what is known of it, and its offset to go on at if there are more."""
         for _ in range(RESTARTS):
             row: FoundRange | None = None
             left = asked
             while True:
-                page = look_up(self._image(), [left], min(PAGE_SLICES, limit - pages.slices))
+                most = min(PAGE_SLICES, limit - pages.slices)
+                page = look_up(self._image(), [left], most, reads_shared=reads_shared)
                 (told,) = page.ranges
                 if row is not None and (told.stream != row.stream or told.log_start > left.start):
                     break  # trimmed past what was found, or deleted and created again: a gap

@@ -37,7 +37,7 @@ from tidelog.controller.model.records import (
     TopicRecord,
 )
 from tidelog.controller.model.replication import ElectionRecord, ReplicationRecord, replica_count
-from tidelog.controller.model.snapshots import BranchRecord, SnapshotRecord, extent_at
+from tidelog.controller.model.snapshots import BranchRecord, Extents, SnapshotRecord, extent_at
 from tidelog.storage.commits import ObjectSlice, unpack_ranges
 from tidelog.storage.replication.configuration import SetConfiguration
 
@@ -333,6 +333,12 @@ class Image:
         place = stream_id % STREAMS_PER_PARTITION
         branch = self.branches.get(stream_id - place)
         return branch.ends[place] if branch is not None else 0
+
+    def shared(self, stream_id: int) -> Extents:
+        """Return the offsets of a branch's stream that are under other streams' ids, in order; empty if it is none."""
+        place = stream_id % STREAMS_PER_PARTITION
+        branch = self.branches.get(stream_id - place)
+        return branch.extents[place] if branch is not None else ()
 
     def _extent(self, stream_id: int, offset: int) -> tuple[int, int]:
         """Return the stream under whose id objects have an offset, and where that ends; 0: it does not."""

@@ -7,8 +7,9 @@ same in all of them.
 Invariant: the slices of a range follow one another without a gap, from `start` or before, up to `end`, to the committed
 end, or to where the answer was full; unless the log starts later, which the answer tells.
 
-The first offsets of a branch, which another topic's streams have written, are refused (docs/design/0031): an answer
-names one stream, under whose id the objects have the records.
+The first offsets of a branch are in objects under the ids of other topics' streams (docs/design/0031): the answer tells
+which, up to where. They are refused to who does not say that it reads such an answer: by the branch's own id it would
+find nothing in these objects, and take that for an end. A slice lies within one of these ranges, or behind them all.
 
 Entry: `look_up`.
 """
@@ -42,6 +43,14 @@ class OffsetRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The offset after the last one (int64); -1: the committed end, as it is when the question is answered."""
 
 
+class SharedRange(msgspec.Struct, frozen=True, array_like=True):
+    """Offsets of a branch that are another topic's, too."""
+
+    stream: int
+    start: int
+    end: int
+
+
 class FoundRange(msgspec.Struct, frozen=True):
     """What is known of one range."""
 
@@ -59,7 +68,11 @@ class FoundRange(msgspec.Struct, frozen=True):
     committed_end: int
     """What is uploaded ends here; a later tail is at the brokers."""
     slices: list[ObjectSlice]
-    """`[object id, kind, bytes of the object, start, end]`, with the offsets of the object's whole range."""
+    """`[object id, kind, bytes of the object, start, end]`, with the offsets of the object's whole range, which of a
+    branch's ends at its cut at the latest."""
+    shared: list[SharedRange] = []
+    """Of a branch `[stream, start, end]`, in order: objects have these offsets under that stream's id, and what the
+    same objects have under it from `end` on is not the branch's. Offsets behind are under `stream`."""
 
 
 class NextQuestion(msgspec.Struct, frozen=True):
@@ -83,9 +96,12 @@ class FoundSlices(msgspec.Struct, frozen=True):
     """None: the answer is complete."""
 
 
-def look_up(image: Image, ranges: Sequence[OffsetRange], limit: int = MAX_SLICES) -> FoundSlices:
+def look_up(
+    image: Image, ranges: Sequence[OffsetRange], limit: int = MAX_SLICES, *, reads_shared: bool = False
+) -> FoundSlices:
     """Find the slices of up to `MAX_RANGES` ranges, `limit` of them at most (1 to `MAX_SLICES`).
 
+    `reads_shared`: who asks reads what a branch shares under the streams that `FoundRange.shared` names.
     Raises `NotFound` for an unknown topic or partition, `InvalidInput`.
     """
     if not 0 < len(ranges) <= MAX_RANGES:
@@ -97,7 +113,7 @@ def look_up(image: Image, ranges: Sequence[OffsetRange], limit: int = MAX_SLICES
     for number, one in enumerate(ranges):
         if left == 0:
             return FoundSlices(image.cluster_id, image.version, found, NextQuestion(number, one.start))
-        row = _look_up_one(image, one, left)
+        row = _look_up_one(image, one, left, reads_shared=reads_shared)
         found.append(row)
         left -= len(row.slices)
         reached = row.slices[-1].end_offset if row.slices else row.end
@@ -106,7 +122,7 @@ def look_up(image: Image, ranges: Sequence[OffsetRange], limit: int = MAX_SLICES
     return FoundSlices(image.cluster_id, image.version, found, None)
 
 
-def _look_up_one(image: Image, asked: OffsetRange, limit: int) -> FoundRange:
+def _look_up_one(image: Image, asked: OffsetRange, limit: int, *, reads_shared: bool) -> FoundRange:
     topic = image.topic(asked.topic)
     if topic is None:
         raise NotFound(f"there is no topic {asked.topic!r}", hint="`tidelog topic list` shows the topics")
@@ -118,12 +134,12 @@ def _look_up_one(image: Image, asked: OffsetRange, limit: int) -> FoundRange:
     if not asked.start >= 0 or (asked.end != TO_THE_END and end < asked.start):
         raise InvalidInput(f"{topic.name}-{asked.partition}: range {asked.start}..{asked.end} is reversed or negative")
     start, own_start = max(asked.start, stream.start_offset), image.own_start(stream.id)
-    if start < min(end, own_start):
+    if start < min(end, own_start) and not reads_shared:
         raise InvalidInput(
             f"{topic.name}-{asked.partition} is a branch: its offsets below {own_start} are in another topic's objects",
-            hint="read these from the brokers, as a Kafka client does; or read the topic that it is a branch of",
+            hint="a newer version of the reader reads these, too (it asks with ?shared=true); the brokers give them to"
+            " any Kafka client",
         )
-    slices = image.find_objects(stream.id, start, end, limit)
     return FoundRange(
         topic.name,
         topic.id.hex(),
@@ -133,5 +149,17 @@ def _look_up_one(image: Image, asked: OffsetRange, limit: int) -> FoundRange:
         end,
         stream.start_offset,
         stream.end_offset,
-        slices,
+        _slices(image, stream.id, start, end, limit),
+        [SharedRange(one.stream_id, one.start_offset, one.end_offset) for one in image.shared(stream.id)],
     )
+
+
+def _slices(image: Image, stream_id: int, start: int, end: int, limit: int) -> list[ObjectSlice]:
+    """Find objects under one stream's id after the other."""
+    found: list[ObjectSlice] = []
+    while start < end and len(found) < limit:
+        _, within = image.resolve(stream_id, start, end)
+        assert start < within <= end, (stream_id, start, within, end)
+        found += image.find_objects(stream_id, start, within, limit - len(found))
+        start = within
+    return found

@@ -78,8 +78,7 @@ def take_inventory(access: ClusterAccess, version: int) -> Inventory:
 
 
 def _all_ranges(cluster: Cluster, lookups: Lookups, version: int) -> list[PlannedRange]:
-    starts = lookups.branch_starts()  # what lies before is the source's, or a snapshot's: its objects are audited whole
-    places = [(*place, starts.get(place, 0), -1) for place in cluster.partitions(cluster.all_topics)]
+    places = [(*place, 0, -1) for place in cluster.partitions(cluster.all_topics)]
     return lookups.slices(places, version).ranges if places else []
 
 
@@ -90,14 +89,18 @@ def _inventory(
     held: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     about: dict[int, tuple[str, int]] = {}
     owners: dict[int, Owner] = {}
+    sources: dict[int, Owner] = {}
     count = 0
     for one in ranges:
         count += 1
         for number, part in enumerate(STREAM_PARTS):
             owners[one.stream - DATA + number] = Owner(one.topic, one.partition, part)
+            for shared in one.shared:
+                sources[shared.stream - DATA + number] = Owner(one.topic, one.partition, part)
         for piece in one.slices:
-            held[piece.object_id].append((one.stream, piece.start, piece.end))
+            held[piece.object_id].append((one.stream_in(piece), piece.start, piece.end))
             about[piece.object_id] = (KINDS.get(piece.kind, str(piece.kind)), piece.size)
+    owners = sources | owners  # of a stream whose topic was deleted: a branch that has its records
     known = lookups.objects(version)
     about.update({one.id: (one.kind, one.size) for one in known if one.state == "committed"})
     objects = [

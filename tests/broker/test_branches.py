@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from tests.broker.test_handlers_fetch import BIG, values
 from tests.support.guarded import append_guarded
 from tests.support.kafka_world import KafkaWorld, batch, until
 from tidelog.broker.objects.held import describe_branches, describe_snapshots
-from tidelog.controller.image.lookup import OffsetRange, look_up
+from tidelog.controller.image.image import Image
+from tidelog.controller.image.lookup import FoundRange, OffsetRange, look_up
 from tidelog.controller.model import commands as c
 from tidelog.controller.model.errors import TopicExists
 from tidelog.controller.model.snapshots import (
@@ -23,6 +26,7 @@ from tidelog.controller.model.snapshots import (
     UnknownSnapshot,
 )
 from tidelog.runtime.errors import InvalidInput
+from tidelog.storage.commits import unpack_ranges
 from tidelog.stream.partition_log import PartitionLog
 
 
@@ -274,7 +278,65 @@ async def test_held_objects_are_not_compacted_and_are_told() -> None:
         assert snapshot["only_bytes"] == branch["only_bytes"] == 0
 
 
-async def test_readers_outside_the_cluster_are_refused_what_is_shared() -> None:
+def spans(image: Image, asked: OffsetRange, limit: int) -> tuple[FoundRange, list[tuple[int, int, int]]]:
+    """Ask until the answer is complete; stream, start and end of each slice, and whether its object has that."""
+    found: list[tuple[int, int, int]] = []
+    while True:
+        answer = look_up(image, [asked], limit, reads_shared=True)
+        (row,) = answer.ranges
+        for each in row.slices:
+            inside = [one.stream for one in row.shared if one.start < each.end_offset <= one.end]
+            stream = inside[0] if inside else row.stream
+            assert any(
+                (held, start) == (stream, each.start_offset) and each.end_offset <= end
+                for held, start, end in unpack_ranges(image.objects[each.object_id].packed)
+            )
+            found.append((stream, each.start_offset, each.end_offset))
+        if answer.next is None:
+            return row, found
+        asked = OffsetRange(asked.topic, asked.partition, answer.next.start, asked.end)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_readers_outside_the_cluster_are_told_whose_the_shared_offsets_are(limit: int) -> None:
+    async with branched() as world:
+        image = world.controller.image
+        source, branch = (look_up(image, [OffsetRange(name, 0, 50)]).ranges[0].stream for name in ("t", "b"))
+        row, found = spans(image, OffsetRange("b", 0), limit)
+        assert [(one.stream, one.start, one.end) for one in row.shared] == [(source, 0, 40)]
+        assert [(stream, end) for stream, _, end in found if end >= 40] == [(source, 40), (branch, 45)]
+        assert found[0][1] == 0 and all(one[2] == other[1] for one, other in itertools.pairwise(found))
+        assert [each[2] for each in spans(image, OffsetRange("b", 0, 30, 42), limit)[1]] == [40, 45]
+        assert spans(image, OffsetRange("b", 0, 40), limit)[1] == [(branch, 40, 45)]
+        assert spans(image, OffsetRange("t", 0), limit)[0].shared == []
+        await world.log("b").delete_records(42)
+        await world.chill()
+        await world.log("b").apply_retention()
+        row, found = spans(image, OffsetRange("b", 0), limit)
+        assert (row.log_start, found) == (42, [(branch, 40, 45)])
+
+
+async def test_they_are_told_of_each_topic_of_a_branch_of_a_branch_when_the_others_are_gone() -> None:
+    async with branched() as world:
+        image = world.controller.image
+        source, branch = (look_up(image, [OffsetRange(name, 0, 50)]).ranges[0].stream for name in ("t", "b"))
+        await world.snapshot("ss", "b")
+        await world.branch("ss", "bb", "b")
+        world.write("bb", 45, 47)
+        await until(lambda: world.log("bb").high_watermark == 47, "confirmation")
+        await world.chill()
+        for name in ("s", "ss"):
+            world.controller.apply(DeleteSnapshot(name))
+        for name in ("t", "b"):
+            log = world.partitions.logs.pop((image.topic_ids[name], 0))
+            world.controller.apply(c.DeleteTopic(image.topic_ids[name]))
+            await log.drop()
+        row, found = spans(image, OffsetRange("bb", 0), 100)
+        assert [tuple(msgspec.structs.astuple(one)) for one in row.shared] == [(source, 0, 40), (branch, 40, 45)]
+        assert [(stream, end) for stream, _, end in found[-3:]] == [(source, 40), (branch, 45), (row.stream, 47)]
+
+
+async def test_readers_that_do_not_know_of_branches_are_refused_what_is_shared() -> None:
     async with branched() as world:
         image = world.controller.image
         with pytest.raises(InvalidInput, match="is a branch: its offsets below 40"):

@@ -314,12 +314,12 @@ async def test_a_range_that_is_trimmed_between_two_pages_begins_anew(monkeypatch
         lease = await ask(session, "POST", "/leases?holder=a")
         pages = 0
 
-        def trims(*arguments: Any) -> Any:
+        def trims(*arguments: Any, **options: Any) -> Any:
             nonlocal pages
             pages += 1
             if pages == 2:  # offsets 0 to 19 were found
                 world.apply(c.TrimStream(stream, 1, 35, NODE_ID, 1))
-            return look_up(*arguments)
+            return look_up(*arguments, **options)
 
         monkeypatch.setattr(manifest_writer, "look_up", trims)
         written = await ask(session, "POST", f"/manifests?lease={lease['id']}", json=ALL)

@@ -200,7 +200,7 @@ class World:
 
     def _found(self, topic: str) -> dict[str, Any]:
         question = {"ranges": [{"topic": topic, "partition": 0}]}
-        (row,) = self.connection.post("/slices", question)["ranges"]
+        (row,) = self.connection.post("/slices?shared=true", question)["ranges"]
         return dict(row)
 
     def end_leases(self) -> None:

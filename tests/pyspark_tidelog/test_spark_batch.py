@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.backends import create_topic
-from tests.pyspark_tidelog.harness import FLAGS, Spark, World, expected
+from tests.pyspark_tidelog.harness import FLAGS, Row, Spark, World, expected
 from tests.support.cli import until
 from tests.support.cluster_process import up_cluster
 
@@ -127,6 +128,88 @@ def test_a_plan_in_a_manifest_is_read_and_the_manifest_deleted_after_its_lease(s
     report = world.cli("object", "clean", "--dry-run", "--format", "json").json()
     assert (report["orphans"], [each["id"] for each in report["waiting"]]) == ([], [])
     assert spark.read() == wanted, "tasks look their objects up when the manifest is gone"
+
+
+def branched(world: World, source: str, branch: str) -> list[Row]:
+    """A topic with 150 records in three objects, its branch, and 30 and 60 more; return the rows of the branch."""
+    create_topic(world.bootstrap, source, 1)
+    for number in range(3):
+        world.produce(source, 0, 50 * number, 50)
+        if number < 2:
+            world.upload()
+    world.cli("snapshot", "create", f"of-{source}", "--topics", source)
+    world.cli("topic", "branch", f"{source}@of-{source}", branch)
+    world.produce(source, 0, 150, 30)
+    world.produce(branch, 0, 1_000, 60)
+    own = [row | {"offset": row["offset"] - 850} for row in expected(branch, 0, 1_000, 60)]
+    return [*expected(branch, 0, 0, 150), *own]
+
+
+def test_a_branch_is_read_with_what_it_shares_and_nothing_behind_its_cut(spark: Spark, world: World) -> None:
+    rows = branched(world, "source", "branch")
+    options = world.options(subscribe="source,branch", includeHeaders="true")
+    wanted = [*rows, *expected("source", 0, 0, 180)]
+    assert spark.read(options) == wanted, "what is its own is with the brokers"
+    world.upload()
+    assert spark.read(options | {"maxBytesPerTask": 2_000}) == wanted
+    some = {"startingOffsets": '{"branch": {"0": 120}}', "endingOffsets": '{"branch": {"0": 170}}'}
+    assert spark.read(world.options(subscribe="branch", includeHeaders="true", **some)) == rows[120:170]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slices", [1_000, 1])
+def test_a_branch_is_read_whatever_happens_to_its_topic_after_the_plan(spark: Spark, world: World, slices: int) -> None:
+    source, branch = f"source-{slices}", f"branch-{slices}"
+    rows = branched(world, source, branch)
+    world.upload()
+    options = world.options(subscribe=branch, includeHeaders="true", maxSlicesInTasks=slices, maxBytesPerTask=4_000)
+    spark.plan(options)
+    behind = world.objects(source) - world.objects(branch)
+    world.end_leases()
+    world.delete_records(source, 140)
+    world.compact()
+    assert spark.read() == rows, "without a lease, as what a branch holds is not deleted"
+    assert spark.read(world.options(subscribe=source, includeHeaders="true")) == expected(source, 0, 140, 40)
+    spark.plan(options)
+    world.cli("snapshot", "delete", f"of-{source}", "--yes")
+    world.cli("topic", "delete", source, "--yes")
+    world.end_leases()
+    world.wait_deleted(behind)
+    assert spark.read() == rows
+    spark.plan(options)
+    assert spark.read() == rows
+    held = world.objects(branch)
+    world.delete_records(branch, 155)
+    assert spark.read() == rows, "its lease keeps what the branch holds no longer"
+    world.end_leases()
+    world.wait_deleted(held - world.objects(branch))
+    told = spark.ask(read=True)
+    assert f"{branch}-0: offsets 0 to " in told["error"] and "do not exist any more" in told["error"]
+    assert spark.read(world.options(subscribe=branch, includeHeaders="true")) == rows[155:]
+    world.cli("topic", "delete", branch, "--yes")
+    world.end_leases()
+    world.wait_deleted(held)
+
+
+@pytest.mark.long
+def test_a_query_follows_a_branch_from_its_first_offset_through_a_kill(world: World, tmp_path: Path) -> None:
+    rows = branched(world, "followed-source", "followed")
+    options = world.options(
+        subscribe="followed", includeHeaders="true", startingOffsets="earliest", maxOffsetsPerTrigger=40, tail="skip"
+    )
+    with Spark(tmp_path / "first") as spark:
+        spark.stream(options, tmp_path, processingTime="1 second")
+        until(lambda: len(list((tmp_path / "rows").glob("*.parquet"))) >= 2)
+        spark.kill()
+    world.delete_records("followed-source", 160)
+    world.upload()
+    world.compact()
+    world.cli("snapshot", "delete", "of-followed-source", "--yes")
+    world.cli("topic", "delete", "followed-source", "--yes")
+    with Spark(tmp_path / "second") as spark:
+        spark.stream(options, tmp_path, availableNow=True)
+        spark.finish(120)
+        assert spark.written(tmp_path) == rows
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_tidelog import fetch
-from pyspark_tidelog.fetch import EMBEDDED, Fetch, open_bucket
-from pyspark_tidelog.plan import Slice
+from pyspark_tidelog.fetch import EMBEDDED, Fetch, StoredStream, open_bucket
+from pyspark_tidelog.plan import SharedOffsets, Slice
 from tidelog.batch.batch import build_batch, iter_batches, iter_records
 from tidelog.batch.codec import Record
 from tidelog.runtime.clock import SystemClock
@@ -65,7 +65,7 @@ class Bucket:
 
     def fetch(self, start: int, end: int) -> Fetch:
         wanted = [each for each in self.slices if each.end > start and each.start < end]
-        return Fetch(self.settings, CLUSTER, STREAM, wanted, start, end)
+        return Fetch(self.settings, StoredStream(CLUSTER, STREAM), wanted, start, end)
 
     async def close(self) -> None:
         await self._store.close()
@@ -110,6 +110,27 @@ async def test_what_log_compaction_has_removed_is_passed_over(
     await bucket.put(2, 40, 4, holes={40, 50, 70})
     await bucket.close()
     assert offsets(bucket.fetch(start, end)) == found
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 200), (140, 160), (0, 150), (149, 151), (150, 200)])
+async def test_of_what_a_branch_shares_nothing_behind_its_cut_is_read(tmp_path: Path, start: int, end: int) -> None:
+    """The cut is within an object, and within a block of it, which go on with what is the source's alone."""
+    own = STREAM + 1
+    bucket = Bucket(tmp_path / "bucket")
+    await bucket.put(1, 0, 30)
+    await bucket.put(2, 150, 5)
+    await bucket.close()
+    source, mine = bucket.slices[0]._replace(end=150), bucket.slices[1]
+    branch = StoredStream(CLUSTER, own, (SharedOffsets(STREAM - 1, 0, 80), SharedOffsets(STREAM, 80, 150)))
+    slices = [source._replace(end=80), source._replace(start=80), mine]
+    wanted = [each for each in slices if each.end > start and each.start < end]
+    first, last = start // PER_BATCH * PER_BATCH, -(-end // PER_BATCH) * PER_BATCH
+    assert offsets(Fetch(bucket.settings, branch, wanted, start, end)) == list(range(first, last))
+
+
+async def test_an_object_without_the_offsets_that_were_told_is_an_error(bucket: Bucket) -> None:
+    with pytest.raises(CorruptData, match="has no offsets 0 to 299 of stream 99, as was told"):
+        offsets(Fetch(bucket.settings, StoredStream(CLUSTER, 99), bucket.slices[:1], 0, 500))
 
 
 async def test_large_ranges_are_fetched_in_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

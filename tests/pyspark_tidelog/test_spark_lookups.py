@@ -73,7 +73,8 @@ class Broker:
             return 200, json.dumps({"id": 3, "version": 17, "cluster_id": "cluster"}).encode()
         assert question is not None
         ranges = msgspec.convert(question["ranges"], list[OffsetRange])
-        return 200, msgspec.json.encode(look_up(self.driver.image, ranges, self.limit))
+        found = look_up(self.driver.image, ranges, self.limit, reads_shared=path.endswith("?shared=true"))
+        return 200, msgspec.json.encode(found)
 
     def close(self) -> None:
         self._server.shutdown()
