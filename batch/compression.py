@@ -4,7 +4,7 @@ Invariant: `decompress` neither returns nor holds in memory much more than `max_
 a small batch cannot exhaust a broker's memory (rule 12). Snappy is written as the xerial stream of Java clients, and
 read in that form and raw (librdkafka, franz-go). LZ4 is the frame format with independent blocks (KIP-57).
 
-Entry: `compress`, `decompress`.
+Entry: `compress`, `decompress`; `decompress_start` for whoever needs the first records only.
 """
 
 from __future__ import annotations
@@ -71,6 +71,51 @@ def decompress(data: memoryview, codec: int, max_bytes: int) -> bytes | memoryvi
     except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, struct_error) as error:
         # lz4.frame raises RuntimeError for every malformed frame.
         raise CorruptRecord(f"{Compression(codec).name.lower()} data do not decompress: {error}") from error
+
+
+def decompress_start(data: memoryview, codec: int, max_bytes: int) -> bytes | memoryview:
+    """Return the first `max_bytes` (> 0) decompressed bytes, or all if there are fewer; `data` itself for NONE.
+
+    The work is bounded by `max_bytes`, whatever follows. A raw snappy block, which unpacks as a whole, gives nothing if
+    it is larger; neither does a zstd frame whose window is larger than 8 MiB. Raises as `decompress` does.
+    """
+    if codec == Compression.NONE:
+        return data
+    try:
+        if codec == Compression.GZIP:
+            return zlib.decompressobj(wbits=31).decompress(data, max_bytes)
+        if codec == Compression.LZ4:
+            return bytes(lz4.frame.LZ4FrameDecompressor().decompress(data, max_length=max_bytes))
+        if codec == Compression.ZSTD:
+            with zstandard.ZstdDecompressor(max_window_size=1 << 23).stream_reader(data) as reader:
+                return reader.read(max_bytes)
+        if codec == Compression.SNAPPY:
+            return _snappy_start(data, max_bytes)
+    except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, struct_error) as error:
+        raise CorruptRecord(f"{Compression(codec).name.lower()} data do not decompress: {error}") from error
+    raise UnsupportedCompression(f"no compression codec has the number {codec}")
+
+
+def _snappy_start(data: memoryview, max_bytes: int) -> bytes:
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        block = bytes(data)
+        fits = cramjam.snappy.decompress_raw_len(block) <= max_bytes
+        return bytes(cramjam.snappy.decompress_raw(block)) if fits else b""
+    parts: list[bytes] = []
+    left, at = max_bytes, len(_XERIAL_HEADER)
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if length < 0 or length > len(data) - at:
+            raise CorruptRecord(f"a snappy block of {length} bytes does not fit its batch")
+        block = bytes(data[at : at + length])
+        size = cramjam.snappy.decompress_raw_len(block)
+        if size > left:
+            break
+        parts.append(bytes(cramjam.snappy.decompress_raw(block)))
+        left -= size
+        at += length
+    return b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> RecordTooLarge:

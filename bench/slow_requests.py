@@ -1,6 +1,6 @@
 """CPU time of a Produce request with the recorder of slow requests and the WAL's history, and without them.
 
-    python -m bench.slow_requests [--blocks 400] [--requests 100]
+    python -m bench.slow_requests [--blocks 400] [--requests 100] [--same | --trace RATIO]
 
 Requests of one record of 100 bytes, five in flight, arrive at a connection of the real listener, are handled by real
 logs, and their responses are written; the WAL and the bucket are in memory, and the socket is a buffer. So what
@@ -9,6 +9,10 @@ logs, and their responses are written; the WAL and the bucket are in memory, and
 Two brokers in one process, one with both and one without, take turns block by block, so that load from elsewhere and a
 changing clock rate meet both alike; the figure is the median of the ratios of two neighbouring blocks, with its
 quartiles. `--same` leaves both off in both, for the noise of the method.
+
+`--trace RATIO` compares traces instead: both brokers have the recorder and the history, and one of them traces that
+share of its requests, and sends its spans to a collector in a child process that takes them unread. The CPU time is
+that of all threads, so that of the exporter's is in it.
 """
 
 from __future__ import annotations
@@ -16,17 +20,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import multiprocessing
+import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from statistics import quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench._common import pin, quick, row
 from bench.produce_requests import one_record_frame
 from tests.support.kafka_world import KafkaWorld
-from tidelog.broker.settings import KafkaSettings
+from tidelog.broker.settings import KafkaSettings, TracingSettings
+from tidelog.broker.telemetry.tracing_setup import open_tracing
 from tidelog.runtime import memory
+from tidelog.runtime.clock import SystemClock
 from tidelog.runtime.network import Listener, Network
 from tidelog.storage.settings import CacheSettings, UploadSettings
+
+if TYPE_CHECKING:
+    from tidelog.broker.telemetry.tracing import Tracing
 
 TOPIC = "bench"
 IN_FLIGHT = 5
@@ -108,7 +122,8 @@ class _Pipe(asyncio.Transport):
 class _Broker:
     """A broker and one producer."""
 
-    def __init__(self, *, explains: bool) -> None:
+    def __init__(self, *, explains: bool, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self._network = _ByHand()
         network: Network = self._network
         self.world = KafkaWorld(
@@ -128,6 +143,9 @@ class _Broker:
         if not self._explains:
             self.world.storage.history.left = 0
             self.world.storage.confirm.observe(_ignore)
+        if self._tracing is not None:
+            self._tracing.start("bench", 1)
+            self.world.services.tracing = self._tracing
         self._connection = self._network.factory()
         self._pipe.set_protocol(self._connection)
         self._connection.connection_made(self._pipe)
@@ -151,8 +169,44 @@ def _ignore(_offset: int) -> None:
     """No history."""
 
 
-async def _measure(args: argparse.Namespace) -> tuple[list[float], list[float]]:
-    without, explaining = _Broker(explains=False), _Broker(explains=not args.same)
+class _Sink(BaseHTTPRequestHandler):
+    """Takes spans unread."""
+
+    def do_POST(self) -> None:
+        """Answer one export."""
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged."""
+
+
+@contextmanager
+def _collector() -> Iterator[str]:
+    """Run a collector in a child process; yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Sink)
+    child = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    child.start()
+    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        child.terminate()
+        child.join()
+
+
+def _tracing(endpoint: str, ratio: float) -> Tracing:
+    tracing = open_tracing(TracingSettings(endpoint=endpoint, sample_ratio=ratio), SystemClock(), random.Random())
+    assert tracing is not None
+    return tracing
+
+
+async def _measure(args: argparse.Namespace, endpoint: str = "") -> tuple[list[float], list[float]]:
+    tracing = _tracing(endpoint, args.trace) if endpoint else None
+    without = _Broker(explains=tracing is not None)
+    explaining = _Broker(explains=tracing is not None or not args.same, tracing=tracing)
     async with without.world, explaining.world:
         for one in (without, explaining):
             await one.start()
@@ -166,7 +220,22 @@ async def _measure(args: argparse.Namespace) -> tuple[list[float], list[float]]:
             if number >= WARM_UP_BLOCKS:
                 ratios.append(spent[explaining] / spent[without])
                 costs.append(spent[without] / rounds / IN_FLIGHT * 1e6)
+        if tracing is not None:
+            print(tracing.report())
+            await tracing.close()
         return ratios, costs
+
+
+def _trace(args: argparse.Namespace) -> None:
+    with _collector() as endpoint:
+        ratios, costs = asyncio.run(_measure(args, endpoint))
+    low, middle, high = quantiles(ratios, n=4)
+    row(
+        f"one-record produce requests of which {args.trace:g} are traced",
+        f"{middle:.4f} times the CPU time (quartiles {low:.4f}, {high:.4f})",
+        limit=f"without {quantiles(costs, n=4)[1]:.1f} µs of CPU a request",
+        ratio=f"{middle:.4f}",
+    )
 
 
 def main() -> None:
@@ -174,7 +243,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=100 if quick() else 400)
     parser.add_argument("--requests", type=int, default=100, help="in a block")
     parser.add_argument("--same", action="store_true", help="both without")
+    parser.add_argument("--trace", type=float, metavar="RATIO", help="the share of requests that one broker traces")
     args = parser.parse_args()
+    if args.trace is not None:
+        _trace(args)
+        return
     pin({0})
     ratios, costs = asyncio.run(_measure(args))
     low, middle, high = quantiles(ratios, n=4)

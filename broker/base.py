@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidelog.broker.bucket_probe import BucketProbe
 from tidelog.broker.failure import BrokerFailure
@@ -15,6 +16,9 @@ from tidelog.broker.telemetry.health import HealthMonitor
 from tidelog.broker.telemetry.registry import PartRegistry
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.image.image import Image
+
+if TYPE_CHECKING:
+    from tidelog.broker.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class BrokerBase:
     health: HealthMonitor
     ask_restart: Callable[[], None]
     """Sets `BrokerNode.restart_asked`."""
+    tracing: Tracing | None = None
+    """None: nothing is traced."""
 
     @property
     def broker_id(self) -> int:

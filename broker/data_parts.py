@@ -158,7 +158,10 @@ class _StorageMaker:
             base.world.rng,
             streams=LocalStreams(streams.is_placed, streams.facts),
             events=StorageEvents(
-                fenced=fenced, wal_failed=base.failure.fail, quarantined=self.reports.quarantined.__setitem__
+                fenced=fenced,
+                wal_failed=base.failure.fail,
+                quarantined=self.reports.quarantined.__setitem__,
+                uploaded=base.tracing.uploaded if base.tracing is not None else None,
             ),
         )
 

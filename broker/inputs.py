@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.broker.partitions.takeover import OpenWal
-from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
+from tidelog.broker.settings import (
+    AdminSettings,
+    GroupSettings,
+    KafkaSettings,
+    LogSettings,
+    ReplicationSettings,
+    TracingSettings,
+)
 from tidelog.broker.telemetry.disk_space import DiskSpace
 from tidelog.controller.image.feed import DeltaFeed
 from tidelog.controller.rpc.handshake import Credentials
@@ -74,6 +81,7 @@ class BrokerSettings:
     flat: Callable[[], dict[str, str]]
     """The effective configuration by dotted key, secrets hidden."""
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
     @property
     def storage(self) -> StorageSettings:

@@ -22,6 +22,7 @@ from tidelog.broker.parts import BrokerParts, build_parts
 from tidelog.broker.running import RunningBroker
 from tidelog.broker.telemetry.health import HealthMonitor
 from tidelog.broker.telemetry.registry import PartRegistry
+from tidelog.broker.telemetry.tracing_setup import open_tracing
 from tidelog.controller.client.client import ClientTiming, ControllerClient
 from tidelog.controller.image.objects import newest_objects
 from tidelog.runtime.task_errors import expected
@@ -63,6 +64,7 @@ class BrokerNode:
             registry=PartRegistry(),
             health=HealthMonitor(world.clock, self._failure.fail),
             ask_restart=self._ask_restart,
+            tracing=open_tracing(settings.tracing, world.clock, world.rng),
         )
         self.restart_asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when an operator has asked for a restart, which the controllers have allowed: the owner drains this

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -57,6 +58,7 @@ from tidelog.broker.telemetry.disk_space import DiskSpaceMeter
 from tidelog.broker.telemetry.health import health_families
 from tidelog.broker.telemetry.load import PartitionLoadMeter
 from tidelog.broker.telemetry.metrics import Metrics
+from tidelog.broker.telemetry.registry import PartRegistry
 from tidelog.broker.telemetry.slow_requests import SlowRequests
 from tidelog.controller.checkup import Checkup, CheckupWorld
 from tidelog.controller.model.addresses import split_address
@@ -67,6 +69,9 @@ from tidelog.storage.bucket.accounts import TopicNames
 from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.compaction.outside import OutsideCompaction
 from tidelog.storage.wal.s3.removed import RemovedWal
+
+if TYPE_CHECKING:
+    from tidelog.broker.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,17 @@ def build_parts(base: BrokerBase) -> BrokerParts:
     registry.add_figures("task errors", ERRORS.counts, figures.task_error_families)
     data = build_data_parts(base)
     partitions = build_partition_parts(base, data)
+    if base.tracing is not None:
+        _trace(base.tracing, registry, partitions)
     return BrokerParts(data, partitions, _servers(base, data, partitions))
+
+
+def _trace(tracing: Tracing, registry: PartRegistry, partitions: PartitionParts) -> None:
+    """Let the traces hear of partitions, and report on themselves."""
+    partitions.manager.on_traced, partitions.manager.moves.on_ended = tracing.partition, tracing.moved
+    registry.add_section("tracing", tracing.report)
+    registry.add_problems("tracing", tracing.problems)
+    registry.add_figures("tracing", tracing.report, figures.tracing_families)
 
 
 def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> ServerParts:
@@ -124,7 +139,7 @@ def _servers(base: BrokerBase, data: DataParts, partitions: PartitionParts) -> S
     membership = partitions.membership
     producer_ids = ProducerIds(base.controller, base.broker_id, lambda: membership.registration_epoch)
     services = _services(base, data, partitions, metrics, producer_ids, quorum, admin)
-    services.remove_broker, services.slow_requests = brokers.remove, slow
+    services.remove_broker, services.slow_requests, services.tracing = brokers.remove, slow, base.tracing
     kafka = _kafka(base, data, services)
     explain.running = kafka.running
     return ServerParts(metrics, producer_ids, checkup, admin, kafka, _host_figures(base))

@@ -39,6 +39,8 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises errors that a restart cannot fix."""
         data, led, servers = self.parts.data, self.parts.partitions, self.parts.servers
+        if self._base.tracing is not None:
+            self._base.tracing.start(self._base.image().cluster_id, self._base.broker_id)
         self._base.health.start()
         if servers.disk_space is not None:
             servers.disk_space.start()
@@ -123,6 +125,8 @@ class RunningBroker:
         await data.reader.close()
         if servers.disk_space is not None:
             await servers.disk_space.close()
+        if self._base.tracing is not None:
+            await self._base.tracing.close()
         await servers.checkup.close()
         await servers.admin.close()
         await servers.producer_ids.close()

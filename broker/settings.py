@@ -1,4 +1,4 @@
-"""Sections `[kafka]`, `[admin]`, `[log]`, `[group]`, `[replication]` of the configuration."""
+"""Sections `[kafka]`, `[admin]`, `[tracing]`, `[log]`, `[group]`, `[replication]` of the configuration."""
 
 from __future__ import annotations
 
@@ -87,6 +87,19 @@ class AdminSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     schema_registry: Annotated[str, Meta(pattern="^(https?://[^/?#@]+/?)?$")] = ""
     """Address of a schema registry, as http://HOST:PORT, by which the console reads values of Avro and Protobuf; empty:
     none."""
+
+
+class TracingSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Section `[tracing]`: OpenTelemetry traces (docs/operations.md). They need the extra `tidelog[tracing]`."""
+
+    endpoint: Annotated[str, Meta(pattern=r"^(https?://[^/?#@\s]+(/[^?#\s]*)?)?$")] = ""
+    """Address of an OpenTelemetry collector that takes OTLP over HTTP, as http://HOST:4318; without a path,
+    `/v1/traces` is added. Empty: nothing is traced."""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """Share of requests that are traced. A Produce request whose records name a trace (`traceparent`) is traced if that
+    trace is sampled, whatever this is; moves of partitions and uploads always are."""
+    service_name: Annotated[str, Meta(min_length=1, max_length=255)] = "tidelog"
+    """Name of the service in traces (OpenTelemetry: service.name)."""
 
 
 class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.types import Offload
@@ -95,6 +96,26 @@ class LocalStreams:
     """Committed end and owner-since epoch of a stream that this replica set has open, or None."""
 
 
+class FinishedUpload(NamedTuple):
+    """An upload that has ended. Times are monotonic seconds."""
+
+    replica_set: int
+    wal_start: int
+    wal_end: int
+    first_object: int
+    """-1: there is none."""
+    objects: int
+    """Number of its objects, with consecutive ids."""
+    size_bytes: int
+    """Of the objects."""
+    began: float
+    put_at: float
+    """When its objects were in the bucket; 0: they never were."""
+    ended: float
+    error: str
+    """Why uploads have stopped with it; empty: it is committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class StorageEvents:
     """Callbacks for events that end the service of a replica set or of a stream."""
@@ -105,6 +126,8 @@ class StorageEvents:
     """Called once when the disk failed: nothing more is acknowledged; confirmed data is still uploaded."""
     quarantined: Callable[[int, str], None] = ignore_quarantine
     """Called with a stream id and the reason of its quarantine."""
+    uploaded: Callable[[FinishedUpload], None] | None = None
+    """Called with each upload that has ended, for traces."""
 
 
 UNKNOWN_STREAMS = LocalStreams()

@@ -169,6 +169,7 @@ class Storage:
                 fenced=self._fence,
                 owns_stream=self._streams.owns or (lambda _stream_id: True),
                 wrote=self.history.note_objects,
+                ended=self._events.uploaded,
             ),
             offload=offload,
         )

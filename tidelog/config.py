@@ -21,7 +21,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tidelog.broker.settings import AdminSettings, GroupSettings, KafkaSettings, LogSettings, ReplicationSettings
+from tidelog.broker.settings import (
+    AdminSettings,
+    GroupSettings,
+    KafkaSettings,
+    LogSettings,
+    ReplicationSettings,
+    TracingSettings,
+)
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from tidelog.runtime.errors import ConfigError
 from tidelog.storage.settings import (
@@ -77,6 +84,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     clean: CleanSettings = msgspec.field(default_factory=CleanSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)
     group: GroupSettings = msgspec.field(default_factory=GroupSettings)
+    tracing: TracingSettings = msgspec.field(default_factory=TracingSettings)
 
 
 class Setting(NamedTuple):

@@ -25,7 +25,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -37,6 +37,9 @@ from tidelog.broker.kafka.wire.frames import RECEIVE_BUFFER_BYTES, FrameReader
 from tidelog.broker.telemetry.slow_requests import API_KEYS, NOT_MEASURED, Moments, Sender, SlowRequests, describe
 from tidelog.runtime.log_limit import LogLimiter
 from tidelog.runtime.types import Buffer
+
+if TYPE_CHECKING:
+    from tidelog.broker.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +126,10 @@ class _Exchange(msgspec.Struct, eq=False):
     future: asyncio.Future[object] | Answer[object] | None = None
 
 
+def _moments(exchange: _Exchange, now: float) -> Moments:
+    return Moments(exchange.arrived, exchange.started, exchange.handled, exchange.answered, now)
+
+
 class Connection(asyncio.BufferedProtocol):
     """The protocol of one client connection."""
 
@@ -134,6 +141,7 @@ class Connection(asyncio.BufferedProtocol):
             shared.receive_buffer, shared.max_request_bytes, functools.partial(shared.budget.grant, self)
         )
         self._slow = shared.services.slow_requests
+        self._tracing = shared.services.tracing
         self._pending: deque[bytearray] = deque()
         self._arrivals: deque[float] = deque()
         """When those arrived, of the first ones; the others at `_arrived_at`."""
@@ -522,18 +530,29 @@ class Connection(asyncio.BufferedProtocol):
                 now - exchange.arrived > slow.floors[exchange.api_key & _API_MASK] or now >= slow.minute_end_s
             ):
                 self._offer(slow, exchange, bytes_out, now)
+            if self._tracing is not None:
+                self._trace(self._tracing, exchange, bytes_out, now)
 
     def _offer(self, slow: SlowRequests, exchange: _Exchange, bytes_out: int, now: float) -> None:
         """Hand a request that took long to the recorder."""
         context, timing = exchange.context, NOT_MEASURED
         if context is not None and context.timed is not None:
             timing = context.timed.timing(exchange.started, exchange.handled, now)
-        client_id = context.client_id if context is not None else None
-        moments = Moments(exchange.arrived, exchange.started, exchange.handled, exchange.answered, now)
-        sender = Sender(
+        moments = _moments(exchange, now)
+        slow.offer(describe(moments, timing, self._sender(exchange, bytes_out), self._clock.time_ms()), now)
+
+    def _trace(self, tracing: Tracing, exchange: _Exchange, bytes_out: int, now: float) -> None:
+        """Hand a Produce or Fetch request to the traces, which choose."""
+        context = exchange.context
+        if context is None or context.timed is None:
+            return
+        tracing.request(context.timed, _moments(exchange, now), self._sender(exchange, bytes_out))
+
+    def _sender(self, exchange: _Exchange, bytes_out: int) -> Sender:
+        client_id = exchange.context.client_id if exchange.context is not None else None
+        return Sender(
             exchange.api_key, client_id, self._host, exchange.bytes_in, bytes_out, is_answered=not exchange.error
         )
-        slow.offer(describe(moments, timing, sender, self._clock.time_ms()), now)
 
     def running(self, now: float) -> list[tuple[float, int, str]]:
         """Return age in seconds, API key and client id of the requests without an answer, but for long polls."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions.read_replicas import ReadReplicas
     from tidelog.broker.telemetry.metrics import Metrics
     from tidelog.broker.telemetry.slow_requests import SlowRequests, Timing
+    from tidelog.broker.telemetry.traced import TracedBatch
+    from tidelog.broker.telemetry.tracing import Tracing
     from tidelog.broker.txn.coordinator import TxnCoordinator
     from tidelog.broker.txn.marker_writer import MarkerWriter
     from tidelog.broker.txn.requests import TxnRequests
@@ -122,6 +124,8 @@ class Services:
     """Receives from connections the measured cost of sending large responses."""
     slow_requests: SlowRequests | None = None
     """Receives from connections the requests that took long; None: nothing is recorded."""
+    tracing: Tracing | None = None
+    """Receives from connections each Produce and Fetch request; None: nothing is traced."""
     quorum: Callable[[], Awaitable[dict[str, Any]]] = no_quorum
     """Report of the controllers (`tidelog.broker.admin.quorum.QuorumView.report`)."""
     remove_broker: Callable[[int], Awaitable[object]] = no_removal
@@ -148,10 +152,14 @@ class Timed(Protocol):
     """A request in progress that says what it spends its time on."""
 
     def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
-        """Return the stages of the handler. Called once, when the response was written, if that took long.
+        """Return the stages of the handler. Called when the response was written, if that took long or is traced.
 
         `handled_at`: when the handler returned; monotonic seconds all.
         """
+        ...
+
+    def traced(self) -> list[TracedBatch]:
+        """Return what the request did to its first `MAX_BATCHES` partitions. Called then, too, if traces are on."""
         ...
 
 

@@ -27,6 +27,7 @@ from tidelog.broker.partitions.reconciler import PartitionReconciler, WantedPart
 from tidelog.broker.partitions.storages import Mastership, MasterStorages
 from tidelog.broker.partitions.topic_config import log_config
 from tidelog.broker.settings import KafkaSettings, LogSettings
+from tidelog.broker.telemetry.traced import TracedOpen
 from tidelog.controller.client.client import ControllerClient
 from tidelog.controller.image.image import Delta
 from tidelog.controller.model.errors import UnknownTopicId
@@ -114,6 +115,8 @@ class PartitionManager:
         self._limiter = LogLimiter(logger, clock)
         self._on_opened: list[Callable[[PartitionLog], None]] = []
         self._on_closed: list[Callable[[PartitionLog], None]] = []
+        self.on_traced: Callable[[str, TracedOpen], None] | None = None
+        """Called with `open` or `close`, and what has opened or closed, for traces."""
         self._unsubscribe: Callable[[], None] | None = None
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -377,12 +380,14 @@ class PartitionManager:
         return one
 
     async def _finish(self, key: PartitionKey, one: PartitionLog, *, dropped: bool) -> None:
+        began, failure = self._clock.monotonic(), ""
         try:
             if dropped:
                 await one.drop()
             else:
                 await one.close()
         except TidelogError as error:
+            failure = str(error)
             fields = {"topic": one.topic, "partition": one.partition, "error": str(error)}
             if isinstance(error, Fenced):  # another master has the partition, as all of its set, and recovers it
                 self._limiter.line("fenced", logging.INFO, "partition did not close cleanly", fields)
@@ -390,6 +395,12 @@ class PartitionManager:
                 logger.error("partition did not close cleanly", extra=fields)
         finally:
             self._ended([key])
+            self._trace("close", one, began, error=failure)
+
+    def _trace(self, what: str, one: PartitionLog, began: float, *, hinted: bool = False, error: str = "") -> None:
+        if self.on_traced is not None:
+            ended, epoch = self._clock.monotonic(), one.leader_epoch
+            self.on_traced(what, TracedOpen(one.topic, one.topic_id, one.partition, epoch, began, ended, hinted, error))
 
     async def _open_batch(
         self, batch: dict[PartitionKey, WantedPartition], opened: dict[int, OpenedStream] | None = None
@@ -482,6 +493,7 @@ class PartitionManager:
             one.came_at = self._clock.monotonic()
             one.hint_note = lambda: note
         self._note_arrival(one, wanted, hinted=bool(tails))
+        self._trace("open", one, wanted.since, hinted=bool(tails))
         self._logs[key] = one
         named = self._controller.image.topic(one.topic)
         if named is not None and named.id == one.topic_id:  # else it was deleted while it was opening

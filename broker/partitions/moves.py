@@ -29,6 +29,7 @@ from tidelog.broker.partitions.hints import HintBox, HintParams, Told, encode_hi
 from tidelog.broker.partitions.move_table import Move, MovePhase, MoveTable
 from tidelog.broker.partitions.storages import Mastership, MasterStorages
 from tidelog.broker.settings import LogSettings
+from tidelog.broker.telemetry.traced import TracedMove
 from tidelog.controller.model.commands import ClosedPartition
 from tidelog.controller.model.records import NO_REPLICA_SET, PartitionKey
 from tidelog.runtime.clock import Clock
@@ -50,6 +51,25 @@ SendHint = Callable[[int, HintParams | None], Told]
 def no_hint(replica_set: int, hint: HintParams | None) -> Told:
     """Default: no connection to other brokers."""
     return Told()
+
+
+def _traced(move: Move, began: float, ended: float) -> TracedMove:
+    was_closed = move.closed_at >= began
+    is_over = move.phase in (MovePhase.DONE, MovePhase.CANCELLED)
+    return TracedMove(
+        topic=move.topic,
+        topic_id=move.key[0],
+        partition=move.partition,
+        target=move.target,
+        leader_epoch=move.leader_epoch if was_closed else -1,
+        began=began,
+        closed_at=move.closed_at if was_closed else 0.0,
+        ended=ended,
+        steps_ms=dict(move.steps_ms) if was_closed else {},
+        stall_ms=move.stall_ms if move.phase is MovePhase.DONE else 0.0,
+        outcome=move.phase.value if is_over else "failed",
+        error=move.error,
+    )
 
 
 class MoveTimeout(Unavailable):
@@ -107,6 +127,8 @@ class PartitionMoves:
         self._hand_overs = Commands(self._send_hand_overs, self._tasks, "hand-over")
         self._reclaims: Commands[Mastership, PartitionKey] = Commands(self._send_reclaims, self._tasks, "reclaim")
         self._may_close = asyncio.Semaphore(settings.moves_at_once)
+        self.on_ended: Callable[[TracedMove], None] | None = None
+        """Called at the end of each attempt, for traces."""
         self.table = MoveTable(settings.moves_at_once, settings.move_drain_timeout_ms / 1000, rng)
         """The state of each move."""
 
@@ -126,6 +148,7 @@ class PartitionMoves:
         Returns when the partition is handed over, or when it may be opened here again. Never raises `TidelogError`.
         """
         attempt = _Attempt(move, one, term, withdraw)
+        began = self._clock.monotonic()
         try:
             while move.is_running and not move.is_ready:
                 await self._step(attempt)
@@ -136,6 +159,8 @@ class PartitionMoves:
                         await self._step(attempt)
         finally:
             self.table.left()
+            if self.on_ended is not None:
+                self.on_ended(_traced(move, began, self._clock.monotonic()))
 
     def _slot_is_free(self, attempt: _Attempt) -> None:
         move = attempt.move

@@ -79,6 +79,15 @@ def task_error_families(counts: Mapping[str, int]) -> Iterable[Metric]:
     yield _counters("tidelog_unexpected_errors", "Exceptions that nobody expected", "place", counts)
 
 
+def tracing_families(report: Mapping[str, Any]) -> Iterable[Metric]:
+    """`Tracing.report()`."""
+    spans = {"exported": report["exported"], "refused": report["refused"], "dropped": report["dropped"]}
+    yield _counters("tidelog_trace_spans", "Spans by what became of them", "outcome", spans)
+    yield GaugeMetricFamily("tidelog_trace_spans_queued", "Spans that wait for the collector", value=report["queued"])
+    text = "Headers `traceparent` of records that are none, and were ignored"
+    yield CounterMetricFamily("tidelog_trace_contexts_malformed", text, value=report["malformed_contexts"])
+
+
 def partition_families(counts: Mapping[str, int]) -> Iterable[Metric]:
     """`PartitionManager.counts()`."""
     yield _gauges("tidelog_partitions", "Partitions of this broker by state", "state", counts)

@@ -114,6 +114,9 @@ class Upload:
     """Refusals of the current commit."""
     outcome_unknown: bool = False
     """Whether the last commit attempt may have succeeded."""
+    began: float = 0.0
+    put_at: float = 0.0
+    """Monotonic seconds of its start, and of when its objects were in the bucket; 0: not yet."""
 
 
 class UploadPipeline:

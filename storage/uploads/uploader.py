@@ -33,7 +33,7 @@ from tidelog.storage.bucket.purpose import Purpose
 from tidelog.storage.cache.log_cache import StreamLog
 from tidelog.storage.commits import CommitObjects, ObjectKind
 from tidelog.storage.confirm import ConfirmOffset
-from tidelog.storage.inputs import ReplicaSetData
+from tidelog.storage.inputs import FinishedUpload, ReplicaSetData
 from tidelog.storage.objects.format import QUARANTINE_OBJECT_ID
 from tidelog.storage.objects.key import object_key, quarantine_key
 from tidelog.storage.objects.writer import BuiltObject, build_object
@@ -80,6 +80,8 @@ class UploadOwner:
     """Whether a stream exists and is placed on this replica set."""
     wrote: Callable[[int, int, int], None] = _ignore_objects
     """Called before `committed` with the task's WAL end, its first object's id, and how many there are."""
+    ended: Callable[[FinishedUpload], None] | None = None
+    """Called with each upload that has ended."""
 
 
 def _contiguous(records: list[StreamEntry]) -> list[list[StreamEntry]]:
@@ -228,16 +230,42 @@ class Uploader:
 
     async def _carry(self, upload: Upload, turn: asyncio.Event) -> None:
         """Put one upload into the bucket and commit it, after all older ones."""
-        token = self.health.begin(self._clock.monotonic())
+        upload.began = self._clock.monotonic()
+        token = self.health.begin(upload.began)
         try:
             await self._carry_out(upload, turn)
+        except Exception as error:
+            self._tell(upload, str(error))
+            raise
+        else:
+            self._tell(upload)
         finally:
             self.health.dropped(token)
+
+    def _tell(self, upload: Upload, error: str = "") -> None:
+        if self._owner.ended is None:
+            return
+        built, task = upload.objects, upload.task
+        self._owner.ended(
+            FinishedUpload(
+                self._replica_set_id,
+                task.wal_start,
+                task.wal_end,
+                built[0].object_id if built else -1,
+                len(built),
+                sum(one.size for one in built),
+                upload.began,
+                upload.put_at,
+                self._clock.monotonic(),
+                error,
+            )
+        )
 
     async def _carry_out(self, upload: Upload, turn: asyncio.Event) -> None:
         task = upload.task
         while True:
             await self._put_all(upload)
+            upload.put_at = self._clock.monotonic()
             while not self._pipeline.has_turn(upload):
                 await turn.wait()
             if self._pipeline.begin_commit(upload, self._clock.monotonic()) and await self._commit(upload):

@@ -237,4 +237,5 @@ def _broker_settings(config: Config) -> BrokerSettings:
         roles=config.node.roles,
         flat=flat,
         replication=config.replication,
+        tracing=config.tracing,
     )

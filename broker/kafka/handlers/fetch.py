@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from tidelog.batch.batch import parse_header
 from tidelog.broker.kafka.errors import FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, fetch_code
 from tidelog.broker.kafka.fetch_sessions import (
     FINAL_EPOCH,
@@ -40,7 +41,7 @@ from tidelog.broker.kafka.fetch_sessions import (
 )
 from tidelog.broker.kafka.handlers.epochs import check_leader_epoch
 from tidelog.broker.kafka.handlers.leaders import current_leader, endpoints
-from tidelog.broker.kafka.services import Answer, RequestContext, serve
+from tidelog.broker.kafka.services import Answer, RequestContext, Services, serve
 from tidelog.broker.kafka.wire.fetch import (
     FIRST_WITH_TOPIC_ID,
     MAX_VERSION,
@@ -55,6 +56,7 @@ from tidelog.broker.kafka.wire.fetch import (
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.read_replicas import is_of_transaction
 from tidelog.broker.telemetry.slow_requests import Stages, Timing
+from tidelog.broker.telemetry.traced import MAX_BATCHES, TracedBatch
 from tidelog.runtime.errors import InvalidInput, NotLeader, TidelogError
 from tidelog.stream.errors import OffsetOutOfRange
 
@@ -451,6 +453,16 @@ class _Fetch:
         stages = Stages(read=self._reading_s)
         return Timing(stages, 0.0, self._waited_s, topic, partition, len(self._slots), failed)
 
+    def traced(self) -> list[TracedBatch]:
+        """See `tidelog.broker.kafka.services.Timed`: the partitions with records, or with an error."""
+        batches: list[TracedBatch] = []
+        for slot in self._slots:
+            data = slot.data
+            if len(batches) < MAX_BATCHES and (slot.size or data.error_code):
+                topic = slot.log.topic if slot.log is not None else slot.topic.name
+                batches.append(_traced(topic, data))
+        return batches
+
     # --- answering -------------------------------------------------------------------------------------------------
 
     def _response(self) -> FetchResponse:
@@ -651,6 +663,38 @@ def _told_of(
     return response
 
 
+class _ShortFetch:
+    """A request that was answered by a short way, for traces: all it did is in its response."""
+
+    def __init__(self, services: Services, response: FetchResponse) -> None:
+        self._services = services
+        self._response = response
+
+    def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
+        """See `tidelog.broker.kafka.services.Timed`. It waited for nothing."""
+        found = self.traced()
+        named = found[0] if found else None
+        count = sum(len(topic.partitions) for topic in self._response.topics)
+        topic, partition = (named.topic, named.partition) if named is not None else ("", -1)
+        return Timing(Stages(), 0.0, 0.0, topic, partition, count, 0)
+
+    def traced(self) -> list[TracedBatch]:
+        """See `tidelog.broker.kafka.services.Timed`."""
+        batches: list[TracedBatch] = []
+        for topic in self._response.topics:
+            record = None if topic.name else self._services.controller.image.topics.get(topic.topic_id)
+            name = topic.name or (record.name if record is not None else "")
+            for data in topic.partitions:
+                if data.records and len(batches) < MAX_BATCHES:
+                    batches.append(_traced(name, data))
+        return batches
+
+
+def _traced(topic: str, data: PartitionData) -> TracedBatch:
+    offset = parse_header(data.records[0]).base_offset if data.records else -1
+    return TracedBatch(topic, data.partition, offset, data.records, data.error_code)
+
+
 def handle(context: RequestContext, request: FetchRequest) -> Awaitable[FetchResponse]:
     """Answer one Fetch request: from memory without a task or loop iteration, or when there is enough data."""
     return _handle(context, request, short=True)
@@ -674,6 +718,8 @@ def _handle(context: RequestContext, request: FetchRequest, *, short: bool) -> A
     ):
         response = _one_at_once(context, request)
         if response is not None:
+            if context.services.tracing is not None:
+                context.timed = _ShortFetch(context.services, response)
             answer.give(response)
             return answer
     try:
@@ -685,6 +731,8 @@ def _handle(context: RequestContext, request: FetchRequest, *, short: bool) -> A
         response = None
         if short and session is not None and session.incremental:
             response = _due_at_once(context, request, session)
+            if response is not None and context.services.tracing is not None:
+                context.timed = _ShortFetch(context.services, response)
         if response is None:
             fetch = context.timed = _Fetch(context, request, session)
             response = fetch.at_once()

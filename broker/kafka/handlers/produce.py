@@ -68,6 +68,7 @@ from tidelog.broker.kafka.wire.produce import (
 from tidelog.broker.partitions.openings import LeaderNotAvailable, Opening
 from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS
 from tidelog.broker.telemetry.slow_requests import Stages, Timing
+from tidelog.broker.telemetry.traced import MAX_BATCHES, TracedBatch
 from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import Overloaded, TidelogError
 from tidelog.stream.partition_log import MEASURED_BYTES, AppendResult, PartitionLog
@@ -483,6 +484,20 @@ class _Produce:
             sum(len(each.partitions) for each in self.topics),
             next(errors, 0),
         )
+
+    def traced(self) -> list[TracedBatch]:
+        """See `tidelog.broker.kafka.services.Timed`."""
+        batches: list[TracedBatch] = []
+        for topic, outcomes in zip(self.request.topics, self.topics, strict=True):
+            name = topic.name
+            if not name and (record := self.services.controller.image.topics.get(topic.topic_id)) is not None:
+                name = record.name
+            for data, outcome in zip(topic.partitions, outcomes.partitions, strict=True):
+                if len(batches) == MAX_BATCHES:
+                    return batches
+                records = (data.records,) if data.records is not None else ()
+                batches.append(TracedBatch(name, data.index, outcome.base_offset, records, outcome.error_code))
+        return batches
 
 
 def handle(context: RequestContext, request: ProduceRequest) -> Awaitable[ProduceResponse | None]:
