@@ -546,7 +546,10 @@ class Connection(asyncio.BufferedProtocol):
         context = exchange.context
         if context is None or context.timed is None:
             return
-        tracing.request(context.timed, _moments(exchange, now), self._sender(exchange, bytes_out))
+        contexts = tracing.choose(exchange.api_key, context.timed)
+        if contexts is not None:
+            sender = self._sender(exchange, bytes_out)
+            tracing.request(context.timed, contexts, _moments(exchange, now), sender)
 
     def _sender(self, exchange: _Exchange, bytes_out: int) -> Sender:
         client_id = exchange.context.client_id if exchange.context is not None else None

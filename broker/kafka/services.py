@@ -16,6 +16,7 @@ import msgspec
 from tidelog.broker.kafka.errors import COORDINATOR_NOT_AVAILABLE
 from tidelog.broker.partitions.read_replicas import LeaderOnly
 from tidelog.broker.settings import GroupSettings, KafkaSettings, LogSettings
+from tidelog.broker.telemetry.traced import RequestParts
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.deadlines import Deadlines
 from tidelog.runtime.errors import InvalidInput
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions.manager import PartitionManager
     from tidelog.broker.partitions.read_replicas import ReadReplicas
     from tidelog.broker.telemetry.metrics import Metrics
-    from tidelog.broker.telemetry.slow_requests import SlowRequests, Timing
-    from tidelog.broker.telemetry.traced import TracedBatch
+    from tidelog.broker.telemetry.slow_requests import SlowRequests
     from tidelog.broker.telemetry.tracing import Tracing
     from tidelog.broker.txn.coordinator import TxnCoordinator
     from tidelog.broker.txn.marker_writer import MarkerWriter
@@ -148,21 +148,6 @@ class Services:
         return min((broker.id for broker in brokers.values() if broker.alive), default=-1)
 
 
-class Timed(Protocol):
-    """A request in progress that says what it spends its time on."""
-
-    def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
-        """Return the stages of the handler. Called when the response was written, if that took long or is traced.
-
-        `handled_at`: when the handler returned; monotonic seconds all.
-        """
-        ...
-
-    def traced(self) -> list[TracedBatch]:
-        """Return what the request did to its first `MAX_BATCHES` partitions. Called then, too, if traces are on."""
-        ...
-
-
 class RequestContext(msgspec.Struct):
     """One request: its header and its connection."""
 
@@ -176,7 +161,7 @@ class RequestContext(msgspec.Struct):
     """Per-connection facts: software name and version of the client, and its port."""
     wake: Callable[[], None] | None = None
     """Set by a long-polling Fetch: completes it immediately with the available records. May be called twice."""
-    timed: Timed | None = None
+    timed: RequestParts | None = None
     """Set by handlers that measure their stages."""
 
 

@@ -30,8 +30,19 @@ MAX_PARENT_BYTES = 128
 MAX_STATE_BYTES = 512
 """What the W3C asks for at least; a longer `tracestate` is left out as a whole."""
 
+SMALL_BATCH_BYTES = 4 << 10
+"""To search so many bytes takes less than to parse a record."""
+
 _PARENT, _STATE = b"traceparent", b"tracestate"
 _MAGIC_AT, _ATTRIBUTES_LOW, _CODEC_MASK = 16, 22, 0x07
+
+
+def may_name_traces(batch: Buffer) -> bool:
+    """Return False, quickly, for most small batches that name none."""
+    if len(batch) <= HEADER_BYTES:
+        return False
+    is_compressed = batch[_ATTRIBUTES_LOW] & _CODEC_MASK != Compression.NONE
+    return is_compressed or len(batch) > SMALL_BATCH_BYTES or _PARENT in bytes(batch)
 
 
 class TraceHeaders(NamedTuple):

@@ -28,10 +28,17 @@ class TracedBatch(NamedTuple):
 
 
 class RequestParts(Protocol):
-    """A request whose response was written."""
+    """A request in progress, or done, that says what it spends its time on, and what it did."""
 
     def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
-        """See `tidelog.broker.kafka.services.Timed`."""
+        """Return the stages of the handler. Called when the response was written, if that took long or is traced.
+
+        `handled_at`: when the handler returned; monotonic seconds all.
+        """
+        ...
+
+    def trace_records(self) -> list[Buffer]:
+        """Return the batches of a Produce request that may name traces, at most `MAX_BATCHES`; of a Fetch none."""
         ...
 
     def traced(self) -> list[TracedBatch]:

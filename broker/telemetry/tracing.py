@@ -35,10 +35,17 @@ from tidelog.broker.settings import TracingSettings
 from tidelog.broker.telemetry.metrics import error_name
 from tidelog.broker.telemetry.slow_requests import STAGES, Moments, Sender, Timing
 from tidelog.broker.telemetry.span_export import SpanExport, quiet_library
-from tidelog.broker.telemetry.trace_headers import MAX_PARENT_BYTES, MAX_RECORDS, TraceHeaderReader, TraceHeaders
+from tidelog.broker.telemetry.trace_headers import (
+    MAX_PARENT_BYTES,
+    MAX_RECORDS,
+    TraceHeaderReader,
+    TraceHeaders,
+    may_name_traces,
+)
 from tidelog.broker.telemetry.traced import RequestParts, TracedBatch, TracedMove, TracedOpen
 from tidelog.runtime.clock import Clock
 from tidelog.runtime.log_limit import LogLimiter
+from tidelog.runtime.types import Buffer
 from tidelog.runtime.version import VERSION
 from tidelog.storage.inputs import FinishedUpload
 
@@ -133,24 +140,31 @@ class Tracing:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
+    def choose(self, api_key: int, request: RequestParts) -> list[SpanContext] | None:
+        """Return the contexts that a request's records name if it is to be traced, else None. Never raises.
+
+        Called for each Produce and Fetch request whose response was written.
+        """
+        try:
+            if api_key == _PRODUCE and any(map(may_name_traces, request.trace_records())):
+                contexts = self._contexts(request.trace_records())
+                if contexts:
+                    return contexts if any(one.trace_flags.sampled for one in contexts) else None
+        except Exception as error:  # noqa: BLE001  # as in `_never_raises`
+            self.failed(error)
+            return None
+        return [] if self._random() < self._ratio else None
+
     @_never_raises
-    def request(self, request: RequestParts, moments: Moments, sender: Sender) -> None:
-        """A Produce or Fetch request was answered, and its response written."""
-        contexts: list[SpanContext] = []
+    def request(self, request: RequestParts, contexts: list[SpanContext], moments: Moments, sender: Sender) -> None:
+        """Trace a request that `choose` has chosen, with the contexts that it returned."""
         is_produce = sender.api_key == _PRODUCE
-        if is_produce:
-            batches = request.traced()
-            contexts = self._contexts(batches)
-            is_wanted = any(one.trace_flags.sampled for one in contexts) if contexts else self._random() < self._ratio
-        else:
-            is_wanted = self._random() < self._ratio
-        if not is_wanted:
-            return
+        batches = request.traced()
         if not is_produce:
-            batches = request.traced()
             if not batches:
                 return  # a poll that found nothing
-            contexts = self._contexts(batches, limit=1, unpacks=False)
+            firsts = [one.records[0] for one in batches if one.records]
+            contexts = self._contexts(firsts, limit=1, unpacks=False)
         self._times.anchor()
         timing = request.timing(moments.started, moments.handled, moments.written)
         attributes = _request_attributes(is_produce, batches, timing, sender)
@@ -170,13 +184,12 @@ class Tracing:
         self._steps(root, moments.arrived, stages)
 
     def _contexts(
-        self, batches: Iterable[TracedBatch], limit: int = MAX_RECORDS, *, unpacks: bool = True
+        self, batches: Iterable[Buffer], limit: int = MAX_RECORDS, *, unpacks: bool = True
     ) -> list[SpanContext]:
         """Return the valid contexts that the records name, each once."""
         reader = TraceHeaderReader(unpacks=unpacks)
         for batch in batches:
-            if batch.records:
-                reader.read(batch.records[0], limit)
+            reader.read(batch, limit)
         contexts: dict[tuple[int, int], SpanContext] = {}
         for headers in reader.found:
             context = self._context(headers)

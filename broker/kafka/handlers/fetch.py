@@ -58,6 +58,7 @@ from tidelog.broker.partitions.read_replicas import is_of_transaction
 from tidelog.broker.telemetry.slow_requests import Stages, Timing
 from tidelog.broker.telemetry.traced import MAX_BATCHES, TracedBatch
 from tidelog.runtime.errors import InvalidInput, NotLeader, TidelogError
+from tidelog.runtime.types import Buffer
 from tidelog.stream.errors import OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -443,7 +444,7 @@ class _Fetch:
             self._take(slot, found)
 
     def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
-        """See `tidelog.broker.kafka.services.Timed`. Of several partitions the first that was read is named."""
+        """See `RequestParts`. Of several partitions the first that was read is named."""
         named = next((slot for slot in self._slots if slot.size), self._slots[0] if self._slots else None)
         topic, partition = "", -1
         if named is not None:
@@ -453,8 +454,12 @@ class _Fetch:
         stages = Stages(read=self._reading_s)
         return Timing(stages, 0.0, self._waited_s, topic, partition, len(self._slots), failed)
 
+    def trace_records(self) -> list[Buffer]:
+        """See `tidelog.broker.telemetry.traced.RequestParts`."""
+        return []
+
     def traced(self) -> list[TracedBatch]:
-        """See `tidelog.broker.kafka.services.Timed`: the partitions with records, or with an error."""
+        """See `tidelog.broker.telemetry.traced.RequestParts`: the partitions with records, or with an error."""
         batches: list[TracedBatch] = []
         for slot in self._slots:
             data = slot.data
@@ -671,15 +676,19 @@ class _ShortFetch:
         self._response = response
 
     def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
-        """See `tidelog.broker.kafka.services.Timed`. It waited for nothing."""
+        """See `tidelog.broker.telemetry.traced.RequestParts`. It waited for nothing."""
         found = self.traced()
         named = found[0] if found else None
         count = sum(len(topic.partitions) for topic in self._response.topics)
         topic, partition = (named.topic, named.partition) if named is not None else ("", -1)
         return Timing(Stages(), 0.0, 0.0, topic, partition, count, 0)
 
+    def trace_records(self) -> list[Buffer]:
+        """See `tidelog.broker.telemetry.traced.RequestParts`."""
+        return []
+
     def traced(self) -> list[TracedBatch]:
-        """See `tidelog.broker.kafka.services.Timed`."""
+        """See `tidelog.broker.telemetry.traced.RequestParts`."""
         batches: list[TracedBatch] = []
         for topic in self._response.topics:
             record = None if topic.name else self._services.controller.image.topics.get(topic.topic_id)

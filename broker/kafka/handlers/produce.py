@@ -71,6 +71,7 @@ from tidelog.broker.telemetry.slow_requests import Stages, Timing
 from tidelog.broker.telemetry.traced import MAX_BATCHES, TracedBatch
 from tidelog.controller.model.levels import TRANSACTIONS_LEVEL
 from tidelog.runtime.errors import Overloaded, TidelogError
+from tidelog.runtime.types import Buffer
 from tidelog.stream.partition_log import MEASURED_BYTES, AppendResult, PartitionLog
 
 FIRST_SERVED = 3
@@ -457,7 +458,7 @@ class _Produce:
     # --- for the recorder of slow requests -------------------------------------------------------------------------
 
     def timing(self, started_at: float, handled_at: float, now: float) -> Timing:
-        """See `tidelog.broker.kafka.services.Timed`. The WAL's history says when it had the request's batches."""
+        """See `RequestParts`. The WAL's history says when it had the request's batches."""
         appended_at = self._appended_at or handled_at
         durable_at = acked_at = appended_at
         if self.request.acks != 0 and self._log is not None:
@@ -485,8 +486,14 @@ class _Produce:
             next(errors, 0),
         )
 
+    def trace_records(self) -> list[Buffer]:
+        """See `tidelog.broker.telemetry.traced.RequestParts`."""
+        return [data.records for topic in self.request.topics for data in topic.partitions if data.records is not None][
+            :MAX_BATCHES
+        ]
+
     def traced(self) -> list[TracedBatch]:
-        """See `tidelog.broker.kafka.services.Timed`."""
+        """See `tidelog.broker.telemetry.traced.RequestParts`."""
         batches: list[TracedBatch] = []
         for topic, outcomes in zip(self.request.topics, self.topics, strict=True):
             name = topic.name
