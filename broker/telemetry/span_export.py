@@ -122,7 +122,7 @@ class _Counted(SpanExporter):
         """Give up what is being sent. May be called again, and in any thread."""
         if not self._is_ended:
             self._is_ended = True
-            self._exporter.shutdown()
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is kept here."""
@@ -227,5 +227,5 @@ class SpanExport:
 
 
 def _shut_down(processor: BatchSpanProcessor, ended: Callable[[], None]) -> None:
-    processor.shutdown()
+    processor.shutdown()  # type: ignore[no-untyped-call]
     ended()

@@ -37,7 +37,7 @@ class RequestParts(Protocol):
         """
         ...
 
-    def trace_records(self) -> list[Buffer]:
+    def trace_records(self) -> Sequence[Buffer]:
         """Return the batches of a Produce request that may name traces, at most `MAX_BATCHES`; of a Fetch none."""
         ...
 

@@ -74,7 +74,7 @@ def _never_raises(method: Callable[Concatenate[Tracing, _P], None]) -> Callable[
     """A defect loses a span: an upload, a move or a request must not fail because of it."""
 
     @functools.wraps(method)
-    def guarded(self: Tracing, *args: _P.args, **named: _P.kwargs) -> None:
+    def guarded(self: Tracing, /, *args: _P.args, **named: _P.kwargs) -> None:
         try:
             method(self, *args, **named)
         except Exception as error:  # noqa: BLE001  # reported, and counted as dropped

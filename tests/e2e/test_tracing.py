@@ -29,8 +29,8 @@ def collector() -> Iterator[OtlpCollector]:
         yield one
 
 
-def settings(collector: OtlpCollector, ratio: str = "0", **more: Value) -> dict[str, Value]:
-    return {"tracing.endpoint": collector.endpoint, "tracing.sample_ratio": ratio, **more}
+def settings(collector: OtlpCollector, ratio: str = "0", more: dict[str, Value] | None = None) -> dict[str, Value]:
+    return {"tracing.endpoint": collector.endpoint, "tracing.sample_ratio": ratio, **(more or {})}
 
 
 @pytest.fixture
@@ -39,11 +39,13 @@ def admin_port() -> int:
 
 
 def produce(
-    broker: LocalBroker | LocalCluster, topic: str, headers: list[Any], *, linger_ms: int = 0, **config: Any
+    broker: LocalBroker | LocalCluster, topic: str, headers: list[Any], *, linger_ms: int = 0, compression: str = "none"
 ) -> None:
     """One record for each element of `headers`: a list of headers, or None; with `linger_ms` in one batch."""
     errors: list[Any] = []
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": linger_ms, "log_level": 0, **config})
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap, "linger.ms": linger_ms, "log_level": 0, "compression.type": compression}
+    )
     for each in headers:
         producer.produce(topic, b"v", headers=each, on_delivery=lambda error, _message: errors.append(error))
     assert producer.flush(WAIT_S) == 0
@@ -79,7 +81,7 @@ def test_a_produce_continues_the_trace_of_its_record_and_has_its_stages(collecto
         produce(broker, "t", [[("traceparent", SAMPLED.encode()), ("tracestate", b"vendor=1")]])
         produce(broker, "t", [None])  # ratio 0: not traced
         produce(broker, "t", parents([NOT_SAMPLED]))
-        produce(broker, "t", parents([SAMPLED]), **{"compression.type": "lz4"})
+        produce(broker, "t", parents([SAMPLED]), compression="lz4")
         first, second = collector.wait_for("produce t", 2)
         assert (first.trace_id, first.parent_id, first.trace_state) == (TRACE, SPAN, "vendor=1")
         assert first.kind == 2 and not first.is_error and not first.links
@@ -135,7 +137,7 @@ def test_a_share_of_requests_is_traced_and_a_fetch_names_the_traces_it_returned(
 
 
 def test_uploads_and_openings_are_always_traced(collector: OtlpCollector) -> None:
-    with LocalBroker(settings=settings(collector, **{"upload.age_ms": 100})) as broker:
+    with LocalBroker(settings=settings(collector, more={"upload.age_ms": 100})) as broker:
         broker.create_topic("t", partitions=1)
         produce(broker, "t", [None])
         (opened,) = collector.wait_for("open t")
@@ -180,7 +182,7 @@ BAD = [
 def test_bad_headers_are_counted_and_no_client_notices(
     collector: OtlpCollector, admin_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LocalBroker(settings=settings(collector, **{"admin.port": admin_port})) as broker:
+    with LocalBroker(settings=settings(collector, more={"admin.port": admin_port})) as broker:
         broker.create_topic("t", partitions=1)
         for bad in BAD:
             produce(broker, "t", [[("traceparent", bad)]])
@@ -197,7 +199,7 @@ def test_bad_headers_are_counted_and_no_client_notices(
 def test_producers_notice_no_collector_that_is_away(
     collector: OtlpCollector, admin_port: int, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    with LocalBroker(settings=settings(collector, "1", **{"admin.port": admin_port})) as broker:
+    with LocalBroker(settings=settings(collector, "1", {"admin.port": admin_port})) as broker:
         broker.create_topic("t", partitions=1)
         produce(broker, "t", [None])
         collector.wait_for("produce t")
@@ -230,7 +232,7 @@ def test_producers_notice_no_collector_that_is_away(
 def test_status_and_metrics_tell_of_traces_only_where_there_are_any(collector: OtlpCollector, admin_port: int) -> None:
     with LocalBroker(settings={"admin.port": admin_port}):
         assert "tracing" not in status(admin_port)
-    with LocalBroker(settings=settings(collector, **{"admin.port": admin_port})):
+    with LocalBroker(settings=settings(collector, more={"admin.port": admin_port})):
         report = section(admin_port)
         assert report["endpoint"] == f"{collector.endpoint}/v1/traces" and report["sample_ratio"] == 0
         assert "tidelog_trace_spans_total" in ask(admin_port, "/metrics")

@@ -454,9 +454,9 @@ class _Fetch:
         stages = Stages(read=self._reading_s)
         return Timing(stages, 0.0, self._waited_s, topic, partition, len(self._slots), failed)
 
-    def trace_records(self) -> list[Buffer]:
+    def trace_records(self) -> Sequence[Buffer]:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""
-        return []
+        return ()
 
     def traced(self) -> list[TracedBatch]:
         """See `tidelog.broker.telemetry.traced.RequestParts`: the partitions with records, or with an error."""
@@ -683,9 +683,9 @@ class _ShortFetch:
         topic, partition = (named.topic, named.partition) if named is not None else ("", -1)
         return Timing(Stages(), 0.0, 0.0, topic, partition, count, 0)
 
-    def trace_records(self) -> list[Buffer]:
+    def trace_records(self) -> Sequence[Buffer]:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""
-        return []
+        return ()
 
     def traced(self) -> list[TracedBatch]:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""

@@ -26,7 +26,7 @@ Versions 0–2 cannot carry the v2 record format: refused with UNSUPPORTED_VERSI
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
@@ -486,7 +486,7 @@ class _Produce:
             next(errors, 0),
         )
 
-    def trace_records(self) -> list[Buffer]:
+    def trace_records(self) -> Sequence[Buffer]:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""
         return [data.records for topic in self.request.topics for data in topic.partitions if data.records is not None][
             :MAX_BATCHES
