@@ -266,6 +266,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.disk_families(DiskSpace(1, 2)),
         *figures.partition_families({}),
         *figures.task_error_families({}),
+        *figures.tracing_families({"exported": 1, "refused": 0, "dropped": 0, "queued": 0, "malformed_contexts": 0}),
         *figures.move_families({}),
         *figures.hint_families({}),
         *figures.takeover_families({}),
