@@ -195,7 +195,7 @@ def test_bad_headers_are_counted_and_no_client_notices(
         assert not [one for one in caplog.records if one.name.startswith("opentelemetry")]
 
 
-@pytest.mark.parametrize("fault", ["refuses", "hangs", "dies"])
+@pytest.mark.parametrize("fault", ["refuses", "hangs", pytest.param("dies", marks=pytest.mark.long)])
 def test_producers_notice_no_collector_that_is_away(
     collector: OtlpCollector, admin_port: int, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
