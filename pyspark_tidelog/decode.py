@@ -6,7 +6,8 @@ lie, `_gather` copies keys or values into one buffer of an Arrow array. A batch 
 Invariants: every length in the input is checked against the bytes that remain before it is used; records come out in
 offset order; control batches have none; what lies outside of the wanted offsets is left out.
 
-Source of the format: KIP-98, and docs/formats.md. Entry: `RecordDecoder`.
+Source of the format: KIP-98, and docs/formats.md. Entry: `RecordDecoder`; `scan_batch` for one batch, `check_batch` for
+all that its records may have wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_tidelog.columns import arrow_schema
-from tidelog.batch.batch import DEFAULT_MAX_DECOMPRESSED_BYTES, HEADER_BYTES, check_crc, iter_batches
+from tidelog.batch.batch import DEFAULT_MAX_DECOMPRESSED_BYTES, HEADER_BYTES, BatchHeader, check_crc, iter_batches
 from tidelog.batch.compression import decompress
 from tidelog.batch.errors import CorruptRecord
 from tidelog.runtime.types import Buffer
@@ -30,6 +31,7 @@ BYTES = 16 << 20
 
 glibc reuses blocks of up to 32 MiB (`keep_freed_memory`): room for such a batch, and what is added at a time.
 """
+MAGIC = 2
 MIN_RECORD_BYTES = 7
 """A record of one varint byte in each field."""
 NULL = -1
@@ -146,6 +148,50 @@ def _gather(data: Any, positions: Any, lengths: Any, out: Any, at: int, offsets:
     return at
 
 
+def scan_batch(header: BatchHeader, batch: memoryview, place: str = "") -> tuple[_Bytes, _Ints]:
+    """Decompress a batch, and find the fields of its records, as `_scan` tells them. `place` begins errors' messages.
+
+    Raises `CorruptRecord`, `UnsupportedCompression`, `RecordTooLarge`.
+    """
+    raw = decompress(batch[HEADER_BYTES:], header.compression, DEFAULT_MAX_DECOMPRESSED_BYTES)
+    data = np.frombuffer(raw, np.uint8)
+    if not 0 <= header.count <= len(data) // MIN_RECORD_BYTES:
+        raise CorruptRecord(f"{place}batch {header.base_offset} has {header.count} records in {len(data)} bytes")
+    fields = np.empty((header.count, 9), np.int64)
+    _check(_scan(data, header.count, fields), f"{place}batch {header.base_offset}")
+    return data, fields
+
+
+def _headers_of(data: _Bytes, records: _Ints, where: str) -> _Ints:
+    fields = np.empty((int(records[:, 6].sum()), 4), np.int64)
+    _check(_scan_headers(data, records, fields), where)
+    return fields
+
+
+def _check(problem: int, where: str) -> None:
+    if problem < 0:
+        raise CorruptRecord(f"{where}: {_PROBLEMS[problem]}")
+
+
+def check_batch(header: BatchHeader, batch: memoryview) -> None:
+    """Check a batch as a whole: format, CRC-32C, and that it has the records that its header tells, in order.
+
+    Raises `CorruptRecord`, `UnsupportedCompression`, and `RecordTooLarge` for more bytes of records than are read.
+    """
+    where = f"batch {header.base_offset}"
+    if header.magic != MAGIC:
+        raise CorruptRecord(f"{where} has format {header.magic}; {MAGIC} is the only one that is stored")
+    if not check_crc(batch):
+        raise CorruptRecord(f"{where} fails its CRC32C")
+    data, fields = scan_batch(header, batch)
+    _headers_of(data, fields, where)
+    deltas = fields[:, 0]
+    if len(deltas) and (deltas[0] < 0 or deltas[-1] > header.last_offset_delta):
+        raise CorruptRecord(f"{where} has offset deltas {deltas[0]} to {deltas[-1]}, beyond {header.last_offset_delta}")
+    if (deltas[1:] <= deltas[:-1]).any():
+        raise CorruptRecord(f"{where} has records whose offsets do not ascend")
+
+
 class _Column:
     """One growing binary array."""
 
@@ -231,12 +277,7 @@ class RecordDecoder:
         return reached
 
     def _add_batch(self, header: Any, batch: memoryview, start: int, end: int) -> None:
-        raw = decompress(batch[HEADER_BYTES:], header.compression, DEFAULT_MAX_DECOMPRESSED_BYTES)
-        data = np.frombuffer(raw, np.uint8)
-        if header.count > len(data) // MIN_RECORD_BYTES:
-            raise CorruptRecord(f"batch {header.base_offset} has {header.count} records in {len(data)} bytes")
-        fields = np.empty((header.count, 9), np.int64)
-        self._check(_scan(data, header.count, fields), header.base_offset)
+        data, fields = scan_batch(header, batch, f"{self._topic}-{self._partition}: ")
         offsets = fields[:, 0] + header.base_offset
         if offsets[0] < start or offsets[-1] >= end:
             wanted = (offsets >= start) & (offsets < end)
@@ -257,16 +298,10 @@ class RecordDecoder:
         self.rows += rows
 
     def _add_headers(self, data: _Bytes, records: _Ints, base_offset: int, columns: tuple[_Column, _Column]) -> None:
-        fields = np.empty((int(records[:, 6].sum()), 4), np.int64)
-        self._check(_scan_headers(data, records, fields), base_offset)
+        fields = _headers_of(data, records, f"{self._topic}-{self._partition}: batch {base_offset}")
         for column, at in zip(columns, (0, 2), strict=True):
             column.add(data, fields[:, at], fields[:, at + 1])
         self._header_counts.append(records[:, 6].copy())
-
-    def _check(self, problem: int, base_offset: int) -> None:
-        if problem < 0:
-            where = f"{self._topic}-{self._partition}: batch {base_offset}"
-            raise CorruptRecord(f"{where}: {_PROBLEMS[problem]}")
 
     def take(self) -> pa.RecordBatch:
         """Return the rows collected so far, and begin anew."""

@@ -1,6 +1,7 @@
 """The job `audit`: reads and checks every byte of every object on executors, and compares it with the metadata.
 
 - every block, index and footer against its checksum, as `tidelog object verify` does in a broker;
+- every record batch in them, down to its records (`audit_batches`), unless that is not wanted;
 - every object that the metadata name: whether it is there, has this size, and has these offsets of these streams;
 - the committed ranges of every partition: whether they follow one another;
 - where the bucket may be listed: objects that no metadata know (orphans), and the records that were set aside.
@@ -56,6 +57,8 @@ class AuditOptions:
     report: str = ""
     """File on the driver's machine, `.parquet` or `.csv`, that gets a row for each finding; empty: none."""
     task_bytes: int = TASK_BYTES
+    batches: bool = True
+    """Decode record batches, too."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a report that cannot be written."""
@@ -78,8 +81,9 @@ class AuditFinding:
     """One thing that is wrong; one for each stream that it concerns."""
 
     part: str
-    """`block`, `index`, `footer`; `object`: it is missing or truncated; `metadata`: it is sound, and differs from them;
-    `range`: the metadata name two objects or none for offsets; `orphan`: no metadata know the object."""
+    """`block`, `index`, `footer`; `batch`: the block is sound, and a record batch in it is not; `object`: it is missing
+    or truncated; `metadata`: it is sound, and differs from them; `range`: the metadata name two objects or none for
+    offsets; `orphan`: no metadata know the object."""
     problem: str
     object_id: int | None = None
     key: str | None = None
@@ -209,14 +213,14 @@ class _Audit:
 
     def _check(self, due: Sequence[AuditedObject]) -> None:
         """Have objects checked on executors."""
-        state, bucket = self._state, self._bucket
+        state, bucket, batches = self._state, self._bucket, self._options.batches
         groups = _groups(due, self._options.task_bytes)
         if not groups:
             return
         total = sum(one.size for one in due)
         with self._job.stage(f"audit: check {len(due)} objects ({total} bytes)"):
             spread = self._context.parallelize(groups, len(groups))
-            results = spread.flatMap(lambda group: check_objects(group, bucket)).collect()
+            results = spread.flatMap(lambda group: check_objects(group, bucket, batches=batches)).collect()
         state.audited.update({one.key: one for one in due})
         state.checked.update({one.key: one for one in results})
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark_tidelog.fetch import open_bucket
+from pyspark_tidelog.jobs.audit_batches import look_inside
 from tidelog.storage.bucket.store import ObjectNotFound, ObjectStore
 from tidelog.storage.commits import StreamRange
 from tidelog.storage.objects.report import Problem, compare_with_metadata, examine_object
@@ -46,18 +47,22 @@ class CheckedObject:
     problems: tuple[Problem, ...] = ()
 
 
-def check_objects(objects: Sequence[AuditedObject], bucket: Mapping[str, str]) -> Iterator[CheckedObject]:
+def check_objects(
+    objects: Sequence[AuditedObject], bucket: Mapping[str, str], *, batches: bool
+) -> Iterator[CheckedObject]:
     """Check some objects of the bucket with these settings. Raises `Unavailable`, `ConfigError`."""
-    return iter(asyncio.run(_check_all(objects, bucket)))
+    return iter(asyncio.run(_check_all(objects, bucket, batches=batches)))
 
 
-async def _check_all(objects: Sequence[AuditedObject], bucket: Mapping[str, str]) -> list[CheckedObject]:
+async def _check_all(
+    objects: Sequence[AuditedObject], bucket: Mapping[str, str], *, batches: bool
+) -> list[CheckedObject]:
     store = open_bucket(bucket)
     room = asyncio.Semaphore(AT_ONCE)
 
     async def check(one: AuditedObject) -> CheckedObject:
         async with room:
-            return await check_object(store, one)
+            return await check_object(store, one, batches=batches)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -69,10 +74,10 @@ async def _check_all(objects: Sequence[AuditedObject], bucket: Mapping[str, str]
     return [task.result() for task in tasks]
 
 
-async def check_object(store: ObjectStore, one: AuditedObject) -> CheckedObject:
+async def check_object(store: ObjectStore, one: AuditedObject, *, batches: bool) -> CheckedObject:
     """Read every byte of an object, and compare it with its metadata. Raises `Unavailable`."""
     try:
-        problems, contents = await examine_object(store, one.key)
+        problems, contents = await examine_object(store, one.key, look_inside if batches else None)
         size = contents.size_bytes if contents is not None else (await store.head(one.key)).size
     except ObjectNotFound:
         return CheckedObject(one.id, one.key, is_gone=True)

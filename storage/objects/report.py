@@ -10,7 +10,7 @@ Entry: `inspect_object`, `examine_object` (returns `Problem`s), `compare_with_me
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -33,6 +33,7 @@ from tidelog.storage.objects.format import (
 )
 from tidelog.storage.objects.key import object_prefix, parse_object_key
 from tidelog.storage.objects.reader import get_info, get_range, load_index
+from tidelog.storage.records import StreamEntry
 
 _BATCH_BYTES = 8 << 20
 KINDS = {
@@ -44,17 +45,22 @@ KINDS = {
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One problem of an object."""
 
-    part: Literal["object", "footer", "index", "block", "metadata"]
-    """`object`: it is missing, or truncated. `metadata`: it is intact but differs from the metadata."""
+    part: Literal["object", "footer", "index", "block", "batch", "metadata"]
+    """`object`: it is missing, or truncated. `metadata`: it is intact but differs from the metadata. `batch`: a block
+    passes its checksum, and has something that its reader cannot decode."""
     message: str
     position: int = -1
     """Byte of the object where the damaged part begins; -1 if not applicable."""
     length: int = -1
     """Bytes of the damaged part; -1 if not applicable."""
     stream_id: int = -1
-    """Block: the stream of its data; metadata: the one that is lacking. Else -1: every stream in the object."""
+    """Block, batch: the stream of its data; metadata: the one that is lacking. Else -1: every stream in the object."""
     start_offset: int = -1
     end_offset: int = -1
+
+
+LookInside = Callable[[Block], Iterable[tuple[StreamEntry, str]]]
+"""Tells of a sound block which of its records are wrong, and what is."""
 
 
 class StreamSummary(msgspec.Struct, frozen=True):
@@ -140,30 +146,44 @@ def _batches(index: ObjectIndex) -> Iterator[list[IndexEntry]]:
         yield batch
 
 
-def _check_blocks(data: bytes | memoryview, batch: list[IndexEntry], key: str) -> list[tuple[IndexEntry, Problem]]:
-    """Return the problems of blocks that are contiguous in `data`."""
-    problems, first = [], batch[0].position
-    for entry in batch:
-        problem = _check_block(data[entry.position - first : entry.end_position - first], entry, key)
-        if problem is not None:
-            problems.append((entry, problem))
-    return problems
+def _check_blocks(
+    data: bytes | memoryview, batch: list[IndexEntry], key: str, look: LookInside | None = None
+) -> list[tuple[IndexEntry, list[Problem]]]:
+    """Return the blocks with problems of those that are contiguous in `data`."""
+    first = batch[0].position
+    found = (
+        (entry, _check_block(data[entry.position - first : entry.end_position - first], entry, key, look))
+        for entry in batch
+    )
+    return [(entry, problems) for entry, problems in found if problems]
 
 
-def _check_block(data: bytes | memoryview, entry: IndexEntry, key: str) -> Problem | None:
+def _check_block(
+    data: bytes | memoryview, entry: IndexEntry, key: str, look: LookInside | None = None
+) -> list[Problem]:
+    whole = Problem(
+        part="block",
+        message="",
+        position=entry.position,
+        length=entry.length,
+        stream_id=entry.stream_id,
+        start_offset=entry.start_offset,
+        end_offset=entry.end_offset,
+    )
     try:
-        Block.decode(data, entry, key=key)
+        block = Block.decode(data, entry, key=key)
     except CorruptData as error:
-        return Problem(
-            part="block",
-            message=error.message,
-            position=entry.position,
-            length=entry.length,
-            stream_id=entry.stream_id,
-            start_offset=entry.start_offset,
-            end_offset=entry.end_offset,
+        return [msgspec.structs.replace(whole, message=error.message)]
+    return [
+        msgspec.structs.replace(
+            whole,
+            part="batch",
+            message=f"object {key}, byte {entry.position}: {what}",
+            start_offset=each.base_offset,
+            end_offset=each.base_offset + each.count,
         )
-    return None
+        for each, what in (look(block) if look is not None else ())
+    ]
 
 
 def _index_problem(error: CorruptData, size: int) -> Problem:
@@ -184,8 +204,12 @@ async def verify_object(store: ObjectStore, key: str) -> list[Problem]:
     return (await examine_object(store, key))[0]
 
 
-async def examine_object(store: ObjectStore, key: str) -> tuple[list[Problem], ObjectReport | None]:
+async def examine_object(
+    store: ObjectStore, key: str, look: LookInside | None = None
+) -> tuple[list[Problem], ObjectReport | None]:
     """As `verify_object`; return the contents, too, if they can be read: None after a problem of footer or index.
+
+    `look`: is given each sound block, too; what it finds are problems of part `batch`.
 
     Raises `ObjectNotFound`, `Unavailable`.
     """
@@ -201,11 +225,9 @@ async def examine_object(store: ObjectStore, key: str) -> tuple[list[Problem], O
     for batch in _batches(index):
         try:
             data = await get_range(store, key, batch[0].position, batch[-1].end_position)
-            for entry, _ in _check_blocks(data, batch, key):
+            for entry, _ in _check_blocks(data, batch, key, look):
                 again = await get_range(store, key, entry.position, entry.end_position)
-                problem = _check_block(again, entry, key)
-                if problem is not None:
-                    problems.append(problem)
+                problems += _check_block(again, entry, key, look)
         except CorruptData as error:
             return [*problems, Problem(part="object", message=error.message)], _report(info, index)
     return problems, _report(info, index)
@@ -258,7 +280,7 @@ def verify_bytes(data: bytes, key: str) -> list[Problem]:
     problems: list[Problem] = []
     for batch in _batches(index):
         found = _check_blocks(view[batch[0].position : batch[-1].end_position], batch, key)
-        problems += [problem for _, problem in found]
+        problems += [problem for _, mine in found for problem in mine]
     return problems
 
 

@@ -46,9 +46,9 @@ def frame(spark: SparkSession) -> dict[str, Any]:
     return {"inside": inside, "counts": counts, "jobs": jobs, "told": told, "after": after}
 
 
-def audit(spark: SparkSession, bootstrap: str, token: str, report: str = "") -> dict[str, Any]:
+def audit(spark: SparkSession, bootstrap: str, token: str, report: str = "", *, batches: bool = True) -> dict[str, Any]:
     """Audit a cluster."""
-    options = audit_job.AuditOptions(ClusterAccess(bootstrap, token), report, task_bytes=10_000)
+    options = audit_job.AuditOptions(ClusterAccess(bootstrap, token), report, task_bytes=10_000, batches=batches)
     return asdict(audit_job.run(spark, options))
 
 

@@ -28,6 +28,11 @@ from tidelog.broker.objects import report as brokers
 from tidelog.cli.subcommands.spark_audit import audit as command
 from tidelog.controller.model.wal_notes import DATA_STREAM
 from tidelog.runtime.errors import ConfigError, Unavailable
+from tidelog.storage.commits import ObjectKind
+from tidelog.storage.objects.format import FOOTER, Block, Footer, ObjectIndex
+from tidelog.storage.objects.report import verify_bytes
+from tidelog.storage.objects.writer import build_object
+from tidelog.storage.records import StreamEntry
 
 pytestmark = MARKS
 
@@ -41,7 +46,7 @@ def fill(world: JobWorld, topic: str, objects: int) -> list[int]:
     return sorted(world.objects(topic))
 
 
-def audit(spark: Spark, world: JobWorld, step: str = "audit", **more: str) -> dict[str, Any]:
+def audit(spark: Spark, world: JobWorld, step: str = "audit", **more: object) -> dict[str, Any]:
     return dict(answer(spark, step, {"bootstrap": world.bootstrap, "token": world.token, **more}))
 
 
@@ -164,6 +169,49 @@ def test_each_damaged_object_is_named_with_what_it_held(spark: Spark, world: Job
         assert {one["object_id"] for one in document["findings"]} == {block, index, footer, short, missing}
         with report.open() as lines:
             assert len(list(csv.DictReader(lines))) == len(document["findings"]) + 1
+    assert audit(spark, world)["findings"] == []
+
+
+def rewritten(file: Path, offset: int) -> bytes:
+    """An object with one byte of a record of its data stream changed, and all its own checksums right."""
+    data = file.read_bytes()
+    footer = Footer.decode(data[-FOOTER.size :], object_size=len(data), key="")
+    index = ObjectIndex.decode(data[footer.index_position : -FOOTER.size], footer, key="")
+    parts: dict[int, list[StreamEntry]] = {}
+    for entry in index:
+        for each in Block.decode(data[entry.position : entry.end_position], entry, key=""):
+            payload = bytearray(each.payload)
+            is_inside = each.base_offset <= offset < each.base_offset + each.count
+            if entry.stream_id % len(STREAM_PARTS) == DATA and is_inside:
+                payload[-1] ^= 1
+            parts.setdefault(entry.stream_id, []).append(StreamEntry(each.base_offset, each.count, bytes(payload)))
+    built = build_object(
+        object_id=footer.object_id,
+        kind=ObjectKind(footer.kind),
+        cluster_id=file.parts[file.parts.index("objects") - 1],
+        created_ms=footer.created_ms,
+        parts=list(parts.items()),
+        block_bytes=1 << 20,
+    )
+    body = b"".join(built.body)
+    assert verify_bytes(body, "") == [] and len(body) == len(data)
+    return body
+
+
+@pytest.mark.long
+def test_a_batch_that_is_damaged_in_a_sound_block_is_named(spark: Spark, world: JobWorld) -> None:
+    ids = fill(world, "garbled", 2)
+    file = world.file(ids[1])
+    with damaged({file: rewritten(file, 25)}):
+        (found,) = audit(spark, world)["findings"]
+        assert (found["part"], found["topic"], found["partition"], found["stream_part"]) == (
+            "batch", "garbled", 0, "data",
+        )  # fmt: skip
+        assert found["start_offset"] <= 25 < found["end_offset"] <= 40 and found["object_id"] == ids[1]
+        assert found["key"].endswith(f"{ids[1]:016x}") and "fails its CRC32C" in found["problem"]
+        printed = world.cli("spark", "audit", *LOCAL, code=7)
+        assert "garbled" in printed.text and "fails its CRC32C" in printed.text
+        assert audit(spark, world, batches=False)["findings"] == []
     assert audit(spark, world)["findings"] == []
 
 

@@ -27,13 +27,19 @@ _RIGHT = ("OBJECT", "BYTE", "START", "END")
 
 @click.command()
 @click.option("--report", default="", metavar="FILE", help="Also write the findings to FILE: .parquet or .csv.")
+@click.option(
+    "--batches/--no-batches",
+    default=True,
+    show_default=True,
+    help="Decode every record batch, too: its CRC-32C, offsets and records.",
+)
 @spark_options
-def audit(call: SparkRun, report: str) -> None:
+def audit(call: SparkRun, report: str, batches: bool) -> None:
     """Read and check every byte of every object, and compare it with the metadata. Exits 7 if something is corrupt."""
     call.need_extra()
     from pyspark_tidelog.jobs import audit as job
 
-    options = job.AuditOptions(call.access(), report)
+    options = job.AuditOptions(call.access(), report, batches=batches)
     found = call.execute(
         "audit",
         lambda: job.plan(options),
