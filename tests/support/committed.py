@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from tests.e2e.backends import QUIET
 from tests.support.clients import DEADLINE_S, value_of
@@ -10,6 +10,11 @@ from tests.support.clients import DEADLINE_S, value_of
 
 def committed_values(bootstrap: str, topic: str, partitions: int) -> list[list[str]]:
     """The values of each partition up to its last stable offset, by librdkafka."""
+    return [[value_of(each).decode() for each in mine] for mine in committed_messages(bootstrap, topic, partitions)]
+
+
+def committed_messages(bootstrap: str, topic: str, partitions: int) -> list[list[Message]]:
+    """The messages of each partition up to its last stable offset, by librdkafka."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -20,7 +25,7 @@ def committed_values(bootstrap: str, topic: str, partitions: int) -> list[list[s
             **QUIET,
         }
     )
-    found: list[list[str]] = []
+    found: list[list[Message]] = []
     try:
         for partition in range(partitions):
             consumer.assign([TopicPartition(topic, partition, 0)])
@@ -32,7 +37,7 @@ def committed_values(bootstrap: str, topic: str, partitions: int) -> list[list[s
                 if error is not None:
                     assert error.name() == "_PARTITION_EOF", error
                     break
-                found[-1].append(value_of(message).decode())
+                found[-1].append(message)
     finally:
         consumer.close()
     return found
