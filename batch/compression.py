@@ -10,7 +10,7 @@ Entry: `compress`, `decompress`; `decompress_start` for whoever needs the first 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 from struct import error as struct_error
@@ -38,6 +38,8 @@ _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 """Magic, version 1, compatible with 1."""
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _LENGTH = Struct(">i")
+_MALFORMED = (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, struct_error)
+"""What the libraries raise for data that do not parse: lz4.frame a RuntimeError for every malformed frame."""
 
 
 def compress(data: bytes | bytearray, codec: int) -> bytes:
@@ -68,8 +70,7 @@ def decompress(data: memoryview, codec: int, max_bytes: int) -> bytes | memoryvi
         raise UnsupportedCompression(f"no compression codec has the number {codec}")
     try:
         return unpack(data, max_bytes)
-    except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, struct_error) as error:
-        # lz4.frame raises RuntimeError for every malformed frame.
+    except _MALFORMED as error:
         raise CorruptRecord(f"{Compression(codec).name.lower()} data do not decompress: {error}") from error
 
 
@@ -91,30 +92,20 @@ def decompress_start(data: memoryview, codec: int, max_bytes: int) -> bytes | me
                 return reader.read(max_bytes)
         if codec == Compression.SNAPPY:
             return _snappy_start(data, max_bytes)
-    except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, struct_error) as error:
+    except _MALFORMED as error:
         raise CorruptRecord(f"{Compression(codec).name.lower()} data do not decompress: {error}") from error
     raise UnsupportedCompression(f"no compression codec has the number {codec}")
 
 
 def _snappy_start(data: memoryview, max_bytes: int) -> bytes:
-    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        block = bytes(data)
-        fits = cramjam.snappy.decompress_raw_len(block) <= max_bytes
-        return bytes(cramjam.snappy.decompress_raw(block)) if fits else b""
     parts: list[bytes] = []
-    left, at = max_bytes, len(_XERIAL_HEADER)
-    while at < len(data):
-        (length,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        if length < 0 or length > len(data) - at:
-            raise CorruptRecord(f"a snappy block of {length} bytes does not fit its batch")
-        block = bytes(data[at : at + length])
+    left = max_bytes
+    for block in _snappy_blocks(data):
         size = cramjam.snappy.decompress_raw_len(block)
         if size > left:
             break
         parts.append(bytes(cramjam.snappy.decompress_raw(block)))
         left -= size
-        at += length
     return b"".join(parts)
 
 
@@ -148,30 +139,32 @@ def _compress_xerial(data: bytes | bytearray) -> bytes:
     return b"".join(parts)
 
 
-def _unsnappy(data: memoryview, max_bytes: int) -> bytes:
+def _snappy_blocks(data: memoryview) -> Iterator[bytes]:
+    """Yield the compressed blocks of a xerial stream; the data themselves if they are not one."""
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _unsnappy_block(data, max_bytes)
+        yield bytes(data)  # cramjam does not accept sliced views
+        return
     if len(data) < len(_XERIAL_HEADER):
         raise CorruptRecord("snappy data end within their header")
-    parts: list[bytes] = []
-    total, at = 0, len(_XERIAL_HEADER)
+    at = len(_XERIAL_HEADER)
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
         if length < 0 or length > len(data) - at:
             raise CorruptRecord(f"a snappy block of {length} bytes does not fit its batch")
-        part = _unsnappy_block(data[at : at + length], max_bytes - total)
-        parts.append(part)
-        total += len(part)
+        yield bytes(data[at : at + length])
         at += length
-    return b"".join(parts)
 
 
-def _unsnappy_block(data: memoryview, max_bytes: int) -> bytes:
-    block = bytes(data)  # cramjam does not accept sliced views
-    if cramjam.snappy.decompress_raw_len(block) > max_bytes:
-        raise _too_large(max_bytes)
-    return bytes(cramjam.snappy.decompress_raw(block))
+def _unsnappy(data: memoryview, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    left = max_bytes
+    for block in _snappy_blocks(data):
+        if cramjam.snappy.decompress_raw_len(block) > left:
+            raise _too_large(max_bytes)
+        parts.append(bytes(cramjam.snappy.decompress_raw(block)))
+        left -= len(parts[-1])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _unlz4(data: memoryview, max_bytes: int) -> bytes:

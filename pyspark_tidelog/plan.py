@@ -17,6 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+STREAM_PARTS = ("meta", "data", "time", "txn")
+"""The streams of a partition, whose ids follow one another in this order, from a multiple of their number on."""
+DATA = STREAM_PARTS.index("data")
+
 
 class Slice(NamedTuple):
     """The part of an object that belongs to a partition: what `POST /slices` tells."""
@@ -60,10 +64,6 @@ class PlannedRange:
     """Those that hold `[start, min(end, committed_end))`, in order."""
     shared: tuple[SharedOffsets, ...] = ()
     """Of a branch; offsets behind are under `stream`."""
-
-    def stream_in(self, piece: Slice) -> int:
-        """Return the id under which an object has its slice."""
-        return stream_in(piece, self.stream, self.shared)
 
 
 class ManifestPart(NamedTuple):

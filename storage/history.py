@@ -97,8 +97,8 @@ def _passing(span: _Span) -> Passing:
 class _Tier:
     """Spans of one width, oldest first.
 
-    A quarter more than `capacity` are kept, so that the oldest go to the next tier many at a time: a thousand a second
-    may be added, and each Python function that one of them calls runs with cold caches.
+    A quarter more than `capacity` are kept, so that the oldest go to the next tier many at a time: five hundred a
+    second may be added, and each Python function that one of them calls runs with cold caches.
     """
 
     __slots__ = ("capacity", "full", "spans", "width_s")

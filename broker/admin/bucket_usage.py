@@ -13,15 +13,17 @@ Entry: `BucketUsage.routes`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from tidelog.broker.admin.answers import json_answer
-from tidelog.controller.model.records import ObjectRecord, ObjectState
+from tidelog.broker.objects.held import has_left
+from tidelog.controller.model.records import ObjectState
 from tidelog.runtime.clock import Clock
 from tidelog.storage.bucket.accounts import Account, BucketAccounts
+from tidelog.storage.commits import StreamRange
 
 if TYPE_CHECKING:
     from tidelog.controller.image.image import Image
@@ -113,10 +115,10 @@ class BucketUsage:
         held, waiting = [0, 0], [0, 0]
         looked_at = 0
         for record in list(image.objects.values()):
-            if record.state == ObjectState.COMMITTED and _only_held(image, record):
-                _count(held, record.size)
-            elif record.state == ObjectState.COMMITTED:
-                _count(topics.setdefault(_only_topic(image, record), [0, 0]), record.size)
+            if record.state == ObjectState.COMMITTED:
+                ranges = record.ranges
+                is_held = _only_held(image, ranges)
+                _count(held if is_held else topics.setdefault(_only_topic(image, ranges), [0, 0]), record.size)
             elif record.state == ObjectState.DESTROYED:
                 _count(waiting, record.size)
             looked_at += 64 + len(memoryview(record.packed))
@@ -137,21 +139,15 @@ class BucketUsage:
         }
 
 
-def _only_held(image: Image, record: ObjectRecord) -> bool:
+def _only_held(image: Image, ranges: Iterable[StreamRange]) -> bool:
     """Whether a snapshot or a branch keeps an object of which no stream has anything left itself."""
-    if not image.index.pins:
-        return False
-    for piece in record.ranges:
-        stream = image.streams.get(piece.stream_id)
-        if stream is not None and piece.end_offset > stream.start_offset:
-            return False
-    return True
+    return bool(image.index.pins) and not any(has_left(image, one.stream_id, one.end_offset) for one in ranges)
 
 
-def _only_topic(image: Image, record: ObjectRecord) -> str | None:
+def _only_topic(image: Image, ranges: Iterable[StreamRange]) -> str | None:
     """The only topic with data in an object; None if there are several, or no existing one."""
     found: str | None = None
-    for piece in record.ranges:
+    for piece in ranges:
         topic = topic_of_stream(image, piece.stream_id)
         if topic is None or (found is not None and topic != found):
             return None

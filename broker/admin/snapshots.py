@@ -4,8 +4,7 @@
     GET  /snapshots/describe ?name=NAME: one, with its partitions and their offsets
     POST /snapshots          ?name=NAME&topic=TOPIC&topic=…: takes one; without topics, of all that are not internal
     POST /snapshots/delete   ?name=NAME
-    GET  /branches           topics that are branches: what they share, and what only they keep in the bucket; `starts`:
-                             for each of their partitions, where its own offsets begin
+    GET  /branches           topics that are branches: what they share, and what only they keep in the bucket
     POST /branches           ?snapshot=NAME&source=TOPIC&name=NEW&config=KEY=VALUE&config=KEY: creates one, with the
                              configs that the topic had, but for these; without `=` the default
 
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tidelog.broker.admin.answers import json_answer
-from tidelog.broker.objects.held import DATA, describe_branches, describe_snapshot, describe_snapshots
+from tidelog.broker.objects.held import describe_branches, describe_snapshot, describe_snapshots
 from tidelog.broker.partitions.topic_config import INTERNAL_TOPICS, TOPIC_CONFIGS, unknown_key, validate
 from tidelog.controller.model.errors import InvalidTopic
 from tidelog.controller.model.snapshots import MAX_SNAPSHOTS, SnapshotRecord, UnknownSnapshot
@@ -87,13 +86,7 @@ class SnapshotRoutes:
 
     async def _branches(self, request: web.Request) -> web.Response:
         image = self._controller.image
-        starts = [
-            {"topic": image.topics[key[0]].name, "partition": key[1], "start": row.ends[DATA]}
-            for first_stream, row in sorted(image.branches.items())
-            if (key := image.index.partition_key(first_stream)) is not None and key[0] in image.topics
-        ]
-        rows = await describe_branches(image)
-        return json_answer({"version": image.version, "branches": rows, "starts": starts})
+        return json_answer({"version": image.version, "branches": await describe_branches(image)})
 
     async def _branch(self, request: web.Request) -> web.Response:
         query = request.query

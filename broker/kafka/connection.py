@@ -546,7 +546,7 @@ class Connection(asyncio.BufferedProtocol):
         context = exchange.context
         if context is None or context.timed is None:
             return
-        contexts = tracing.choose(exchange.api_key, context.timed)
+        contexts = tracing.choose(context.timed)
         if contexts is not None:
             sender = self._sender(exchange, bytes_out)
             tracing.request(context.timed, contexts, _moments(exchange, now), sender)

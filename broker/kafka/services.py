@@ -133,6 +133,11 @@ class Services:
     broker_configs: Callable[[], dict[str, str]] = dict
     """This broker's effective configuration for DescribeConfigs, by dotted key (`kafka.port`, `wal.flush`, …)."""
 
+    def topic_name(self, topic_id: bytes) -> str:
+        """Return the name of the topic that has an id; empty if there is none."""
+        record = self.controller.image.topics.get(topic_id)
+        return record.name if record is not None else ""
+
     @property
     def named_controller(self) -> int:
         """Return the broker that clients are told to send their controller requests to; -1 if none is alive.

@@ -3,7 +3,7 @@
 An object that is held stays in the bucket as it is, whole, also where a part of it would do. What a deletion frees is
 what no stream with that range and no other holder needs. The figures are those of the local metadata.
 
-Entry: `describe_snapshots`, `describe_snapshot`, `describe_branches`.
+Entry: `describe_snapshots`, `describe_snapshot`, `describe_branches`; `has_left`.
 """
 
 from __future__ import annotations
@@ -179,14 +179,19 @@ async def _objects(image: Image, extent: StreamRange, pace: _Pace) -> set[int]:
     return found
 
 
+def has_left(image: Image, stream_id: int, end_offset: int) -> bool:
+    """Return whether a stream itself still has some of a range that ends at `end_offset`."""
+    stream = image.streams.get(stream_id)
+    return stream is not None and end_offset > stream.start_offset
+
+
 async def _needed_by(image: Image, row: ObjectRecord, pace: _Pace) -> set[_Group]:
     """Return who needs an object."""
     needed: set[_Group] = set()
     ranges = unpack_ranges(row.packed)
     await pace.did(len(ranges))
     for stream_id, start, end in ranges:
-        stream = image.streams.get(stream_id)
-        if stream is not None and end > stream.start_offset:
+        if has_left(image, stream_id, end):
             needed.add(_STREAMS)
         for name, first_stream in image.index.pins.holders(stream_id, start, end):
             key = image.index.partition_key(first_stream)

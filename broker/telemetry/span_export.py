@@ -6,7 +6,7 @@ does not take within `TIMEOUT_S`, retries included, is dropped and counted, too.
 and once more when it takes them again; the library's own lines, one for each attempt, are not passed on.
 
 Nothing here is shared between brokers of a process, and nothing is global: an application that embeds a broker keeps
-its own provider. After a fork only the parent exports.
+its own provider. In a forked child the library empties the queue, so no span is sent twice.
 
 Only this module and `tidelog.broker.telemetry.tracing` import OpenTelemetry's SDK, and only a broker with
 `tracing.endpoint` imports them.

@@ -140,14 +140,15 @@ class Tracing:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def choose(self, api_key: int, request: RequestParts) -> list[SpanContext] | None:
+    def choose(self, request: RequestParts) -> list[SpanContext] | None:
         """Return the contexts that a request's records name if it is to be traced, else None. Never raises.
 
         Called for each Produce and Fetch request whose response was written.
         """
         try:
-            if api_key == _PRODUCE and any(map(may_name_traces, request.trace_records())):
-                contexts = self._contexts(request.trace_records())
+            batches = request.trace_records()
+            if any(map(may_name_traces, batches)):
+                contexts = self._contexts(batches)
                 if contexts:
                     return contexts if any(one.trace_flags.sampled for one in contexts) else None
         except Exception as error:  # noqa: BLE001  # as in `_never_raises`

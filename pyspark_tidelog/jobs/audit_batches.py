@@ -12,19 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark_tidelog.decode import check_batch
+from pyspark_tidelog.plan import DATA, STREAM_PARTS
 from tidelog.batch.batch import iter_batches
 from tidelog.batch.errors import CorruptRecord, RecordTooLarge, UnsupportedCompression
 from tidelog.storage.objects.format import Block
 from tidelog.storage.records import StreamEntry
 
-STREAMS_PER_PARTITION = 4
-DATA = 1
-"""The number of the data stream among a partition's: by the id of a stream its kind is known."""
-
 
 def look_inside(block: Block) -> Iterator[tuple[StreamEntry, str]]:
     """Yield the appends of a block whose batches are wrong, and what is; nothing for a stream without batches."""
-    if block.stream_id % STREAMS_PER_PARTITION != DATA:
+    if block.stream_id % len(STREAM_PARTS) != DATA:
         return
     for entry in block:
         if entry.is_hole:

@@ -17,14 +17,11 @@ from typing import NamedTuple
 from pyspark_tidelog.cluster import Cluster, Lookups
 from pyspark_tidelog.jobs.audit_tasks import AuditedObject
 from pyspark_tidelog.jobs.frame import ClusterAccess
-from pyspark_tidelog.plan import PlannedRange
+from pyspark_tidelog.plan import DATA, STREAM_PARTS, PlannedRange, stream_in
 from tidelog.runtime.errors import NotFound, Unavailable
 from tidelog.storage.objects.key import object_key
 from tidelog.storage.objects.report import KINDS
 
-STREAM_PARTS = ("meta", "data", "time", "txn")
-"""The streams of a partition, whose ids follow one another in this order."""
-DATA = STREAM_PARTS.index("data")
 ATTEMPTS = 5
 """How often topics are asked for again when one of them was deleted meanwhile."""
 
@@ -98,7 +95,7 @@ def _inventory(
             for shared in one.shared:
                 sources[shared.stream - DATA + number] = Owner(one.topic, one.partition, part)
         for piece in one.slices:
-            held[piece.object_id].append((one.stream_in(piece), piece.start, piece.end))
+            held[piece.object_id].append((stream_in(piece, one.stream, one.shared), piece.start, piece.end))
             about[piece.object_id] = (KINDS.get(piece.kind, str(piece.kind)), piece.size)
     owners = sources | owners  # of a stream whose topic was deleted: a branch that has its records
     known = lookups.objects(version)

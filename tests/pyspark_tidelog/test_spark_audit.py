@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from pyspark_tidelog.cluster import KnownObject, Lease, Lookups
-from pyspark_tidelog.jobs.inventory import DATA, STREAM_PARTS, range_problems
-from pyspark_tidelog.plan import PlannedRange, Slice
+from pyspark_tidelog.jobs.inventory import range_problems
+from pyspark_tidelog.plan import DATA, STREAM_PARTS, PlannedRange, Slice
 from tests.e2e.backends import create_topic
 from tests.pyspark_tidelog.harness import Spark
 from tests.pyspark_tidelog.job_harness import LOCAL, MARKS, JobWorld, answer

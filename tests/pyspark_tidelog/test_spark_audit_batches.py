@@ -12,9 +12,9 @@ import pytest
 from crc32c import crc32c
 
 from pyspark_tidelog.fetch import EMBEDDED
-from pyspark_tidelog.jobs.audit_batches import DATA as DATA_NUMBER
-from pyspark_tidelog.jobs.audit_batches import STREAMS_PER_PARTITION as STREAMS
 from pyspark_tidelog.jobs.audit_tasks import AuditedObject, CheckedObject, check_objects
+from pyspark_tidelog.plan import DATA as DATA_NUMBER
+from pyspark_tidelog.plan import STREAM_PARTS
 from tidelog.batch.batch import ControlType, build_batch, build_control_batch, set_base_offset
 from tidelog.batch.codec import Record
 from tidelog.batch.compression import Compression
@@ -91,7 +91,7 @@ def entries(*damages: tuple[int, Damage], codec: Compression = Compression.NONE)
 
 
 def test_the_streams_are_those_of_the_controller() -> None:
-    assert (DATA_NUMBER, STREAMS) == (DATA_STREAM, STREAMS_PER_PARTITION)
+    assert (DATA_NUMBER, len(STREAM_PARTS)) == (DATA_STREAM, STREAMS_PER_PARTITION)
 
 
 @pytest.mark.parametrize("codec", list(Compression))

@@ -691,8 +691,7 @@ class _ShortFetch:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""
         batches: list[TracedBatch] = []
         for topic in self._response.topics:
-            record = None if topic.name else self._services.controller.image.topics.get(topic.topic_id)
-            name = topic.name or (record.name if record is not None else "")
+            name = topic.name or self._services.topic_name(topic.topic_id)
             for data in topic.partitions:
                 if data.records and len(batches) < MAX_BATCHES:
                     batches.append(_traced(name, data))

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from tidelog.batch.batch import HEADER_BYTES, Compression, InvalidRecord
 from tidelog.broker.kafka.errors import (
@@ -488,17 +489,14 @@ class _Produce:
 
     def trace_records(self) -> Sequence[Buffer]:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""
-        return [data.records for topic in self.request.topics for data in topic.partitions if data.records is not None][
-            :MAX_BATCHES
-        ]
+        every = (data.records for topic in self.request.topics for data in topic.partitions)
+        return list(islice((each for each in every if each is not None), MAX_BATCHES))
 
     def traced(self) -> list[TracedBatch]:
         """See `tidelog.broker.telemetry.traced.RequestParts`."""
         batches: list[TracedBatch] = []
         for topic, outcomes in zip(self.request.topics, self.topics, strict=True):
-            name = topic.name
-            if not name and (record := self.services.controller.image.topics.get(topic.topic_id)) is not None:
-                name = record.name
+            name = topic.name or self.services.topic_name(topic.topic_id)
             for data, outcome in zip(topic.partitions, outcomes.partitions, strict=True):
                 if len(batches) == MAX_BATCHES:
                     return batches
