@@ -33,12 +33,12 @@ TRY_S: Final = 3.0
 MAX_AT_ONCE: Final = 64
 MAX_ANSWER_BYTES: Final = 64 << 10
 
-AddressKind = Literal["kafka", "admin", "peer", "controller"]
+AddressKind = Literal["kafka", "admin", "peer", "controller", "collector"]
 Outcome = Literal["ok", "refused", "timeout", "unresolved", "unreachable", "silent", "wrong"]
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
-    """An address that a node has registered, or that the quorum knows it by."""
+    """An address that a node has registered, or that the quorum knows it by; or of a collector of traces."""
 
     kind: AddressKind
     node: int
@@ -81,7 +81,7 @@ class Tries:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def run(self, addresses: Iterable[NodeAddress]) -> list[AddressTry]:
-        """Try all addresses; the outcomes are in their order. Controllers are only connected to."""
+        """Try all addresses; the outcomes are in their order. Controllers and collectors are only connected to."""
         return list(await asyncio.gather(*(self._try(each) for each in addresses)))
 
     async def _try(self, address: NodeAddress) -> AddressTry:

@@ -168,6 +168,25 @@ def test_the_token_for_the_admin_http_is_found_beside_a_broker_that_does_not_kno
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("asked", [1, 3])
+def test_the_doctor_names_the_older_nodes_and_examines_the_others(
+    tmp_path: Path, previous_release: str, asked: int
+) -> None:
+    """Whichever version tells it of the cluster."""
+    with mixed(tmp_path, previous_release) as cluster:
+        cluster.restart(3)
+        cli = Cli(f"127.0.0.1:{cluster.kafka_ports[asked]}", cwd=tmp_path)
+        document = cli("doctor", "--format", "json", "--secret-file", tmp_path / "secret", code=None).json()
+        found = {(each["check"], each["where"]) for each in document["findings"]}
+        assert {("node.older", "broker 1"), ("node.older", "broker 2"), ("members.unable", "cluster")} <= found
+        assert {("disk.sync", "broker 3"), ("bucket.rights", "broker 3")} <= found
+        assert not {where for check, where in found if check == "node.older"} & {"broker 3"}
+        problems = [each for each in document["findings"] if each["level"] == "problem"]
+        assert problems == []
+        cli("debug", "bundle", "-o", tmp_path / "bundle.tar.gz", "--secret-file", tmp_path / "secret")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("active_is_old", [pytest.param(False, marks=pytest.mark.long), True])
 def test_partitions_move_between_the_versions_whichever_has_the_active_controller(
     tmp_path: Path, previous_release: str, active_is_old: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -250,6 +251,24 @@ def test_limits_of_open_files_are_compared_with_the_connections(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
     assert check in names(doctor(*quiet(data)))
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_collector_is_tried_before_the_first_start_and_a_missing_library_is_a_problem(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        options = [*quiet(data), "--set", f"tracing.endpoint=http://127.0.0.1:{collector.getsockname()[1]}"]
+        assert names(doctor(*options, code=0)) <= USUAL
+    assert names(doctor(*options, code=0)) - USUAL == {"tracing.unreachable"}
+    assert names(doctor(*quiet(data), "--set", "tracing.endpoint=https://no-such-host.invalid")) - USUAL == {
+        "tracing.unreachable"
+    }
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    (found,) = (each for each in doctor(*options, code=PROBLEM) if each["check"] == "config.tracing-library")
+    assert "opentelemetry.sdk is not installed" in found["seen"] and "tidelog[tracing]" in found["cure"]
 
 
 # --- the bucket ------------------------------------------------------------------------------------------------------

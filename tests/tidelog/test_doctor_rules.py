@@ -28,6 +28,7 @@ from tidelog.doctor.rules_node import (
     judge_files,
     judge_limits,
     judge_port,
+    judge_tracing,
 )
 from tidelog.runtime.facts.certificates import CertificateFacts
 from tidelog.runtime.facts.disk import DiskFacts
@@ -205,6 +206,17 @@ PROVOKED: list[tuple[str, Provoke]] = [
     ("config.loopback-advertised", configured(controller__members=MEMBERS)),
     ("config.admin-unreachable", configured(kafka__host="10.0.0.1")),
     ("config.plain-http", configured(s3__endpoint="http://10.0.0.9:9000", s3__bucket="b")),
+    ("config.tracing-plain-http", configured(tracing__endpoint="http://10.0.0.9:4318")),
+    ("config.tracing-much", configured(tracing__endpoint="https://c:4318", tracing__sample_ratio=1)),
+    (
+        "config.tracing-mixed",
+        cluster(node(1, settings={"tracing.endpoint": "http://c:4318"}), node(2, settings={"wal.kind": "disk"})),
+    ),
+    ("config.tracing-library", lambda: judge_tracing(NodeView(where="here", tracing_needs="opentelemetry.sdk"))),
+    (
+        "tracing.unreachable",
+        lambda: judge_tracing(NodeView(where="here", collector=reach("refused", kind="collector"))),
+    ),
     ("config.embedded-shared", configured(controller__members=MEMBERS)),
     ("config.orphan-age", configured(clean__orphan_age_ms=0)),
     ("config.exposed-secret", configured(s3__secret_access_key="hidden")),
@@ -343,6 +355,9 @@ WELL: list[Provoke] = [
     tried(server_ms=NOW_MS, here_ms=NOW_MS + 2_000),
     cluster(node(1, reach()), node(2), from_here=[reach()], **clocks(0, 40), **levels(4, 4, 4)),
     cluster(node(1, settings={"balancer.mode": "on"}), node(2, settings={"balancer.mode": "on"})),
+    configured(8 * GIB, tracing__endpoint="http://127.0.0.1:4318"),
+    lambda: judge_tracing(NodeView(where="here", config=Config(), collector=reach(kind="collector"))),
+    cluster(node(1, settings={"tracing.endpoint": "c"}), node(2, settings={"tracing.endpoint": "c"})),
 ]
 
 

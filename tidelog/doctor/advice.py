@@ -123,6 +123,25 @@ _CONFIG: Final = {
         "Records travel to the bucket unencrypted, over a network that is not this machine's.",
         "use an https:// endpoint, or keep the way to the bucket on a private network",
     ),
+    "config.tracing-library": _problem(
+        _START, "install it with pip install 'tidelog[tracing]', or leave tracing.endpoint empty"
+    ),
+    "config.tracing-plain-http": _warning(
+        "Names of topics and clients, and the texts of errors, travel to the collector unencrypted.",
+        "use an https:// endpoint, or a collector on the same machine",
+    ),
+    "config.tracing-much": _warning(
+        "A traced request costs several times the CPU of one that is not (docs/performance.md).",
+        "set tracing.sample_ratio = 0.01; requests whose records name a sampled trace are traced anyway",
+    ),
+    "config.tracing-mixed": _warning(
+        "Moves between brokers with and without traces have half a trace, and requests to the others none.",
+        "set tracing.endpoint on all brokers, or on none",
+    ),
+    "tracing.unreachable": _warning(
+        "Traces are dropped until a collector answers there. Clients do not notice it.",
+        "start the collector, correct tracing.endpoint, or open the way to it",
+    ),
     "config.embedded-shared": _problem(
         "Without s3.bucket each machine has a bucket of its own: a broker does not find what another has uploaded.",
         "set s3.endpoint and s3.bucket, the same on all nodes",

@@ -30,6 +30,7 @@ _CURES: Final = (
     (r"transaction", "`kafka-transactions abort` ends it, when its application is gone"),
     (r"entries behind|cannot reach \d+", "look at that controller's disk and at the network between"),
     (r"kept at .*rejected|refused is kept", "look at the disk, then delete that directory"),
+    (r"^traces are dropped", "start the collector, or correct tracing.endpoint; clients do not notice it"),
     (r"opening|not registered|starting", "wait; if it stays, see the log of that broker"),
     (r"unexpected error", "report it, with what `tidelog debug bundle` writes"),
 )

@@ -56,6 +56,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     bucket_error: str = ""
     """Why the bucket could not be opened with these settings."""
     bucket_hint: str = ""
+    collector: AddressTry | None = None
+    """The collector of traces, tried from here; None: it has none, or was not tried."""
+    tracing_needs: str = ""
+    """The library that traces need and this environment lacks."""
     missing: list[str] = []
     """What could not be had of it, and why: sentences."""
     no_token: bool = False

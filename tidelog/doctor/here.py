@@ -16,9 +16,12 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
+from tidelog.broker.settings import TracingSettings
+from tidelog.broker.telemetry.tracing_setup import missing_library
 from tidelog.config import Config, Loaded
 from tidelog.controller.checkup import CheckupReport
 from tidelog.controller.model.addresses import split_address
@@ -31,6 +34,8 @@ from tidelog.runtime.clock import Clock
 from tidelog.runtime.errors import CorruptData, TidelogError
 from tidelog.runtime.facts.disk import probe_disks
 from tidelog.runtime.facts.node import OwnFacts, own_facts
+from tidelog.runtime.facts.reach import AddressTry, NodeAddress, Tries
+from tidelog.runtime.network import TcpNetwork
 from tidelog.runtime.ports import check_free
 from tidelog.storage.bucket.open import EMBEDDED_BUCKET, open_backend
 from tidelog.storage.bucket.rights import RightsFacts, try_rights
@@ -67,6 +72,7 @@ async def _look(
     told = await asyncio.to_thread(
         own_facts, directory.node, config.node.roles, OwnFacts(lambda: settings), clock, directory.cluster_id, {}
     )
+    traces = config.tracing if "broker" in config.node.roles and config.tracing.endpoint else None
     return NodeView(
         where=where,
         config=config,
@@ -75,6 +81,8 @@ async def _look(
         report=CheckupReport(node=directory.node, disks=disks, rights=rights),
         directory=directory,
         ports=[] if directory.holder else port_facts(config),
+        collector=await _try_collector(traces, clock) if traces is not None else None,
+        tracing_needs=missing_library() if traces is not None else "",
         is_running=False,
         bucket_error=error.message if error is not None else "",
         bucket_hint=(error.hint or "") if error is not None else "",
@@ -146,6 +154,14 @@ def _try_port(setting: str, host: str, port: int) -> PortFacts:
         taken = error.errno == errno.EADDRINUSE
         return PortFacts(setting=setting, host=host, port=port, error=error.strerror or str(error), is_taken=taken)
     return PortFacts(setting=setting, host=host, port=port)
+
+
+async def _try_collector(settings: TracingSettings, clock: Clock) -> AddressTry:
+    """Connect to the collector of traces; nothing is sent to it."""
+    endpoint = urlsplit(settings.endpoint)
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    address = NodeAddress("collector", -1, endpoint.hostname or "", port)
+    return (await Tries(TcpNetwork(), clock).run([address]))[0]
 
 
 async def _try_bucket(config: Config, clock: Clock) -> tuple[RightsFacts | None, TidelogError | None]:

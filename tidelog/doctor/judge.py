@@ -10,7 +10,7 @@ from tidelog.doctor.findings import DoctorFinding, found, in_order
 from tidelog.doctor.rules_bucket import judge_rights
 from tidelog.doctor.rules_cluster import judge_cluster
 from tidelog.doctor.rules_config import judge_config, judge_errors
-from tidelog.doctor.rules_node import judge_node
+from tidelog.doctor.rules_node import judge_node, judge_tracing
 
 
 def judge(facts: Facts) -> list[DoctorFinding]:
@@ -32,6 +32,7 @@ def _of_node(node: NodeView, now_ms: int) -> list[DoctorFinding]:
     findings += judge_node(node, now_ms)
     if node.bucket_error:
         findings.append(found("bucket.settings", node.where, node.bucket_error, cure=node.bucket_hint))
+    findings += judge_tracing(node)
     if node.report is not None and node.report.rights is not None:
         in_bucket = config is not None and config.wal.kind == "s3"
         may_create = not node.is_running and config is not None and config.s3.create_bucket

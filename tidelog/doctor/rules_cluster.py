@@ -220,6 +220,12 @@ def judge_agreement(nodes: Sequence[NodeView]) -> list[DoctorFinding]:
         findings.append(
             found("config.tls-mixed", CLUSTER, f"with TLS {', '.join(with_tls)}; without {', '.join(without)}")
         )
+    traced = [where for where in brokers if values[where].get("tracing.endpoint")]
+    if traced and len(traced) < len(brokers):
+        without = [where for where in brokers if where not in traced]
+        findings.append(
+            found("config.tracing-mixed", CLUSTER, f"with traces {', '.join(traced)}; without {', '.join(without)}")
+        )
     buckets = {where: tuple(str(values[where].get(key, "")) for key in BUCKET_KEYS) for where in values}
     if len(set(buckets.values())) > 1:
         shown = ", ".join(

@@ -28,6 +28,8 @@ TEMPORARY: Final = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 LEAST_BOUND: Final = 1_000
 """Bounds below this are switches and small counts, which may well be at their end."""
 SHOWN_SETTINGS: Final = 12
+MUCH_TRACED: Final = 0.1
+"""Share of traced requests from which their cost is worth a word."""
 
 Look = Callable[[], Iterator[tuple[str, str]]]
 """Yields the name of a finding, and what was seen."""
@@ -58,6 +60,7 @@ def judge_config(where: str, config: Config, sources: Mapping[str, str], memory_
         lambda: rules.memory(memory_bytes),
         rules.addresses,
         rules.bucket,
+        rules.tracing,
         rules.secrets,
         rules.directory,
     ]
@@ -215,6 +218,17 @@ class _Rules:
         if self._config.clean.orphan_age_ms < self._config.upload.prepare_ttl_ms:
             told = f"{self._told('clean.orphan_age_ms')}, {self._told('upload.prepare_ttl_ms')}"
             yield "config.orphan-age", told
+
+    def tracing(self) -> Iterator[tuple[str, str]]:
+        """Traces, and the way to their collector."""
+        settings = self._config.tracing
+        if not settings.endpoint or not self._is_broker:
+            return
+        endpoint = urlsplit(settings.endpoint)
+        if endpoint.scheme == "http" and endpoint.hostname not in LOOPBACK:
+            yield "config.tracing-plain-http", self._told("tracing.endpoint")
+        if settings.sample_ratio > MUCH_TRACED:
+            yield "config.tracing-much", self._told("tracing.sample_ratio")
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Secrets that are in the configuration itself."""

@@ -55,6 +55,22 @@ def judge_node(node: NodeView, now_ms: int) -> list[DoctorFinding]:
     return findings
 
 
+def judge_tracing(node: NodeView) -> list[DoctorFinding]:
+    """Judge whether a node that is not running could trace; of a running one the status tells."""
+    endpoint = node.config.tracing.endpoint if node.config is not None else ""
+    findings = []
+    if node.tracing_needs:
+        told = f"tracing.endpoint is {endpoint}, and {node.tracing_needs} is not installed"
+        findings.append(found("config.tracing-library", node.where, told))
+    if node.collector is not None:
+        if node.collector.outcome == "ok":
+            findings.append(ok("tracing.collector", node.where, f"the collector at {endpoint} accepts connections"))
+        else:
+            told = f"the collector at {endpoint}: {node.collector.detail or node.collector.outcome}"
+            findings.append(found("tracing.unreachable", node.where, told))
+    return findings
+
+
 def judge_directory(
     where: str, facts: DirectoryFacts, config: Config | None, *, is_running: bool = False
 ) -> list[DoctorFinding]:
