@@ -175,6 +175,7 @@ def controller(node_id: int, error: str = "", **more: Any) -> ControllerTry:
 
 
 OLDER = replace(MACHINE, release="0.9")
+OLD_NODE = NodeView(where="broker 2", asked_id=2, is_older=True)
 
 PROVOKED: list[tuple[str, Provoke]] = [
     ("config.unreadable", lambda: judge_errors(_errors_of_file(), "here")),
@@ -281,7 +282,7 @@ PROVOKED: list[tuple[str, Provoke]] = [
     ("cluster.not-asked", lambda: judge(Facts(cluster=ClusterView(bootstrap="h:1", error="refused", is_named=False)))),
     ("cluster.no-token", cluster(node(1, no_token=True))),
     ("node.silent", cluster(node(1), silent={2: "connection refused"})),
-    ("node.older", cluster(NodeView(where="broker 1", is_older=True))),
+    ("node.older", cluster(OLD_NODE)),
     ("node.not-examined", cluster(node(1, missing=["its checkup: timed out"]))),
     ("clock.apart", cluster(node(1), node(2), **clocks(0, -3_000))),
     ("clock.far-apart", cluster(node(1), node(2), **clocks(90_000, 0))),
@@ -299,7 +300,9 @@ PROVOKED: list[tuple[str, Provoke]] = [
     ),
     ("members.versions", cluster(node(1), node(2, machine=OLDER))),
     ("members.versions", cluster(node(1, controllers=[controller(9, release="0.9")]))),
+    ("members.versions", cluster(node(1), OLD_NODE)),
     ("members.level", cluster(node(1), **levels(3, 4, 4))),
+    ("members.level-unknown", cluster(node(1), levels_error="broker 1: there is no method cluster.levels")),
     ("members.unable", cluster(node(1), **levels(3, 3, 4))),
     ("health.problem", cluster(node(1), problems=["broker 3 at h:9094 is dead"])),
 ]
@@ -392,11 +395,11 @@ def test_an_address_that_several_do_not_reach_is_one_finding_that_names_them() -
 
 
 def test_an_older_broker_is_not_called_wrong_because_its_admin_http_knows_no_clock() -> None:
-    findings = cluster(node(1, reach("wrong", kind="admin")), NodeView(where="broker 2", is_older=True, told=None))()
+    for answering in (OLD_NODE, node(2, is_older=True)):
+        findings = cluster(node(1, reach("wrong", kind="admin")), answering)()
+        assert [each.check for each in findings if each.check.startswith("reach.") and each.level != "ok"] == []
+    findings = cluster(node(1, reach("wrong", kind="admin")), node(2))()
     assert [each.check for each in findings if each.check.startswith("reach.") and each.level != "ok"]
-    older = node(2, is_older=True)
-    findings = cluster(node(1, reach("wrong", kind="admin")), older)()
-    assert [each.check for each in findings if each.check.startswith("reach.") and each.level != "ok"] == []
 
 
 def test_a_controller_that_nobody_reaches_is_told_by_the_cluster_itself_only() -> None:

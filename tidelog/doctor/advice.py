@@ -413,6 +413,10 @@ _CLUSTER: Final = {
         "What came with the higher feature level is off (docs/operations.md, Upgrades and backups).",
         "`tidelog cluster upgrade --dry-run`, then without it; there is no way back",
     ),
+    "members.level-unknown": _unknown(
+        "An active controller of an older release does not know of feature levels, and one that is away tells none.",
+        "finish the upgrade, or ask again when a controller is active",
+    ),
     "members.unable": _warning(
         "While a member does not support the newest feature level, it cannot be raised.",
         "upgrade or restart the member, or remove it",

@@ -72,13 +72,15 @@ def look_at_cluster(
     answering, silent = _sort_out(document, ask)
     nodes = [*answering, *_controllers(document, answering)]
     views = _examine_all(nodes, ask)
+    levels, levels_error = _levels(answering, ask)
     from_here = asyncio.run(Tries(TcpNetwork(), SystemClock()).run(_addresses(document)))
     return (
         ClusterView(
             bootstrap=bootstrap,
             is_named=is_named,
             status=document,
-            levels=_levels(answering, ask),
+            levels=levels,
+            levels_error=levels_error,
             clocks=[clock for node in answering if (clock := _clock(node, ask)) is not None],
             from_here=from_here,
             silent=silent,
@@ -125,7 +127,7 @@ def _examine_all(nodes: Iterable[_AskedNode], ask: Ask) -> list[NodeView]:
 
 def _examine(node: _AskedNode, ask: Ask) -> NodeView:
     """Ask one node for all that it knows."""
-    view = NodeView(where=node.where)
+    view = NodeView(where=node.where, asked_id=node.id)
     try:
         told = msgspec.convert(ask.get(node.url, f"/node{node.query}"), NodeFacts)
     except NotFound:
@@ -152,13 +154,15 @@ def config_of(settings: Iterable[SettingFacts]) -> Config | None:
     return examine(flags=values)[0].config if values else None
 
 
-def _levels(brokers: Iterable[_AskedNode], ask: Ask) -> dict[str, Any]:
+def _levels(brokers: Iterable[_AskedNode], ask: Ask) -> tuple[dict[str, Any], str]:
+    """Return the feature level and who supports which, or why no broker told it."""
+    error = ""
     for node in brokers:
         try:
-            return dict(ask.get(node.url, "/cluster"))
-        except TidelogError:
-            continue  # what is wrong with the controllers, the status tells
-    return {}
+            return dict(ask.get(node.url, "/cluster")), ""
+        except TidelogError as refused:
+            error = f"{node.where}: {refused.message}"
+    return {}, error
 
 
 def _clock(node: _AskedNode, ask: Ask) -> NodeClock | None:

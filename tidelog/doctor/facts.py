@@ -66,10 +66,13 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     is_older: bool = False
     """It runs a version without checkups."""
 
+    asked_id: int = -1
+    """The id by which the cluster knows it; -1: it was not asked."""
+
     @property
     def id(self) -> int:
-        """The node's id; -1: not known."""
-        return self.told.node if self.told is not None else -1
+        """The node's id, which one of an older version does not tell itself; -1: not known."""
+        return self.told.node if self.told is not None else self.asked_id
 
 
 class NodeClock(msgspec.Struct, frozen=True):
@@ -92,6 +95,8 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     """As `tidelog status --format json`."""
     levels: dict[str, Any] = {}
     """As `GET /cluster`; empty: not told."""
+    levels_error: str = ""
+    """Why they were not told."""
     clocks: list[NodeClock] = []
     from_here: list[AddressTry] = []
     """The brokers' addresses, tried from the doctor's machine."""

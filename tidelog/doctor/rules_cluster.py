@@ -34,6 +34,7 @@ SAME_SECTIONS: Final = ("balancer.", "scale.")
 BUCKET_KEYS: Final = ("s3.endpoint", "s3.bucket", "s3.prefix")
 CLUSTER: Final = "cluster"
 HERE: Final = "this machine"
+OLDER: Final = "an older release"
 
 
 def judge_cluster(cluster: ClusterView, nodes: Sequence[NodeView]) -> list[DoctorFinding]:
@@ -175,18 +176,22 @@ def judge_members(cluster: ClusterView, nodes: Sequence[NodeView]) -> list[Docto
     """Judge versions and the feature level."""
     releases: dict[str, str] = {}
     for node in nodes:
-        if node.told is not None and node.told.machine is not None:
+        if node.is_older:
+            releases[node.where] = OLDER
+        elif node.told is not None and node.told.machine is not None:
             releases[node.where] = node.told.machine.release
         for one in node.report.controllers if node.report is not None else ():
             if one.release:
                 releases.setdefault(f"controller {one.node}", one.release)
     findings = []
     if len(set(releases.values())) > 1:
-        told = ", ".join(f"{name} {release}" for name, release in releases.items())
+        told = ", ".join(f"{name}: {release}" for name, release in releases.items())
         findings.append(found("members.versions", CLUSTER, told))
     elif releases:
         release = next(iter(releases.values()))
         findings.append(ok("members.versions", CLUSTER, f"{len(releases)} members run {release}"))
+    if cluster.levels_error:
+        return [*findings, found("members.level-unknown", CLUSTER, cluster.levels_error)]
     return findings + _levels(cluster.levels)
 
 
