@@ -79,9 +79,9 @@ class ProgressBar:
         if self.is_live and not self._has_thread and time.monotonic() >= self._next_s:
             self._look()
 
-    def follow(self, source: Callable[[], int] | None) -> None:
-        """Ask `source` how much is done whenever it is drawn: for what goes on by the clock, or counts by itself. It is
-        called on the bar's thread. None: by `update` again."""
+    def follow(self, source: Callable[[], int]) -> None:
+        """Ask `source` how much is done whenever it is drawn, in place of `update`: for what goes on by the clock, or
+        counts by itself. It is called on the bar's thread."""
         self._source = source
 
     def describe(self, label: str) -> None:

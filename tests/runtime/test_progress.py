@@ -207,6 +207,3 @@ def test_what_goes_on_by_itself_is_asked_for_how_far_it_is(terminal: Terminal) -
     with redirect_stderr(terminal), ProgressBar("waiting", 100, SECONDS) as bar:
         bar.follow(lambda: 42)
         eventually(lambda: "42 of 100 s" in terminal.getvalue(), WAIT_S)
-        bar.follow(None)
-        bar.update(50)
-        eventually(lambda: "50 of 100 s" in terminal.getvalue(), WAIT_S)
