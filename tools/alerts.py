@@ -32,8 +32,6 @@ TROUBLE = (
     "UNKNOWN_SERVER_ERROR",
 )
 """Errors of partitions that are no usual answers: those that tell of moves, old offsets or wrong requests are."""
-LAG_METRIC = "org.apache.kafka.consumer.fetch.manager.records.lag.max"
-"""What Java's consumers push (KIP-714) if a subscription asks for it."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,10 @@ def _clients(known: Catalogue) -> list[Alert]:
     state = known.series
     produce = known.quantile(0.99, "tidelog_request_seconds", WINDOW, [*CLUSTER, "instance"], api="Produce")
     trouble = state("tidelog_partition_errors_total", error="~" + "|".join(TROUBLE)).rate(WINDOW)
-    lag = state("tidelog_client_metric_value", metric=LAG_METRIC)
+    place = (*CLUSTER, "topic", "partition")
+    end = state("tidelog_partition_high_watermark").total("max", *place)
+    committed = state("tidelog_group_committed_offset").total("max", "group", *place)
+    lag = end.less_each(committed, *place).total("sum", *CLUSTER, "group", "topic")
     return [
         Alert(
             "TidelogProduceSlow",
@@ -306,11 +307,12 @@ def _clients(known: Catalogue) -> list[Alert]:
         Alert(
             "TidelogConsumerLagGrows",
             "warning",
-            (lag > Amount(10_000)).also(lag.over("deriv", Span(900)) > Amount(0, "count/s")),
+            (lag > Amount(10_000)).also(lag.slope(Span(900)) > Amount(0, "count/s")),
             Span(900),
-            "Consumer {{ $labels.client_id }} is $VALUE records behind, and falls back further",
-            "It reads more slowly than is produced. Only consumers that push their metrics are seen (KIP-714). More"
-            " consumers in its group, or more partitions; `kafka-consumer-groups --describe` shows the whole group.",
+            "Group {{ $labels.group }} is $VALUE records of {{ $labels.topic }} behind, and falls back further",
+            "It reads more slowly than is produced, or not at all. `tidelog group describe` shows its members and"
+            " partitions: start its consumers, or add some, or partitions. A group that nobody needs any more is"
+            " deleted by `tidelog group delete`.",
             "watching-it",
         ),
     ]

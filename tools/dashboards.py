@@ -37,7 +37,7 @@ UNITS: Final = {
 """Grafana's names of units. Seconds of work per second are a share of the time."""
 
 PAGES: Final = {
-    "requests": ("Requests", ("Requests", "Topics", "Metrics of clients")),
+    "requests": ("Requests", ("Requests", "Topics", "Groups", "Metrics of clients")),
     "broker": ("Brokers", ("Broker",)),
     "storage": ("Storage", ("Replica sets", "Storage")),
     "background": ("Compaction", ("Log compaction", "Compaction")),
@@ -160,6 +160,12 @@ def _overview(known: Catalogue) -> list[Panel]:
     latency, store = "tidelog_request_seconds", "tidelog_object_store_seconds"
     produce = [(_quantile(q, latency, "job", ', api="Produce"'), f"p{round(q * 100)}") for q in (0.5, 0.99)]
     traffic = [(of.rate(produced, "job"), "produced"), (of.rate(fetched, "job"), "fetched")]
+    place = "cluster, topic, partition"
+    end, committed = "tidelog_partition_high_watermark", "tidelog_group_committed_offset"
+    behind = (
+        f"sum by (cluster, group) (max by ({place}) ({of.now(end)})"
+        f" - on ({place}) group_right () max by (group, {place}) ({of.now(committed)}))"
+    )
     return [
         _stat("Brokers", f"max({of.now('tidelog_brokers')})", "short", of.meaning("tidelog_brokers"), red_below=1),
         _stat("Not answering", down, "short", "Brokers whose metrics cannot be scraped", red_above=1),
@@ -181,6 +187,12 @@ def _overview(known: Catalogue) -> list[Panel]:
         of.gauges("Replicas behind", "tidelog_replica_lag_bytes", "set {{replica_set}} on {{broker}}"),
         of.gauges("Operations without an answer", "tidelog_operation_silent_seconds", "{{instance}} {{operation}}"),
         of.gauges("Disk free", "tidelog_disk_free_bytes", "{{instance}}"),
+        Panel(
+            "Groups behind",
+            [(f"topk({MAX_SERIES}, {behind})", "{{group}}")],
+            UNITS[unit_of(end)],
+            "Records that consumer groups have not committed yet",
+        ),
     ]
 
 

@@ -220,6 +220,11 @@ class Query:
         """Return when each sample was taken."""
         return Query(("timestamp(", *self._value().parts, ")"), SECONDS, self.metrics, is_counter=False)
 
+    def slope(self, window: Span) -> Query:
+        """Return the slope per second of an expression, which is evaluated again for each moment of the window."""
+        parts = ("deriv((", *self._value().parts, ")[", window, ":])")
+        return Query(parts, f"{self.unit}/s", self.metrics, is_counter=False)
+
     def total(self, function: Literal["sum", "min", "max", "count"], *by: str) -> Query:
         """Aggregate over all labels but these."""
         group = f"{function} by ({', '.join(by)}) (" if by else f"{function}("
@@ -233,6 +238,10 @@ class Query:
 
     def __sub__(self, other: Query) -> Query:
         return self._with(" - ", other, self._same_unit(other))
+
+    def less_each(self, other: Query, *on: str) -> Query:
+        """Return this less `other`, of which several series may have the same values of these labels."""
+        return self._with(f" - on ({', '.join(on)}) group_right () ", other, self._same_unit(other))
 
     def __add__(self, other: Query) -> Query:
         return self._with(" + ", other, self._same_unit(other))

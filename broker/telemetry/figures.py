@@ -8,7 +8,8 @@ Entry: the functions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -37,6 +38,10 @@ STORAGE_COUNTERS = frozenset(
 COMPACTION_GAUGES = frozenset({"excluded", "tasks_left"})
 LOG_COMPACTION_GAUGES = frozenset({"keys", "max_dirty_ratio", "uncleanable_partitions"})
 """Figures of `Compactor.figures()` that go up and down."""
+MAX_OFFSET_SERIES: Final = 2_000
+"""Partitions with a series of their high watermark, and committed offsets with one."""
+MAX_NAME_CHARS: Final = 255
+"""Groups with a longer id have no series: an id may be as long as a request. Topics have at most 249."""
 
 
 def listener_families(held: tuple[int, int]) -> Iterable[Metric]:
@@ -125,6 +130,37 @@ def fetch_session_families(figures: tuple[int, int, int]) -> Iterable[Metric]:
 def group_families(stats: Mapping[str, int]) -> Iterable[Metric]:
     """`GroupCoordinator.stats()`."""
     yield GaugeMetricFamily("tidelog_groups", "Groups coordinated by this broker", value=stats["groups"])
+
+
+def offset_families(
+    offsets: tuple[Iterable[tuple[str, int, int]], Iterable[tuple[str, str, int, int]]],
+) -> Iterable[Metric]:
+    """High watermarks as `(topic, partition, offset)`, committed offsets as `(group, topic, partition, offset)`.
+
+    A group's lag is their difference, which may be of two brokers: whoever asks joins them. Only as much is read as has
+    a series, so a scrape takes no longer with more partitions and groups.
+    """
+    ends, committed = offsets
+    text = "Offset up to which consumers see records, of partitions that this broker leads"
+    of_partitions = GaugeMetricFamily("tidelog_partition_high_watermark", text, labels=["topic", "partition"])
+    text = "Offsets committed by groups that this broker coordinates"
+    of_groups = GaugeMetricFamily("tidelog_group_committed_offset", text, labels=["group", "topic", "partition"])
+    text = "1 while some have no series: there are too many, or a name is too long"
+    left_out = GaugeMetricFamily("tidelog_offset_series_left_out", text, labels=["family"])
+    left_out.add_metric(["partition_high_watermark"], _fill(of_partitions, ends))
+    left_out.add_metric(["group_committed_offset"], _fill(of_groups, committed))
+    return [of_partitions, of_groups, left_out]
+
+
+def _fill(family: GaugeMetricFamily, rows: Iterable[tuple[Any, ...]]) -> int:
+    """Add as many rows as may be, whose last item is the value; return 1 if some were left out."""
+    left_out = 0
+    for number, (*labels, value) in enumerate(islice(rows, MAX_OFFSET_SERIES + 1)):
+        if number == MAX_OFFSET_SERIES or len(labels[0]) > MAX_NAME_CHARS:
+            left_out = 1
+        else:
+            family.add_metric([str(label) for label in labels], value)
+    return left_out
 
 
 def transaction_families(stats: Mapping[str, int]) -> Iterable[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import random
 import re
@@ -178,6 +179,31 @@ def test_topics_beyond_the_bound_share_one_series(monkeypatch: pytest.MonkeyPatc
     assert found == {"t0": 10, "t1": 10, "t2": 10, "__other__": 70}
 
 
+def test_offsets_beyond_the_bound_have_no_series_and_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MAX_OFFSET_SERIES", 3)
+    ends, committed = itertools.count(), itertools.count()
+    parts = PartRegistry()
+    rows = ((("t", at, 10) for at in ends), (("g", "t", at, 5) for at in committed))
+    parts.add_figures("offsets", lambda: rows, figures.offset_families)
+    found = scrape(Metrics(parts, process=False))
+    names = [name for name, _ in found]
+    assert names.count("tidelog_partition_high_watermark") == names.count("tidelog_group_committed_offset") == 3
+    assert found["tidelog_group_committed_offset", (("group", "g"), ("partition", "2"), ("topic", "t"))] == 5
+    left_out = {labels[0][1]: value for (name, labels), value in found.items() if name.endswith("series_left_out")}
+    assert left_out == {"partition_high_watermark": 1, "group_committed_offset": 1}
+    assert next(ends) == next(committed) == 4
+
+
+def test_a_group_with_a_huge_name_has_no_series() -> None:
+    rows = [("g" * 30_000, "t", 0, 5), ("h", "t", 0, 6)]
+    parts = PartRegistry()
+    parts.add_figures("offsets", lambda: ((), rows), figures.offset_families)
+    found = scrape(Metrics(parts, process=False))
+    assert [value for (name, _), value in found.items() if name == "tidelog_group_committed_offset"] == [6]
+    assert found["tidelog_offset_series_left_out", (("family", "group_committed_offset"),)] == 1
+    assert found["tidelog_offset_series_left_out", (("family", "partition_high_watermark"),)] == 0
+
+
 def test_an_api_without_a_name_is_shown_by_its_key() -> None:
     assert (api_name(18), api_name(99)) == ("ApiVersions", "Api99")
 
@@ -274,6 +300,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         *figures.fetch_session_families((1, 2, 3)),
         *ClientTelemetry(1, random.Random(1), tuple).families(0.0),
         *figures.group_families({"groups": 1}),
+        *figures.offset_families(((), ())),
         *figures.transaction_families(
             {
                 "transactional_ids": 1,

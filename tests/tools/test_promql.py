@@ -56,6 +56,10 @@ def test_expressions_are_written_as_prometheus_reads_them(known: Catalogue) -> N
     assert (held / bound > Amount(0.8, RATIO)).text() == "(tidelog_held_bytes / tidelog_bound_bytes) > 0.8"
     assert (held - bound).total("sum", "job").text() == "sum by (job) (tidelog_held_bytes - tidelog_bound_bytes)"
     assert held.unless(bound, "job", "x").text() == "tidelog_held_bytes unless on (job, x) tidelog_bound_bytes"
+    joined = held.less_each(bound, "job", "x")
+    assert joined.text() == "tidelog_held_bytes - on (job, x) group_right () tidelog_bound_bytes"
+    assert joined.slope(FIVE).text() == f"deriv(({joined.text()})[5m:])"
+    assert joined.slope(FIVE).unit == f"{joined.unit}/s"
     assert held.time().text() == "timestamp(tidelog_held_bytes)"
     quantile = known.quantile(0.99, "tidelog_request_seconds", FIVE, ["job"], api="Produce")
     wanted = 'sum by (le, job) (rate(tidelog_request_seconds_bucket{api="Produce"}[5m]))'
@@ -88,6 +92,11 @@ def test_what_passes_can_pass_faster(known: Catalogue) -> None:
         (lambda known: known.series("tidelog_errors_total") > Amount(1), "is a counter"),
         (lambda known: known.series("tidelog_errors_total").total("sum"), "is a counter"),
         (lambda known: known.series("tidelog_held_bytes").rate(FIVE), "which is no counter"),
+        (lambda known: known.series("tidelog_errors_total").slope(FIVE), "is a counter"),
+        (
+            lambda known: known.series("tidelog_held_bytes").less_each(known.series("tidelog_age_seconds"), "job"),
+            "in seconds",
+        ),
         (lambda known: known.series("tidelog_held_bytes") > Amount(1, SECONDS), "compared with seconds"),
         (lambda known: known.series("tidelog_held_bytes") - known.series("tidelog_age_seconds"), "in seconds"),
     ],
