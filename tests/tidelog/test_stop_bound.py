@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.support.ports import free_port
+from tidelog.cli.subcommands import serve
+from tidelog.process import supervisor
 
 pytestmark = pytest.mark.processes
 
@@ -100,3 +104,49 @@ def test_a_process_whose_directory_is_gone_ends(tmp_path: Path, running: list[su
     shutil.rmtree(tmp_path / "data")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=DEADLINE_S)
+
+
+SUPERVISOR = """
+import sys
+from tidelog.cli.main import main
+from tidelog.process import supervisor
+
+supervisor.LATE_S = float(sys.argv.pop(1))
+main()
+"""
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(("brokers", "late_s"), [(1, 1.0), (3, 8.0)])
+def test_up_ends_though_a_process_is_stopped_and_cannot_even_kill_itself(
+    tmp_path: Path, running: list[subprocess.Popen[str]], brokers: int, late_s: float
+) -> None:
+    settings = [f"node.shutdown_timeout_ms={SHUTDOWN_MS}", "node.drain_timeout_ms=0", "wal.segment_bytes=16777216"]
+    assigned = [word for setting in settings for word in ("--set", setting)]
+    places = ["--data-dir", str(tmp_path / "data"), "--kafka-port", str(free_port()), "--brokers", str(brokers)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(late_s), "up", "--quiet", *places, *assigned],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    running.append(process)
+    assert process.stdout is not None and process.stdout.readline().startswith("ready ")
+    stopped, *_ = children = children_of(process)
+    try:
+        os.kill(stopped, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+    assert process.returncode == 1
+    assert f"was killed: it has not ended within {SHUTDOWN_MS / 1000 + late_s:g} s of SIGTERM" in errors
+
+
+def test_a_process_kills_itself_before_its_supervisor_does() -> None:
+    assert serve.STOP_GRACE_S < supervisor.LATE_S

@@ -12,7 +12,8 @@ A child gets its configuration in an anonymous in-memory file: credentials are o
 the supervisor ends.
 
 Several processes stop in two steps: first all brokers (SIGUSR1), because they need the controllers to commit their last
-uploads, then the processes (SIGTERM).
+uploads, then the processes (SIGTERM). Each kills itself when it does not stop in time; one that cannot, because it is
+stopped (SIGSTOP), is killed `LATE_S` after that.
 
 Brokers are added to and removed from a running supervisor through a socket in the data directory
 (`tidelog.process.up_control`). If the node of a removed broker also has a controller, the controller continues.
@@ -57,6 +58,9 @@ READY_PREFIX = "ready bootstrap="
 READY_CONTROLLER_PREFIX = "ready controller="
 ADD_TIMEOUT_S = 60.0
 """How long `add` waits for a new broker to be ready; after that its start continues without a waiting caller."""
+LATE_S = 45.0
+"""How long a process may take to end after SIGTERM, on top of its settings: longer than it gives itself
+(`STOP_GRACE_S` of `tidelog serve`)."""
 FAILED_PREFIX = "failed "
 """Begins the line with which a process tells the error that ends it, as JSON."""
 STOPPED_LINE = "broker stopped"
@@ -186,8 +190,7 @@ class Supervisor:
         if len(children) > 1:
             budget_s = max(child.shutdown_s for child in children)
             await asyncio.gather(*(child.stop_broker(budget_s) for child in children))
-        for child in children:
-            child.end()
+        await asyncio.gather(*(child.end(self._runs[child]) for child in children))
 
     # --- adding and removing brokers -------------------------------------------------------------------------------
 
@@ -231,8 +234,8 @@ class Supervisor:
 
     async def _take_back(self, child: _Child, node_id: int) -> TidelogError:
         """Forget an added broker that cannot start, and return why. It never served; its directory is kept."""
-        await self._runs.pop(child)
-        del self._children[node_id]
+        await self._runs[child]
+        del self._runs[child], self._children[node_id]
         cluster_layout.drop_broker(self._loaded, node_id, list(self._brokers()))
         told = child.failure
         return child_error(
@@ -250,9 +253,8 @@ class Supervisor:
             raise InvalidInput("the last broker cannot be removed", hint="stop `tidelog up` instead")
         left = cluster_layout.drop_broker(self._loaded, node_id, list(self._brokers()))
         child.stopping.set()
-        child.end()
-        await self._runs.pop(child)
-        del self._children[node_id]
+        await child.end(self._runs[child])
+        del self._runs[child], self._children[node_id]
         if left is not None and not self._stopping.is_set():
             controller = self._children[node_id] = _Child(left, self, True)
             self._start(controller)
@@ -309,10 +311,15 @@ class _Child:
         self.bootstrap = ""
         """Address of its broker; empty before it is ready for the first time."""
         self.shutdown_s = loaded.config.node.shutdown_timeout_ms / 1000
+        self._limit_s = self.shutdown_s + loaded.config.node.drain_timeout_ms / 1000 + LATE_S
 
-    def end(self) -> None:
-        """Send the process SIGTERM."""
+    async def end(self, run: asyncio.Task[int]) -> None:
+        """Send the process SIGTERM, and SIGKILL if it is late; wait until its `run` has ended."""
         self._signal(signal.SIGTERM)
+        await asyncio.wait({run}, timeout=self._limit_s)
+        if self._signal(signal.SIGKILL):
+            click.echo(f"{self._name} was killed: it has not ended within {self._limit_s:g} s of SIGTERM", err=True)
+        await asyncio.wait({run})
 
     def _signal(self, number: signal.Signals) -> bool:
         if self._process is None or self._process.returncode is not None:
