@@ -80,3 +80,10 @@ def test_every_table_fits_eighty_columns_if_its_words_do(table: tuple[list[str],
     text = output.table(headers, rows, columns=80)
     assert max(map(len, text.splitlines())) <= 80
     assert " ".join(text.split()) == " ".join([*headers, *(value for row in rows for value in row)])
+
+
+def test_a_sentence_is_divided_at_its_blanks_and_none_is_lost() -> None:
+    reason = "cpu is at 95% of the capacity of 1 brokers (target: 70%); 2 suffice now, but not yet for the last 15 s"
+    lines = output.paragraph(reason).splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= output.PLAIN_COLUMNS
+    assert " ".join(lines) == reason

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 FOLD_INDENT = "    "
 """Before what follows of a row on further lines."""
+PLAIN_COLUMNS = 80
+"""Of sentences where no terminal reads them."""
 LOOK_S = 0.5
 """How often `--watch` looks whether the reader of its pipe is there."""
 
@@ -160,6 +162,11 @@ def table(
             ]
             aligned.append((indent + "  ".join(parts)).rstrip())
     return "\n".join(aligned)
+
+
+def paragraph(text: str) -> str:
+    """A sentence in lines as wide as the terminal, or of `PLAIN_COLUMNS` where standard output is none."""
+    return "\n".join(_wrapped(text, _terminal_columns() or PLAIN_COLUMNS))
 
 
 def _wrapped(text: str, columns: int) -> list[str]:

@@ -132,7 +132,7 @@ def _render_wanted(found: Row) -> str:
         for name, row in found["measures"].items()
     ]
     table = output.table(headers, rows, right=["TOTAL", "OF-ONE-BROKER", "USED", "NEEDS"])
-    return f"brokers: {found['brokers']}, wanted: {found['wanted']}\n{found['reason']}\n\n{table}"
+    return f"brokers: {found['brokers']}, wanted: {found['wanted']}\n{output.paragraph(found['reason'])}\n\n{table}"
 
 
 def _find(cluster: ClusterConnection, broker_id: int) -> Row:
