@@ -1,6 +1,6 @@
 """Creates what a broker remembers for operators: its history, the cluster's timeline, and the console that shows them.
 
-Entry: `build_history`, `export_offsets`, `follow_timeline`, `console_of`.
+Entry: `build_history`, `follow_timeline`, `console_of`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from aiohttp import web
 from tidelog.broker.base import BrokerBase
 from tidelog.broker.data_parts import DataParts
 from tidelog.broker.partition_parts import PartitionParts
-from tidelog.broker.telemetry import figures
 from tidelog.broker.telemetry.history import (
     MAX_OFFSET_SERIES,
     HistoryRecorder,
@@ -37,7 +36,7 @@ def build_history(base: BrokerBase, data: DataParts, partitions: PartitionParts,
     """Create the broker's history, which samples from the start of the health monitor on."""
     world = base.world
 
-    def own() -> list[tuple[str, float]]:
+    def figures() -> list[tuple[str, float]]:
         stats, counts = data.reports.stats(), partitions.manager.counts()
         bucket = world.store.stats.snapshot().values()
         memory = {
@@ -62,25 +61,9 @@ def build_history(base: BrokerBase, data: DataParts, partitions: PartitionParts,
         for key, offset in islice(partitions.groups.all_committed(), HALF):
             yield committed_series(key.topic, key.partition, key.group), offset
 
-    history = HistoryRecorder(world.clock.monotonic, world.clock.time_ms, figures=own, offsets=offsets)
+    history = HistoryRecorder(world.clock.monotonic, world.clock.time_ms, figures=figures, offsets=offsets)
     base.health.on_tick(history.tick)
     return history
-
-
-def export_offsets(base: BrokerBase, partitions: PartitionParts) -> None:
-    """Show in `/metrics` how far partitions and groups are. Nobody but brokers consumes the internal topics."""
-
-    def ends() -> Iterator[tuple[str, int, int]]:
-        for log in partitions.manager.all():
-            topic = base.image().topic(log.topic)
-            if topic is not None and not topic.internal:
-                yield log.topic, log.partition, log.high_watermark
-
-    def committed() -> Iterator[tuple[str, str, int, int]]:
-        for key, offset in partitions.groups.all_committed():
-            yield key.group, key.topic, key.partition, offset
-
-    base.registry.add_figures("offsets", lambda: (ends(), committed()), figures.offset_families)
 
 
 def follow_timeline(base: BrokerBase) -> Callable[[], dict[str, Any]]:

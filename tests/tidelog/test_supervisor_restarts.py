@@ -29,6 +29,9 @@ class Process:
 
     def __init__(self) -> None:
         self.returncode: int | None = None
+        self.is_deaf = False
+        """It only notes the signals that it gets."""
+        self.signals: list[int] = []
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
         self._ended = asyncio.Event()
 
@@ -46,6 +49,9 @@ class Process:
             yield line
 
     def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+        if self.is_deaf:
+            return
         if number == signal.SIGUSR1:
             self.says(supervisor.STOPPED_LINE)
         else:
@@ -192,6 +198,25 @@ async def cluster_of_two(directory: Path, processes: Processes) -> tuple[Supervi
     running = asyncio.create_task(above.run())
     await ready.wait()
     return above, running
+
+
+async def test_all_end_though_one_was_removed_while_the_others_were_stopping(
+    tmp_path: Path, processes: Processes
+) -> None:
+    async with asyncio.timeout(10.0):
+        above, running = await cluster_of_two(tmp_path, processes)
+        kept, removed = (processes.newest[each] for each in (1, 2))
+        kept.is_deaf = removed.is_deaf = True
+        removing = asyncio.create_task(asyncio.to_thread(up_control.ask, tmp_path, {"do": "stop", "id": 2}))
+        await until(lambda: signal.SIGTERM in removed.signals)
+        above.stop()
+        await until(lambda: signal.SIGUSR1 in kept.signals)
+        removed.end(0)
+        assert (await removing)["id"] == 2
+        kept.says(supervisor.STOPPED_LINE)
+        await until(lambda: signal.SIGTERM in kept.signals)
+        kept.end(0)
+        assert await running == 0
 
 
 @pytest.mark.parametrize("code", [1, 2, 4, 7, 8, 9])

@@ -13,7 +13,7 @@ the supervisor ends.
 
 Several processes stop in two steps: first all brokers (SIGUSR1), because they need the controllers to commit their last
 uploads, then the processes (SIGTERM). Each kills itself when it does not stop in time; one that cannot, because it is
-stopped (SIGSTOP), is killed `LATE_S` after that.
+stopped (SIGSTOP), the supervisor kills a little later (`LATE_S`).
 
 Brokers are added to and removed from a running supervisor through a socket in the data directory
 (`tidelog.process.up_control`). If the node of a removed broker also has a controller, the controller continues.
@@ -186,11 +186,11 @@ class Supervisor:
             self._stop = asyncio.get_running_loop().create_task(self._end_all())
 
     async def _end_all(self) -> None:
-        children = list(self._children.values())
-        if len(children) > 1:
-            budget_s = max(child.shutdown_s for child in children)
-            await asyncio.gather(*(child.stop_broker(budget_s) for child in children))
-        await asyncio.gather(*(child.end(self._runs[child]) for child in children))
+        runs = dict(self._runs)  # a removal that goes on meanwhile takes its own out
+        if len(runs) > 1:
+            budget_s = max(child.shutdown_s for child in runs)
+            await asyncio.gather(*(child.stop_broker(budget_s) for child in runs))
+        await asyncio.gather(*(child.end(run) for child, run in runs.items()))
 
     # --- adding and removing brokers -------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class _Child:
         await asyncio.wait({run}, timeout=self._limit_s)
         if self._signal(signal.SIGKILL):
             click.echo(f"{self._name} was killed: it has not ended within {self._limit_s:g} s of SIGTERM", err=True)
-        await asyncio.wait({run})
+        await run
 
     def _signal(self, number: signal.Signals) -> bool:
         if self._process is None or self._process.returncode is not None:
