@@ -7,6 +7,7 @@ Entry: `build_partition_parts`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tidelog.broker.base import BrokerBase
@@ -67,6 +68,7 @@ def build_partition_parts(base: BrokerBase, data: DataParts) -> PartitionParts:
     takeovers = _takeovers(base)
     groups = GroupCoordinator(manager, controller, world.clock, base.settings.group, world.rng)
     base.registry.add_figures("groups", groups.stats, figures.group_families)
+    _export_offsets(base, manager, groups)
     peers = PeerListener(
         hints, world.between_brokers, world.clock, credentials, membership.hint_reply, adopt_wal=data.door.adopt
     )
@@ -113,14 +115,30 @@ def _snapshots(base: BrokerBase, manager: PartitionManager, calls: PeerCalls, pe
     return taker
 
 
-def _log_cleaner(base: BrokerBase, data: DataParts, manager: PartitionManager) -> LogCleaner:
-    def is_internal(name: str) -> bool:
-        topic = base.image().topic(name)
-        return topic is None or topic.internal
+def _is_internal(base: BrokerBase, name: str) -> bool:
+    topic = base.image().topic(name)
+    return topic is None or topic.internal
 
+
+def _export_offsets(base: BrokerBase, manager: PartitionManager, groups: GroupCoordinator) -> None:
+    """Show in `/metrics` how far partitions and groups are. Nobody but brokers consumes the internal topics."""
+
+    def ends() -> Iterator[tuple[str, int, int]]:
+        for log in manager.all():
+            if not _is_internal(base, log.topic):
+                yield log.topic, log.partition, log.high_watermark
+
+    def committed() -> Iterator[tuple[str, str, int, int]]:
+        for key, offset in groups.all_committed():
+            yield key.group, key.topic, key.partition, offset
+
+    base.registry.add_figures("offsets", lambda: (ends(), committed()), figures.offset_families)
+
+
+def _log_cleaner(base: BrokerBase, data: DataParts, manager: PartitionManager) -> LogCleaner:
     cleaner = LogCleaner(
         logs=manager.all,
-        is_internal=is_internal,
+        is_internal=lambda name: _is_internal(base, name),
         objects=base.controller,
         compactor=data.compactor,
         clock=base.world.clock,

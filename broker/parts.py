@@ -47,7 +47,7 @@ from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
 from tidelog.broker.objects.manifest_writer import ManifestWriter
-from tidelog.broker.observing import build_history, console_of, export_offsets, follow_timeline
+from tidelog.broker.observing import build_history, console_of, follow_timeline
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
 from tidelog.broker.partitions.checkpoints import write_checkpoints
 from tidelog.broker.partitions.manager import PartitionManager
@@ -228,7 +228,6 @@ def _admin(
         image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
     )
     reading = ReadingRoutes(base.controller, manifests)
-    export_offsets(base, partitions)
     snapshots = SnapshotRoutes(base.controller, partitions.snapshots)
     base.registry.add_section("snapshots", snapshots.status)
     base.registry.add_figures("snapshots", snapshots.status, figures.snapshot_families)

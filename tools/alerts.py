@@ -84,7 +84,7 @@ def _availability(known: Catalogue, job: str) -> list[Alert]:
         Alert(
             "TidelogBrokerRestarts",
             "warning",
-            state("process_start_time_seconds", job=job).over("changes", Span(900)) > Amount(2),
+            state("process_start_time_seconds", job=job).changes(Span(900)) > Amount(2),
             Span(0),
             "{{ $labels.instance }} was started $VALUE times in 15 minutes",
             "It ends again and again, and each end moves its partitions. Its log says with which exit code and why:"

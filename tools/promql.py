@@ -211,10 +211,9 @@ class Query:
 
     # --- of gauges
 
-    def over(self, function: Literal["changes", "deriv"], window: Span) -> Query:
-        """Return how often a gauge changes in a window, or its slope per second."""
-        unit = {"changes": COUNT, "deriv": f"{self.unit}/s"}[function]
-        return Query((f"{function}(", *self._value().parts, "[", window, "])"), unit, self.metrics, is_counter=False)
+    def changes(self, window: Span) -> Query:
+        """Return how often a gauge changes in a window."""
+        return Query(("changes(", *self._value().parts, "[", window, "])"), COUNT, self.metrics, is_counter=False)
 
     def time(self) -> Query:
         """Return when each sample was taken."""

@@ -38,7 +38,7 @@ STORAGE_COUNTERS = frozenset(
 COMPACTION_GAUGES = frozenset({"excluded", "tasks_left"})
 LOG_COMPACTION_GAUGES = frozenset({"keys", "max_dirty_ratio", "uncleanable_partitions"})
 """Figures of `Compactor.figures()` that go up and down."""
-MAX_OFFSET_SERIES: Final = 2_000
+MAX_EXPORTED_OFFSETS: Final = 2_000
 """Partitions with a series of their high watermark, and committed offsets with one."""
 MAX_NAME_CHARS: Final = 255
 """Groups with a longer id have no series: an id may be as long as a request. Topics have at most 249."""
@@ -155,8 +155,8 @@ def offset_families(
 def _fill(family: GaugeMetricFamily, rows: Iterable[tuple[Any, ...]]) -> int:
     """Add as many rows as may be, whose last item is the value; return 1 if some were left out."""
     left_out = 0
-    for number, (*labels, value) in enumerate(islice(rows, MAX_OFFSET_SERIES + 1)):
-        if number == MAX_OFFSET_SERIES or len(labels[0]) > MAX_NAME_CHARS:
+    for number, (*labels, value) in enumerate(islice(rows, MAX_EXPORTED_OFFSETS + 1)):
+        if number == MAX_EXPORTED_OFFSETS or len(labels[0]) > MAX_NAME_CHARS:
             left_out = 1
         else:
             family.add_metric([str(label) for label in labels], value)

@@ -180,7 +180,7 @@ def test_topics_beyond_the_bound_share_one_series(monkeypatch: pytest.MonkeyPatc
 
 
 def test_offsets_beyond_the_bound_have_no_series_and_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MAX_OFFSET_SERIES", 3)
+    monkeypatch.setattr(figures, "MAX_EXPORTED_OFFSETS", 3)
     ends, committed = itertools.count(), itertools.count()
     parts = PartRegistry()
     rows = ((("t", at, 10) for at in ends), (("g", "t", at, 5) for at in committed))
