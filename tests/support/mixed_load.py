@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.support.digests import NUMBER_BYTES, Digest
 
@@ -29,6 +29,7 @@ BEGAN_MS = 1_700_000_000_000
 RUN = 200
 """Records that one partition gets before the next one."""
 FILLERS = 64
+RETRY_S = 0.5
 IDLE_S = 120.0
 """A consumer or producer gives up when nothing comes or is acknowledged for so long."""
 
@@ -127,6 +128,20 @@ def _headers(message: Message) -> list[tuple[str, bytes | None]]:
     return list(found)
 
 
+def _span(consumer: Consumer, place: TopicPartition) -> tuple[int, int]:
+    """The first offset and the end; librdkafka takes a partition whose only broker is dead for one that is unknown."""
+    deadline_s = time.monotonic() + IDLE_S
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(place, timeout=IDLE_S)
+        except KafkaException as error:
+            if time.monotonic() >= deadline_s:
+                raise AssertionError(f"{place} has no leader for {IDLE_S:g} s") from error
+            time.sleep(RETRY_S)
+        else:
+            return low, high
+
+
 def _consume(bootstrap: str, topic: str, partitions: int) -> list[Digest]:
     """Read all that the partitions have now."""
     consumer = Consumer(
@@ -134,7 +149,7 @@ def _consume(bootstrap: str, topic: str, partitions: int) -> list[Digest]:
     )
     digests = [Digest() for _ in range(partitions)]
     places = [TopicPartition(topic, at, OFFSET_BEGINNING) for at in range(partitions)]
-    ends = [consumer.get_watermark_offsets(each, timeout=IDLE_S) for each in places]
+    ends = [_span(consumer, each) for each in places]
     left = sum(high - low for low, high in ends)
     consumer.assign(places)
     heard_s = time.monotonic()
