@@ -35,7 +35,7 @@ from tidelog.simulation.replicas import compare_replicas, unsettled_replicas
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.consensus import RaftWatch
 from tidelog.simulation.world.loop import START_S, Deadlock, VirtualLoop, current_life
-from tidelog.simulation.world.rounds import CleaningRounds, cleaned_up_to, rounds_missing
+from tidelog.simulation.world.rounds import CleaningRounds, cleaned_up_to, left_out, rounds_missing
 from tidelog.simulation.world.settings import Shape
 
 logger = logging.getLogger(__name__)
@@ -114,6 +114,8 @@ class _SimulationRun:
         self.cluster = SimCluster(self.loop, shape, random.Random(rng.getrandbits(64)), self.note, self.defect)
         self.cluster.raft_watch = raft_watch
         self.table: CompactedTopic | None = None
+        self._has_snapshots = False
+        """They hold objects that the table has a part in."""
         self._cleaned: dict[tuple[str, int], int] = {}
         """How far partitions were compacted when the cluster had come to rest."""
         self.workload = Workload(self.loop, self.cluster, random.Random(rng.getrandbits(64)), self.outcome.history)
@@ -164,6 +166,7 @@ class _SimulationRun:
         branches = random.Random(f"branches {self.outcome.seed}")
         if self.cluster.shape.level >= SNAPSHOTS_LEVEL and branches.random() < BRANCHERS:
             self.workload.spawn(Brancher(self.workload, branches).run(), "brancher")
+            self._has_snapshots = True
         draw_past(self.cluster, self.workload.topics, random.Random(f"past {self.outcome.seed}"))
         self.cluster.start()
         await self.faults.run(self._steps)
@@ -229,8 +232,13 @@ class _SimulationRun:
         self._cleaned = cleaned_up_to(self.cluster)
         while rounds_missing(self.cluster, self._cleaned):  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(0.2)
-        cleaned = {number: offset for (name, number), offset in cleaned_up_to(self.cluster).items() if name == TABLE}
-        table.note_cleaned(cleaned)
+        left = left_out(self.cluster)
+        cleaned = {
+            place[1]: offset
+            for place, offset in cleaned_up_to(self.cluster).items()
+            if place[0] == TABLE and place not in left
+        }
+        table.note_cleaned(cleaned, may_have_left=self._has_snapshots)
 
     async def _at_rest(self) -> None:
         while self._unrest():  # noqa: ASYNC110  # no event tells all of it

@@ -4,7 +4,9 @@ The state is the key `cleaning` of the meta stream: where the last whole round e
 sizes of the segments that the round has changed. A round whose record is lost is done again.
 
 A round leaves out what a snapshot or a branch holds (docs/design/0031), and behind it removes no tombstone. The key
-`cleaning/left` says so: when nobody holds anything of the log any more, all of it is dirty.
+`cleaning/left` says so: when nobody holds anything of the log any more, all of it is dirty. Until a round over all of
+it has ended, the key stays and no tombstone is removed, even if what it tells of was released meanwhile: older values
+are there, and the maps of the rounds in between do not have their keys.
 
 Entry: `LogCleaning`.
 """
@@ -159,11 +161,12 @@ class LogCleaning:
         `is_held`: what the last round left out has to be left out still.
         """
         state = self._state
-        first_dirty = self.last().first_dirty if is_held or not self.left else 0
+        left = self.left if is_held else 0
+        first_dirty = self.last().first_dirty if left or not self.left else 0
         scan_from = min(state.checkpoint_offset, state.producers_offset)
         recoverable = self._recoverable.look(scan_from, self._storage.data_end, self._storage.committed_offset)
         facts = LogFacts(state.segments, state.log_start, state.last_stable_offset, first_dirty, recoverable)
-        return plan_round(facts, now_ms, config)
+        return plan_round(facts, now_ms, config)._replace(left=left)
 
     async def fill(self, cleaning: KeyFilling, end: int, changes: SegmentChanges, pace: Pace) -> None:
         """Read the dirty part up to `end` and note its keys. Raises as `Stream.read`, and as `cleaning`."""
@@ -189,7 +192,8 @@ class LogCleaning:
     def finish(self, end: int, now_ms: int, changes: SegmentChanges, log_start: int, left: int = 0) -> None:
         """Record a round over `[log_start, end)`. Raises `WalFull`, `Overloaded`, `WalFailed`: it is then done again.
 
-        `left`: up to where it left something out; 0: nothing. The log is open: nothing else may write its meta stream.
+        `left`: up to where it, or one before it, left something out; 0: nothing. The log is open: nothing else may
+        write its meta stream.
         """
         state = self._state
         entries: dict[str, bytes | None] = {CLEANING: msgspec.msgpack.encode(Cleaned(VERSION, end, now_ms))}

@@ -7,7 +7,8 @@ The decisions are those of `tidelog.stream.cleaning`, made where `tidelog.broker
 Failures and their handling:
 - a crash, a close or a move of the partition: the round ends. What is committed stays, and the next one does the rest;
 - an object was replaced meanwhile: it is looked up again, a bounded number of times in a round;
-- a snapshot or a branch holds an object: it is left out, and tombstones behind it stay;
+- a snapshot or a branch holds an object: it is left out, and tombstones behind it stay, until a round over the whole
+  log has made up for it;
 - an object is damaged or a batch does not decode: the round ends there, nothing behind it is compacted, and the
   partition is shown as a problem until a round succeeds;
 - bucket or controllers do not answer, or the process that decides for a large log is lost: the round ends, and is
@@ -187,9 +188,9 @@ class LogCleaner:
         now_ms = self._clock.time_ms()
         for log in self._logs():
             if not log.closed and log.config.compacts and not self._is_internal(log.topic) and log.cleaning.is_allowed:
-                yield _Due(log, log.cleaning.plan(now_ms, log.config, is_held=self._is_left(log)))
+                yield _Due(log, log.cleaning.plan(now_ms, log.config, is_held=self.is_left(log)))
 
-    def _is_left(self, log: PartitionLog) -> bool:
+    def is_left(self, log: PartitionLog) -> bool:
         """Return whether an object that the last round left out is held still."""
         left = log.cleaning.left
         return left > 0 and any(
@@ -300,8 +301,8 @@ class _CleaningRound:
         self._at = 0
         self._pending: tuple[list[StreamEntry], list[StreamEntry]] = ([], [])
         self._refusals = 0
-        self._left = 0
-        """Up to where something was left out, because a snapshot or a branch holds it."""
+        self._left = plan.left
+        """Up to where something was left out, because a snapshot or a branch holds it, or did in an earlier round."""
 
     def _require_open(self) -> None:
         if self._log.closed:
@@ -318,6 +319,8 @@ class _CleaningRound:
                 f"the keys of the batch at offset {end} do not fit into the map of {cleaning.capacity} keys",
                 hint="raise log.cleaner_map_bytes",
             )
+        if self._left:
+            self._keep_tombstones()
         at = self._log_start
         while at < end:
             self._require_open()
@@ -366,10 +369,14 @@ class _CleaningRound:
 
     def _leave(self, at: int, end: int) -> int:
         """Leave an object out. Older values of keys may be in it, so no tombstone behind it is removed."""
-        self._cleaning.rewind(self._cleaning.mark()._replace(is_readable=False))
+        self._keep_tombstones()
         self._changes.leave(at, end)
-        self._left = end
+        self._left = max(self._left, end)
         return end
+
+    def _keep_tombstones(self) -> None:
+        """From here on neither set a delete horizon nor act upon one."""
+        self._cleaning.rewind(self._cleaning.mark()._replace(is_readable=False))
 
     def _facts(self, one: ObjectSlice) -> ObjectFacts:
         facts = self._cleaner.compactor.data.view.facts(one.object_id)

@@ -118,11 +118,13 @@ class CompactedTopic:
             return next(self.rare), False
         return rng.randrange(self.keys), rng.random() < TOMBSTONES
 
-    def note_cleaned(self, cleaned: dict[int, int]) -> None:
-        """Record up to which offset partitions are compacted."""
+    def note_cleaned(self, cleaned: dict[int, int], *, may_have_left: bool = False) -> None:
+        """Record up to which offset partitions are compacted, and whether objects may have been left alone."""
         w, process = self.workload, self.workload.process()
         for partition, offset in sorted(cleaned.items()):
             w.history.note("cleaned", process, w.now_us(), topic=self.topic.name, partition=partition, offset=offset)
+        for partition in range(self.topic.partitions if may_have_left else 0):
+            w.history.note("left", process, w.now_us(), topic=self.topic.name, partition=partition)
 
     def forget_times(self) -> None:
         """Record that the brokers' clocks have jumped, so that they may have compacted at any time."""

@@ -6,7 +6,8 @@ last record of each key must be found. A tombstone may be missing when its time 
 then is never read again. Every gap between the records of a reader is looked at, whatever its first offset was.
 
 Where an operation `cleaned` tells how far log compaction has been, an audit that began later finds each key once before
-that offset.
+that offset. Where an operation `left` tells that something was left alone, older values of a key may stay beside a
+newer one.
 
 Entry: `check_compaction`.
 """
@@ -229,7 +230,10 @@ def _check_cleaned(table: _KeyedPartition, audits: Sequence[_AuditRead], found: 
 
 
 def _check_returns(index: HistoryIndex, table: _KeyedPartition, audits: Sequence[_AuditRead], found: Findings) -> None:
-    """A record that an audit did not find has taken with it what is older of its key."""
+    """A record that an audit did not find has taken with it what is older of its key.
+
+    Where compaction may have left something alone, the older one is followed by a newer one at least.
+    """
     partition = table.partition
     for number, audit in enumerate(audits[:-1]):
         gone: dict[int, int] = {}
@@ -240,11 +244,20 @@ def _check_returns(index: HistoryIndex, table: _KeyedPartition, audits: Sequence
             if sent is not None and index.is_committed(sent.send.txn):
                 gone[sent.key] = offset
         for later in audits[number + 1 :]:
+            lasts = _last_offsets(table, later) if partition.has_left else {}
             for offset, op in later.offsets.items():
                 sent = table.at(offset)
                 if sent is None or later.began_us < audit.audit.ended_us or offset >= gone.get(sent.key, UNKNOWN):
+                    continue
+                if partition.has_left and offset < lasts[sent.key]:
                     continue
                 newest = gone[sent.key]
                 said = f"{partition.name}: key {sent.key} has its value of offset {offset} back, from before {newest}"
                 ops = [each.send for each in (sent, table.at(newest)) if each is not None]
                 found.add(RULE, said, *ops, audit.audit, op, at=(partition.topic, partition.number, offset))
+
+
+def _last_offsets(table: _KeyedPartition, read: _AuditRead) -> dict[int, int]:
+    """Return the last offset of each key that an audit has found."""
+    found = ((offset, table.at(offset)) for offset in sorted(read.offsets))
+    return {sent.key: offset for offset, sent in found if sent is not None}

@@ -54,6 +54,7 @@ Kind = Literal[
     "audit",  # committed_only: the process has read the whole partition, up to `offset`
     "describe_txn",  # name: the transactional id, target: its state
     "cleaned",  # offset: log compaction has been over everything before it when this ended
+    "left",  # log compaction may have left something alone meanwhile, which a snapshot or a branch held
     "fault",  # name, target; from its start to its end
     "heal",  # no faults after its end; the system must then become idle
 ]

@@ -54,6 +54,8 @@ class Partition:
     """The creation of a compacted topic."""
     cleaned: list[Op] = field(default_factory=list)
     """Up to where log compaction has been."""
+    has_left: bool = False
+    """Log compaction may have left something alone."""
     gone_from_us: int = FOREVER
     """Time at which its topic's deletion began."""
     _known: list[int] | None = None
@@ -183,6 +185,8 @@ def build(history: History, found: Findings) -> HistoryIndex:
             partition.audits.append(op)
         elif kind == "cleaned":
             partition.cleaned.append(op)
+        elif kind == "left":
+            partition.has_left = True
         else:
             partition.marks.append(op)
     for partition in partitions.values():

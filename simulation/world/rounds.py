@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.broker.partitions.log_cleaner import LogCleaner
 from tidelog.stream.partition_log import PartitionLog
@@ -39,30 +39,43 @@ class CleaningRounds:
         return f"{counts}, {self.removed_bytes} bytes removed"
 
 
-def compacted_logs(cluster: SimCluster) -> Iterator[tuple[PartitionLog, int]]:
-    """Yield the compacted logs that are open at their leaders, but for internal ones, with the leader's wall clock."""
+class _Compacted(NamedTuple):
+    """A compacted log that is open at its leader, with what compacts it, and the leader's wall clock."""
+
+    log: PartitionLog
+    cleaner: LogCleaner
+    now_ms: int
+
+
+def compacted_logs(cluster: SimCluster) -> Iterator[_Compacted]:
+    """Yield the compacted logs that are open at their leaders, but for internal ones."""
     active = cluster.active
     for node in cluster.brokers:
-        if node.broker is None or not node.ready or active is None:
+        if node.broker is None or node.log_cleaner is None or not node.ready or active is None:
             continue
         for log in node.broker.parts.partitions.manager.all():
             topic = active.image.topic(log.topic)
             if topic is None or topic.internal or log.closed or not log.config.compacts:
                 continue
             if log.cleaning.is_allowed:
-                yield log, node.clock.time_ms()
+                yield _Compacted(log, node.log_cleaner, node.clock.time_ms())
 
 
 def cleaned_up_to(cluster: SimCluster) -> dict[tuple[str, int], int]:
-    """Return up to which offset compacted partitions are compacted, by topic and partition."""
-    return {(log.topic, log.partition): log.cleaning.last().first_dirty for log, _ in compacted_logs(cluster)}
+    """Return where the last rounds of compacted partitions ended, by topic and partition."""
+    return {(log.topic, log.partition): log.cleaning.last().first_dirty for log, _, _ in compacted_logs(cluster)}
+
+
+def left_out(cluster: SimCluster) -> set[tuple[str, int]]:
+    """Return the partitions in which something is left out, since a snapshot or a branch holds it."""
+    return {(log.topic, log.partition) for log, _, _ in compacted_logs(cluster) if log.cleaning.left}
 
 
 def rounds_missing(cluster: SimCluster, since: Mapping[tuple[str, int], int]) -> list[str]:
     """Return the partitions that a round is due for, and that are compacted no further than they were then."""
     return [
         f"{log.topic}-{log.partition} is not compacted from offset {first_dirty} on"
-        for log, now_ms in compacted_logs(cluster)
+        for log, cleaner, now_ms in compacted_logs(cluster)
         if (first_dirty := log.cleaning.last().first_dirty) <= since.get((log.topic, log.partition), first_dirty)
-        and log.cleaning.plan(now_ms, log.config).is_due
+        and log.cleaning.plan(now_ms, log.config, is_held=cleaner.is_left(log)).is_due
     ]

@@ -37,6 +37,9 @@ class Round(NamedTuple):
     total_bytes: int
     """Of everything up to the end, `dirty_bytes` included."""
     is_due: bool
+    left: int = 0
+    """Before this offset older values of clean keys may be left, which earlier rounds had to leave out, and which this
+    round, with a map of the dirty keys alone, does not find. 0: nowhere."""
 
     @property
     def dirty_ratio(self) -> float:

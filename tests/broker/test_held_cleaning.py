@@ -106,6 +106,34 @@ async def test_a_tombstone_behind_what_is_held_stays_and_its_key_does_not_come_b
             await write_more(here, 20, seed)
 
 
+async def test_a_round_of_the_dirty_part_does_not_make_up_for_what_was_left_out_though_nobody_holds_it_now() -> None:
+    async with cleaner_world(delete_retention_ms="0") as here:
+        write(here, LAST_KEY, b"old")
+        await here.write(40)
+        await take(here)
+        write(here, LAST_KEY, None)
+        await write_more(here, 80, 2)
+        assert await here.round(), here.cleaner.problems()
+        left = here.log.cleaning.left
+        for seed in (3, 4, 5):  # a round sets a horizon, and a later one acts upon it, if they may
+            await write_more(here, 40, seed)
+            await here.plan()
+            plan = here.log.cleaning.plan(here.clock.time_ms(), here.log.config, is_held=True)
+            assert plan.first_dirty > left, "planned while it was held"
+            if seed == 3:
+                here.world.controller.apply(DeleteSnapshot("s"))
+            assert await here.cleaner.clean(here.log, plan), here.cleaner.problems()
+            assert here.log.cleaning.left == left, "older values may be left there still"
+            found = {key: value for _, key, value in await here.read(0)}
+            assert found.get(LAST_KEY, b"") == b"", "the old value is back"
+        for seed in (6, 7):
+            await here.check()
+            assert await here.round(), here.cleaner.problems()
+            assert here.log.cleaning.left == 0, "that round was over the whole log"
+            await write_more(here, 20, seed)
+        assert LAST_KEY not in {key for _, key, _ in await here.read(0)}, "its time is over"
+
+
 async def test_a_branch_of_a_compacted_topic_is_compacted_from_its_own_beginning_on() -> None:
     async with cleaner_world() as here:
         await here.write(60)

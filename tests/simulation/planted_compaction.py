@@ -183,3 +183,16 @@ def a_key_comes_back_after_its_tombstone_has_gone(story: Story, broken: bool) ->
     rest = [(0, 11, K)] if broken else []
     audit(story, 2, *rest, (2, 13, L), end=3)
     audit(story, 3, *rest, (2, 13, L), end=3, committed_only=True)
+
+
+@plant
+def an_older_value_is_the_last_one_where_something_was_left_alone(story: Story, broken: bool) -> None:
+    create(story)
+    send(story, 11, K, 0)
+    send(story, 12, K, 1)
+    send(story, 13, K, 2, tombstones=[13])
+    send(story, 14, L, 3)
+    story.op("left", 0)
+    rest = [(0, 11, K)] if broken else [(0, 11, K), (2, 13, K)]
+    audit(story, 2, *rest, (3, 14, L), end=4, tombstones=[] if broken else [13])
+    audit(story, 3, *rest, (3, 14, L), end=4, tombstones=[] if broken else [13], committed_only=True)
