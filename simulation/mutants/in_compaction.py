@@ -131,16 +131,6 @@ MUTATIONS_IN_COMPACTION = [
         faults=CUT_OFF,
     ),
     _of_compaction(
-        "left-out-forgotten",
-        "a round of the dirty part makes up for what a snapshot held, and what earlier rounds have left out",
-        Edit(
-            "tidelog.broker.partitions.log_cleaner:_CleaningRound.__init__",
-            "self._left = plan.left",
-            "self._left = 0 if plan.left and mutated() else plan.left",
-        ),
-        faults=("kill",),
-    ),
-    _of_compaction(
         "hole-not-written",
         "what a round removes leaves no hole",
         Edit(
