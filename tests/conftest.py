@@ -16,6 +16,7 @@ left.
 - `kafka`: the path of the folder of Apache Kafka's jars: its server, clients and tools (`support/kafka_tools.py`).
 - `kafka_apps`: the path of the folder of the jars of Kafka Streams, Connect and MirrorMaker 2.
 - `flink`: the path of the folder of the jars of Apache Flink and its Kafka connector.
+- `nessie`: the path of the folder of a REST catalog, with the Java to run it.
 - `promtool`: the path of Prometheus' checker of rules.
 - `browser_tools`: the folder with Chromium, its WebDriver and axe-core.
 - `deploy_lint`: the path of the Python beside which linters of deployment files are installed.
@@ -80,6 +81,7 @@ PROCESS_FIXTURES = {
     "kafka",
     "kafka_apps",
     "flink",
+    "nessie",
     "promtool",
     "deploy_lint",
     "browser_tools",
@@ -167,6 +169,11 @@ def kafka_apps() -> Path:
 @pytest.fixture(scope="session")
 def flink() -> Path:
     return Path(required(lambda: install("flink")))
+
+
+@pytest.fixture(scope="session")
+def nessie() -> Path:
+    return Path(required(lambda: install("nessie")))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
@@ -465,6 +465,40 @@ def test_a_warehouse_elsewhere_needs_a_catalog_and_a_catalog_has_to_be_there(tmp
         open_catalog(CatalogOptions("s3://bucket/lake"))
     with pytest.raises(Unavailable, match="does not open"):
         open_catalog(CatalogOptions("s3://bucket/lake", "http://127.0.0.1:9/"))
+
+
+def test_files_go_through_arrow_whatever_the_catalog_names(tmp_path: Path) -> None:
+    properties = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}  # its package for S3 is not installed
+    catalog = open_catalog(CatalogOptions(str(tmp_path / "lake"), properties=properties))
+    try:
+        created = table_of(catalog)
+        commit(created, 1)
+        found = JobTable.find(catalog, NAME)
+        assert found is not None
+        attempts = Attempts(found.table)
+        attempts.begin("000000000001-bb")
+        assert attempts.clean(1) == 0 and attempts.names() == []
+        for table in (created, found):
+            assert type(table.table.io) is type(target_of(table, "x").open_io()) is PyArrowFileIO
+    finally:
+        catalog.close()
+
+
+def test_what_a_catalog_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "nothing"))
+
+    def opened(uri: str = "", **properties: str) -> None:
+        with tables.store_errors():
+            open_catalog(CatalogOptions(str(tmp_path / "lake"), uri, properties))
+
+    with pytest.raises(ConfigError, match=r"needs a package that is not installed: .*pip install"):
+        opened("postgresql://user@127.0.0.1/lake")
+    with pytest.raises(Unavailable, match="catalog of type glue does not open: You must specify a region"):
+        opened(type="glue")
+    with pytest.raises(Unavailable, match="catalog of type none does not open"):
+        opened(type="none")
 
 
 def test_a_state_that_is_not_the_tables_is_refused(catalog: Catalog) -> None:

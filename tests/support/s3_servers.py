@@ -35,6 +35,7 @@ INSTALLED_KINDS = (
     "kafka",
     "kafka_apps",
     "flink",
+    "nessie",
     "promtool",
     "deploy_lint",
 )

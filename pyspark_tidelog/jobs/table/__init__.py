@@ -2,7 +2,7 @@
 
     job, compaction                    what a run does, on the driver
     upserts, columns                   the last record of each key; columns that records wish for
-    tables                             the catalog, and commits that happen once
+    tables, store                      the catalog, and commits that happen once; the store of a table's files
     tasks                              what executors do
     attempts, writer, scan             files of a run; rows to files, and files to rows
     rows, reads                        records to rows; tasks that read records

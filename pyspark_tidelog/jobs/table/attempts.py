@@ -29,6 +29,8 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
+from pyspark_tidelog.jobs.table.store import refresh
+
 _NAME = re.compile(r"^(?P<number>\d{12,19})-[0-9a-f]+$")
 _REWRITE = "rewrite-"
 
@@ -38,7 +40,6 @@ class Attempts:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._io: FileIO = table.io
         self._markers = f"{table.metadata.location.rstrip('/')}/tidelog/attempts"
 
     def directory(self, name: str) -> str:
@@ -47,19 +48,19 @@ class Attempts:
 
     def begin(self, name: str, replaces: Iterable[str] = ()) -> str:
         """Write the marker of an attempt; return its directory. `replaces` are paths of data files, of a rewrite."""
-        with self._io.new_output(f"{self._markers}/{name}").create(overwrite=True) as stream:
+        with self._table.io.new_output(f"{self._markers}/{name}").create(overwrite=True) as stream:
             stream.write(json.dumps({"replaces": sorted(replaces)}).encode())
         return self.directory(name)
 
     def names(self) -> list[str]:
         """Return the attempts that have a marker."""
-        return sorted(name for name in _list(self._io, self._markers) if "/" not in name)
+        return sorted(name for name in _list(self._table.io, self._markers) if "/" not in name)
 
     def end(self, name: str, kept: Iterable[str]) -> int:
         """Delete the files of an attempt but those `kept`, which are paths, and its marker. Return how many."""
         directory = self.directory(name)
         keep = set(kept)
-        found = [f"{directory}/{each}" for each in _list(self._io, directory)]
+        found = [f"{directory}/{each}" for each in _list(self._table.io, directory)]
         for path in found:
             if path not in keep:
                 self._delete(path)
@@ -72,7 +73,7 @@ class Attempts:
         Also without its marker: another run may have cleaned up while tasks of this one still wrote. What a snapshot
         has stays, because a commit may have happened without an answer.
         """
-        self._table.refresh()
+        refresh(self._table)
         return self.end(name, referenced_files(self._table))
 
     def clean(self, number: int) -> int:
@@ -81,17 +82,17 @@ class Attempts:
         rewrites = [name for name in self.names() if name.startswith(_REWRITE)]
         if not dead and not rewrites:
             return 0
-        self._table.refresh()
+        refresh(self._table)
         referenced = referenced_files(self._table)
         gone = [name for name in rewrites if self._replaces(name) - referenced]
         return sum(self.end(name, referenced) for name in (*dead, *gone))
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # another run has cleaned up meanwhile
-            self._io.delete(path)
+            self._table.io.delete(path)
 
     def _replaces(self, name: str) -> set[str]:
-        with self._io.new_input(f"{self._markers}/{name}").open() as stream:
+        with self._table.io.new_input(f"{self._markers}/{name}").open() as stream:
             told: dict[str, Any] = json.loads(stream.read())
         return set(told["replaces"])
 
@@ -128,7 +129,7 @@ def referenced_files(table: Table) -> set[str]:
 
 def _list(io: FileIO, directory: str) -> list[str]:
     """Return the files below a directory, relative to it."""
-    store = PyArrowFileIO(io.properties)
+    assert isinstance(io, PyArrowFileIO)
     scheme, netloc, path = PyArrowFileIO.parse_location(directory, io.properties)
-    entries = store.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+    entries = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
     return sorted(each.path.removeprefix(path).lstrip("/") for each in entries if each.type == FileType.File)

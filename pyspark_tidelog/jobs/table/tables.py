@@ -25,14 +25,16 @@ from pyiceberg.exceptions import (
     CommitStateUnknownException,
     NamespaceAlreadyExistsError,
     NoSuchTableError,
+    NotInstalledError,
     RESTError,
     TableAlreadyExistsError,
 )
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table, Transaction
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import OperationalError
 
 from pyspark_tidelog.jobs.table.state import KEY, SnapshotFact, TableState, find_state
+from pyspark_tidelog.jobs.table.store import through_arrow
 from tidelog.runtime.errors import ConfigError, Fenced, Unavailable
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ _CREATED_WITH = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+_CLIENTS = frozenset({"botocore", "google", "pyarrow", "pyiceberg", "requests", "sqlalchemy", "thrift"})
+"""Packages whose exceptions a catalog or a store of files raises."""
 _MAYBE = (CommitFailedException, CommitStateUnknownException, RESTError, OperationalError, OSError)
 """After these a commit has happened, or has not."""
 Stage = Callable[[Transaction, dict[str, str]], None]
@@ -74,12 +78,19 @@ class CatalogOptions:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn what a catalog or a store of files raises into `Unavailable`: there are many kinds, without a remedy."""
+    """Turn what a catalog or a store of files raises into `Unavailable`: there are many kinds, without a remedy.
+
+    Raises `ConfigError` if a package is missing, such as a database's driver.
+    """
     try:
         yield
+    except (ImportError, NotInstalledError) as error:
+        raise ConfigError(
+            f"the catalog, or the store of its files, needs a package that is not installed: {error}",
+            hint="install it where `tidelog` is; see --catalog-uri and --catalog-property",
+        ) from error
     except Exception as error:
-        is_theirs = isinstance(error, (OSError, SQLAlchemyError)) or type(error).__module__ == "pyiceberg.exceptions"
-        if not is_theirs:
+        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
         raise Unavailable(
             f"the catalog, or the store of its files, fails: {str(error) or type(error).__name__}",
@@ -108,15 +119,18 @@ def open_catalog(options: CatalogOptions) -> Catalog:
         properties |= {"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{file.parent}"}
     elif options.uri:
         properties["uri"] = options.uri
+    called = properties.get("uri") or f"of type {properties.get('type')}"
     for attempt in range(2):
         try:
             return load_catalog(options.name, **properties)
         except OperationalError as error:  # two processes create its tables at once
             if attempt:
-                raise Unavailable(f"catalog {properties.get('uri')} does not open: {error}") from error
-        except (OSError, ValueError, RESTError) as error:
+                raise Unavailable(f"catalog {called} does not open: {error}") from error
+        except (ImportError, NotInstalledError):
+            raise
+        except Exception as error:
             raise Unavailable(
-                f"catalog {properties.get('uri')} does not open: {error}", hint="see --catalog-uri, --catalog-property"
+                f"catalog {called} does not open: {error}", hint="see --catalog-uri, --catalog-property"
             ) from error
     raise AssertionError("not reached")
 
@@ -134,7 +148,7 @@ class JobTable:
     def find(cls, catalog: Catalog, identifier: str) -> JobTable | None:
         """Return a table; None if there is none."""
         try:
-            return cls(catalog, identifier, catalog.load_table(identifier))
+            return cls(catalog, identifier, through_arrow(catalog.load_table(identifier)))
         except NoSuchTableError:
             return None
 
@@ -147,11 +161,11 @@ class JobTable:
             table = catalog.create_table(identifier, schema, partition_spec=spec, properties=_CREATED_WITH)
         except TableAlreadyExistsError:
             table = catalog.load_table(identifier)
-        return cls(catalog, identifier, table)
+        return cls(catalog, identifier, through_arrow(table))
 
     def reload(self) -> None:
         """Read the table and its state again. Raises `Fenced` if it is another table now."""
-        table = self._catalog.load_table(self.identifier)
+        table = through_arrow(self._catalog.load_table(self.identifier))
         if table.metadata.table_uuid != self.table.metadata.table_uuid:
             raise Fenced(
                 f"table {self.identifier} was dropped and created again by someone else", hint="run the job again"

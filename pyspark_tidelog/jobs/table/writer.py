@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -60,7 +61,7 @@ class WriteTarget:
 
     def open_io(self) -> FileIO:
         """Return access to the store."""
-        return load_file_io(dict(self.io), self.directory)
+        return PyArrowFileIO(dict(self.io))
 
 
 class _OpenFile:
