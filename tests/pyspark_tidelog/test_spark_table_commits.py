@@ -499,6 +499,9 @@ def test_what_a_catalog_lacks_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         opened(type="glue")
     with pytest.raises(Unavailable, match="catalog of type none does not open"):
         opened(type="none")
+    with pytest.raises(Unavailable) as refused:
+        opened("mysql+none://user:secret-word@127.0.0.1/lake", type="sql")
+    assert "secret-word" not in str(refused.value) and "mysql+none://user:***@127.0.0.1/lake" in str(refused.value)
 
 
 def test_a_state_that_is_not_the_tables_is_refused(catalog: Catalog) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,8 +56,9 @@ _CREATED_WITH = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
-_CLIENTS = frozenset({"botocore", "google", "pyarrow", "pyiceberg", "requests", "sqlalchemy", "thrift"})
+_CLIENTS = frozenset({"botocore", "google", "pyiceberg", "requests", "sqlalchemy", "thrift"})
 """Packages whose exceptions a catalog or a store of files raises."""
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _MAYBE = (CommitFailedException, CommitStateUnknownException, RESTError, OperationalError, OSError)
 """After these a commit has happened, or has not."""
 Stage = Callable[[Transaction, dict[str, str]], None]
@@ -119,7 +121,7 @@ def open_catalog(options: CatalogOptions) -> Catalog:
         properties |= {"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{file.parent}"}
     elif options.uri:
         properties["uri"] = options.uri
-    called = properties.get("uri") or f"of type {properties.get('type')}"
+    called = _PASSWORD.sub(r"\1***@", properties.get("uri", "")) or f"of type {properties.get('type')}"
     for attempt in range(2):
         try:
             return load_catalog(options.name, **properties)
