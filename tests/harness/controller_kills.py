@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import random
@@ -328,6 +329,7 @@ def main() -> int:
     arguments.add_argument("--partitions", type=int, default=24)
     arguments.add_argument("--embedded", action="store_true", help="controllers in the brokers' processes")
     given = arguments.parse_args()
+    gc.disable()  # each record is noted: to look through them stops the clients for longer and longer
     with tempfile.TemporaryDirectory(prefix="tidelog-kills-") as scratch:
         directory = Path(scratch) / "data"
         directory.mkdir()

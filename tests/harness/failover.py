@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -346,6 +347,7 @@ def main() -> int:
     parser.add_argument("--secret-key", default="")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # and end the nodes
+    gc.disable()  # each record is noted: to look through them stops the clients for longer and longer
     with tempfile.TemporaryDirectory(prefix="tidelog-failover-") as directory:
         problems = run(arguments, Path(directory))
     print(json.dumps(problems, indent=1) if problems else "nothing lost, doubled or reordered; no produce error")

@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -333,6 +334,7 @@ def main() -> int:
 
     problems: list[str] = []
     print(HEADER, flush=True)
+    gc.disable()  # each record is noted: to look through them stops the clients for longer and longer
     with tempfile.TemporaryDirectory(prefix="tidelog-quorum-table-") as directory:
         loads = []
         for one in run(wanted, arguments.fault_s, Path(directory)):
