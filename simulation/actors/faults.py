@@ -17,7 +17,7 @@ from tidelog.runtime.errors import TidelogError
 from tidelog.simulation.world.bucket import HOST as BUCKET_HOST
 from tidelog.simulation.world.bucket import BucketFaults
 from tidelog.simulation.world.cluster import SimCluster, SimNode
-from tidelog.simulation.world.directories import may_be_lost
+from tidelog.simulation.world.directories import may_be_lost, must_return
 from tidelog.simulation.world.loop import VirtualLoop
 
 PERIOD_S = 5.0
@@ -511,8 +511,12 @@ class _Doer:
         stays = self.rng.random() < 0.3
 
         def undo() -> None:
-            if not stays and node.alive and _is_wal_known(node) and may_be_lost(cluster, replica_set, node.id):
-                node.crash(power=False)
+            returns = must_return(cluster, replica_set, node.id)
+            if not (returns or stays) and node.alive and _is_wal_known(node):
+                returns = may_be_lost(cluster, replica_set, node.id)
+            if returns:
+                if node.alive:
+                    node.crash(power=False)
                 node.change_wal_directory(replica_set)
             node.recover()
 

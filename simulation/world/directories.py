@@ -1,6 +1,6 @@
 """Which WAL directory may be lost now, so that nothing acknowledged is lost with it: a quorum's other members have it.
 
-Entry: `may_be_lost`.
+Entry: `may_be_lost`, `must_return`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,18 @@ def may_be_lost(cluster: SimCluster, set_id: int, broker_id: int) -> bool:
         for each in row.in_sync
         if each.broker_id != broker_id
     )
+
+
+def must_return(cluster: SimCluster, set_id: int, broker_id: int) -> bool:
+    """Return whether a broker lost the directory that counts of a set that has grown to several members since.
+
+    Then nothing makes it refuse the one that it found, and nobody else has what is in the other one.
+    """
+    row = cluster.watch.replicas.rows.get(set_id)
+    if row is None or len(row.replicas) <= 1:
+        return False
+    mount = cluster.nodes[broker_id].disks.mount(set_id)
+    return any(each.broker_id == broker_id and mount.had_wal(each.wal_id) for each in row.in_sync)
 
 
 def _is_spare(cluster: SimCluster, row: ReplicationRecord, broker_id: int) -> bool:

@@ -34,8 +34,16 @@ class Mount:
 
     def has_wal(self, wal_id: str) -> bool:
         """Return whether the WAL with this id is mounted."""
-        data = self.platters.files.get(ID_FILE)
-        return data is not None and wal_id.encode() in data.seen
+        return _has_wal(self.platters, wal_id)
+
+    def had_wal(self, wal_id: str) -> bool:
+        """Return whether the WAL with this id is in the directory that is not mounted, and only there."""
+        return self.unmounted is not None and _has_wal(self.unmounted, wal_id) and not self.has_wal(wal_id)
+
+
+def _has_wal(platters: Platters, wal_id: str) -> bool:
+    data = platters.files.get(ID_FILE)
+    return data is not None and wal_id.encode() in data.seen
 
 
 class NodeDisks:
