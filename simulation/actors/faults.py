@@ -119,6 +119,10 @@ class Faults:
             if node.consensus is not None:
                 node.consensus.files.heal()
             node.disks.heal()
+            for replica_set in sorted(node.disks.mounts):
+                if must_return(cluster, replica_set, node.id):
+                    node.crash(power=False)
+                    node.change_wal_directory(replica_set)
             node.recover()
 
 
@@ -511,12 +515,8 @@ class _Doer:
         stays = self.rng.random() < 0.3
 
         def undo() -> None:
-            returns = must_return(cluster, replica_set, node.id)
-            if not (returns or stays) and node.alive and _is_wal_known(node):
-                returns = may_be_lost(cluster, replica_set, node.id)
-            if returns:
-                if node.alive:
-                    node.crash(power=False)
+            if not stays and node.alive and _is_wal_known(node) and may_be_lost(cluster, replica_set, node.id):
+                node.crash(power=False)
                 node.change_wal_directory(replica_set)
             node.recover()
 
