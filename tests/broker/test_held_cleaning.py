@@ -46,6 +46,15 @@ def write(here: CleanerWorld, key: bytes, value: bytes | None) -> None:
         here.values[key] = (result.base_offset, b"")
 
 
+async def delete_behind_snapshot(here: CleanerWorld) -> None:
+    """A snapshot holds a value of `LAST_KEY`, whose tombstone is behind it."""
+    write(here, LAST_KEY, b"old")
+    await here.write(40)
+    await take(here)
+    write(here, LAST_KEY, None)
+    await write_more(here, 80, 2)
+
+
 async def test_what_a_snapshot_holds_is_left_out_and_taken_up_when_nobody_holds_it_any_more() -> None:
     async with cleaner_world() as here:
         await here.write(80)
@@ -89,11 +98,7 @@ async def test_a_snapshot_in_the_middle_of_a_round_holds_what_is_left_then() -> 
 
 async def test_a_tombstone_behind_what_is_held_stays_and_its_key_does_not_come_back() -> None:
     async with cleaner_world(delete_retention_ms="0") as here:
-        write(here, LAST_KEY, b"old")
-        await here.write(40)
-        await take(here)
-        write(here, LAST_KEY, None)
-        await write_more(here, 80, 2)
+        await delete_behind_snapshot(here)
         for seed in (3, 4, 5):  # a round sets a horizon, and a later one acts upon it, if they may
             assert await here.round(), here.cleaner.problems()
             await write_more(here, 20, seed)
@@ -108,11 +113,7 @@ async def test_a_tombstone_behind_what_is_held_stays_and_its_key_does_not_come_b
 
 async def test_a_round_of_the_dirty_part_does_not_make_up_for_what_was_left_out_though_nobody_holds_it_now() -> None:
     async with cleaner_world(delete_retention_ms="0") as here:
-        write(here, LAST_KEY, b"old")
-        await here.write(40)
-        await take(here)
-        write(here, LAST_KEY, None)
-        await write_more(here, 80, 2)
+        await delete_behind_snapshot(here)
         assert await here.round(), here.cleaner.problems()
         left = here.log.cleaning.left
         for seed in (3, 4, 5):  # a round sets a horizon, and a later one acts upon it, if they may

@@ -50,9 +50,8 @@ def test_tables_equal_their_topic_after_drivers_died_at_each_step_of_a_commit(
                 log = tmp_path / f"{name}-{number}.log"
                 killed = JobProcess(world.bootstrap, log, step, "1", *job, module="tests.pyspark_tidelog.table_job")
                 assert killed.process.wait(END_S) < 0, killed.said()
-        told = world.cli(*every).text
-        assert "table lake.rows: 0 rows of 0 offsets" in told or "in 1 commit" in told, told
-        world.cli(*latest)
+        for job in (every, latest):  # what the killed ones have left to do
+            world.cli(*job)
         assert "table lake.rows: 0 rows of 0 offsets in 0 commits" in world.cli(*every).text
 
         records = load.read()

@@ -16,9 +16,9 @@ from typing import Any
 import duckdb
 from pyarrow.fs import S3FileSystem
 from pyiceberg.catalog import load_catalog
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
+from pyspark_tidelog.jobs.table.store import through_arrow
 from tests.support.cli import until
 from tests.support.s3_servers import S3Server, new_bucket
 
@@ -69,11 +69,8 @@ class RestCatalog:
 
     def table(self, name: str) -> Table:
         """A table as it is now. Raises pyiceberg's `NoSuchTableError`."""
-        found = load_catalog("tests", type="rest", uri=self.uri, warehouse=WAREHOUSE, **self.properties).load_table(
-            name
-        )
-        found.io = PyArrowFileIO(found.io.properties)
-        return found
+        catalog = load_catalog("tests", type="rest", uri=self.uri, warehouse=WAREHOUSE, **self.properties)
+        return through_arrow(catalog.load_table(name))
 
     def rows(self, name: str, folder: Path) -> list[dict[str, Any]]:
         """The rows of a table by partition and offset, as DuckDB reads its files, which are copied to a folder."""
