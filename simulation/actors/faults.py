@@ -494,8 +494,8 @@ class _Doer:
         It is what the start after a crash finds while a disk is not mounted, or an older copy is. A broker that refuses
         to start with it is given the other one by `SimNode`. Only where the controllers know of the WAL: not in a
         cluster that began at level 0, and not while a broker goes on although they do not answer
-        (`tidelog.broker.wal_keeper`). Of a replica set with several members one loses its directory at a time; if the set
-        grew in that moment, the one that counts comes back when all faults end (`Faults.heal`).
+        (`tidelog.broker.wal_keeper`). Of a replica set with several members one loses its directory at a time; if the
+        set grew in that moment, the one that counts comes back when all faults end (`Faults.heal`).
         """
         cluster = self.cluster
         if cluster.shape.wal_settings.kind != "disk" or cluster.shape.level == OLDEST:
