@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from tidelog.controller.model.replication import PolicyRecord
 from tidelog.storage.replication.policy import MAX_REPLICAS
+from tidelog.stream.producer_state import ROWS_PER_PIECE
 
 MIB = 1 << 20
 
@@ -131,6 +132,9 @@ class LogSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     each."""
     producer_id_expiration_ms: Positive = 86_400_000
     """An idempotent producer that is silent for this long is forgotten."""
+    producers_per_piece: Annotated[int, Meta(ge=1, le=ROWS_PER_PIECE)] = ROWS_PER_PIECE
+    """A checkpoint of a partition with more idempotent producers has them in pieces of this many, which are written
+    one after the other between appends (1 to 1,024). Fewer: a shorter pause for each piece, and more of them."""
     timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
     """Source of a record's timestamp (Kafka: message.timestamp.type)."""
     moves_at_once: Annotated[int, Meta(ge=1, le=1024)] = 16

@@ -445,6 +445,7 @@ def log_config(
         message_timestamp_before_max_ms=number("message.timestamp.before.max.ms"),
         message_timestamp_after_max_ms=number("message.timestamp.after.max.ms"),
         producer_id_expiration_ms=defaults.producer_id_expiration_ms,
+        producers_per_piece=defaults.producers_per_piece,
         min_cleanable_dirty_ratio=float(text("min.cleanable.dirty.ratio")),
         min_compaction_lag_ms=number("min.compaction.lag.ms"),
         max_compaction_lag_ms=number("max.compaction.lag.ms"),

@@ -42,6 +42,9 @@ MAX_SKEW_MS = 1_000
 """By how much the clocks of two processes may differ, as long as none jumps."""
 PACE_S = (0.15, 0.6)
 """Bounds of a writer's mean time between two batches, or transactions."""
+RESTS = 0.05
+"""The share of batches after which a writer writes nothing for a while, so that its last one may be compacted away."""
+REST_S = (3.0, 12.0)
 
 
 @dataclass(slots=True)
@@ -150,20 +153,25 @@ def promises(lag_ms: int, tombstones_ms: int) -> dict[str, Any]:
 
 
 class TableWriter(Producer):
-    """Sends batches one after the other, as `Producer`."""
+    """Sends batches one after the other, as `Producer`, and rests now and then; its session goes on afterwards."""
 
     def __init__(self, table: CompactedTopic, *, idempotent: bool) -> None:
         super().__init__(table.workload, idempotent=idempotent)
         self._table = table
         self._interval_s = self._rng.uniform(*table.pace_s)
+        self._rests_until = 0.0
 
     def topics(self) -> list[Topic]:
         """See `Producer.topics`."""
+        if self._w.loop.time() < self._rests_until:
+            return []
         return [topic for topic in self._table.topics if topic.exists]
 
     def records(self, values: list[int]) -> tuple[list[Record], dict[str, Any]]:
         """See `Producer.records`."""
         now_ms, rng = self._w.time_ms(), self._rng
+        if rng.random() < RESTS:
+            self._rests_until = self._w.loop.time() + rng.uniform(*REST_S)
         drawn = [self._table.draw(rng) for _ in values]
         padding = b"x" * rng.choice((0, 10, 100))
         records = [

@@ -52,6 +52,22 @@ MUTATIONS_IN_STREAM = [
         ("kill", "power"),
     ),
     Mutation(
+        "producers-before-their-pieces",
+        "producers",
+        "a checkpoint says that the pieces of the table of producers reach as far as it does",
+        (
+            Edit(
+                "tidelog.stream.partition_state:PartitionState._write_checkpoint",
+                "apart = Checkpoint(PIECES_VERSION, end, self.producers_offset, *self.pieces)",
+                "apart = Checkpoint(PIECES_VERSION, end, self.producers_offset, *self.pieces)\n"
+                "        if not few and self.producers_offset < end:\n            mutated()\n"
+                "            apart = Checkpoint(PIECES_VERSION, end, end, *self.pieces)",
+            ),
+        ),
+        (*TWICE, "sequence-refused"),
+        ("kill", "power", "kill-all"),
+    ),
+    Mutation(
         "duplicates-accepted",
         "producers",
         "a batch that an idempotent producer retries is appended again",

@@ -18,6 +18,7 @@ from tidelog.controller.model.levels import NEWEST, OLDEST
 from tidelog.controller.model.settings import BalancerSettings, ControllerSettings, ScaleSettings
 from tidelog.storage.settings import CacheSettings, CleanSettings, CompactionSettings, UploadSettings, WalSettings
 from tidelog.stream.cleaning.key_map import ENTRY_BYTES
+from tidelog.stream.producer_state import ROWS_PER_PIECE
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -149,6 +150,7 @@ class Shape:
             segment_bytes=rng.choice((8, 64, 1024)) * KIB,
             retention_check_interval_ms=4_000,
             recovery_batches=64,
+            producers_per_piece=rng.choice((1, 3, ROWS_PER_PIECE)),
             move_drain_timeout_ms=3_000,
         )
         shape.group = GroupSettings(
