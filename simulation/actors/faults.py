@@ -318,26 +318,54 @@ class _Doer:
         return undo
 
     def disk(self) -> Undo | None:
-        """The disk of one broker is slow, full, fails an fsync, or does nothing."""
+        """The disk of one broker is slow, full, fails an fsync, or hangs: for a while, or until the power fails."""
         nodes = [node for node in self.cluster.brokers if node.open_disks]
         if not nodes:
             return None
         node = self.rng.choice(nodes)
-        disks, kind = node.open_disks, self.rng.choice(("slow", "full", "fsync", "hang"))
+        disks, kind = node.open_disks, self.rng.choice(("slow", "full", "fsync", "hang", "dying"))
         self.note(node.host, f"disk {kind}")
         slow_s = self.rng.choice((0.02, 0.2, 1.0)) if kind == "slow" else 0.0
         for disk in disks:
             disk.slow_s, disk.fail_next_sync = slow_s, kind == "fsync"
             if kind == "full":
                 disk.full_bytes = 0
-            elif kind == "hang":
+            elif kind in ("hang", "dying"):
                 disk.hang()
+        revive = self._die_slowly(node) if kind == "dying" else None
 
         def undo() -> None:
             for disk in disks:
                 disk.go_on()
                 disk.slow_s, disk.full_bytes, disk.fail_next_sync = 0.0, 1 << 62, False
+            if revive is not None:
+                revive()
 
+        return undo
+
+    def _die_slowly(self, node: SimNode) -> Undo:
+        """Soon the host's clients lose their connections, and come back; then its power fails."""
+        cluster, life = self.cluster, node.life
+        reset_s = self.rng.uniform(0.1, 1.5)
+        power_s = reset_s + self.rng.uniform(0.1, 1.5)
+        is_over = False
+
+        def reset() -> None:
+            if not is_over and node.life is life:
+                clients = cluster.network.peers_of(node.host) - {each.host for each in cluster.nodes.values()}
+                cluster.network.reset_between(node.host, clients)
+
+        def fail() -> None:
+            if not is_over and node.life is life:
+                node.crash(power=True)
+
+        def undo() -> None:
+            nonlocal is_over
+            is_over = True
+            node.recover()
+
+        cluster.later(reset_s, reset)
+        cluster.later(power_s, fail)
         return undo
 
     def flip(self) -> Undo | None:

@@ -354,6 +354,10 @@ class SimNetwork:
         for end in [end for end in self._ends if end.host == host and end.peer.host in others]:
             self._reset_both(end)
 
+    def peers_of(self, host: str) -> set[str]:
+        """Return the hosts that a host has connections with."""
+        return {end.peer.host for end in self._ends if end.host == host}
+
     def _reset_both(self, end: SimTransport) -> None:
         for one in (end, end.peer):
             self.loop.call_soon(one.reset, context=one._context)
