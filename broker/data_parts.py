@@ -19,6 +19,7 @@ from tidelog.broker.base import BrokerBase
 from tidelog.broker.hot_set import HotShared
 from tidelog.broker.hot_sets import DISK_WAL, HotSets, is_replicated
 from tidelog.broker.objects.compaction_view import ImageView, waiting_object
+from tidelog.broker.objects.manifest_writer import ManifestWriter
 from tidelog.broker.objects.report import describe_damage
 from tidelog.broker.partitions.local_streams import ImageStreams
 from tidelog.broker.partitions.read_replicas import FollowedReplicas, ReadReplicas
@@ -65,6 +66,7 @@ class DataParts:
     """Takes the connections of followers."""
     compactor: Compactor
     cleaner: OrphanCleaner
+    manifests: ManifestWriter
 
     @property
     def is_wal_known(self) -> bool:
@@ -116,7 +118,13 @@ def build_data_parts(base: BrokerBase) -> DataParts:
         rack=kafka.rack,
         enabled=kafka.replica_selector == "rack",
     )
-    return DataParts(throttle, reader, storages, reports, single, hot_sets, readable, door, compactor, _cleaner(base))
+    manifests = ManifestWriter(
+        image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
+    )
+    cleaner = _cleaner(base)
+    return DataParts(
+        throttle, reader, storages, reports, single, hot_sets, readable, door, compactor, cleaner, manifests
+    )
 
 
 class _WalProgress(NamedTuple):

@@ -46,7 +46,6 @@ from tidelog.broker.kafka.fetch_sessions import FetchSessions
 from tidelog.broker.kafka.producer_ids import ProducerIds
 from tidelog.broker.kafka.server import KafkaServer
 from tidelog.broker.kafka.services import Services
-from tidelog.broker.objects.manifest_writer import ManifestWriter
 from tidelog.broker.observing import build_history, console_of, follow_timeline
 from tidelog.broker.partition_parts import PartitionParts, build_partition_parts
 from tidelog.broker.partitions.checkpoints import write_checkpoints
@@ -224,10 +223,7 @@ def _admin(
     jobs = ObjectJobs(compactor=data.compactor, cleaner=data.cleaner, image=base.image)
     outside = OutsideCompaction(data.compactor.data, world.clock, world.rng)
     outside_routes = OutsideCompactionRoutes(compactor=data.compactor, outside=outside, image=base.image)
-    manifests = ManifestWriter(
-        image=base.image, store=world.store, prepare=base.controller.prepare_objects, clock=world.clock
-    )
-    reading = ReadingRoutes(base.controller, manifests)
+    reading = ReadingRoutes(base.controller, data.manifests)
     snapshots = SnapshotRoutes(base.controller, partitions.snapshots)
     base.registry.add_section("snapshots", snapshots.status)
     base.registry.add_figures("snapshots", snapshots.status, figures.snapshot_families)

@@ -19,7 +19,6 @@ from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import ObjectState
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.checkers.cluster_state import check_image
-from tidelog.simulation.record import check_record
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.storage.objects.key import object_key, parse_object_key
 
@@ -38,7 +37,6 @@ def look_inside(cluster: SimCluster) -> list[Finding]:
         *_missing(cluster, image),
         *_overwritten(cluster),
         *_damaged(cluster),
-        *check_record(cluster, image),
     ]
 
 

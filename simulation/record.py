@@ -4,6 +4,8 @@
 committed end, or start after the start; or there is no state. A stream that was trimmed beyond what can be continued is
 left out: nothing tells that from an upload that was lost (docs/design/0014-rebuild-from-the-bucket.md).
 
+The bucket is read by the code that a rebuild reads it with, from a copy: at once, while the cluster goes on.
+
 Entry: `check_record`.
 """
 
@@ -14,71 +16,63 @@ from collections.abc import Iterator
 from tidelog.controller.image.image import Delta, Image
 from tidelog.controller.machine.state import ControllerState
 from tidelog.controller.machine.tables import RowChange
-from tidelog.controller.model.bucket_state import decode_state, parse_state_key
+from tidelog.controller.model.bucket_state import parse_state_key
+from tidelog.controller.model.records import StreamRecord
 from tidelog.controller.rebuild.adopt import Adoption, adopt
-from tidelog.controller.rebuild.plan import FoundObject, make_plan
-from tidelog.controller.rebuild.source import found_object, may_be_new
+from tidelog.controller.rebuild.plan import make_plan
+from tidelog.controller.rebuild.source import BucketContent, read_bucket
 from tidelog.simulation.checkers import Finding
 from tidelog.simulation.checkers.cluster_state import held_objects
 from tidelog.simulation.world.cluster import SimCluster
-from tidelog.storage.objects.format import FOOTER, Footer, ObjectIndex
-from tidelog.storage.objects.key import object_key, parse_object_key
+from tidelog.storage.bucket.memory import MemoryObjectStore
 
 MAX_FINDINGS = 5
 
 
-def check_record(cluster: SimCluster, image: Image) -> list[Finding]:
+async def check_record(cluster: SimCluster) -> list[Finding]:
     """Return the findings of an idle cluster; none if it does not write its metadata to the bucket."""
-    if not cluster.shape.writes_state:
+    active = cluster.active
+    if active is None or not cluster.shape.writes_state:
         return []
-    problems = [text for _, text in zip(range(MAX_FINDINGS), _problems(cluster, image), strict=False)]
-    return [Finding(rule="record-incomplete", message=text) for text in problems]
+    image, streams = active.image, dict(active.image.streams)
+    brokers, snapshots = sorted(image.brokers), frozenset(image.snapshots)
+    copy = MemoryObjectStore(cluster.clock)
+    for key, held in list(cluster.bucket.objects.items()):
+        await copy.put(key, [held.body])
+    held_keys = copy.keys()
+    states = sorted((name, key) for key in held_keys if (name := parse_state_key(key)) is not None)
+    problems = [] if states else ["there is no metadata state in the bucket"]
+    for _, key in reversed(states):  # also the older ones, which a rebuild uses if the newer ones are damaged
+        content = await read_bucket(copy, image.cluster_id)
+        problems += [f"{key}: {each.key} cannot be used: {each.problem}" for each in content.damaged]
+        state_snapshots = snapshots & set(content.state.tables.snapshots.rows)
+        rebuilt = _rebuilt(content, brokers)
+        problems += [f"{key}: {text}" for text in _problems(rebuilt, streams, state_snapshots)]
+        await copy.delete([key])
+    return [Finding(rule="record-incomplete", message=text) for text in problems[:MAX_FINDINGS]]
 
 
-def _problems(cluster: SimCluster, image: Image) -> Iterator[str]:
-    keys = [key for key in cluster.bucket.objects if parse_state_key(key) is not None]
-    if not keys:
-        yield "there is no metadata state in the bucket"
-    for key in sorted(keys):
-        yield from _problems_of(cluster, image, key)
-
-
-def _problems_of(cluster: SimCluster, image: Image, key: str) -> Iterator[str]:
-    """Also of the older states, which a rebuild uses if the newer ones are damaged."""
-    state = ControllerState()
-    state.load(decode_state(cluster.bucket.objects[key].body, key=key).state)
-    state_snapshots = set(state.tables.snapshots.rows)
-    listed = {
-        named[1]: held.info.size
-        for each, held in cluster.bucket.objects.items()
-        if (named := parse_object_key(each)) is not None
-    }
-    found = [_read(cluster, image.cluster_id, each) for each in listed if may_be_new(state.tables, each)]
-    plan = make_plan(state.tables, listed, found)
-    rebuilt = adopt(state, plan, Adoption(sorted(image.brokers), 2, max(listed, default=0), 0))
+def _rebuilt(content: BucketContent, brokers: list[int]) -> ControllerState:
+    plan = make_plan(content.state.tables, content.listed, content.found)
+    rebuilt = adopt(content.state, plan, Adoption(brokers, 2, max(content.listed, default=0), 0))
     checked = ControllerState()
     checked.load(rebuilt.dump())
-    for stream in checked.tables.streams.values():
-        now = image.streams.get(stream.id)
+    return checked
+
+
+def _problems(rebuilt: ControllerState, streams: dict[int, StreamRecord], snapshots: frozenset[str]) -> Iterator[str]:
+    """Compare with the streams and the snapshots that there are."""
+    for stream in rebuilt.tables.streams.values():
+        now = streams.get(stream.id)
         if now is None:
             continue
         if now.start_offset <= stream.end_offset < now.end_offset:
-            yield f"{key}: stream {stream.id} would end at {stream.end_offset}; {now.end_offset} is committed"
+            yield f"stream {stream.id} would end at {stream.end_offset}; {now.end_offset} is committed"
         if stream.start_offset > max(now.start_offset, 0) and now.start_offset < now.end_offset:
-            yield f"{key}: stream {stream.id} would start at {stream.start_offset}, not at {now.start_offset}"
-    rebuilt_image = Image()
-    rebuilt_image.apply(
-        Delta(1, [RowChange(t.name, row_key, row) for t in checked.tables.public() for row_key, row in t.rows.items()])
-    )
-    yield from (f"{key}: {one.message}" for one in held_objects(rebuilt_image))
-    for name in image.snapshots.keys() & state_snapshots:
-        if name not in checked.tables.snapshots:
-            yield f"{key}: snapshot {name} would be lost"
-
-
-def _read(cluster: SimCluster, cluster_id: str, object_id: int) -> FoundObject:
-    key = object_key(cluster_id, object_id)
-    body = cluster.bucket.objects[key].body
-    footer = Footer.decode(body[-FOOTER.size :], object_size=len(body), key=key)
-    raw = body[footer.index_position : footer.index_position + footer.index_length]
-    return found_object(object_id, len(body), ObjectIndex.decode(raw, footer, key=key))
+            yield f"stream {stream.id} would start at {stream.start_offset}, not at {now.start_offset}"
+    image = Image()
+    image.apply(Delta(1, [RowChange(t.name, key, row) for t in rebuilt.tables.public() for key, row in t.rows.items()]))
+    yield from (one.message for one in held_objects(image))
+    for name in snapshots:
+        if name not in rebuilt.tables.snapshots:
+            yield f"snapshot {name} would be lost"

@@ -31,6 +31,7 @@ from tidelog.simulation.actors.workload import Workload
 from tidelog.simulation.checkers import CheckOptions, Finding, check
 from tidelog.simulation.checkers.history import History
 from tidelog.simulation.inside import find_orphans, look_inside
+from tidelog.simulation.record import check_record
 from tidelog.simulation.replicas import compare_replicas, unsettled_replicas
 from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.consensus import RaftWatch
@@ -192,6 +193,7 @@ class _SimulationRun:
                 if self.table is not None:
                     await self.table.audit()
                 self.outcome.findings += look_inside(self.cluster) + await compare_replicas(self.cluster)
+                self.outcome.findings += await check_record(self.cluster)
             if self.outcome.seed % CLEANS_EVERY == 0:
                 await self._let_clean()
         except TimeoutError:
@@ -280,6 +282,8 @@ class _SimulationRun:
             self.loop.run_until_complete(self._phases())
         except Deadlock as error:
             outcome.findings.append(Finding(rule="liveness", message=str(error)))
+        except Exception as error:  # noqa: BLE001  # of a client, a fault or a check: a seed that does not end says nothing
+            self.defect("the simulation ended", error)
         finally:
             unlisten()
             asyncio.set_event_loop(None)

@@ -18,11 +18,14 @@ from multiprocessing.pool import AsyncResult
 from types import TracebackType
 from typing import Self
 
+from tidelog.simulation.checkers import Finding
 from tidelog.simulation.mutants.mutant import Mutation, apply
 from tidelog.simulation.run import SimulationOutcome, simulate
 
 WARM_UP_SEED = 13
 """A seed with several controllers and brokers as separate processes: it uses all protocols."""
+LONGEST_S = 1_800.0
+"""Of one seed, in real time."""
 MAX_TRIES = 120
 """Maximum number of simulations of one `shrink`."""
 
@@ -79,13 +82,13 @@ class Seeds:
             transactions=transactions,
             table=table,
         )
-        waiting: deque[AsyncResult[SimulationOutcome]] = deque()
+        waiting: deque[tuple[int, AsyncResult[SimulationOutcome]]] = deque()
         for seed in seeds:
-            waiting.append(self._pool.apply_async(run, (seed,)))
+            waiting.append((seed, self._pool.apply_async(run, (seed,))))
             if len(waiting) >= self._ahead:
-                yield waiting.popleft().get()
+                yield _outcome(*waiting.popleft())
         while waiting:
-            yield waiting.popleft().get()
+            yield _outcome(*waiting.popleft())
 
     def shrink(
         self, failed: SimulationOutcome, skip: Collection[int] = (), *, mutation: Mutation | None = None
@@ -117,6 +120,15 @@ class Seeds:
             else:
                 size //= 2
         return best, left_out
+
+
+def _outcome(seed: int, result: AsyncResult[SimulationOutcome]) -> SimulationOutcome:
+    """Wait for a seed. One whose process dies has no outcome: the pool does not tell."""
+    try:
+        return result.get(LONGEST_S)
+    except multiprocessing.TimeoutError:
+        message = f"the process of the seed has died, or had no outcome within {LONGEST_S:g} s"
+        return SimulationOutcome(seed, [Finding(rule="defect", message=message)])
 
 
 def _run(

@@ -9,7 +9,7 @@ end, or to where the answer was full; unless the log starts later, which the ans
 
 The first offsets of a branch are in objects under the ids of other topics' streams (docs/design/0031): the answer tells
 which, up to where. They are refused to who does not say that it reads such an answer: by the branch's own id it would
-find nothing in these objects, and take that for an end. A slice lies within one of these ranges, or behind them all.
+find nothing in these objects, and take that for an end. A slice ends within one of these ranges, or behind them all.
 
 Entry: `look_up`.
 """

@@ -3,7 +3,7 @@
 What it may read it tells `SimCluster.outside`, which is looked at when objects are deleted (`deleted-under-reader`).
 The reader trusts its own clock only: a lease is good for its time to live, counted from when it was asked for. Now and
 then it is late with a renewal, moves its lease on to newer metadata and looks up its objects again, or goes away
-without ending it.
+without ending it. With some leases it has a broker write a manifest, and reads what that names.
 
 Entry: `OutsideReader.run`.
 """
@@ -14,13 +14,17 @@ import asyncio
 
 from tidelog.controller.model.leases import LeaseRecord
 from tidelog.controller.model.records import ObjectState
-from tidelog.runtime.errors import TidelogError
+from tidelog.runtime.errors import CorruptData, TidelogError
+from tidelog.simulation.actors.manifests import RULE, ManifestReader
 from tidelog.simulation.actors.workload import Workload
+from tidelog.storage.bucket.store import ObjectNotFound
 
 COMMAND_S = 4.0
 TTL_MS = (1_000, 3_000, 8_000)
 MAX_PLANNED = 50
 """Objects in a plan."""
+MANIFESTS = 0.5
+"""The share of leases for which a manifest is written."""
 ENDS = 0.6
 """The share of leases that their reader ends; the others expire."""
 MOVES_ON = 0.3
@@ -35,6 +39,7 @@ class OutsideReader:
         self._rng = workload.random()
         self._name = name
         self._client = workload.cluster.controller_client(name, workload.random(), COMMAND_S)
+        self._manifests = ManifestReader(workload, name, workload.random())
 
     async def run(self) -> None:
         """Run until the end."""
@@ -49,6 +54,8 @@ class OutsideReader:
                 w.cluster.note(self._name, f"has no lease: {type(error).__name__}")
                 continue
             self._plan(asked_s + ttl_ms / 1000)
+            if rng.random() < MANIFESTS:
+                await self._read_manifest(lease, asked_s + ttl_ms / 1000)
             await self._read(lease, ttl_ms)
         await self._client.close()
 
@@ -59,6 +66,29 @@ class OutsideReader:
         planned = frozenset(self._rng.sample(committed, min(len(committed), MAX_PLANNED)))
         self._w.cluster.outside[self._name] = (planned, until_s)
         return planned
+
+    async def _read_manifest(self, lease: LeaseRecord, until_s: float) -> None:
+        """Have a manifest written for the lease, which ends at `until_s` unless it is renewed, and read its objects."""
+        w = self._w
+        written = await self._manifests.ask(lease, self._client.image)
+        if written is None:
+            return
+        try:
+            found = await self._manifests.read(written)
+            if found is None:
+                return
+            self._manifests.check(written, found)
+            named = {one.object_id for slices in found.values() for one in slices}
+            if written.manifest is not None:
+                named.add(written.manifest.object_id)
+            planned, _ = w.cluster.outside[self._name]
+            w.cluster.outside[self._name] = (planned | named, until_s)
+            await self._manifests.open(written, found)
+        except (ObjectNotFound, CorruptData) as error:
+            if w.loop.time() < until_s:
+                w.found(RULE, f"under a lease: {error}")
+        except TidelogError as error:
+            w.cluster.note(self._name, f"reads no objects: {type(error).__name__}")
 
     async def _read(self, lease: LeaseRecord, ttl_ms: int) -> None:
         """Keep the lease for a while. It is over when a renewal fails, or is late by the reader's own clock."""

@@ -1,6 +1,8 @@
-"""Mutations of snapshots and branches of topics: what they hold, and where a branch begins.
+"""Mutations of snapshots and branches of topics, what they hold, and where a branch begins; and of what readers outside
+the cluster are told.
 
-They are found where `tidelog.simulation.actors.brancher` is at work: in a third of the clusters at the newest level.
+They are found where `tidelog.simulation.actors.brancher` is at work, in a third of the clusters at the newest level; or
+`tidelog.simulation.actors.outside_reader`, in half of all.
 Entry: `MUTATIONS_IN_SNAPSHOTS`.
 """
 
@@ -14,6 +16,20 @@ GONE = ("deleted-under-reader", "held-objects", "branch-differs", "object-missin
 _INDEX = "tidelog.controller.machine.index:MetadataIndex._drop_unheld"
 
 MUTATIONS_IN_SNAPSHOTS = [
+    Mutation(
+        "full-answer-told-complete",
+        "readers",
+        "an answer about slices that is full does not say where the next question begins",
+        (
+            Edit(
+                "tidelog.controller.image.lookup:look_up",
+                "if left == 0 and reached < min(row.end, row.committed_end):",
+                "if left == 0 and reached < min(row.end, row.committed_end) and mutated():",
+            ),
+        ),
+        ("manifest-differs",),
+        ("kill",),
+    ),
     Mutation(
         "held-objects-destroyed",
         "6",

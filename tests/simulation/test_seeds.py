@@ -1,0 +1,60 @@
+"""Seeds that cannot end as they should are findings: whatever is raised, and processes that die."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+RAISES = """
+from tidelog.simulation import run
+from tidelog.simulation.seeds import Seeds
+from tidelog.storage.objects.format import corrupt
+
+async def raises(cluster):
+    raise corrupt("objects/7", 12, "kind", 1, 3)  # cannot be unpickled: a pool would lose the seed
+
+with Seeds(steps=0, faults=(), jobs=1) as one_by_one:
+    run.check_record = raises
+    with Seeds(steps=0, faults=(), jobs=1) as broken:
+        for each in (one_by_one, broken):
+            (outcome,) = each.run([13])
+            print([(finding.rule, finding.message.splitlines()[-1]) for finding in outcome.findings])
+"""
+DIES = """
+import os
+from tidelog.simulation import seeds
+from tidelog.simulation.run import SimulationOutcome
+
+def dies(seed, **options):
+    if seed == seeds.WARM_UP_SEED:
+        return SimulationOutcome(seed)
+    os._exit(9)
+
+seeds.simulate, seeds.LONGEST_S = dies, 2.0
+with seeds.Seeds(steps=0, faults=(), jobs=1) as one_by_one:
+    (outcome,) = one_by_one.run([4])
+print(outcome.seed, [(finding.rule, finding.message) for finding in outcome.findings])
+"""
+
+
+def lines_of(script: str) -> list[str]:
+    """Run a script in a process of its own: a simulation leaves what belonged to dead processes behind."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_what_a_check_raises_is_a_finding() -> None:
+    clean, broken = lines_of(RAISES)
+    assert clean == "[]"
+    assert "('defect'," in broken
+    assert "object objects/7 at byte 12: kind: expected 1, found 3" in broken
+
+
+def test_a_seed_whose_process_dies_is_a_finding() -> None:
+    (told,) = lines_of(DIES)
+    assert told.startswith("4 [('defect', 'the process of the seed has died")
