@@ -19,7 +19,9 @@ from tests.support.clients import wait_until
 from tests.support.cluster import Cluster
 from tests.support.s3_servers import S3Server, new_bucket, section
 from tests.support.tidelog_process import TidelogProcess, running
+from tidelog.broker.partitions.round_cleaning import WORTH_A_PROCESS_BYTES
 from tidelog.broker.settings import LogSettings
+from tidelog.chaos.serve_cluster import tidelog_json
 from tidelog.runtime.clock import SystemClock
 from tidelog.storage.bucket.open import open_store
 from tidelog.storage.settings import S3Settings
@@ -172,6 +174,13 @@ def _let_it_work(process: TidelogProcess, seconds: float) -> None:
         return  # it is in the middle of something
 
 
+def dirty_bytes(bootstrap: str) -> int:
+    """What a round could cover now: sealed, uploaded, and before the checkpoint in the bucket."""
+    (topic,) = tidelog_json(bootstrap, "topic", "describe", TOPIC)
+    (row,) = topic["partitions"]
+    return int(row.get("dirty_bytes", 0))
+
+
 def workers(broker_pid: int) -> set[int]:
     """The processes in which a broker decides its rounds."""
     found = set()
@@ -196,6 +205,7 @@ def test_a_round_whose_process_is_killed_or_whose_broker_stops_is_done_again(
         create_topic(process.bootstrap, TOPIC, 1, **config)
         table = Table(lambda: process.bootstrap, 7)
         table.write(6_000, value_bytes=1_100, batch=100)
+        wait_until(lambda: dirty_bytes(process.bootstrap) >= WORTH_A_PROCESS_BYTES, "a large round could begin")
         admin = AdminClient({"bootstrap.servers": process.bootstrap, **QUIET})
         entry = ConfigEntry("min.cleanable.dirty.ratio", "0.1", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])

@@ -8,6 +8,8 @@ killed. Measured in seconds, from the kill on:
 - `last`: until the last of them had one;
 - `others`: the longest time that a partition of another broker waited: what the death costs those that it does not
   concern, or the machine's load;
+- `quiet`: the longest time that any partition waited in the 2 s right before the kill: what the load, the producer and
+  the machine do by themselves;
 - `back`: until the broker that was started again leads its replica set again, with everything (it is elected at once;
   by itself that happens after 30 s); `took` is the whole round.
 
@@ -36,7 +38,8 @@ from tests.support.hot_cluster import BROKERS, HotCluster, hot_cluster
 from tests.support.partition_load import PartitionLoad
 
 TOPIC = "load"
-HEADER = "round broker partitions   first    last  others    back    took  load"
+HEADER = "round broker partitions   first    last  others   quiet    back    took  load"
+QUIET_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class HotRound:
     first_s: float
     last_s: float
     others_s: float
+    quiet_s: float
     back_s: float
     took_s: float
 
@@ -55,7 +59,7 @@ class HotRound:
         """For the table."""
         return (
             f"{number:5} {self.broker:6} {self.partitions:10} {self.first_s:7.2f} {self.last_s:7.2f} "
-            f"{self.others_s:7.2f} {self.back_s:7.2f} {self.took_s:7.2f} {os.getloadavg()[0]:5.1f}"
+            f"{self.others_s:7.2f} {self.quiet_s:7.2f} {self.back_s:7.2f} {self.took_s:7.2f} {os.getloadavg()[0]:5.1f}"
         )
 
 
@@ -71,6 +75,9 @@ def one_round(hot: HotCluster, load: PartitionLoad, number: int, timeout_s: floa
     rows = hot.ask(f"/partitions?topic={TOPIC}")["partitions"]
     mine = {row["partition"] for row in rows if row["leader"] == broker}
     assert mine, f"broker {broker} leads nothing"
+    load.begin_round()
+    time.sleep(QUIET_S)
+    quiet_s = max(load.gaps_s().values())
     load.begin_round()
     killed_s = time.monotonic()
     hot.kill(broker)
@@ -88,6 +95,7 @@ def one_round(hot: HotCluster, load: PartitionLoad, number: int, timeout_s: floa
         min(gaps[at] for at in mine),
         max(gaps[at] for at in mine),
         max((gap for at, gap in gaps.items() if at not in mine), default=0.0),
+        quiet_s,
         back_s,
         time.monotonic() - began_s,
     )
@@ -114,7 +122,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> list[str]:
         problems += load.verify(hot.bootstrap)
     print(f"\n{len(rounds)} rounds, {load.count():,} records acknowledged, {arguments.partitions} partitions")
     print(f"{os.cpu_count()} cores, load average at the end {os.getloadavg()[0]:.1f}")
-    for name in ("first", "last", "others", "back"):
+    for name in ("first", "last", "others", "quiet", "back"):
         print(f"{name:6}  {percentiles([getattr(one, f'{name}_s') for one in rounds])}")
     return problems
 
