@@ -225,14 +225,10 @@ class Brancher:
         self._number += 1
         name = f"snapshot-{self._number}"
         acknowledged = [max(side.values[each], default=-1) for each in range(side.partitions)]
-        assert node.broker is not None and node.life is not None
+        assert node.broker is not None
         take = node.broker.parts.partitions.snapshots.take(name, [side.name], budget_s=TAKE_S / 2)
-        task = node.life.spawn(w.loop, take, name)  # it ends with the broker's process
         try:
-            done, _ = await asyncio.wait([task], timeout=TAKE_S)
-            if not done or task.cancelled():
-                raise TimeoutError
-            record = task.result()
+            record = await node.carry_out(take, name, TAKE_S)
             async with asyncio.timeout(TAKE_S):
                 await self._controller.wait_version(record.version)
         except (TidelogError, TimeoutError) as error:

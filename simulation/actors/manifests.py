@@ -9,7 +9,6 @@ Entry: `ManifestReader`; `missing_offsets` is the check of the slices.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 
@@ -71,21 +70,16 @@ class ManifestReader:
         for topic in rng.sample(topics, min(len(topics), MAX_RANGES)):
             start = rng.choice((0, rng.randrange(200)))
             ranges.append(OffsetRange(topic.name, rng.randrange(topic.partitions), start))
-        assert node.broker is not None and node.life is not None
+        assert node.broker is not None
         client, writer = node.broker.controller, node.broker.parts.data.manifests
 
         async def write() -> WrittenManifest:
             await client.wait_version(lease.version)
             return await writer.write(lease.id, ranges, rng.choice(LIMITS), reads_shared=True)
 
-        task = node.life.spawn(w.loop, write(), f"manifest of {self._name}")  # it ends with the broker's process
-        done, _ = await asyncio.wait([task], timeout=WRITE_S)
-        if not done:
-            task.cancel()
-            return None
         try:
-            return None if task.cancelled() else task.result()
-        except TidelogError as error:
+            return await node.carry_out(write(), f"manifest of {self._name}", WRITE_S)
+        except (TidelogError, TimeoutError) as error:
             w.cluster.note(self._name, f"has no manifest: {type(error).__name__}")
             return None
 

@@ -14,9 +14,9 @@ import asyncio
 import contextvars
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tidelog.broker.inputs import BrokerIdentity, BrokerWorld, ControllerAccess, WalAccess
 from tidelog.broker.node import BrokerNode
@@ -57,6 +57,8 @@ from tidelog.storage.wal.s3.wal import S3Wal
 from tidelog.stream.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BUCKET_CONNECTIONS = 32
 RESTART_S = 1.0
@@ -218,6 +220,15 @@ class SimNode:
     def _start_again(self) -> None:
         if self.wanted and self.belongs and self.life is None:
             self.start()
+
+    async def carry_out(self, work: Coroutine[Any, Any, T], name: str, timeout_s: float) -> T:
+        """Return what `work` returns in this node's process. Raises `TimeoutError`, also when the process ends."""
+        assert self.life is not None
+        task = self.life.spawn(self.cluster.loop, work, name)
+        done, _ = await asyncio.wait([task], timeout=timeout_s)
+        if not done or task.cancelled():
+            raise TimeoutError
+        return task.result()
 
     def bind(self, cluster_id: str) -> None:
         """Bind the data directory. Raises `ConfigError` if it belongs to another cluster."""
