@@ -160,7 +160,8 @@ class _SimulationRun:
             self.outcome.findings.append(Finding(rule="defect", message=message))
 
     async def _phases(self) -> None:
-        bank, self.table = start(self.workload)
+        cast = start(self.workload)
+        self.table = cast.table
         loads = random.Random(f"loader {self.outcome.seed}")
         if loads.random() < LOADERS:
             self.workload.spawn(Loader(self.workload, loads).run(), "loader")
@@ -188,8 +189,10 @@ class _SimulationRun:
                     await self._compacted(self.table)
                 what = "the last readers"
                 await read_all(self.workload)
-                if bank is not None:
-                    await bank.audit()
+                if cast.seeker is not None:
+                    await cast.seeker.audit()
+                if cast.bank is not None:
+                    await cast.bank.audit()
                 if self.table is not None:
                     await self.table.audit()
                 self.outcome.findings += look_inside(self.cluster) + await compare_replicas(self.cluster)

@@ -22,7 +22,7 @@ from tidelog.runtime.errors import TidelogError
 from tidelog.simulation.actors import kafka
 from tidelog.simulation.actors.client import Lost
 from tidelog.simulation.actors.consumers import decode
-from tidelog.simulation.actors.kafka import EARLIEST, LATEST
+from tidelog.simulation.actors.kafka import EARLIEST, LATEST, FetchAnswer
 from tidelog.simulation.actors.workload import ASK_S, SESSION_ENDED, Topic, Workload
 
 ORIGIN = "origin"
@@ -367,10 +367,10 @@ class Brancher:
             if address is None:
                 raise Lost("no leader")
             request = kafka.fetch({(side.name, partition): at}, FETCH_WAIT_MS, FETCH_BYTES)
-            error, answers = await self._client.ask(address, request, ASK_S)
-            if error or not answers or answers[0].error:
+            answer: FetchAnswer = await self._client.ask(address, request, ASK_S)
+            if answer.error or not answer.partitions or answer.partitions[0].error:
                 raise Lost("it is not served now")
-            came = decode(answers[0], at)
+            came = decode(answer.partitions[0], at)
             found.update(zip(came.offsets, came.values, strict=True))
             at = came.following
         return found

@@ -5,10 +5,13 @@ Entry: `start`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tidelog.simulation.actors.bank import Bank
 from tidelog.simulation.actors.compacted import CompactedTopic
 from tidelog.simulation.actors.consumers import Consumer
 from tidelog.simulation.actors.groups import MemberActor
+from tidelog.simulation.actors.lookups import Seeker
 from tidelog.simulation.actors.operator import Operator
 from tidelog.simulation.actors.outside_reader import OutsideReader
 from tidelog.simulation.actors.pipelined import PipelinedProducer
@@ -22,6 +25,8 @@ BY_ID = 0.7
 """Of the clusters that create and delete topics: the share in which names are reused."""
 PIPELINED = 0.4
 """The share of idempotent producers with several requests in flight."""
+SEEKERS = 0.5
+"""The share of clusters with a client that looks up offsets by time, and the ends of leader epochs."""
 SETS_OPERATED = 0.5
 """The share of clusters with replicated WALs in which an operator changes replica sets."""
 
@@ -33,12 +38,24 @@ def _retention(workload: Workload) -> dict[str, str]:
     return {"retention.bytes": str(workload.rng.choice((10_000, 40_000)))}
 
 
-def start(workload: Workload) -> tuple[Bank | None, CompactedTopic | None]:
-    """Draw the actors and start them; return the bank and the compacted topic, where there are any."""
+class Cast(NamedTuple):
+    """Those with something to do when all has ended, where there are any."""
+
+    bank: Bank | None
+    table: CompactedTopic | None
+    seeker: Seeker | None
+
+
+def start(workload: Workload) -> Cast:
+    """Draw the actors and start them."""
     rng, partitions = workload.rng, workload.cluster.shape.partitions
     keeps_topics = rng.random() < 0.5
     workload.by_id = keeps_topics and rng.random() < BY_ID
-    workload.topics = [Topic("t1", partitions, False), Topic("t2", rng.randint(1, 2), True, _retention(workload))]
+    interval = {"index.interval.bytes": str(workload.random().choice((0, 200, 4096)))}
+    workload.topics = [
+        Topic("t1", partitions, False, interval),
+        Topic("t2", rng.randint(1, 2), True, _retention(workload) | interval),
+    ]
     for topic in workload.topics:
         workload.spawn(workload.create(topic), f"create-{topic.name}")
     for number in range(rng.randint(1, 3)):
@@ -64,4 +81,9 @@ def start(workload: Workload) -> tuple[Bank | None, CompactedTopic | None]:
         workload.spawn(OutsideReader(workload, "outside-reader").run(), "outside-reader")
     shape = workload.cluster.shape
     bank = Bank.open(workload, workload.random()) if shape.bank else None
-    return bank, CompactedTopic.open(workload, workload.random()) if shape.table else None
+    table = CompactedTopic.open(workload, workload.random()) if shape.table else None
+    others = (*(bank.topics if bank else ()), *(table.topics if table else ()))
+    seeker = Seeker(workload, others) if rng.random() < SEEKERS else None
+    if seeker is not None:
+        workload.spawn(seeker.run(), "seeker")
+    return Cast(bank, table, seeker)

@@ -178,6 +178,10 @@ class Client:
             await self.refresh(topic)
         return self.address_of(self._leaders.get((topic, partition), -1))
 
+    def epoch(self, topic: str, partition: int) -> int:
+        """The largest leader epoch that was received, or -1."""
+        return self._epochs.get((topic, partition), -1)
+
     def address_of(self, broker_id: int) -> Address | None:
         """The address of a broker, if known."""
         return self._brokers.get(broker_id)

@@ -73,6 +73,7 @@ class CompactedTopic:
             "min.cleanable.dirty.ratio": rng.choice(("0.01", "0.2", "0.5")),
             "min.compaction.lag.ms": str(lag_ms),
             "delete.retention.ms": str(tombstones_ms),
+            "index.interval.bytes": str(rng.choice((0, 200, 4096))),
         }
         if rng.random() < 0.3:
             configs["max.compaction.lag.ms"] = "5000"
@@ -179,7 +180,11 @@ class TableWriter(Producer):
             for value, (key, tombstone) in zip(values, drawn, strict=True)
         ]
         tombstones = [value for value, (_, tombstone) in zip(values, drawn, strict=True) if tombstone]
-        return records, {"keys": [key for key, _ in drawn], "tombstones": tombstones}
+        return records, {
+            "keys": [key for key, _ in drawn],
+            "tombstones": tombstones,
+            "times": [now_ms] * len(values),
+        }
 
 
 class Keeper(TxnWorker):

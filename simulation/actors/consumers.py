@@ -14,18 +14,27 @@ from tidelog.controller.image.image import Image
 from tidelog.controller.model.records import NO_BROKER, PartitionRecord
 from tidelog.simulation.actors import kafka, kafka_ids
 from tidelog.simulation.actors.client import Address, Client, Lost
-from tidelog.simulation.actors.kafka import EARLIEST, LATEST, Fetched
+from tidelog.simulation.actors.kafka import EARLIEST, LATEST, FetchAnswer, Fetched
 from tidelog.simulation.actors.keyed import key_of, number_of
+from tidelog.simulation.actors.sessions import WITHOUT, ClientSessions
 from tidelog.simulation.actors.workload import ASK_S, Topic, Workload
 from tidelog.simulation.checkers.history import UNKNOWN
+from tidelog.simulation.world.cluster import SimCluster
 from tidelog.simulation.world.settings import host_of
 
 FETCH_WAIT_MS = 700
 FETCH_BYTES = 8 << 10
 REPLICA_US = 5_000_000
 """For how long a consumer stays with a follower before it asks the leader again (Kafka: metadata.max.age.ms)."""
+IN_SESSIONS = 0.5
+"""The share of consumers with fetch sessions."""
+TOGETHER = 0.5
+"""The share of clusters whose partitions are all read by one consumer at the end."""
 OFFSET_OUT_OF_RANGE = 1
 CORRUPT_MESSAGE = 2
+SESSION_ERRORS = (70, 71, 106)
+"""FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR: no partition is answered."""
+NO_ANSWER = FetchAnswer(-1, 0, [])
 
 
 class Decoded(NamedTuple):
@@ -96,17 +105,40 @@ class Position:
         self.replica_until_us = 0
 
 
+def is_deposed(cluster: SimCluster, position: Position, address: Address) -> bool:
+    """Whether some controller's metadata name another leader than the broker that has answered, or none."""
+    images = [node.controller.image for node in cluster.controllers if node.controller is not None]
+    if not images:
+        return False
+    image = max(images, key=lambda each: each.version)
+    record = _record_of(image, position)
+    if record is None or position.replica >= 0:
+        return False
+    leader, _ = image.leader(record)
+    return leader == NO_BROKER or host_of(leader) != address[0]
+
+
 class Fetcher:
     """Fetches partitions and records the results."""
 
     def __init__(
-        self, workload: Workload, client: Client, process: int, rack: str = "", *, committed: bool = False
+        self,
+        workload: Workload,
+        client: Client,
+        process: int,
+        rack: str = "",
+        *,
+        committed: bool = False,
+        in_sessions: bool | None = None,
     ) -> None:
-        """`committed`: with `isolation.level=read_committed`."""
+        """`committed`: with `isolation.level=read_committed`. `in_sessions`: with fetch sessions; None: draw it."""
         self._w = workload
         self._client = client
         self._rack = rack
-        self._committed = committed
+        self.committed = committed
+        if in_sessions is None:
+            in_sessions = workload.rng.random() < IN_SESSIONS
+        self._sessions = ClientSessions() if in_sessions else None
         self.process = process
 
     async def assign(self, position: Position, timestamp: int = EARLIEST) -> bool:
@@ -126,6 +158,11 @@ class Fetcher:
             return False
         self.assign_at(position, offset)
         return True
+
+    @property
+    def in_sessions(self) -> bool:
+        """Whether it has fetch sessions."""
+        return self._sessions is not None
 
     def assign_at(self, position: Position, offset: int) -> None:
         """Begin at `offset`."""
@@ -164,24 +201,36 @@ class Fetcher:
         return any(found)
 
     async def _ask(self, address: Address, positions: list[Position]) -> bool:
-        w = self._w
+        w, sessions = self._w, self._sessions
         began_us = w.now_us()
-        wanted = {(one.topic.name, one.partition): one.offset for one in positions}
+        places = {(one.topic.name, one.partition): one for one in positions}
+        wanted, session = {place: one.offset for place, one in places.items()}, WITHOUT
+        if sessions is not None:
+            session, wanted = sessions.request(address, wanted)
         if w.by_id:
-            request = kafka_ids.fetch(wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES, self._rack, committed=self._committed)
+            request = kafka_ids.fetch(
+                wanted, w.ids, FETCH_WAIT_MS, FETCH_BYTES, self._rack, session, committed=self.committed
+            )
         else:
-            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES, self._rack, committed=self._committed)
+            request = kafka.fetch(wanted, FETCH_WAIT_MS, FETCH_BYTES, self._rack, session, committed=self.committed)
         try:
-            error, found = await self._client.ask(address, request, ASK_S)
+            answer: FetchAnswer = await self._client.ask(address, request, ASK_S)
         except Lost:
-            error, found = -1, []
-        if error or not found:
+            answer = NO_ANSWER
+            if sessions is not None:
+                sessions.lost(address)
+        else:
+            if sessions is not None:
+                sessions.answered(address, answer.error, answer.session)
+        if answer.error in SESSION_ERRORS and sessions is not None:
+            return False
+        found = answer.partitions
+        if answer.error or not (found or answer.session):
             for one in positions:
                 one.replica = -1
                 self._client.forget(one.topic.name, one.partition)
             await asyncio.sleep(0.1)
             return False
-        places = {(one.topic.name, one.partition): one for one in positions}
         came = [self._take(places[one.topic, one.partition], one, began_us, address) for one in found]
         if any(one.error for one in found):
             await asyncio.sleep(0.05)
@@ -207,7 +256,7 @@ class Fetcher:
             return False
         # a follower's high watermark is one that the leader has told before, and need not be the newest
         told = (UNKNOWN if was_follower else found.high_watermark), found.log_start
-        if self._is_deposed(position, address):
+        if is_deposed(w.cluster, position, address):
             told = UNKNOWN, UNKNOWN  # nor is what a leader tells that does not know its successor yet
         if came.values:
             self._check_confirmed(position, came.offsets[-1] + 1, "at a follower" if was_follower else "at its leader")
@@ -216,7 +265,7 @@ class Fetcher:
             op = w.history.begin(
                 "poll", self.process, began_us, topic=found.topic, partition=found.partition, offset=position.offset,
                 values=came.values, offsets=came.offsets, epochs=came.epochs, next_offset=came.following,
-                high_watermark=told[0], log_start=told[1], committed_only=self._committed, keys=came.keys,
+                high_watermark=told[0], log_start=told[1], committed_only=self.committed, keys=came.keys,
                 tombstones=came.tombstones,
             )  # fmt: skip
             w.history.end(op, "ok", w.now_us())
@@ -226,18 +275,6 @@ class Fetcher:
 
     def took(self, position: Position, came: Decoded) -> None:
         """Called with what was received, before the position moves past it."""
-
-    def _is_deposed(self, position: Position, address: Address) -> bool:
-        """Whether some controller's metadata name another leader than the broker that has answered, or none."""
-        images = [node.controller.image for node in self._w.cluster.controllers if node.controller is not None]
-        if not images:
-            return False
-        image = max(images, key=lambda each: each.version)
-        record = _record_of(image, position)
-        if record is None or position.replica >= 0:
-            return False
-        leader, _ = image.leader(record)
-        return leader == NO_BROKER or host_of(leader) != address[0]
 
     def _check_confirmed(self, position: Position, end: int, where: str) -> None:
         """Compare what was read with what brokers have confirmed by now."""
@@ -280,7 +317,17 @@ class Consumer:
                 await asyncio.sleep(0.1)
                 continue
             await self._fetcher.fetch(positions)
+        if self._fetcher.in_sessions:
+            await self._read_on()
         self._client.close()
+
+    async def _read_on(self) -> None:
+        """Read to the end: nothing may be withheld in a session that has lived through all the faults."""
+        positions = [one for one in self._positions if not one.topic.gone]
+        for one in positions:
+            end = await end_of(self._client, one.topic, one.partition, committed=self._fetcher.committed)
+            while one.offset < end and not one.topic.gone:
+                await self._fetcher.fetch(positions)
 
     def _choose(self) -> None:
         w = self._w
@@ -309,31 +356,51 @@ class ReaderActor:
                 await self._fetcher.fetch([position])
         while position.offset < 0 and not await self._fetcher.assign(position):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        while position.offset < (end if end >= 0 else max(position.told[0], await self._end())):
+        while position.offset < (
+            end if end >= 0 else max(position.told[0], await end_of(self._client, position.topic, position.partition))
+        ):
             await self._fetcher.fetch([position])
         return position.offset
 
-    async def _end(self) -> int:
-        topic, partition = self._position.topic.name, self._position.partition
-        while True:
-            try:
-                address = await self._client.leader(topic, partition)
-                if address is not None:
-                    request = kafka.list_offsets(self._position.topic.wire, partition, LATEST)
-                    error, offset = await self._client.ask(address, request, ASK_S)
-                    if not error:
-                        return int(offset)
-            except Lost:
-                pass
-            self._client.forget(topic, partition)
-            await asyncio.sleep(0.1)
+
+async def end_of(client: Client, topic: Topic, partition: int, *, committed: bool = False) -> int:
+    """Ask for the end of a partition, which exists, until it is told; `committed`: for the last stable offset."""
+    while True:
+        try:
+            address = await client.leader(topic.name, partition)
+            if address is not None:
+                request = kafka.list_offsets(topic.wire, partition, LATEST, committed=committed)
+                error, offset = await client.ask(address, request, ASK_S)
+                if not error:
+                    return int(offset)
+        except Lost:
+            pass
+        client.forget(topic.name, partition)
+        await asyncio.sleep(0.1)
 
 
 async def read_all(workload: Workload) -> None:
-    """Read every partition from its start to its high watermark, as one new process per partition."""
+    """Read every partition from its start to its high watermark: together, in sessions, or as one process for each."""
     client = workload.client()
-    for topic in workload.existing():
-        for partition in range(topic.partitions):
-            fetcher = Fetcher(workload, client, workload.process())
-            await ReaderActor(client, fetcher, topic, partition).run()
+    places = [(topic, partition) for topic in workload.existing() for partition in range(topic.partitions)]
+    if workload.rng.random() < TOGETHER:
+        await _read_together(workload, client, places)
+    else:
+        for place in places:
+            fetcher = Fetcher(workload, client, workload.process(), in_sessions=False)
+            await ReaderActor(client, fetcher, *place).run()
     client.close()
+
+
+async def _read_together(workload: Workload, client: Client, places: list[tuple[Topic, int]]) -> None:
+    fetcher = Fetcher(workload, client, workload.process(), in_sessions=True)
+    positions = [Position(*place) for place in places]
+    for position in positions:
+        if position.topic.id:  # as `ReaderActor` does
+            fetcher.assign_at(position, 0)
+    for position in positions:
+        while position.topic.id and position.told[0] < 0:
+            await fetcher.fetch(positions)
+        end = max(position.told[0], await end_of(client, position.topic, position.partition))
+        while position.offset < end:
+            await fetcher.fetch(positions)

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidelog.simulation.actors.sessions import WITHOUT, InSession
+
 EARLIEST = -2
 LATEST = -1
 
@@ -197,12 +199,35 @@ class Fetched(NamedTuple):
     """Producer id and first offset of aborted transactions, for a read_committed reader."""
 
 
+class FetchAnswer(NamedTuple):
+    """The result of Fetch."""
+
+    error: int
+    session: int
+    """0: there is no session."""
+    partitions: list[Fetched]
+
+
+def by_topic(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """Return the partitions of each topic."""
+    found: dict[str, list[int]] = {}
+    for topic, partition in places:
+        found.setdefault(topic, []).append(partition)
+    return found
+
+
 def fetch(
-    wanted: Mapping[tuple[str, int], int], max_wait_ms: int, max_bytes: int, rack: str = "", *, committed: bool = False
+    wanted: Mapping[tuple[str, int], int],
+    max_wait_ms: int,
+    max_bytes: int,
+    rack: str = "",
+    session: InSession = WITHOUT,
+    *,
+    committed: bool = False,
 ) -> Request:
     """From these offsets by (topic, partition), as a consumer in that rack, which may want `committed` records only.
 
-    Returns (error, [`Fetched`]).
+    Returns `FetchAnswer`.
     """
 
     def part(partition: int, offset: int) -> bytes:
@@ -211,13 +236,15 @@ def fetch(
     topics: dict[str, list[bytes]] = {}
     for (topic, partition), offset in wanted.items():
         topics.setdefault(topic, []).append(part(partition, offset))
-    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, committed, 0, -1)
-    body += _array(_text(topic) + _array(parts) for topic, parts in topics.items()) + _array([]) + _text(rack)
+    body = struct.pack(">iiiibii", -1, max_wait_ms, 1, max_bytes, committed, session.session, session.epoch)
+    body += _array(_text(topic) + _array(parts) for topic, parts in topics.items())
+    body += _array(_text(topic) + _array(map(_I32.pack, found)) for topic, found in by_topic(session.forgotten).items())
+    body += _text(rack)
 
-    def read(r: FieldReader) -> tuple[int, list[Fetched]]:
+    def read(r: FieldReader) -> FetchAnswer:
         r.i32()
         error = r.i16()
-        r.i32()
+        session_id = r.i32()
         found: list[Fetched] = []
         for _ in range(r.i32()):
             topic = r.text()
@@ -227,7 +254,7 @@ def fetch(
                 preferred = r.i32()
                 records = r.blob()
                 found.append(Fetched(topic, index, code, high, start, records, None, preferred, stable, tuple(aborted)))
-        return error, found
+        return FetchAnswer(error, session_id, found)
 
     return Request(1, 11, body, read)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from tidelog.simulation.actors.kafka import Fetched, PartitionInfo, Produced, Request
-from tidelog.simulation.actors.kafka_flexible import FlexibleReader, compact, request, rows
+from tidelog.simulation.actors.kafka import FetchAnswer, Fetched, PartitionInfo, Produced, Request, by_topic
+from tidelog.simulation.actors.kafka_flexible import FlexibleReader, compact, numbers, request, rows
+from tidelog.simulation.actors.sessions import WITHOUT, InSession
 
 UNKNOWN_TOPIC_ID = 100
 NO_ID = bytes(16)
@@ -84,23 +85,25 @@ def fetch(
     max_wait_ms: int,
     max_bytes: int,
     rack: str = "",
+    session: InSession = WITHOUT,
     *,
     committed: bool = False,
 ) -> Request:
-    """As `kafka.fetch`; `ids` has the topics'."""
+    """As `kafka.fetch`; `ids` has the topics', and those of a session that are not in the request."""
     topics: dict[str, list[bytes]] = {}
     for (topic, partition), offset in wanted.items():
         part = struct.pack(">iiqiqi", partition, -1, offset, -1, -1, max_bytes)
         topics.setdefault(topic, []).append(part)
-    names = {ids[topic]: topic for topic in topics}
-    body = struct.pack(">iiibii", max_wait_ms, 1, max_bytes, committed, 0, -1)
-    body += rows(ids[topic] + rows(parts) for topic, parts in topics.items()) + rows([])
+    names = {topic_id: topic for topic, topic_id in ids.items()}
+    body = struct.pack(">iiibii", max_wait_ms, 1, max_bytes, committed, session.session, session.epoch)
+    body += rows(ids[topic] + rows(parts) for topic, parts in topics.items())
+    body += rows(ids[topic] + numbers(found) for topic, found in by_topic(session.forgotten).items())
     body += compact(rack.encode())
 
-    def read(r: FlexibleReader) -> tuple[int, list[Fetched]]:
+    def read(r: FlexibleReader) -> FetchAnswer:
         r.i32()
         error = r.i16()
-        r.i32()
+        session_id = r.i32()
         found: list[Fetched] = []
 
         def one(topic: str) -> Fetched:
@@ -115,7 +118,7 @@ def fetch(
             found.extend(r.rows(lambda: one(topic), _FETCH_LEADER_TAG))
 
         r.rows(per_topic)
-        return error, found
+        return FetchAnswer(error, session_id, found)
 
     return request(1, 16, body, read)
 

@@ -109,12 +109,12 @@ class PipelinedProducer(Producer):
             return  # the partition accepts nothing: do not queue more
         for _ in range(rng.randint(1, MAX_BURST)):
             values = w.values(rng.randint(1, 5))
+            records, told = self.records(values)
             op = w.history.begin(
-                "send", self._process, w.now_us(), topic=topic.name, partition=partition, values=values, idempotent=True
-            )
-            lane.batches.append(
-                _Batch(op, self._batch(self.records(values)[0], lane.next_sequence), w.loop.time() + DELIVERY_S)
-            )
+                "send", self._process, w.now_us(), topic=topic.name, partition=partition, values=values,
+                idempotent=True, **told,
+            )  # fmt: skip
+            lane.batches.append(_Batch(op, self._batch(records, lane.next_sequence), w.loop.time() + DELIVERY_S))
             lane.next_sequence += len(values)
         if not lane.running:
             lane.running = True

@@ -215,7 +215,7 @@ class TxnSession:
             "send", self.process, w.now_us(), topic=topic.name, partition=partition, txn=self._txn,
             values=[each.value for each in entries], causes=[each.cause for each in entries],
             amounts=[each.amount for each in entries], producer=self._pair.producer, idempotent=True,
-            **told,
+            times=[now_ms] * len(entries), **told,
         )  # fmt: skip
         result = await self._deliver(topic, partition, batch)
         offset = result.answer.offset if result.ok else -1

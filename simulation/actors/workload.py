@@ -33,6 +33,8 @@ DELIVERY_S = 12.0
 MISSED_ANSWERS = 0.03
 """The share of acknowledgements that a producer ignores."""
 MISSED_FOR_S = 3.0
+OLDER_EVERY, OLDER_MS, OLDER_STEP = 7, 20_000, 7_919
+"""One value in `OLDER_EVERY` has a timestamp that is older than the time when it is sent, by up to `OLDER_MS` ms."""
 
 MAX_FOUND = 5
 """Maximum number of findings of clients: their cause recurs with each retry."""
@@ -103,6 +105,11 @@ class Workload:
     def time_ms(self) -> int:
         """The clients' wall clock, for timestamps of records."""
         return EPOCH_MS + self.now_us() // 1000
+
+    def record_times(self, values: list[int]) -> list[int]:
+        """Timestamps of the records with these values, in ms: now, and of some an older time."""
+        now_ms = self.time_ms()
+        return [now_ms if value % OLDER_EVERY else now_ms - value * OLDER_STEP % OLDER_MS for value in values]
 
     def process(self) -> int:
         """A new process of the history."""
@@ -337,9 +344,10 @@ class Producer(Actor):
 
     def records(self, values: list[int]) -> tuple[list[Record], dict[str, Any]]:
         """Return the records of a batch, and what else of them goes into the history."""
-        now_ms = self._w.time_ms()
+        times = self._w.record_times(values)
         padding = b"x" * self._rng.choice((0, 10, 100, 1000))
-        return [Record(0, now_ms, None, b"%d|%b" % (value, padding), ()) for value in values], {}
+        timed = zip(values, times, strict=True)
+        return [Record(0, time_ms, None, b"%d|%b" % (value, padding), ()) for value, time_ms in timed], {"times": times}
 
     def _batch(self, records: list[Record], sequence: int) -> bytes:
         if self._producer is None:

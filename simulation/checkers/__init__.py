@@ -19,6 +19,7 @@ from tidelog.simulation.checkers.history import History
 from tidelog.simulation.checkers.index import build
 from tidelog.simulation.checkers.lag import Lag, explained, worst_lag
 from tidelog.simulation.checkers.ledger import check_ledger
+from tidelog.simulation.checkers.lookups import check_lookups
 from tidelog.simulation.checkers.marks import check_marks
 from tidelog.simulation.checkers.polls import check_polls
 from tidelog.simulation.checkers.rest import check_rest
@@ -56,6 +57,8 @@ RULES = (
     "log-start-back",
     "committed-offset-back",
     "epoch-back",
+    "offset-for-time",
+    "epoch-end",
     "lag",
     "failed-after-heal",
 )
@@ -84,6 +87,7 @@ def check(
         check_reads(index, partition, found)
         check_sends(partition, found)
         check_marks(partition, options, found)
+        check_lookups(index, partition, found)
         check_rest(index, partition, end_us, options, found)
         check_committed_gaps(index, partition, of_committed, found)
         if partition.compacted is not None:

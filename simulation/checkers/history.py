@@ -43,6 +43,8 @@ Kind = Literal[
     "revoke",  # the process loses the partition, read up to `offset`, until the next `assign`; group
     "commit",  # group, offset
     "committed",  # reads a group's committed offset: offset (-1: none)
+    "offset_for_time",  # time_ms; result: offset of the first record with that time or a later one (-1: none), found_ms
+    "epoch_end",  # wanted_epoch; result: offset (its end), epoch (the newest one that is not newer than wanted)
     "list_offsets",  # result: log_start, high_watermark
     "delete_records",  # offset: deletes everything before it (-1: everything); result: log_start
     "create_topic",  # deletes: whether retention may delete from it; compacts, lag_us, tombstones_us
@@ -62,6 +64,8 @@ Outcome = Literal["open", "ok", "fail", "info"]
 
 UNKNOWN = -1
 """A value that is not the workload's; an offset, epoch or time that was not reported."""
+LARGEST_TIME = -3
+"""offset_for_time: asks for the first record with the largest time (KIP-734)."""
 
 
 class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -91,7 +95,16 @@ class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     log_start: int = UNKNOWN
     """As `high_watermark`."""
     epoch: int = UNKNOWN
-    """send: the leader epoch under which it was acknowledged, if known."""
+    """send: the leader epoch under which it was acknowledged, if known; offset_for_time: that of the record; epoch_end:
+    the one whose end was told."""
+    wanted_epoch: int = UNKNOWN
+    """epoch_end: the one asked for."""
+    times: list[int] = []
+    """send: for each value the timestamp of its record, in ms."""
+    time_ms: int = UNKNOWN
+    """offset_for_time: the timestamp asked for."""
+    found_ms: int = UNKNOWN
+    """offset_for_time: that of the record found."""
     idempotent: bool = False
     acks: int = -1
     """send: as in Kafka. Only -1 (all) guarantees durability."""
@@ -149,7 +162,18 @@ class Op(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         where = f" {self.topic}-{self.partition}" if self.partition >= 0 else f" {self.topic}" if self.topic else ""
         ends = f"{self.ended_us / 1e6:.6f}" if self.ended_us >= 0 else "…"
         parts = [f"#{self.index} p{self.process} {self.kind}{where} {self.began_us / 1e6:.6f}–{ends} s {self.outcome}"]
-        numbers = ("offset", "next_offset", "log_start", "high_watermark", "epoch", "txn", "producer")
+        numbers = (
+            "offset",
+            "next_offset",
+            "log_start",
+            "high_watermark",
+            "epoch",
+            "wanted_epoch",
+            "txn",
+            "producer",
+            "time_ms",
+            "found_ms",
+        )
         parts += [f"{name} {got}" for name in numbers if (got := getattr(self, name)) != UNKNOWN]
         parts += [f"{name} {got}" for name in ("group", "name", "target", "error") if (got := getattr(self, name))]
         if self.kind in ("end_txn", "marker"):

@@ -32,6 +32,8 @@ class Partition:
     """Operations that report a high watermark or a log start, or that delete."""
     commits: dict[str, list[Op]] = field(default_factory=dict)
     """By group: `commit` and `committed`. A `txn_commit` is here as the commit that the end of its transaction was."""
+    lookups: list[Op] = field(default_factory=list)
+    """`offset_for_time` and `epoch_end`."""
     markers: list[Op] = field(default_factory=list)
     audits: list[Op] = field(default_factory=list)
     value_at: dict[int, int] = field(default_factory=dict)
@@ -179,6 +181,8 @@ def build(history: History, found: Findings) -> HistoryIndex:
             partition.polls.append(op)
         elif kind in ("commit", "committed", "txn_commit"):
             partition.commits.setdefault(op.group, []).append(op)
+        elif kind in ("offset_for_time", "epoch_end"):
+            partition.lookups.append(op)
         elif kind == "marker":
             partition.markers.append(op)
         elif kind == "audit":

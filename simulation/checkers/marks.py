@@ -95,6 +95,14 @@ def _check_epochs(partition: Partition, found: Findings) -> None:
                         f"{partition.name}, offset {offset}: acknowledged under epoch {op.epoch}, read with {known[0]}"
                     )
                     found.add("epoch-back", said, op, known[1], at=(partition.topic, partition.number, offset))
+    for op in partition.lookups:
+        if op.ok and op.kind == "offset_for_time" and op.offset != UNKNOWN:
+            known = epoch_at.setdefault(op.offset, (op.epoch, op))
+            if known[0] != op.epoch:
+                said = (
+                    f"{partition.name}, offset {op.offset}: found by time with epoch {op.epoch}, read with {known[0]}"
+                )
+                found.add("epoch-back", said, op, known[1], at=(partition.topic, partition.number, op.offset))
     highest = UNKNOWN
     proof: Op | None = None
     for offset in sorted(epoch_at):

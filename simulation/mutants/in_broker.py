@@ -24,6 +24,34 @@ MUTATIONS_IN_BROKER = [
         ("kill", "power", "kill-all", "disk", "bucket"),
     ),
     Mutation(
+        "session-sleeps-on",
+        "sessions",
+        "a partition that rests in a fetch session is not read again when its log changes",
+        (
+            Edit(
+                "tidelog.broker.kafka.fetch_sessions:SessionPartition.moved",
+                "self.session.due_again(self)",
+                "mutated()",
+            ),
+        ),
+        LOUD,
+        MOVES,
+    ),
+    Mutation(
+        "session-keeps-its-offset",
+        "sessions",
+        "a partition of a fetch session is read from the offset that its client named first",
+        (
+            Edit(
+                "tidelog.broker.kafka.fetch_sessions:FetchSession.apply",
+                "known.spec = spec",
+                "mutated()",
+            ),
+        ),
+        LOUD,
+        MOVES,
+    ),
+    Mutation(
         "offsets-acked-before-durable",
         "1",
         "a group's commit is acknowledged after the append",

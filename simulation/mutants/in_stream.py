@@ -130,4 +130,48 @@ MUTATIONS_IN_STREAM = [
         (*TWICE, *GONE, *LOUD),
         ("kill", "stop", "reset", "slow"),
     ),
+    Mutation(
+        "index-passes-equal-times",
+        "lookups",
+        "the time index passes over the records before an entry that have just its timestamp",
+        (
+            Edit(
+                "tidelog.stream.time_index:TimeIndex.floor",
+                "index = await self._index.first_where(start, end, lambda row: row[0] >= timestamp)",
+                "index = await self._index.first_where(\n"
+                "            start, end, lambda row: row[0] > timestamp or (row[0] == timestamp and mutated())\n"
+                "        )",
+            ),
+        ),
+        ("offset-for-time",),
+        MOVES,
+    ),
+    Mutation(
+        "newest-time-forgotten-on-crash",
+        "lookups",
+        "recovery takes the largest timestamp of a segment from its last checkpoint",
+        (
+            Edit(
+                "tidelog.stream.partition_recovery:_replay",
+                "state.track(header, record.base_offset, header.max_timestamp, now_ms, config, is_own)",
+                "state.track(header, record.base_offset, int(mutated()), now_ms, config, is_own)",
+            ),
+        ),
+        ("offset-for-time",),
+        ("kill", "stop", "reset", "slow"),
+    ),
+    Mutation(
+        "epoch-ends-with-the-log",
+        "lookups",
+        "an epoch is said to end where the log ends, though a newer one has begun",
+        (
+            Edit(
+                "tidelog.stream.leader_epochs:LeaderEpochs.end_offset",
+                "return (self._epochs[at - 1] if at else epoch), self._starts[at]",
+                "mutated()\n        return (self._epochs[at - 1] if at else epoch), log_end_offset",
+            ),
+        ),
+        ("epoch-end",),
+        MOVES,
+    ),
 ]

@@ -97,6 +97,8 @@ class Shape:
     """Whether there is a compacted topic."""
     keeper: bool = False
     """Whether that is written to in transactions, too."""
+    session_partitions: int = 50_000
+    """How many partitions a broker has in fetch sessions at most."""
     racks: int = 0
     """Over how many racks brokers are spread; 0: they name none."""
 
@@ -178,12 +180,14 @@ class Shape:
         return shape
 
     def draw_feed(self, rng: random.Random) -> None:
-        """Draw how far behind a follower must be to load an image, and in how many chunks it loads it."""
+        """Draw how far behind a follower must be to load an image, in how many chunks it loads it, and room for fetch
+        sessions."""
         self.feed = FeedLimits(
             ring_deltas=rng.choice((4, 64, 4_096)),
             chunk_rows=rng.choice((3, 20, 5_000)),
             chunk_bytes=rng.choice((200, 1 << 20)),
         )
+        self.session_partitions = rng.choice((6, 50_000))
 
     def draw_replication(self, rng: random.Random) -> None:
         """Draw whether several brokers keep each WAL, and by which policy; then there are enough of them, with disks.
@@ -258,7 +262,14 @@ class Shape:
     def broker_settings(self, host: str, *, rack: str = "", is_controller: bool = False) -> BrokerSettings:
         """The sections that a broker on `host` reads."""
         return BrokerSettings(
-            kafka=KafkaSettings(host=host, port=KAFKA_PORT, peer_port=PEER_PORT, auto_create_topics=False, rack=rack),
+            kafka=KafkaSettings(
+                host=host,
+                port=KAFKA_PORT,
+                peer_port=PEER_PORT,
+                auto_create_topics=False,
+                rack=rack,
+                fetch_session_partitions=self.session_partitions,
+            ),
             admin=AdminSettings(host=host, port=0),
             log=self.log,
             group=self.group,

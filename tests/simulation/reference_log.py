@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tidelog.simulation.checkers.history import History, Op, Outcome
+from tidelog.simulation.checkers.history import LARGEST_TIME, History, Op, Outcome
 
 GROUP = "g"
 FINAL_READER = 99
@@ -37,6 +37,7 @@ class ReferenceLog:
         self.history = History()
         self.values: list[int] = []
         self.epochs: list[int] = []
+        self.times: list[int] = []
         self.log_start = 0
         self.committed = -1
         self.epoch = 1
@@ -51,6 +52,7 @@ class ReferenceLog:
             _Client(5, ("poll", "commit")),
             _Client(6, ("list_offsets", "committed")),
             _Client(7, ("delete_records",)),
+            _Client(8, ("offset_for_time", "epoch_end")),
         ]
 
     def now(self) -> int:
@@ -58,7 +60,7 @@ class ReferenceLog:
         return self._now_us
 
     def step(self) -> None:
-        weights = (4, 4, 4, 4, 4, 2, 0.6)
+        weights = (4, 4, 4, 4, 4, 2, 0.6, 2)
         (client,) = self._random.choices(self._clients, weights)
         if client.op is None:
             self._begin(client)
@@ -92,6 +94,7 @@ class ReferenceLog:
             count = self._random.randrange(1, 4)
             fields["values"] = list(range(self._next_value, self._next_value + count))
             fields["idempotent"] = client.idempotent
+            fields["times"] = [self._random.randrange(30) for _ in range(count)]
             self._next_value += count
         elif kind == "poll" and self._random.random() < 0.1:
             client.position = self._random.randrange(self.log_start, len(self.values) + 1)
@@ -100,6 +103,10 @@ class ReferenceLog:
             fields |= {"group": GROUP, "offset": client.position}
         elif kind == "committed":
             fields["group"] = GROUP
+        elif kind == "offset_for_time":
+            fields["time_ms"] = self._random.choice((LARGEST_TIME, self._random.randrange(32)))
+        elif kind == "epoch_end":
+            fields["wanted_epoch"] = self._random.randrange(self.epoch + 1)
         elif kind == "delete_records":
             fields["offset"] = self._random.randrange(self.log_start, len(self.values) + 1)
         client.op = self.history.begin(kind, client.process, self.now(), **fields)
@@ -120,6 +127,7 @@ class ReferenceLog:
         base = len(self.values)
         self.values += op.values
         self.epochs += [self.epoch] * len(op.values)
+        self.times += op.times
         return {"offsets": list(range(base, len(self.values))), "epoch": self.epoch}
 
     def _poll(self, client: _Client, op: Op) -> dict[str, Any]:
@@ -144,6 +152,20 @@ class ReferenceLog:
 
     def _list_offsets(self, client: _Client, op: Op) -> dict[str, Any]:
         return {"log_start": self.log_start, "high_watermark": len(self.values)}
+
+    def _offset_for_time(self, client: _Client, op: Op) -> dict[str, Any]:
+        there = range(self.log_start, len(self.values))
+        largest = max((self.times[at] for at in there), default=0)
+        wanted = largest if op.time_ms == LARGEST_TIME else op.time_ms
+        for at in there:
+            if self.times[at] >= wanted:
+                return {"offset": at, "found_ms": self.times[at], "epoch": self.epochs[at]}
+        return {}
+
+    def _epoch_end(self, client: _Client, op: Op) -> dict[str, Any]:
+        newer = [at for at, epoch in enumerate(self.epochs) if epoch > op.wanted_epoch and at >= self.log_start]
+        older = [epoch for epoch in self.epochs[self.log_start :] if epoch <= op.wanted_epoch]
+        return {"offset": min(newer, default=len(self.values)), "epoch": max(older, default=op.wanted_epoch)}
 
     def _delete_records(self, client: _Client, op: Op) -> dict[str, Any]:
         self.log_start = max(self.log_start, op.offset)
@@ -282,6 +304,22 @@ def age(history: History, random: Random) -> bool:
     return True
 
 
+def pass_over(history: History, random: Random) -> bool:
+    """A lookup by time finds the record behind the one that it should find."""
+    start = max((op.log_start for op in history.ops), default=0)
+    start = max(start, *(op.offset for op in history.ops if op.kind == "delete_records"), 0)
+    sends = [op for op in _ok(history, "send") if op.offsets and op.acks == -1]
+    time_at = {at: time for op in sends for at, time in zip(op.offsets, op.times, strict=True)}
+    lookups = [op for op in _ok(history, "offset_for_time") if op.offset >= start and op.offset + 1 in time_at]
+    lookups = [op for op in lookups if op.time_ms != LARGEST_TIME and op.offset in time_at]
+    if not lookups:
+        return False
+    op = random.choice(lookups)
+    op.offset += 1
+    op.found_ms = time_at[op.offset]
+    return True
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     forget,
     repeat,
@@ -293,4 +331,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     revive,
     forget_commit,
     age,
+    pass_over,
 )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.histories import STEP_US, Story, T
 from tests.simulation.planted_compaction import COMPACTED
+from tests.simulation.planted_lookups import LOOKUPS
 from tests.simulation.planted_transactions import TRANSACTIONS
 from tidelog.simulation.checkers import RULES, CheckOptions, check, lag_of
 
@@ -267,6 +268,7 @@ def a_send_that_fails_long_after_the_healing(story: Story, broken: bool) -> None
 
 PLANTS.update(TRANSACTIONS)
 PLANTS.update(COMPACTED)
+PLANTS.update(LOOKUPS)
 
 
 @pytest.mark.parametrize("name", PLANTS)

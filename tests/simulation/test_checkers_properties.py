@@ -23,6 +23,7 @@ FOUND_BY = {
     "revive": {"log-start-back"},
     "forget_commit": {"committed-offset-back"},
     "age": {"epoch-back"},
+    "pass_over": {"offset-for-time"},
 }
 
 
